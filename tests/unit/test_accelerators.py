@@ -339,6 +339,7 @@ def test_the_reference_page_lists_what_the_catalog_lists():
     assert all(resolve(name).shape_text == shape for name, shape in listed if shape)
 
 
+@pytest.mark.starts_processes
 def test_import_loads_nothing_that_only_errors_need():
     program = (
         "import sys, kinetic._core.accelerators; print({'difflib', 're'} & set(sys.modules) - "

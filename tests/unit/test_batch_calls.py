@@ -51,12 +51,14 @@ def plans(batch):
     ]
 
 
+@pytest.mark.starts_processes
 def test_inputs_become_arguments(backend):
     batch = add.run_async_map([1, (1, 2), {"a": 1, "b": 3}, [4]])
     assert batch.results(timeout=PATIENCE_S) == [1, 3, 4, 4]
     assert (batch.name, batch.tags) == ("add", {})
 
 
+@pytest.mark.starts_processes
 def test_a_batch_has_the_name_of_its_jobs_unless_it_has_its_own(backend):
     named = add.with_options(name="sums")
     for given, name in ((None, "sums"), ("x", "x")):
@@ -64,6 +66,7 @@ def test_a_batch_has_the_name_of_its_jobs_unless_it_has_its_own(backend):
         assert (batch.name, plans(batch)[0].name) == (name, "sums")
 
 
+@pytest.mark.starts_processes
 def test_all_is_packaged_once(backend, monkeypatch):
     built = []
     monkeypatch.setattr(
@@ -84,6 +87,7 @@ def test_all_is_packaged_once(backend, monkeypatch):
     ]
 
 
+@pytest.mark.starts_processes
 def test_each_input_has_an_output_folder_of_its_own(backend, tmp_path):
     into = kinetic.run(accelerator="cpu", output_dir=str(tmp_path / "out"))(lambda x: x)
     made = plans(into.run_async_map([1, 2]))
@@ -95,6 +99,7 @@ def test_each_input_has_an_output_folder_of_its_own(backend, tmp_path):
     assert {plan.output_dir for plan in plans(free.run_async_map([1, 2]))} == {None}
 
 
+@pytest.mark.starts_processes
 def test_methods_can_be_mapped(backend):
     class Model:
         def __init__(self, scale):
@@ -111,6 +116,7 @@ def submit_add(*args, **kwargs):
     return add.run_async(*args, **kwargs)
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("form", [lambda f: f, lambda f: f.run_async, lambda f: submit_add])
 def test_map_takes_what_submits(backend, form):
     batch = collections.map(form(add), [1, {"a": 2, "b": 5}], retries=1)
@@ -129,6 +135,7 @@ def test_a_function_that_submits_by_itself_has_the_room_of_its_backend(backend):
     assert source.room() == UNKNOWN_ROOM
 
 
+@pytest.mark.starts_processes
 def test_a_function_that_submits_gets_the_retries_of_the_batch(backend):
     by_itself = collections.map(submit_add, [1, 2], retries=2)
     decorated = add.run_async_map([1], retries=3)
@@ -137,6 +144,7 @@ def test_a_function_that_submits_gets_the_retries_of_the_batch(backend):
         assert {plan.options.retries for plan in plans(batch)} == {retries}
 
 
+@pytest.mark.starts_processes
 def test_only_the_job_of_the_call_belongs_to_the_batch(backend):
     other = add.run_async(5)
 
@@ -187,6 +195,7 @@ def test_an_input_that_does_not_fit_is_refused_before_anything_is_submitted(
     assert not home.exists()
 
 
+@pytest.mark.starts_processes
 def test_a_function_that_cannot_be_pickled_is_refused_before_anything_is_submitted(backend, home):
     lock = threading.Lock()
     held = kinetic.run(accelerator="cpu")(lambda x: lock)
@@ -195,6 +204,7 @@ def test_a_function_that_cannot_be_pickled_is_refused_before_anything_is_submitt
     assert not (home / "groups").exists()
 
 
+@pytest.mark.starts_processes
 def test_a_machine_that_cannot_take_one_job_is_told_at_once(backend, home):
     add.run_async_map([1]).wait(timeout=PATIENCE_S)
     backend().refusal = errors.InsufficientMemory("too large", hosts=1)
@@ -203,6 +213,7 @@ def test_a_machine_that_cannot_take_one_job_is_told_at_once(backend, home):
     assert len(list((home / "groups").iterdir())) == 1
 
 
+@pytest.mark.starts_processes
 def test_an_argument_that_cannot_be_pickled_costs_only_its_own_input(backend):
     found = add.run_async_map([1, threading.Lock(), 3]).results(
         timeout=PATIENCE_S, return_exceptions=True
@@ -233,6 +244,7 @@ def gated():
         yield made
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("in_memory", [sources.IN_MEMORY_BYTES, 1])
 def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(gated, monkeypatch, in_memory):
     monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
@@ -257,6 +269,7 @@ def test_jobs_get_the_inputs_as_they_were_when_the_batch_began(gated, monkeypatc
         assert "Keyword 'lock' cannot be pickled" in str(refused)
 
 
+@pytest.mark.starts_processes
 def test_inputs_for_which_there_is_no_room_are_refused_before_anything_is_submitted(
     backend, home, monkeypatch
 ):
@@ -273,6 +286,7 @@ def test_inputs_for_which_there_is_no_room_are_refused_before_anything_is_submit
     assert not (home / "groups").exists()
 
 
+@pytest.mark.starts_processes
 def test_a_large_function_is_stored_once(backend, home):
     large = "x" * 1_000_000
     length = kinetic.run(accelerator="cpu")(lambda n: len(large) + n)
@@ -295,6 +309,7 @@ class Building(InlineBackend):
         return plan
 
 
+@pytest.mark.starts_processes
 def test_the_image_of_a_batch_is_there_before_its_first_record(home):
     made = []
     with registry.substitute_backend(

@@ -65,6 +65,7 @@ def status_of(world, capsys, what="grp-00000001"):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.starts_processes
 def test_a_batch_has_cost_what_its_jobs_have(home, monkeypatch, spent, capsys):
     plan = plan_of(monkeypatch, "cpu", "cpu=3600").plan  # a dollar a second
     ended, running, waiting = (put_job(spent.store, plan, number) for number in range(3))
@@ -89,6 +90,7 @@ def test_a_batch_has_cost_what_its_jobs_have(home, monkeypatch, spent, capsys):
     assert "about $24.00 (your price)" in capsys.readouterr().out
 
 
+@pytest.mark.starts_processes
 def test_every_attempt_of_a_batchs_jobs_counts(home, monkeypatch, spent, capsys):
     plan = plan_of(monkeypatch, "cpu", "cpu=3600", retries=1).plan
     ref = put_job(spent.store, plan, 1)
@@ -102,6 +104,7 @@ def test_every_attempt_of_a_batchs_jobs_counts(home, monkeypatch, spent, capsys)
     assert status_of(spent, capsys)["cost"]["so_far_usd"] == pytest.approx(30)
 
 
+@pytest.mark.starts_processes
 def test_jobs_without_a_price_are_told_of_and_simulated_ones_are_free(
     home, monkeypatch, spent, capsys
 ):
@@ -126,6 +129,7 @@ def test_jobs_without_a_price_are_told_of_and_simulated_ones_are_free(
     assert "nothing: its jobs are simulated" in capsys.readouterr().out
 
 
+@pytest.mark.starts_processes
 def test_jobs_that_have_ended_are_read_once(home, monkeypatch, tmp_path):
     plan = plan_of(monkeypatch, "cpu", "cpu=3600", retries=1).plan
     world, keys = World(tmp_path / "store"), []
@@ -144,6 +148,7 @@ def test_jobs_that_have_ended_are_read_once(home, monkeypatch, tmp_path):
     assert keys == []
 
 
+@pytest.mark.starts_processes
 def test_the_page_of_a_batch_says_what_it_has_cost(home, monkeypatch, spent):
     pytest.importorskip("starlette")
     from kinetic._dashboard.server import DashboardServer

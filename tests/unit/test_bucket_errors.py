@@ -144,6 +144,7 @@ def test_a_proxy_that_is_not_there(monkeypatch):
     assert "HTTPS_PROXY" in text
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "words", [["jobs", "list"], ["jobs", "prune", "--yes"], ["jobs", "logs", "--last"]]
 )

@@ -294,6 +294,7 @@ def run_killed(tmp_path, double):
         yield run
 
 
+@pytest.mark.starts_processes
 def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(
     tmp_path, double, run_killed
 ):
@@ -323,6 +324,7 @@ pruning.sweep(GcsStore("gs://bucket"), older_than=time.time() - 7 * 86400)
 """
 
 
+@pytest.mark.starts_processes
 def test_a_sweep_that_is_killed_at_any_request_harms_nobody(tmp_path, double, run_killed):
     number, killed = 0, True
     while killed:

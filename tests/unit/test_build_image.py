@@ -51,6 +51,7 @@ def test_a_dry_run_prints_what_would_be_built(capsys: Capture, programs, tmp_pat
     assert calls(tmp_path) == []
 
 
+@pytest.mark.starts_processes
 def test_docker_builds_and_pushes(capsys: Capture, programs, tmp_path):
     programs("docker")
     programs("gcloud")
@@ -72,6 +73,7 @@ def test_docker_builds_and_pushes(capsys: Capture, programs, tmp_path):
     assert made == built
 
 
+@pytest.mark.starts_processes
 def test_a_dockerfile_of_ones_own(programs, tmp_path, monkeypatch):
     programs("docker")
     (tmp_path / "Mine").write_text("FROM mine\n")
@@ -82,6 +84,7 @@ def test_a_dockerfile_of_ones_own(programs, tmp_path, monkeypatch):
     assert (tmp_path / "context" / "kinetic.zip").stat().st_size > 0
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -98,6 +101,7 @@ def test_what_cannot_be_built_says_what_to_do(words, code, says, programs, capsy
     assert says in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.starts_processes
 def test_a_build_that_fails(programs, tmp_path, capsys: Capture):
     programs("docker", "echo no such base >&2; exit 3")
     assert call(["build-image", "--repo", "ghcr.io/me", "--category", "cpu", "-y"]) == 4

@@ -221,6 +221,7 @@ def child(store: LocalStore, tree: Tree, *, die_after: int = 0) -> subprocess.Po
     )
 
 
+@pytest.mark.starts_processes
 def test_of_eight_processes_one_builds_and_all_see_it_whole(tmp_path, store):
     folder = tmp_path / "many"
     folder.mkdir()
@@ -236,6 +237,7 @@ def test_of_eight_processes_one_builds_and_all_see_it_whole(tmp_path, store):
     assert contents(files) == contents(folder)
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("die_after", [1, 4])
 def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, die_after):
     dead = child(store, tree, die_after=die_after)
@@ -263,6 +265,7 @@ def test_a_removed_copy_is_gone_and_can_be_made_again(store, tree):
     assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
 
 
+@pytest.mark.starts_processes
 def test_what_a_killed_one_left_is_removed(store, tree):
     child(store, tree, die_after=2).communicate()
     (found,) = cached_copy.copies(cached_copy.root_of(store))

@@ -186,6 +186,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.starts_processes
 def test_another_process_keeps_us_out_until_it_is_killed(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", LOCKS, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -33,6 +33,7 @@ def backend_on(cluster: FakeCluster) -> KubernetesBackend:
     )
 
 
+@pytest.mark.starts_processes
 def test_a_claim_template_is_made_before_the_secret_and_goes_with_the_workload(
     cluster: FakeCluster,
 ) -> None:

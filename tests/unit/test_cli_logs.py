@@ -92,6 +92,7 @@ def test_following_ends_with_the_job(world: World, capfd: Capture) -> None:
     assert rest == replace(begin, after={0: Position(1, 2)}), "what is left after the verdict"
 
 
+@pytest.mark.starts_processes
 def test_a_reader_that_goes_away_is_no_error(world: World) -> None:
     """As with cat: `kinetic jobs logs ID | head -1` is quiet."""
     ref = world.job("job-00000001")

@@ -192,6 +192,7 @@ def test_config_shows_every_setting_with_its_source(
     assert kn("config", "hide") == 2
 
 
+@pytest.mark.starts_processes
 def test_without_profiles_none_of_their_code_is_loaded() -> None:
     code = (
         "import sys; from kinetic.cli.root import call; call(['jobs', 'list']); print(*sys.modules)"
@@ -285,6 +286,7 @@ def test_a_completion_that_fails_offers_nothing() -> None:
     assert offered("jobs", "logs", "") == []
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell(shell: str, capsys: Capture) -> None:
     assert kn("completion", shell) == 0

@@ -122,16 +122,19 @@ def test_a_module_runs_as_main(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     del sys.modules["kn_pkg"]
 
 
+@pytest.mark.starts_processes
 def test_a_command_has_our_streams(capfd: pytest.CaptureFixture[str]) -> None:
     command.run("command", "sh", ("-c", "echo out; echo err >&2"))
     assert capfd.readouterr() == ("out\n", "err\n")
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(("line", "code"), [("exit 3", 3), ("kill -9 $$", 137), ("exit 0", 0)])
 def test_a_command_ends_with_its_own_code(line: str, code: int) -> None:
     assert command.call(["sh", "-c", line]) == code
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("kind", "target", "args", "sentence"),
     [
@@ -159,6 +162,7 @@ def test_a_script_that_is_stopped_by_sigterm_is_stopped(tmp_path: Path) -> None:
         command.run("script", "s.py", ())
 
 
+@pytest.mark.starts_processes
 def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command.run("command", "no-such-command-here", ())
@@ -167,6 +171,7 @@ def test_a_command_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert "no-such-command-here" in capfd.readouterr().err
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("words", "explained"),
     [("venv/bin/python", True), ("./tool", True), ("/no/such/tool", False), ("no-such", False)],
@@ -178,6 +183,7 @@ def test_a_command_that_was_left_out_of_the_source_tree(
     assert ("virtual environments are not sent" in capfd.readouterr().err) == explained
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -222,6 +228,7 @@ def test_arguments_may_name_what_only_the_host_knows(
     )
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(("own", "code_of_all"), [(9, 9), (0, 143)])
 def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: int) -> None:
     """In a process of its own: the command traps SIGTERM and leaves with a code of its choice, but
@@ -241,6 +248,7 @@ def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: i
     assert process.returncode == code_of_all
 
 
+@pytest.mark.starts_processes
 def test_a_signal_that_comes_before_the_command_has_started_reaches_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -254,12 +262,14 @@ def test_a_signal_that_comes_before_the_command_has_started_reaches_it(
     assert command.call(["sleep", "60"]) == 143
 
 
+@pytest.mark.starts_processes
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     command.call(["true"])
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("kind", list(ProgramKind))
 def test_what_is_sent_needs_no_module_of_the_command_line(
     kind: ProgramKind, tmp_path: Path

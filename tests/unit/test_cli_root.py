@@ -370,6 +370,7 @@ def loaded_by(*argv: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "argv", [("--help",), ("jobs", "list"), ("accelerators",), ("run", "--help"), ("--version",)]
 )
@@ -389,6 +390,7 @@ def test_light_commands_load_no_heavy_package(argv: tuple[str, ...]) -> None:
     assert not {name.partition(".")[0] for name in loaded_by(*argv)} & heavy
 
 
+@pytest.mark.starts_processes
 def test_a_list_loads_what_reads_jobs_and_nothing_that_runs_them() -> None:
     ours = {name for name in loaded_by("jobs", "list") if name.startswith("kinetic.")}
     rooms = {".".join(name.split(".")[:2]) for name in ours}
@@ -412,6 +414,7 @@ def test_a_list_loads_what_reads_jobs_and_nothing_that_runs_them() -> None:
     assert len(ours) <= 38
 
 
+@pytest.mark.starts_processes
 def test_help_of_the_root_loads_click_and_little_of_ours() -> None:
     ours = {name for name in loaded_by("--help") if name.startswith("kinetic.")}
     assert ours <= {
@@ -459,6 +462,7 @@ def test_on_a_terminal_errors_break_between_words(
     assert any("`kinetic jobs list`" in line for line in lines)
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("command", ["jobs list --all --json", "accelerators --json"])
 def test_a_full_disk_below_stdout_is_told(command: str, tmp_path: Path) -> None:
     code = "from kinetic.cli.main import main; main()"

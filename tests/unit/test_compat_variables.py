@@ -98,6 +98,7 @@ def test_no_tty_debug(monkeypatch):
     assert settings.load().no_tty_debug
 
 
+@pytest.mark.starts_processes
 def test_the_debug_window_can_be_set(monkeypatch):
     assert planned(debug=True).plan.limits.debug_wait_s == 600
     monkeypatch.setenv("KINETIC_DEBUG_WAIT_TIMEOUT", "30")
@@ -128,6 +129,7 @@ def test_a_large_source_tree_is_warned_of(project, monkeypatch):
     assert "big.bin (3.0 MB)" in warning
 
 
+@pytest.mark.starts_processes
 def test_a_large_payload_is_warned_of(project, monkeypatch):
     held = b"x" * 3_000_000
 
@@ -162,6 +164,7 @@ def test_a_wrong_log_level_is_told(monkeypatch):
         settings.load()
 
 
+@pytest.mark.starts_processes
 def test_messages_are_shown_where_the_variable_is_set_and_only_there(monkeypatch):
     logger, shown = logging.getLogger("kinetic"), []
     monkeypatch.setattr(logger, "handlers", [])

@@ -76,6 +76,7 @@ def run(forks, tmp_path):
     return run
 
 
+@pytest.mark.starts_processes
 def test_it_shrinks_after_a_loss_and_grows_back_at_a_step(run):
     said, story = run(
         """

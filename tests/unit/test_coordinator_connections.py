@@ -128,6 +128,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("address", ["unix", "127.0.0.1:0"])
 def test_a_killed_agent_is_noticed_by_the_end_of_its_connection(serve, opened, address, tmp_path):
     served = serve(2, f"unix:{tmp_path}/k" if address == "unix" else address)

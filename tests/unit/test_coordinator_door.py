@@ -153,6 +153,7 @@ for _ in range(300):
 """
 
 
+@pytest.mark.starts_processes
 def test_the_first_messages_may_be_read_by_several_threads_at_once():
     """A fork each, because only the first of a process are in danger."""
     subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=True, timeout=PATIENCE_S)
@@ -386,6 +387,7 @@ os.rmdir(folder)
 """
 
 
+@pytest.mark.starts_processes
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_importing_starts_nothing_so_that_the_importer_may_fork():
     subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=200)

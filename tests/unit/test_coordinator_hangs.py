@@ -265,6 +265,7 @@ def test_a_gang_without_hosts_and_an_agent_without_name_are_refused():
         gang_of(1, joined=False).join(0, "", "h", 0.0)
 
 
+@pytest.mark.starts_processes
 def test_the_state_machine_needs_no_grpc():
     code = (
         "import sys, kinetic._core.gang.machine; assert not {'grpc', 'asyncio'} & set(sys.modules)"

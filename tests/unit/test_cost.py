@@ -138,6 +138,7 @@ def plan_of(monkeypatch, accelerator, own="", **options):
     return train.plan()
 
 
+@pytest.mark.starts_processes
 def test_a_simulated_slice_costs_nothing_and_the_plan_says_what_the_real_one_would(
     home, monkeypatch
 ):
@@ -148,6 +149,7 @@ def test_a_simulated_slice_costs_nothing_and_the_plan_says_what_the_real_one_wou
     assert view.plan.cost.for_seconds(3600) == 0
 
 
+@pytest.mark.starts_processes
 def test_processors_of_this_machine_cost_what_the_user_says(home, monkeypatch):
     view = plan_of(monkeypatch, "cpu:2", "cpu=1.5", budget="$6")
     assert view.plan.limits.budget_s == 7200
@@ -156,6 +158,7 @@ def test_processors_of_this_machine_cost_what_the_user_says(home, monkeypatch):
     assert plan_of(monkeypatch, "cpu", "cpu=0", budget=6).plan.limits.budget_s is None  # it is free
 
 
+@pytest.mark.starts_processes
 def test_a_budget_where_nobody_knows_the_price(home, monkeypatch):
     monkeypatch.setenv("KINETIC_ADDRESS", "http://127.0.0.1:1")
     monkeypatch.setenv("KINETIC_STORE", str(home))
@@ -196,6 +199,7 @@ def test_whichever_limit_is_reached_first():
         assert gang.view(0).stop_exit is expected
 
 
+@pytest.mark.starts_processes
 def test_attempts_share_the_budget_and_fewer_slices_use_less_of_it(home, monkeypatch):
     own = {"cpu": 3600.0}  # a dollar for each second of a slice
     text = ",".join(f"{name}={usd}" for name, usd in own.items())

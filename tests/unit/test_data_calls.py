@@ -171,6 +171,7 @@ def test_data_that_a_host_was_not_given_is_told(folder):
         call.unpack(packed.data)
 
 
+@pytest.mark.starts_processes
 def test_data_of_the_function_is_in_the_plan(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     (folder.parent / "pyproject.toml").touch()
@@ -180,6 +181,7 @@ def test_data_of_the_function_is_in_the_plan(folder, monkeypatch):
     assert "images" not in paths_in(made.bundle)
 
 
+@pytest.mark.starts_processes
 def test_a_plan_with_data_survives_json(folder, cache):
     found = load(Data(folder), cache=cache)
     plan = dataclasses.replace(planned(lambda d: d, Data(folder)).plan, data=found.data)
@@ -268,6 +270,7 @@ def test_a_call_in_this_process_gets_the_local_path(folder):
     assert where.local(data, ring)[1][0] == path
 
 
+@pytest.mark.starts_processes
 def test_without_data_nothing_of_it_is_loaded(tmp_path):
     import subprocess
     import sys

@@ -210,6 +210,7 @@ def test_a_debugger_that_is_gone_closes_the_connection(store, caplog):
     assert "cannot be reached" in caplog.text
 
 
+@pytest.mark.starts_processes
 def test_cleaning_up_is_for_anything_like_a_process():
     debug.cleanup_port_forward(None)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:

@@ -104,6 +104,7 @@ def test_other_packages_of_a_like_name_are_installed(tmp_path: Path) -> None:
     assert lines == ["kinetics", "kinetic-runner", "my-kinetic"]
 
 
+@pytest.mark.starts_processes
 def test_no_file_names_the_distribution_of_others() -> None:
     """Under the former name, indexes have a package that is not ours."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)

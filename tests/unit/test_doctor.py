@@ -270,6 +270,7 @@ def test_a_job_whose_supervisor_was_killed_is_judged_by_whoever_asks_for_it(
     assert [*probe(store)] == ["leftovers"]
 
 
+@pytest.mark.starts_processes
 def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
     job(store, "job-00000001", age_s=5.0)
     lock = store.path("jobs/job-00000002/local/lock")
@@ -323,6 +324,7 @@ def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
     assert not probes.read_folder(tmp_path / "file").is_folder
 
 
+@pytest.mark.starts_processes
 def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.try_out((), settings.worker_environ()) == ""
     assert "ended with code 1" in launcher.try_out(

@@ -124,6 +124,7 @@ def test_no_document_is_read_in_another_way(document):
         assert isinstance(found, Outer)
 
 
+@pytest.mark.starts_processes
 def test_reading_after_a_ctrl_c_does_not_hide_it_from_the_shell() -> None:
     """Threads go on for a moment; CPython forgets the interrupt where one evaluates a text."""
     told = """

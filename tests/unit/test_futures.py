@@ -216,6 +216,7 @@ def test_a_job_whose_records_were_removed_is_done(source, job):
     assert over.wait(PATIENCE_S)
 
 
+@pytest.mark.starts_processes
 def test_a_fork_has_a_watch_of_its_own(source, job):
     futures.watcher().add(job, lambda job, end: None)
     pid = os.fork()
@@ -224,6 +225,7 @@ def test_a_fork_has_a_watch_of_its_own(source, job):
     assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.starts_processes
 def test_a_fork_calls_its_own_callbacks_and_no_others(source, job):
     called = []
     job.add_done_callback(lambda _: called.append("the parent's"))

@@ -309,6 +309,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.starts_processes
 def test_a_large_object_is_never_in_memory(double, tmp_path):
     source = tmp_path / "large"
     with open(source, "wb") as file:
@@ -319,6 +320,7 @@ def test_a_large_object_is_never_in_memory(double, tmp_path):
     assert Path(f"{source}.there").stat().st_size == 200 << 20
 
 
+@pytest.mark.starts_processes
 def test_import_kinetic_loads_nothing_of_google():
     code = (
         "import sys, kinetic, kinetic._store.open; print([m for m in sys.modules if 'google' in m])"

@@ -202,6 +202,7 @@ except %s as caught:
 """
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("caught", "told"),
     [("ValueError", "KeyboardInterrupt\nit goes on\n"), ("BaseException", "caught\nit goes on\n")],

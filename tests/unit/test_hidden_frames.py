@@ -44,6 +44,7 @@ async def await_with_others():
     await asyncio.gather(fail.aio(), fail.run_async())
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("wait", [call, await_job, await_with_others])
 def test_awaiting_shows_no_line_of_ours(backend, wait):
     with pytest.raises(ValueError, match="no") as caught:
@@ -55,6 +56,7 @@ def interrupt(*args, **kwargs):
     raise KeyboardInterrupt
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "act", [fail.run_async, lambda: fail.run_async_map([{}], max_concurrent=None), fail.plan]
 )
@@ -66,6 +68,7 @@ def test_interrupted_submissions_show_no_line_of_ours(backend, monkeypatch, act)
     assert shown(caught.value) == []
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("act", [JobHandle.cancel, JobHandle.cleanup])
 def test_an_interrupted_cancel_shows_no_line_of_ours(backend, monkeypatch, act):
     job = fail.run_async()
@@ -76,6 +79,7 @@ def test_an_interrupted_cancel_shows_no_line_of_ours(backend, monkeypatch, act):
     assert shown(caught.value) == []
 
 
+@pytest.mark.starts_processes
 def test_an_interrupted_cleanup_of_a_batch_shows_no_line_of_ours(backend, monkeypatch):
     batch = fail.run_async_map([{}], max_concurrent=None)
     batch.wait()

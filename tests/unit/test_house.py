@@ -354,6 +354,7 @@ def test_the_site_leads_to_each_page_once() -> None:
     )
 
 
+@pytest.mark.starts_processes
 def test_no_file_names_the_machine_it_was_written_on() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:

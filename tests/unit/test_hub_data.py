@@ -98,6 +98,7 @@ def found(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.starts_processes
 @without_datasets
 def test_the_files_of_a_repository(endpoint, tmp_path):
     place = hub.provide("hf://owner/images", root=tmp_path / "data", token="hf_secret")
@@ -112,6 +113,7 @@ def test_the_files_of_a_repository(endpoint, tmp_path):
     assert not [line for line in endpoint.asked if "/resolve/" in line]
 
 
+@pytest.mark.starts_processes
 @without_datasets
 def test_a_disk_that_was_full_at_the_end_does_not_spoil_the_next_try(
     endpoint, tmp_path, monkeypatch
@@ -138,6 +140,7 @@ def test_a_disk_that_was_full_at_the_end_does_not_spoil_the_next_try(
     assert modes == [{0o700}, {0o700}]
 
 
+@pytest.mark.starts_processes
 def test_what_is_not_there_is_named(endpoint, tmp_path):
     with pytest.raises(NotFound, match="no data set hf://owner/none, or it is private"):
         hub.provide("hf://owner/none", root=tmp_path)
@@ -148,6 +151,7 @@ def test_what_is_not_there_is_named(endpoint, tmp_path):
 # Before a job is created
 
 
+@pytest.mark.starts_processes
 def test_what_is_not_there_is_refused_before_the_job(endpoint):
     hub._checked.clear()
     for _ in range(3):
@@ -160,6 +164,7 @@ def test_what_is_not_there_is_refused_before_the_job(endpoint):
             hub.check(f"hf://owner/{source}", token="")
 
 
+@pytest.mark.starts_processes
 def test_hosts_without_a_login_are_stood_for_by_none(endpoint, monkeypatch):
     hub._checked.clear()
     monkeypatch.setenv("HF_TOKEN", "hf_of_this_machine")
@@ -169,6 +174,7 @@ def test_hosts_without_a_login_are_stood_for_by_none(endpoint, monkeypatch):
     assert "Bearer hf_of_this_machine" in endpoint.tokens
 
 
+@pytest.mark.starts_processes
 def test_what_this_machine_cannot_find_out_is_left_to_the_hosts(endpoint, monkeypatch):
     hub._checked.clear()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -178,6 +184,7 @@ def test_what_this_machine_cannot_find_out_is_left_to_the_hosts(endpoint, monkey
     hub.check("hf://owner/none", token="")
 
 
+@pytest.mark.starts_processes
 def test_nothing_is_written_for_data_that_is_not_there(endpoint, tmp_path):
     hub._checked.clear()
     payload = b"payload"
@@ -190,12 +197,14 @@ def test_nothing_is_written_for_data_that_is_not_there(endpoint, tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.starts_processes
 @without_datasets
 def test_a_split_needs_the_package_that_knows_splits(endpoint, tmp_path):
     with pytest.raises(StoreError, match="needs the package datasets on the host"):
         hub.provide("hf://owner/images?split=train", root=tmp_path)
 
 
+@pytest.mark.starts_processes
 def test_a_hub_that_never_answers_is_given_up(endpoint, tmp_path, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(endpoint, "do_GET", lambda _: gate.wait())

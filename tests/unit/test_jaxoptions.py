@@ -77,6 +77,7 @@ def test_an_option_that_the_hosts_jax_lacks_is_named() -> None:
     ]
 
 
+@pytest.mark.starts_processes
 def test_arrays_of_64_bits_come_back_whole() -> None:
     code = """
 import jax, jax.numpy as jnp

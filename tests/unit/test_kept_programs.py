@@ -68,6 +68,7 @@ COMPILES_AS_PROCESS_1 = """
 """
 
 
+@pytest.mark.starts_processes
 def test_any_process_keeps_what_it_compiles(begin, tmp_path):
     """Fails when JAX writes its cache in another way."""
     said, _ = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()

@@ -154,6 +154,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.starts_processes
 def test_relative_paths_stay_good_when_the_program_changes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def credential(token: str) -> str:
     return json.dumps({"kind": "ExecCredential", "status": {"token": token}})
 
 
+@pytest.mark.starts_processes
 def test_a_plugin_logs_in(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     command = plugin(
@@ -212,6 +214,7 @@ def test_a_plugin_logs_in(tmp_path: Path) -> None:
     assert (asked["kind"], asked["spec"]) == ("ExecCredential", {"interactive": False})
 
 
+@pytest.mark.starts_processes
 def test_a_plugin_may_bring_a_certificate(tmp_path: Path) -> None:
     pair = {"clientCertificateData": "CERT", "clientKeyData": "KEY"}
     command = plugin(tmp_path / "login", f"printf '%s' '{json.dumps({'status': pair})}'")
@@ -221,6 +224,7 @@ def test_a_plugin_may_bring_a_certificate(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -237,6 +241,7 @@ def test_a_plugin_that_fails_says_why(tmp_path: Path, script: str, words: str) -
     assert words in str(caught.value)
 
 
+@pytest.mark.starts_processes
 def test_a_plugin_that_never_ends_is_given_up_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +260,7 @@ def test_a_user_that_acts_for_somebody_else_is_refused(key: str) -> None:
         log_in(access, {})
 
 
+@pytest.mark.starts_processes
 def test_a_plugin_that_must_ask_its_user_needs_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +279,7 @@ def test_a_plugin_that_is_not_installed_comes_with_its_hint() -> None:
         log_in(access, {"PATH": "/nowhere"})
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "user",
     [

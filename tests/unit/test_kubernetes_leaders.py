@@ -75,6 +75,7 @@ class Gang:
         return any(is_true(jobset, "Failed") for jobset in self.cluster.objects("jobsets"))
 
 
+@pytest.mark.starts_processes
 def test_a_leader_that_was_killed_with_its_pod_is_found_before_the_other_pods_end(
     cluster: FakeCluster,
 ) -> None:

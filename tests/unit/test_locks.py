@@ -48,6 +48,7 @@ def fd(path) -> Iterator[int]:
     os.close(opened)
 
 
+@pytest.mark.starts_processes
 def test_a_record_lock_is_its_process_s_alone(path, fd):
     assert not locks.is_record_held(path)
     assert locks.record_holder(path) == 0
@@ -60,12 +61,14 @@ def test_a_record_lock_is_its_process_s_alone(path, fd):
         assert locks.record_holder(path) == 0, "one's own is not told"
 
 
+@pytest.mark.starts_processes
 def test_parts_of_a_file_are_locked_each_for_itself(path, fd):
     with child(lambda: locks.hold_record(fd, start=1 << 59, length=1)):
         locks.hold_record(fd, start=0, length=1)
         assert locks.is_record_held(path)
 
 
+@pytest.mark.starts_processes
 def test_the_lock_of_an_open_file_is_inherited(path):
     opened = os.open(path, os.O_RDONLY)
     locks.hold(opened)

@@ -283,6 +283,7 @@ def test_a_job_that_was_removed_disturbs_nobody(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.starts_processes
 def test_a_fork_logs_for_itself(logged):
     kinetic.log(step=0, loss=0.0)
     pid = os.fork()
@@ -296,6 +297,7 @@ def test_a_fork_logs_for_itself(logged):
     assert sorted(logged.rows()) == [(step, {"loss": float(step)}) for step in range(3)]
 
 
+@pytest.mark.starts_processes
 def test_a_program_that_the_function_starts_logs_too(logged):
     program = "import kinetic; kinetic.log(step=7, loss=0.5)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
@@ -307,6 +309,7 @@ def log_in_a_child(step: int) -> int:
     return step
 
 
+@pytest.mark.starts_processes
 def test_what_the_children_of_a_pool_log_last_is_kept(logged):
     """They end without exit handlers."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
@@ -314,6 +317,7 @@ def test_what_the_children_of_a_pool_log_last_is_kept(logged):
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
 
 
+@pytest.mark.starts_processes
 def test_writers_do_not_mix_their_lines(logged):
     kinetic.log(step=0, loss=0.0)
     children = []

@@ -237,6 +237,7 @@ def test_a_single_controller_has_slices_of_several_hosts():
 # -- other options for one call --------------------------------------------------------------------
 
 
+@pytest.mark.starts_processes
 def test_other_options_for_one_call(backend):
     remote = kinetic.run("tpu-v6e-16:spot", timeout="1h", env={"A": "1"}, name="train")(add)
     other = remote.with_options(accelerator="cpu", timeout=None, env={"B": "2"})
@@ -256,6 +257,7 @@ def test_other_options_for_one_call(backend):
     assert kinetic.list_jobs()[0].accelerator == "cpu:spot"
 
 
+@pytest.mark.starts_processes
 def test_other_options_of_a_method(backend):
     assert Trainer(3).fit.with_options(name="fast")(4, twice=True) == 24
     assert kinetic.list_jobs()[0].display_name == "fast"

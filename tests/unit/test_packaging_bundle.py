@@ -76,6 +76,7 @@ def test_special_bits_are_never_restored(root, place):
     assert stat.S_IMODE((place / "dest/folder").stat().st_mode) == 0o755, "its owner can remove it"
 
 
+@pytest.mark.starts_processes
 def test_what_is_left_out(root):
     beside = (
         ".git/HEAD",
@@ -99,6 +100,7 @@ def test_a_missing_root_is_a_usage_error(place):
         build(place / "nowhere")
 
 
+@pytest.mark.starts_processes
 def test_links_inside_stay_links_and_others_are_followed(root, place):
     init(root)
     write(root, {"src/a.py": "a", "ignored/big": "b", ".gitignore": "ignored/\n"})
@@ -185,6 +187,7 @@ def test_pipes_are_left_out_by_name(root):
     assert "pipe" in made.warnings[0]
 
 
+@pytest.mark.starts_processes
 def test_what_cannot_be_read_is_left_out_by_name():
     # Unlike pytest's own folders, one that others can look into.
     with tempfile.TemporaryDirectory() as folder:
@@ -316,6 +319,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_is_seen(root, place, change):
     if change != "repository above":

@@ -283,6 +283,7 @@ for n in range(10**9):
 """
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "how",
     ["grows", "replaced", "truncated", "comes and goes", "changes its rights", "a folder at times"],

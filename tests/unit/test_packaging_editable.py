@@ -119,6 +119,7 @@ def test_a_part_is_what_is_imported_of_a_project(place):
     assert editable.parts([ImportFolder(b)], [place])[0].only == ()
 
 
+@pytest.mark.starts_processes
 def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
     git_init(place / "lib")
     native = f"fast{EXTENSION_SUFFIXES[0]}"
@@ -168,6 +169,7 @@ def test_a_package_around_the_project(place):
     }
 
 
+@pytest.mark.starts_processes
 def test_in_the_project_its_own_rules_decide_but_git_does_not_hide_a_package(place):
     git_init(place / "r")
     write(place, {"r/setup.py": "", "r/.gitignore": "third/\nown/_v.py\n"})
@@ -235,6 +237,7 @@ def test_an_unchanged_package_is_not_walked_again(place, monkeypatch):
     assert built(place / "app", lib).tree == second.tree
 
 
+@pytest.mark.starts_processes
 def test_a_package_that_is_generated_in_an_ignored_folder_is_seen(place):
     git_init(place / "lib")
     write(place, {"app/setup.py": "", "lib/setup.py": ""})

@@ -115,6 +115,7 @@ def kept_here(root) -> set[str]:
     return set(walk.scan(str(root.resolve()), walk.ScanOptions(default_excludes=False)).files)
 
 
+@pytest.mark.starts_processes
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -171,6 +172,7 @@ def later() -> int:
     return time.time_ns() + 10**10
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("where", WHERE)
 def test_what_git_ignores_everywhere_is_ignored_here_and_a_change_is_seen(home, where):
     top = home / "repository"
@@ -196,6 +198,7 @@ def test_what_git_ignores_everywhere_is_ignored_here_and_a_change_is_seen(home, 
     assert kept() == listed() == set()
 
 
+@pytest.mark.starts_processes
 def test_what_git_tracks_is_sent_although_a_rule_matches(home):
     """`git add -f`: `git clone` has these files as well."""
     make(
@@ -216,6 +219,7 @@ def test_what_git_tracks_is_sent_although_a_rule_matches(home):
     assert kept() == names | {"other.json"}, "the index is looked at"
 
 
+@pytest.mark.starts_processes
 def test_nested_repositories_and_submodules_have_their_own_rules(home):
     for name in ("lib", "project", "project/nested"):
         make(home / name, "a.py", "a.log", "a.tmp")
@@ -234,6 +238,7 @@ def test_nested_repositories_and_submodules_have_their_own_rules(home):
     }
 
 
+@pytest.mark.starts_processes
 def test_the_environment_of_a_hook_does_not_lead_git_to_another_repository(home, monkeypatch):
     for name in ("one", "other"):
         make(home / name, "a.py", "a.log")
@@ -244,6 +249,7 @@ def test_the_environment_of_a_hook_does_not_lead_git_to_another_repository(home,
     assert kept_here(home / "one") == {"a.py", ".gitignore"}
 
 
+@pytest.mark.starts_processes
 def test_without_git_its_rules_are_not_read_and_a_warning_says_so(home, monkeypatch):
     make(home / "project", ".gitignore", "a.py", "a.log")
     (home / "project/.gitignore").write_text("*.log\n")
@@ -265,6 +271,7 @@ def test_without_git_its_rules_are_not_read_and_a_warning_says_so(home, monkeypa
     assert warnings() == walk._NO_GIT, "once for all repositories"
 
 
+@pytest.mark.starts_processes
 def test_one_more_working_tree_has_the_rules_of_its_repository(home):
     top = home / "main"
     make(top, "x.py")
@@ -286,6 +293,7 @@ def make(root, *files: str) -> None:
         (root / file).write_text("")
 
 
+@pytest.mark.starts_processes
 def test_the_rules_of_the_repository_hold_for_a_project_inside_it(home):
     root = home
     git(root, "init", "-q")
@@ -301,6 +309,7 @@ def test_the_rules_of_the_repository_hold_for_a_project_inside_it(home):
     assert kept_here(root / "pkgs/mine") == {"x.py"}
 
 
+@pytest.mark.starts_processes
 def test_a_project_that_its_repository_ignores_is_shipped_whole(tmp_path):
     root = tmp_path.resolve()
     git(root, "init", "-q")
@@ -309,6 +318,7 @@ def test_a_project_that_its_repository_ignores_is_shipped_whole(tmp_path):
     assert kept_here(root / "build/mine") == {"x.py", "y.log"}
 
 
+@pytest.mark.starts_processes
 def test_kineticignore_has_the_last_word(tmp_path):
     root = tmp_path.resolve()
     git(root, "init", "-q")
@@ -319,6 +329,7 @@ def test_kineticignore_has_the_last_word(tmp_path):
     assert set(found) == {"b.csv", ".venv/d.py", ".gitignore", ".kineticignore"}
 
 
+@pytest.mark.starts_processes
 def test_kineticignore_keeps_paths_in_a_folder_that_others_leave_out(tmp_path):
     root = tmp_path.resolve()
     git(root, "init", "-q")

@@ -85,6 +85,7 @@ def _pack_and_send(root: Path, place: Path, barrier, answers) -> None:
     answers.put((made.tree, upload(made, LocalStore(place / "store"))))
 
 
+@pytest.mark.starts_processes
 def test_several_processes_send_the_same_tree_at_once(root, place):
     write(root, {f"d{i % 7}/f{i}": os.urandom(2000) for i in range(80)})
     context = multiprocessing.get_context("fork")

@@ -305,6 +305,7 @@ def test_pods_are_found_and_the_one_of_the_controller_is_the_only_host(name):
     assert who.target == "10.0.0.1:7777"
 
 
+@pytest.mark.starts_processes
 def test_nothing_of_pathways_runs_where_chips_are_virtual():
     workload, _ = render(*CASES["simulated"])
     parts = found_in(workload["spec"])

@@ -59,6 +59,7 @@ def run_worker(forks, tmp_path):
     return run
 
 
+@pytest.mark.starts_processes
 def test_a_worker_has_the_devices_behind_the_proxy(run_worker):
     done = run_worker()
     assert done.out == "grpc://localhost:29000 60\n8 1 False\n", done.err

@@ -143,6 +143,7 @@ def test_a_newer_schema_is_refused():
         results.unpack_value(data)
 
 
+@pytest.mark.starts_processes
 def test_modules_that_are_not_shipped_travel_by_value(project):
     packed = call.pack(project.module.times, (5,), {}, env_vars={}, shipped=Shipped())
     code = (
@@ -268,6 +269,7 @@ def test_a_class_that_cannot_be_sent_is_named(monkeypatch):
     assert (type(back[0]), back[0].x) == (space["Pair"], 7)
 
 
+@pytest.mark.starts_processes
 def test_in_another_process_classes_are_found_by_name(project):
     payload_of = "from kinetic._pickling import call as payload, results\n"
     made = call.pack(
@@ -305,6 +307,7 @@ def make():
 """
 
 
+@pytest.mark.starts_processes
 def test_classes_of_one_name_are_told_apart():
     made = elsewhere(
         f"{SAME_NAMES}print(results.pack_value([Config(), Model.Config(), make()]).hex())", b""

@@ -211,6 +211,7 @@ def test_functions_that_refer_to_themselves_end():
     assert caught.value.component == "global 'lock' used by b"
 
 
+@pytest.mark.starts_processes
 def test_a_missing_module_is_named(project):
     packed = pack(project.module.times)
     code = (
@@ -265,6 +266,7 @@ def test_a_class_that_needs_arguments_of_its_statement_is_said_to_belong_into_a_
         call.unpack(pack(space["use"]).data)
 
 
+@pytest.mark.starts_processes
 def test_importing_loads_no_vendor():
     code = (
         "import kinetic._pickling.call\nprint(sorted({'cloudpickle', 'tblib', 'pathspec'} & "

@@ -288,6 +288,7 @@ def test_what_a_decorated_function_lacks_in_a_job_is_explained():
     assert not hasattr(caught.value, "__notes__")
 
 
+@pytest.mark.starts_processes
 def test_a_class_unknown_here_is_told_as_text(tmp_path):
     (tmp_path / "only_there.py").write_text("class Gone(Exception): pass")
     code = (

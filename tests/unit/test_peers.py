@@ -47,6 +47,7 @@ def test_ones_own_connection(listener):
             assert peers.is_own(far)
 
 
+@pytest.mark.starts_processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_somebody_else_is_hung_up_on(listener):
     stranger = connect_as(NOBODY, listener.getsockname()[:2])

@@ -71,6 +71,7 @@ def test_typed_classes_and_names_of_a_script_arrive() -> None:
     assert (options(lr=1), options.__total__, more.__total__) == ({"lr": 1}, True, False)
 
 
+@pytest.mark.starts_processes
 def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
     host = sent(
         "import kinetic\n@kinetic.run('cpu')\ndef f(n):\n    return f(n - 1) + 1 if n else 0\n"

@@ -73,6 +73,7 @@ def test_a_damaged_place(damaged):
         Place.from_json(damaged)
 
 
+@pytest.mark.starts_processes
 def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(home, project):
     made = []
 
@@ -97,6 +98,7 @@ def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(ho
     assert (again.k8s_name, again.bucket_name) == ("", "")
 
 
+@pytest.mark.starts_processes
 def test_settings_name_the_place_too_and_options_come_first(home, project, monkeypatch):
     monkeypatch.setenv("KINETIC_CLUSTER", "tpus")
     monkeypatch.setenv("KINETIC_NAMESPACE", "team-a")
@@ -105,6 +107,7 @@ def test_settings_name_the_place_too_and_options_come_first(home, project, monke
     assert place == Place("gke", cluster="tpus", namespace="team-b")
 
 
+@pytest.mark.starts_processes
 def test_what_stands_in_for_a_cluster_keeps_what_was_asked_for(home, project):
     view = kinetic.run("cpu", namespace="team-a")(print).plan()
     assert view.plan.place == Place("local", stands_in_for="gke", namespace="team-a")

@@ -327,6 +327,7 @@ def test_a_damaged_file_stops_whoever_would_read_it(tmp_path: Path) -> None:
     assert settings.load(env, profile={}).project is None
 
 
+@pytest.mark.starts_processes
 def test_a_decorated_function_sees_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     profiles.change(settings.profiles_file(), lambda before: before.with_profile("dev", DEV))

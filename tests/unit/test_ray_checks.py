@@ -74,6 +74,7 @@ def run_json(capsys, *argv):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.starts_processes
 def test_doctor_and_accelerators_ask_the_cluster(common_ray, monkeypatch, capsys):
     monkeypatch.setenv("KINETIC_BACKEND", "ray")
     monkeypatch.setenv("RAY_ADDRESS", common_ray.address)
@@ -88,6 +89,7 @@ def test_doctor_and_accelerators_ask_the_cluster(common_ray, monkeypatch, capsys
     assert common_ray.token not in json.dumps(examined)
 
 
+@pytest.mark.starts_processes
 def test_doctor_says_that_nothing_answers(monkeypatch, capsys):
     monkeypatch.setenv("KINETIC_BACKEND", "ray")
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")

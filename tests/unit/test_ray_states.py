@@ -95,6 +95,7 @@ def test_the_driver_has_more_time_to_stop_than_its_function():
     assert variables["RAY_JOB_STOP_WAIT_TIME_S"] == "41"
 
 
+@pytest.mark.starts_processes
 def test_the_interpreter_of_rays_workers_is_found(tmp_path):
     """The shell's parent is started by a raylet, whose command line has it."""
     ours = tmp_path / "python"

@@ -72,6 +72,7 @@ def test_forgotten_parentheses():
 # -- what it makes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.starts_processes
 def test_a_decorator_below_may_give_the_function_arguments_of_its_own(backend):
     def with_seed(function):
         @functools.wraps(function)
@@ -163,6 +164,7 @@ def test_pickle_finds_it_by_its_name():
     assert plain(2) == 6
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 def test_processes_of_a_pool_find_it(kind, tmp_path):
     (tmp_path / "script.py").write_text(
@@ -187,6 +189,7 @@ def test_processes_of_a_pool_find_it(kind, tmp_path):
     assert done.stdout == "RemoteCallable [3, 6]\n", done.stderr
 
 
+@pytest.mark.starts_processes
 def test_the_other_side_needs_no_kinetic(tmp_path):
     namespace = {"__name__": "__main__"}
     exec("def outer(n):\n    return 0 if n == 0 else 1 + outer(n - 1)", namespace)

@@ -68,6 +68,7 @@ def test_other_libraries_words_name_ours(name, instead):
     assert not hasattr(kinetic.run("cpu")(add), name)
 
 
+@pytest.mark.starts_processes
 def test_a_call(backend):
     remote = kinetic.run("cpu")(add)
     assert remote(2, b=3) == 5
@@ -77,6 +78,7 @@ def test_a_call(backend):
     assert kinetic.attach(handle.job_id).result() == 5
 
 
+@pytest.mark.starts_processes
 def test_submitting_without_waiting(backend):
     handle = kinetic.run("tpu-v6e-16")(add).run_async(2)
     assert handle.status() is JobStatus.SUCCEEDED
@@ -148,6 +150,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("call", "value", "name"), KINDS, ids=[k[2] + str(i) for i, k in enumerate(KINDS)]
 )
@@ -161,6 +164,7 @@ def test_a_classmethod_below_arrives_as_one_with_its_class(backend):
     assert isinstance(made, classmethod)
 
 
+@pytest.mark.starts_processes
 def test_a_classmethod_above_that_hides_its_class_is_refused(backend):
     """As Python 3.13 calls it."""
     hidden = vars(Trainer)["of_class_by_default"].__func__
@@ -185,6 +189,7 @@ def test_a_method_is_refused_with_wrong_arguments(backend):
         Trainer(3).fit()
 
 
+@pytest.mark.starts_processes
 def test_nested_calls_run_the_body(backend):
     inner = kinetic.run("tpu-v6e-16")(add)
 
@@ -233,6 +238,7 @@ class OwnError(Exception):
     pass
 
 
+@pytest.mark.starts_processes
 def test_the_functions_exception_is_raised(backend):
     @kinetic.run("cpu")
     def fails():
@@ -244,6 +250,7 @@ def test_the_functions_exception_is_raised(backend):
     assert kinetic.list_jobs()[0].status() is JobStatus.FAILED
 
 
+@pytest.mark.starts_processes
 def test_an_argument_that_cannot_be_pickled_creates_nothing(backend, home):
     with pytest.raises(errors.PicklingError) as caught:
         kinetic.run("cpu")(add)(io.TextIOWrapper(io.BytesIO()))
@@ -252,6 +259,7 @@ def test_an_argument_that_cannot_be_pickled_creates_nothing(backend, home):
     assert not (home / "jobs").exists()
 
 
+@pytest.mark.starts_processes
 def test_secrets_and_captured_variables(backend, home, monkeypatch):
     value = random_bytes.token_hex(8)
     monkeypatch.setenv("MY_TOKEN", value)
@@ -273,6 +281,7 @@ def test_a_missing_secret_creates_nothing(backend, home):
     assert not (home / "jobs").exists()
 
 
+@pytest.mark.starts_processes
 def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
     from kinetic._client.board import console
 
@@ -288,6 +297,7 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("options", "environ", "words"),
     [
@@ -309,6 +319,7 @@ def test_clusters_that_this_version_cannot_use(backend, monkeypatch, options, en
 NOWHERE = "http://127.0.0.1:1"
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("options", "environ"),
     [
@@ -325,12 +336,14 @@ def test_a_ray_cluster_that_does_not_answer(backend, monkeypatch, options, envir
     assert backend.calls == []
 
 
+@pytest.mark.starts_processes
 def test_an_address_of_rays_own_does_not_choose_ray(backend, monkeypatch):
     """Its programs have it in their environment, too."""
     monkeypatch.setenv("RAY_ADDRESS", NOWHERE)
     assert kinetic.run("cpu")(add)(1) == 2
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "environ",
     [{"GOOGLE_CLOUD_PROJECT": "p"}, {"KINETIC_BACKEND": "local", "KINETIC_PROJECT": "p"}, {}],
@@ -347,6 +360,7 @@ def test_a_backend_in_the_environment_that_does_not_exist(backend, monkeypatch):
         kinetic.run("cpu")(add)(1)
 
 
+@pytest.mark.starts_processes
 def test_a_plan_creates_nothing(backend, home):
     view = kinetic.run("tpu-v6e-16", env={"SEED": "1"}, timeout=5)(add).plan(1)
     assert view.plan.hosts == 4
@@ -360,6 +374,7 @@ def test_a_plan_creates_nothing(backend, home):
     assert "SEED" in text
 
 
+@pytest.mark.starts_processes
 def test_a_plan_says_in_words_what_would_be_created(backend, tmp_path):
     view = kinetic.run("tpu-v6e-16")(add).plan(1)
     store = LocalStore(tmp_path)
@@ -384,6 +399,7 @@ VENDORS = {
 }
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "code",
     [
@@ -409,6 +425,7 @@ def test_importing_loads_no_vendor(code, home):
         assert not {"logging", "dataclasses", "typing", "re"} & loaded
 
 
+@pytest.mark.starts_processes
 def test_planning_a_call_loads_only_what_a_call_needs(home, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -453,6 +470,7 @@ def warmed(backend, monkeypatch):
     return seen
 
 
+@pytest.mark.starts_processes
 def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch):
     seen = warmed(backend, monkeypatch)
     monkeypatch.setenv("SEED", "1")
@@ -484,6 +502,7 @@ def test_a_script_warms_up_for_the_first_function_that_it_decorates(
     assert seen == [(True, [], [])] * warms
 
 
+@pytest.mark.starts_processes
 def test_a_call_that_is_refused_or_may_not_be_preloaded_warms_nothing_up(backend, monkeypatch):
     seen = warmed(backend, monkeypatch)
     with pytest.raises(TypeError):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import repeat
 
 SOMETIMES = """
@@ -30,6 +31,7 @@ def run_repeatedly(folder: Path, times: int, tests: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.starts_processes
 def test_a_test_that_fails_once_is_listed_with_its_output(tmp_path: Path) -> None:
     done = run_repeatedly(tmp_path, 2, SOMETIMES)
     assert done.returncode == 1
@@ -40,6 +42,7 @@ def test_a_test_that_fails_once_is_listed_with_its_output(tmp_path: Path) -> Non
     assert done.stdout.endswith("1 of 2 runs were green\n")
 
 
+@pytest.mark.starts_processes
 def test_runs_without_tests_are_not_green(tmp_path: Path) -> None:
     done = run_repeatedly(tmp_path, 1, "import no_such_module")
     assert done.returncode == 1

@@ -123,6 +123,7 @@ def test_standing_still(later, expected):
     assert has_moved(BASE, later) is expected
 
 
+@pytest.mark.starts_processes
 def test_programs_that_have_ended_count_with_whoever_has_run_them():
     before = processes.cpu_s(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.5: pass"

@@ -26,6 +26,7 @@ worker.main(Channel(), 1, 2, 3, 0)
 """
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("raised", "code", "told"),
     [

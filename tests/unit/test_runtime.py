@@ -40,6 +40,7 @@ def names_in(data):
         return made.namelist()
 
 
+@pytest.mark.starts_processes
 def test_it_holds_the_package_without_the_pages_of_a_browser(tmp_path):
     made = runtime.archive(tmp_path)
     assert made.blob.digest == hashlib.sha256(made.data).hexdigest()
@@ -58,6 +59,7 @@ def test_it_holds_the_package_without_the_pages_of_a_browser(tmp_path):
     assert not pages & set(found)
 
 
+@pytest.mark.starts_processes
 def test_the_runner_starts_from_it(tmp_path):
     with zipfile.ZipFile(io.BytesIO(runtime.archive(tmp_path).data)) as made:
         made.extractall(tmp_path / "unpacked")

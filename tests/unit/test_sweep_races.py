@@ -104,6 +104,7 @@ def sweep(place: Path, done) -> None:
         pruning.sweep(LocalStore(place / "store"), older_than=time.time())
 
 
+@pytest.mark.starts_processes
 def test_every_job_finds_its_tree(tmp_path):
     context = multiprocessing.get_context("fork")
     (tmp_path / "store").mkdir()

@@ -104,6 +104,7 @@ def installed_in(lines, place):
     }
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("choice", "flags"),
     [
@@ -124,6 +125,7 @@ def test_a_lock_gives_what_uv_itself_would_install(locked, choice, flags):
         assert installed_in(ours[1:], place) == installed_in(theirs, place), place
 
 
+@pytest.mark.starts_processes
 def test_a_lock_of_another_project_is_not_used(locked):
     write(locked, "pyproject.toml", LOCKED.replace('"locked"', '"other"'))
     assert "apple" in texts(locked)
@@ -132,6 +134,7 @@ def test_a_lock_of_another_project_is_not_used(locked):
 MEMBER = '[project]\nname = "{}"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = {}\n'
 
 
+@pytest.mark.starts_processes
 def test_a_member_of_a_workspace_has_the_versions_of_its_lock(project):
     (project / "wheels").mkdir()
     for name in ("apple", "pear"):
@@ -152,6 +155,7 @@ def test_a_member_of_a_workspace_has_the_versions_of_its_lock(project):
     assert texts(project / "apart") == texts(project / "lib") == ["apple"], "no members"
 
 
+@pytest.mark.starts_processes
 def test_locked_packages_come_from_the_indexes_of_the_workspace(project):
     (project / "wheels").mkdir()
     for name in ("pear", "plum"):
@@ -173,6 +177,7 @@ def test_locked_packages_come_from_the_indexes_of_the_workspace(project):
     )
 
 
+@pytest.mark.starts_processes
 def test_of_extras_that_exclude_each_other_the_chosen_one_counts(project):
     (project / "wheels").mkdir()
     for version in ("1.0", "2.0"):
@@ -186,6 +191,7 @@ def test_of_extras_that_exclude_each_other_the_chosen_one_counts(project):
     assert texts(project) == ["plum==1.0"]
 
 
+@pytest.mark.starts_processes
 def test_a_lock_that_uv_cannot_read_or_that_has_no_uv(locked):
     lock = locked / "uv.lock"
     project = pyproject.read_project(locked / "pyproject.toml")
@@ -196,6 +202,7 @@ def test_a_lock_that_uv_cannot_read_or_that_has_no_uv(locked):
         found(locked)
 
 
+@pytest.mark.starts_processes
 def test_other_sources_in_a_lock(project):
     write(project, "pyproject.toml", MEMBER.format("p", ["a", "b", "m"]))
     lock = """

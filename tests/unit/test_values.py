@@ -100,6 +100,7 @@ def test_the_standard_library_takes_it_for_a_dataclass() -> None:
             assert (x, y) == (1, 2)
 
 
+@pytest.mark.starts_processes
 def test_processes_of_a_small_job_compile_nothing_for_their_values() -> None:
     code = (
         "import dataclasses, kinetic\n"

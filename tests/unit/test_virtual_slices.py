@@ -83,6 +83,7 @@ def test_a_jax_whose_error_arrays_cannot_be_made_is_refused(monkeypatch):
     assert virtual_slices.check() == ["make_error_array that works"]
 
 
+@pytest.mark.starts_processes
 def test_devices_look_like_those_of_pathways(run):
     assert run(
         """
@@ -112,6 +113,7 @@ print(np.asarray(double(first)).tolist(), copied.sum(), sorted(elastic.get_activ
     assert said[2:] == ["True", "[0.0, 6.0, 12.0, 18.0] 28.0 [0]"]
 
 
+@pytest.mark.starts_processes
 def test_what_is_lost_while_jax_or_numpy_reads_it_is_not_freed_under_their_hands(run):
     assert run(
         """

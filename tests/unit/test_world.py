@@ -139,6 +139,7 @@ def test_arguments_that_disagree_are_found(given, wrong):
     assert joining.find_differing(WORLD, given) == wrong
 
 
+@pytest.mark.starts_processes
 def test_one_process_at_a_time_stands_for_its_host(tmp_path):
     file = str(tmp_path / "world")
     assert joining.join_state(file) == ""
@@ -150,6 +151,7 @@ def test_one_process_at_a_time_stands_for_its_host(tmp_path):
     assert _in_fork(lambda: _is_taken(file))
 
 
+@pytest.mark.starts_processes
 def test_a_process_that_could_not_join_leaves_the_place_to_another(tmp_path):
     file = str(tmp_path / "world")
     with pytest.raises(ZeroDivisionError), joining._claim_place(file):
@@ -158,6 +160,7 @@ def test_a_process_that_could_not_join_leaves_the_place_to_another(tmp_path):
     assert not _in_fork(lambda: _is_taken(file))
 
 
+@pytest.mark.starts_processes
 def test_a_process_that_died_while_it_joined_joins_no_more(tmp_path):
     file = str(tmp_path / "world")
 
@@ -188,6 +191,7 @@ def _in_fork(ask):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
+@pytest.mark.starts_processes
 def test_a_program_without_kinetic_can_load_it():
     code = """if True:
         import importlib.util, sys

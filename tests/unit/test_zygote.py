@@ -20,6 +20,7 @@ def test_our_own_modules_that_are_imported_ahead_exist(name):
     assert importlib.util.find_spec(name) is not None
 
 
+@pytest.mark.starts_processes
 def test_a_first_small_job_does_not_wait_for_what_it_can_do_without():
     code = "import kinetic._host.local.zygote, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -28,6 +29,7 @@ def test_a_first_small_job_does_not_wait_for_what_it_can_do_without():
     assert not without & set(done.stdout.split())
 
 
+@pytest.mark.starts_processes
 def test_a_zygote_ends_with_its_caller_amid_its_imports(tmp_path):
     (tmp_path / "endless.py").write_text("print('begun', flush=True)\nwhile True: pass")
     ours, theirs = socket.socketpair()
@@ -43,6 +45,7 @@ def test_a_zygote_ends_with_its_caller_amid_its_imports(tmp_path):
         assert zygote.wait(timeout=100) == 0
 
 
+@pytest.mark.starts_processes
 def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
     zygote = launcher.Zygote((), os.environ)
     launcher._zygotes["of this test",] = zygote
@@ -59,6 +62,7 @@ def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
         zygote.close()
 
 
+@pytest.mark.starts_processes
 def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path, monkeypatch):
     """Even an OSError, by which a launch would else know that its zygote has died."""
 
@@ -75,6 +79,7 @@ def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path,
         launcher.launch(request, modules=(), environ=environ)
 
 
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -1,0 +1,34 @@
+"""A unit test starts no process, unless it is marked `starts_processes`.
+
+What is marked asks another program: git, uv, an interpreter that has imported nothing yet.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
+_unmarked: list[str] = []
+"""The running test, if it must not start a process."""
+
+
+def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
+    if event in STARTS and _unmarked:
+        raise AssertionError(f"{_unmarked[0]} starts a process: mark it starts_processes")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Watch the test, with its fixtures."""
+    if item.get_closest_marker("starts_processes") is None:
+        _unmarked.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _unmarked.clear()
