@@ -136,7 +136,7 @@ PATIENCE_S = 100.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no pidfds")
-def test_a_follower_is_woken_by_output_and_by_the_end(home, monkeypatch):
+def test_a_follower_is_woken_by_output_by_the_verdict_and_by_the_end(home, monkeypatch):
     monkeypatch.setattr(liveness, "_WAKE_AFTER_S", NEVER_S)
     home.mkdir(parents=True)
     lock, index = home / "lock", home / "log.idx"
@@ -156,6 +156,9 @@ def test_a_follower_is_woken_by_output_and_by_the_end(home, monkeypatch):
         with index.open("ab") as log:
             log.write(b"written between a read and the next wait")
         watch.wait()
+        waiting = pool.submit(watch.wait)
+        (home.parent / "outcome.json").write_text("{}")  # The supervisor has yet to clean up.
+        waiting.result(PATIENCE_S)
         waiting = pool.submit(watch.wait)
         supervisor.stdin.close()
         waiting.result(PATIENCE_S)

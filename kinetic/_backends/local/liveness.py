@@ -29,7 +29,8 @@ _CHECKS_PER_S = 5000
 
 
 class JobWatch:
-    """Wakes the follower of a job when the supervisor has ended, and when a host has printed.
+    """Wakes the follower of a job when the supervisor has ended, when the verdict is written (the
+    supervisor has to clean up first), and when a host has printed.
 
     Args:
         folder: the job's.
@@ -38,7 +39,7 @@ class JobWatch:
 
     def __init__(self, folder: Path, printed: Iterable[Path] = ()) -> None:
         self._folder = folder
-        self._printed = list(printed)
+        self._printed = [folder.parent / "outcome.json", *printed]
         self._poll_ms = math.ceil(1000 * max(POLL_S, len(self._printed) / _CHECKS_PER_S))
         self._sizes = self._read_sizes()
         self._has_ended = False
