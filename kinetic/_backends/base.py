@@ -236,7 +236,8 @@ class Connection(Protocol):
         ...
 
     def finish(self) -> None:
-        """Say that nothing more will be written; reading goes on."""
+        """Say that nothing more will be written. Reading goes on, except through Kubernetes'
+        port-forward, which ends both directions at once."""
         ...
 
     def end(self) -> None:

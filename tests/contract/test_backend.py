@@ -325,14 +325,15 @@ def test_a_tunnel_reaches_a_port_of_a_host(backend, store):
     connection.write(b"hello")
     assert connection.read() == b"HELLO"
     connection.finish()
-    assert connection.read() == b"!"
+    if backend.name != "gke":  # Kubernetes' port-forward cannot end one direction alone.
+        assert connection.read() == b"!"
     assert connection.read() == b""
     for _ in range(2):
         connection.end()
         connection.close()
     read(backend, ref)
     assert phase_of(backend, ref) is JobStatus.SUCCEEDED
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(OSError, match=r"refused|no pod that runs"):
         backend.connect(ref, 0, int(port))
 
 

@@ -172,6 +172,7 @@ def test_a_file_that_cannot_be_read_is_named_and_stays_behind(project, home):
 
 
 def test_a_file_that_was_not_sent_is_told_about_where_it_is_missed(project):
+    subprocess.run(["git", "init", "-q", project], check=True)
     (project / ".gitignore").write_text("data/\n")
     (project / "data").mkdir()
     (project / "data/x.py").touch()
@@ -409,7 +410,7 @@ def test_a_disk_that_is_full_while_a_function_logs(project, small_disk):
     @kinetic.run(accelerator="cpu")
     def flood():
         values = {f"metric {number}": 0.5 for number in range(100)}
-        for step in range(6000):
+        for step in range(40_000):
             kinetic.log(step=step, **values)
         return "after the flood"
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from doubles.ray_cluster import SliceShape
 from elastic_jobs import Watched
-from gangs import is_titled, kill, stop, train, wait_until
+from gangs import is_titled, kill, train, wait_until
 
 import kinetic
 from kinetic import errors
@@ -180,19 +180,6 @@ def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
     kill(find_pid(f"kinetic-host {handle.job_id} head"))
     with pytest.raises(errors.HostLost, match="the head, which led the job"):
         handle.result(timeout=LIMIT_S)
-
-
-@pytest.mark.long
-def test_an_agent_that_is_stopped_ends_with_the_actor_of_its_host(on_ray, tmp_path):
-    """It has to be woken: the program that would kill it is gone as well."""
-    handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
-    wait_for(tmp_path, "0")
-    agent = find_pid(f"kinetic-agent {handle.job_id} host 0")
-    stop(agent)
-    kill(parent_of(parent_of(agent)))
-    with pytest.raises(errors.HostLost):
-        handle.result(timeout=LIMIT_S)
-    wait_until(lambda: processes.state(agent) in ("", "Z"), "its agent is still stopped")
 
 
 def add_up(folder, times):
