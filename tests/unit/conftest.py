@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+FOLDER = Path(__file__).parent
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 _unmarked: list[str] = []
 """The running test, if it must not start a process."""
@@ -25,8 +27,8 @@ sys.addaudithook(_refuse_processes)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Watch the test, with its fixtures."""
-    if item.get_closest_marker("starts_processes") is None:
+    """Watch the test, with its fixtures. pytest calls this for the tests of all folders."""
+    if item.path.is_relative_to(FOLDER) and not item.get_closest_marker("starts_processes"):
         _unmarked.append(item.nodeid)
     try:
         return (yield)
