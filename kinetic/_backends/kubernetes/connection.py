@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from kinetic._backends.kubernetes import credentials, kubeconfig
@@ -66,6 +66,8 @@ METHODS = {"create": "POST", "delete": "DELETE"}
 CONNECTIONS = 32
 """Kept open at once; more are opened as needed."""
 PAGE = 500
+CLOSED_WITHIN_S = 5.0
+"""The client waits for the last frame of a port-forward for three seconds."""
 MOST_RESTARTS = 2
 """Of a list whose pages the server forgets before they are read."""
 SHARED_BY = ("KUBECONFIG", "HOME", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
@@ -154,6 +156,27 @@ def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContex
             f"{error}."
         ) from error
     return context
+
+
+class _ForwardedPort:
+    """The local end of a port-forward. Where the server ends it first, the client's thread leaves
+    its WebSocket open: `close` closes that as well."""
+
+    def __init__(self, forward: Any, port: int) -> None:
+        self._socket, self._websocket = forward.socket(port), forward.websocket
+        name = f"Kubernetes port forward proxy: {port}"
+        self._threads = [thread for thread in threading.enumerate() if thread.name == name][-1:]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def close(self) -> None:
+        """Close both ends; idempotent."""
+        self._socket.close()
+        for thread in self._threads:
+            thread.join(CLOSED_WITHIN_S)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._websocket.shutdown()
 
 
 class HttpApi:
@@ -303,8 +326,7 @@ class HttpApi:
                 )
             except ApiException as error:
                 raise explain_unreachable(call, self.server, error.reason) from error
-        opened: socket.socket = forward.socket(port)
-        return opened
+        return cast("socket.socket", _ForwardedPort(forward, port))
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """As in `Api`."""
