@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SOCKET_PATH_LIMIT = 100
 """Bytes of a Unix socket's path; the kernel takes 107."""
+_ROOM_FILES = 32
+"""Free files below which a disk is nearly full."""
 _OF_ADDRESSES = frozenset("%#?")
 """What has a meaning of its own in the address of a socket."""
 ATTEMPT_FILES = ("state.json", "fetching")
@@ -120,6 +122,8 @@ class Supervisor:
         processes.kill_descendants()
         with contextlib.suppress(OSError):  # It makes room for the verdict.
             (self._scratch / processes.DISK_RESERVE).unlink()
+        if _is_nearly_full(self._scratch):
+            _remove(self._scratch)
         from kinetic._host import verdicts
 
         job_id = self._request.job_id
@@ -340,6 +344,16 @@ def _answer(fd: int, words: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(words).encode())
     os.close(fd)
+
+
+def _is_nearly_full(folder: Path) -> bool:
+    """True if the disk may not hold a few more small files."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return True
+    few_files = disk.f_files > 0 and disk.f_favail < _ROOM_FILES
+    return few_files or disk.f_bavail * disk.f_frsize < processes.RESERVED_BYTES
 
 
 def _remove(folder: Path) -> None:
