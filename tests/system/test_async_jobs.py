@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -81,13 +81,16 @@ def test_cancelling_an_awaited_call_leaves_its_job_running(when, tmp_path, capfd
         return jobs[0]
 
     job = asyncio.run(main())
+    printed, words = "", f"{job.job_id} keeps running; reattach with kinetic.attach"
+    deadline = time.monotonic() + PATIENCE_S
+    while words not in printed and time.monotonic() < deadline:
+        time.sleep(0.05)
+        printed += capfd.readouterr().err
+    assert words in printed
     go.touch()
     assert job.result(timeout=PATIENCE_S) == 1
     for thread in awaiting_threads():
         thread.join(PATIENCE_S)
-    assert re.search(
-        rf"{job.job_id} keeps running; reattach with kinetic.attach", capfd.readouterr().err
-    )
 
 
 def test_jobs_of_calls_and_of_batches_as_they_end(tmp_path):

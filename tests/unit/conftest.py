@@ -1,6 +1,7 @@
 """A unit test starts no process, unless it is marked `starts_processes`.
 
-What is marked asks another program: git, uv, an interpreter that has imported nothing yet.
+What is marked asks another program: git, uv, an interpreter that has imported nothing yet. Fixtures
+that many tests share may start one.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ sys.addaudithook(_refuse_processes)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Watch the test, with its fixtures. pytest calls this for the tests of all folders."""
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Watch the test; pytest may call this for the tests of all folders."""
     if item.path.is_relative_to(FOLDER) and not item.get_closest_marker("starts_processes"):
         _unmarked.append(item.nodeid)
     try:
