@@ -137,11 +137,15 @@ def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) 
 
 def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:
     """Return the pickle to send, and whether it is of the whole exception."""
+    whole = None
     if not isinstance(error, BaseExceptionGroup):
         with suppress(Exception, SystemExit):
             data = dumps(error)
-            if _is_alike(loads(data), error):
+            rebuilt = loads(data)
+            if _is_alike(rebuilt, error):
                 return data, True
+            if type(rebuilt) is type(error) and str(rebuilt) == str(error):
+                whole = data
     with suppress(Exception, SystemExit):
         data = dumps(_parts(error, dumps))
         _from_parts(
@@ -149,7 +153,8 @@ def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | Non
             members=list(error.exceptions) if isinstance(error, BaseExceptionGroup) else None,
         )
         return data, False
-    return None, False
+    # Classes of other languages know their own constructor only, and fill `args` when it is called.
+    return whole, whole is not None
 
 
 def _is_alike(one: BaseException, other: BaseException) -> bool:

@@ -122,6 +122,18 @@ def test_type_text_and_attributes_survive(error):
     assert vars(back) == vars(error)
 
 
+def test_an_exception_of_another_language_comes_back_by_its_own_constructor():
+    """It has no `args` when it is raised, and Python's `__new__` must not make it."""
+    pydantic = pytest.importorskip("pydantic")
+    with pytest.raises(pydantic.ValidationError) as caught:
+        pydantic.TypeAdapter(int).validate_python("y")
+    assert caught.value.args == ()
+    back = there_and_back(caught.value)
+    assert type(back) is pydantic.ValidationError
+    assert str(back) == str(caught.value)
+    assert back.errors() == caught.value.errors()
+
+
 def test_fields_of_builtins_survive():
     back = there_and_back(OddOS(5, "io", "more"))
     assert (back.errno, back.strerror, back.extra) == (5, "io", "more")
