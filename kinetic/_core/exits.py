@@ -103,7 +103,9 @@ CAUSE_RANK = 1
 SILENT_RANK = 3
 EVICTED_RANK = 4
 """A host that its cluster asked to end, perhaps because another one fell silent."""
-CONSEQUENCE_RANK = 5
+ABORTED_RANK = 5
+"""A host that died of SIGABRT: JAX aborts the processes that have lost a peer of their gang."""
+CONSEQUENCE_RANK = 6
 """A host whose error is the echo of a peer's death, whatever its exit."""
 
 
@@ -113,8 +115,8 @@ class ExitKind(NamedTuple):
     Attributes:
         rank: how much the host is to blame, lower is more: the job was ended (0), a cause
             (`CAUSE_RANK`; 2 for a value that cannot be stored), a silent host (`SILENT_RANK`), one
-            that was taken away (`EVICTED_RANK`), a consequence (`CONSEQUENCE_RANK`), a bystander
-            (9-10).
+            that was taken away (`EVICTED_RANK`) or aborted (`ABORTED_RANK`), a consequence
+            (`CONSEQUENCE_RANK`), a bystander (9-10).
         shown: the state of the host in tables and drawings.
         error: what the caller gets where the function's own exception is not raised.
         code: what `kinetic run` exits with.

@@ -159,6 +159,22 @@ def test_a_consequence_waits_for_its_cause():
     assert gang.first_failure == (2,)
 
 
+def test_a_host_that_aborts_waits_for_the_death_of_the_one_that_it_lost():
+    gang = gang_of(3)
+    gang.report(ended(1, Exit.SIGNAL, signal=6, detail="killed by SIGABRT"), 5.0)
+    assert not gang.view(2).stop
+    gang.report(ended(0, Exit.SIGNAL, signal=9, detail="killed by SIGKILL"), 5.1)
+    assert gang.first_failure == (0,)
+
+
+def test_a_host_that_aborts_is_blamed_before_those_whose_collectives_it_broke():
+    gang = gang_of(3)
+    gang.report(raised(0, consequence=True), 5.0)
+    gang.report(ended(1, Exit.SIGNAL, signal=6, detail="killed by SIGABRT"), 5.1)
+    gang.report(raised(2, consequence=True), 5.2)
+    assert gang.first_failure == (1,)
+
+
 def test_a_consequence_is_blamed_when_everybody_else_is_alive():
     gang = gang_of(3)
     now = let_pass(gang, 0.0, 5.0, beating=(0, 1, 2))

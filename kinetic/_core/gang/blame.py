@@ -304,8 +304,8 @@ def _show(stack: Stack) -> str:
 
 
 def rank_of(report: HostReport) -> int:
-    """Cause (0), silent host (3), one that was taken away (4), consequence (5), or no failure
-    (more). Among causes the first counts."""
+    """Return the rank of a report (see `ExitKind.rank`), 0 for a cause: of causes the first
+    counts."""
     rank = blame_rank(report)
     return 0 if rank < SILENT_RANK else rank
 

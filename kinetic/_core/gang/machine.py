@@ -26,7 +26,13 @@ from dataclasses import replace
 from typing import Any
 
 from kinetic._core.events import EventKind, GangEvent
-from kinetic._core.exits import CONSEQUENCE_RANK, EVICTED_RANK, SILENT_RANK, Exit
+from kinetic._core.exits import (
+    ABORTED_RANK,
+    CONSEQUENCE_RANK,
+    EVICTED_RANK,
+    SILENT_RANK,
+    Exit,
+)
 from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import BrokenConnections, Roster, Silence
@@ -333,7 +339,7 @@ class Gang:
     def _blame_again(self, report: HostReport, rank: int) -> None:
         # A cause reported after the stop explains a consequence on any host, or the silence of its
         # own host. It does not excuse another host's silence: that came first.
-        if self._blamed_rank == CONSEQUENCE_RANK or report.host in self.first_failure:
+        if (self._blamed_rank or 0) >= ABORTED_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
             self.stop_reason = stops.first_failure(self._hosts, (report.host,), self.spec)
             self._bump_version()

@@ -32,9 +32,9 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Self
 
-from kinetic._core.exits import Exit
+from kinetic._core.exits import ABORTED_RANK, Exit
 from kinetic._core.options import Elastic
-from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.outcome import Outcome, Verdict, blame_rank
 from kinetic._core.values import dataclass
 
 MOST_FAULTS = 3
@@ -43,7 +43,6 @@ READY_S = 30.0
 """How long hosts that were not lost may take to wait for their place in the next attempt."""
 MOST_TAKEN_AWAY = 100
 """How many attempts of a job do not count because its cluster took a host away."""
-_SIGABRT = 6
 _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 
@@ -124,9 +123,8 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
     per_slice = len(outcome.reports) // len(slices)
-    # JAX aborts processes that have lost their coordinator: they are lost only if nobody died in
-    # another way.
-    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and r.signal != _SIGABRT]
+    # Hosts that aborted are lost only if nobody died in another way.
+    dead = [r.host for r in outcome.reports if r.exit.kind.fatal and blame_rank(r) != ABORTED_RANK]
     dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
     lost = {slices[host // per_slice] for host in [*dead, *(outcome.blamed if held_up else ())]}
