@@ -5,7 +5,6 @@ In: one `HostReport` per host, and why the gang was stopped. Out: one `Outcome`.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -15,6 +14,7 @@ from kinetic._core.exits import ABORTED_RANK, CONSEQUENCE_RANK, Exit, ProgramCod
 from kinetic._core.values import dataclass
 
 _MAX_RUNS = 12
+SIGABRT = 6
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def blame_rank(report: HostReport) -> int:
     """How much a host is to blame; lower is more. See `ExitKind.rank`."""
     if report.error is not None and report.error.consequence:
         return CONSEQUENCE_RANK
-    if report.exit.kind.fatal and report.signal == signal.SIGABRT:
+    if report.exit.kind.fatal and report.signal == SIGABRT:
         return ABORTED_RANK
     return report.exit.kind.rank
 
