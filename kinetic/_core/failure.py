@@ -129,7 +129,11 @@ def _echo(evidence: Evidence, error: RemoteError) -> str:
             "too busy for so many hosts, or does one of them compile or load for longer?"
         )
     if not ended:
-        return "This looks like the echo of another host's end; no host reported a cause."
+        return (
+            "A collective between the hosts failed, and no host had ended before: the message "
+            "above says why. What each host did: kinetic jobs logs "
+            f"{evidence.job_id} --all-hosts"
+        )
     have, them = ("has", "it") if len(ended) == 1 else ("have", "them")
     return (
         f"{name_hosts(ended)} {have} returned; the other hosts probably waited for {them} there in "

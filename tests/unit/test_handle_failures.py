@@ -295,7 +295,7 @@ def test_all_hosts_that_failed_alike_are_said_to(store, job, handle):
         handle.result()
 
 
-def test_an_echo_without_a_cause_is_called_an_echo(store, job, handle):
+def test_a_collective_that_fails_by_itself_is_not_called_an_echo(store, job, handle):
     put_outcome(
         store,
         job,
@@ -303,7 +303,10 @@ def test_an_echo_without_a_cause_is_called_an_echo(store, job, handle):
     )
     with pytest.raises(ValueError, match="reset") as caught:
         handle.result()
-    assert "echo of another host's end" in "\n".join(caught.value.__notes__)
+    notes = "\n".join(caught.value.__notes__)
+    assert "no host had ended before: the message above says why" in notes
+    assert f"kinetic jobs logs {job.job_id} --all-hosts" in notes
+    assert "echo" not in notes
 
 
 def test_a_killed_supervisor_is_told(store, backend, job, handle):

@@ -351,6 +351,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
                 configure({"jax_cpu_collectives_implementation": "gloo"})
             if not (world.compiled and keep_compiled(world.compiled)):
                 configure({"jax_enable_compilation_cache": False})  # see `keep_compiled`
+            exchange_in_scatter()
         with _claim_place(world.file):
             own = {
                 "cluster_detection_method": "deactivate",
@@ -492,6 +493,27 @@ def keep_compiled(folder: str) -> bool:
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", folder)
     return True
+
+
+def exchange_in_scatter() -> None:
+    """Have `psum_scatter` between processors exchange the parts and add them up. Of Gloo's
+    collectives, its reduce-scatter alone gives up after 30 s, and has no option for that."""
+    from jax import lax
+    from jax._src.lax import parallel
+    from jax.interpreters import mlir
+
+    def scatter(
+        x: Any, *, axis_name: Any, scatter_dimension: int, axis_size: int, **options: Any
+    ) -> Any:
+        at, shape = scatter_dimension, x.shape
+        if options["tiled"]:
+            x = x.reshape(*shape[:at], axis_size, shape[at] // axis_size, *shape[at + 1 :])
+        groups = options["axis_index_groups"]
+        parts = lax.all_to_all(x, axis_name, at, at, axis_index_groups=groups)
+        return parts.sum(at, dtype=x.dtype)
+
+    rule = mlir.lower_fun(scatter, multiple_results=False)
+    mlir.register_lowering(parallel.reduce_scatter_p, rule, platform="cpu")
 
 
 def _tell_slices(world: World) -> None:
