@@ -37,7 +37,9 @@ class _Log:
 
     def __init__(self) -> None:
         path = slices.read_variable(VARIABLE)
-        self.sender = Sender(Path(path)) if path else None
+        # A child of the worker may end without exit handlers: in os._exit, or with its pool.
+        is_child = os.getpgid(0) != os.getpid()
+        self.sender = Sender(Path(path), at_once=is_child) if path else None
         self.names: set[str] = set()
         self.is_told = False
 

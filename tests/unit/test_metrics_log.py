@@ -55,6 +55,8 @@ class Logged:
 @pytest.fixture
 def logged(tmp_path, monkeypatch) -> Iterator[Logged]:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics"))
+    own = os.getpid()  # As of a worker, which leads its group.
+    monkeypatch.setattr(os, "getpgid", lambda _: own)
     metrics._forget_in_fork()
     yield Logged(tmp_path / "metrics")
     metrics._forget_in_fork()
@@ -290,7 +292,6 @@ def test_a_fork_logs_for_itself(logged):
     if pid == 0:
         with contextlib.suppress(BaseException):
             kinetic.log(step=1, loss=1.0)
-            metrics._finish(True)
         os._exit(0)
     os.waitpid(pid, 0)
     kinetic.log(step=2, loss=2.0)
@@ -314,6 +315,15 @@ def test_what_the_children_of_a_pool_log_last_is_kept(logged):
     """They end without exit handlers."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         assert list(pool.map(log_in_a_child, range(6))) == list(range(6))
+    assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_what_the_children_of_a_pool_log_before_they_are_killed_is_kept(logged, method):
+    """A pool is terminated at the end of its block: its children get SIGTERM."""
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.map(log_in_a_child, range(6)) == list(range(6))
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
 
 

@@ -62,8 +62,10 @@ class MetricRow(NamedTuple):
 class Sender:
     """Appends the rows of this process to a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, at_once: bool = False) -> None:
+        """Append to this file; `at_once`: write numbers in the call that logs them."""
         self._path = path
+        self._at_once = at_once
         self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move rows.
         self._rows: deque[MetricRow] = deque()
         self._sending = _thread.allocate_lock()
@@ -80,7 +82,10 @@ class Sender:
             self.say(f"{MOST_ROWS} rows wait to be written: more are dropped until there is room.")
             return
         self._rows.append(row)
-        if not self._runs:
+        if self._at_once and not row.waits:
+            with self._sending:
+                self._send()
+        elif not self._runs:
             self._runs = True
             _thread.start_new_thread(self._run, ())
 
