@@ -5,7 +5,6 @@ In: what hosts have logged. Out: charts as points of an SVG, steps by host.
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 WIDTH, HEIGHT = 320, 96
-MOST_CHARTS = 24
+AT_ONCE = 8
+"""Charts that are drawn again in one message: each is some kilobytes, and a training that logs 64
+metrics changes all of them with each step."""
 _POINTS = 320
 _TAIL = 20
 """So many lines before the end of a log there are rows with a step, not only figures of a host."""
@@ -41,7 +42,7 @@ class Chart(NamedTuple):
         first, until: the ends of the horizontal axis, for people.
         lines: parts without a gap, each as the points of a polyline.
         dots: points between gaps, where they are.
-        points: JSON of what a pointer shows: position and words.
+        points: what a pointer shows, by its place from the left.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Chart(NamedTuple):
     until: str
     lines: tuple[str, ...]
     dots: tuple[tuple[float, float], ...]
-    points: str
+    points: tuple[tuple[float, str], ...]
 
 
 def draw_chart(series: Series) -> Chart:
@@ -72,14 +73,14 @@ def draw_chart(series: Series) -> Chart:
         return round(at[0], 1), round(at[1], 1)
 
     parts: list[list[tuple[float, float]]] = [[]]
-    points: list[tuple[float, float, str]] = []
+    points: list[tuple[float, str]] = []
     for x, y in zip(xs, few.values, strict=True):
         if not math.isfinite(y):
             parts.append([])
             continue
         parts[-1].append(place(x, y))
-        where = f"step {x:.0f}" if few.has_steps else text.duration(x - begin)
-        points.append((*place(x, y), f"{where}: {_number(series.name, y)}"))
+        where = f"{x:.0f}" if few.has_steps else text.duration(x - begin)
+        points.append((place(x, y)[0], f"{where}: {_number(series.name, y)}"))
     first = f"step {begin:.0f}" if few.has_steps else ""
     until = f"step {end:.0f}" if few.has_steps else text.duration(end - begin)
     return Chart(
@@ -91,7 +92,7 @@ def draw_chart(series: Series) -> Chart:
         until,
         tuple(" ".join(f"{x},{y}" for x, y in part) for part in parts if len(part) > 1),
         tuple(part[0] for part in parts if len(part) == 1),
-        json.dumps(points),
+        tuple(points),
     )
 
 
@@ -107,21 +108,29 @@ class ChartReader:
 
     def __init__(self, store: Store, ref: JobRef, host: int) -> None:
         self._reader = MetricsReader(store, ref, hosts=(host,))
-        self.charts: tuple[Chart, ...] = ()
-        self.left_out = 0
+        self._drawn: dict[str, tuple[int, float]] = {}
+        """Length and last time of each series as it was drawn last, in the order of drawing."""
+        self._is_behind = False
 
-    def look(self) -> bool:
-        """Draw the charts anew if there are new values; return whether there were.
+    def look(self) -> list[Chart]:
+        """Return the charts that were never drawn, and of those that have changed the `AT_ONCE`
+        that were drawn longest ago.
 
         Raises:
             StoreError: the store does not answer.
         """
-        if not self._reader.look():
-            return False
-        series = [one for one in self._reader.recording.series() if len(one)]
-        self.charts = tuple(draw_chart(one) for one in series[:MOST_CHARTS])
-        self.left_out = max(len(series) - MOST_CHARTS, 0)
-        return True
+        if not self._reader.look() and not self._is_behind:
+            return []
+        series = {one.name: one for one in self._reader.recording.series() if len(one)}
+        marks = {name: (len(one), one.times[-1]) for name, one in series.items()}
+        new = [name for name in series if name not in self._drawn]
+        changed = [name for name, mark in self._drawn.items() if marks.get(name, mark) != mark]
+        self._is_behind = len(changed) > AT_ONCE
+        chosen = [*new, *changed[:AT_ONCE]]
+        for name in chosen:
+            self._drawn.pop(name, None)
+            self._drawn[name] = marks[name]
+        return [draw_chart(series[name]) for name in chosen]
 
 
 class StepWatch:

@@ -28,7 +28,7 @@ _NOTEBOOKS = (
 )
 REFUSAL = (
     "This is not the address of a dashboard. Use the one that `kinetic dashboard` printed; it has "
-    "a token in it, and is good for as long as that command runs.\n"
+    "a token in it, another one for each start unless you name a port.\n"
 )
 
 

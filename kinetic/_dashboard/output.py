@@ -1,6 +1,7 @@
 """What hosts printed, as lines for a page: read on from where the last read ended, or searched.
 
-In: a job's handle, hosts, words. Out: lines of bounded length without control characters.
+In: a job's handle, hosts, words. Out: lines of bounded length without control characters but those
+that colour a terminal.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _KEPT_CHARS = 4 * LINE_CHARS
 _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
 )
+_COLOUR = re.compile(r"(\x1b\[[\d;]*m)")
+_CUT_COLOUR = re.compile(r"\x1b[^m]*$")
 
 
 class OutputLine(NamedTuple):
@@ -41,7 +44,7 @@ class OutputLine(NamedTuple):
         attempt: in which it was printed.
         time_ns: when its end arrived, in nanoseconds since the epoch; 0 if that is unknown.
         is_error: whether it came from stderr.
-        text: as shown.
+        text: as shown, with the sequences that colour it.
     """
 
     host: int
@@ -104,11 +107,14 @@ def _latest(line: str) -> str:
 
 
 def show_line(line: str, dropped: int = 0) -> str:
-    """Return a line without escape sequences, other control characters written out, and its end
-    cut off where it is long."""
-    whole = text.printable_lines(_ESCAPE.sub("", _latest(line)))
+    """Return a line without escape sequences but colours, other control characters written out, and
+    its end cut off where it is long."""
+    parts = _COLOUR.split(_latest(line))
+    parts[::2] = [text.printable_lines(_ESCAPE.sub("", part)) for part in parts[::2]]
+    whole = "".join(parts)
     more = max(len(whole) - LINE_CHARS, 0) + dropped
-    return f"{whole[:LINE_CHARS]} … {more:,} more characters" if more else whole
+    cut = _CUT_COLOUR.sub("", whole[:LINE_CHARS])
+    return f"{cut} … {more:,} more characters" if more else whole
 
 
 class OutputReader:
@@ -181,11 +187,11 @@ def search(
         size_bytes += len(chunk.data)
         folder = folders.setdefault(chunk.host, LineFolder())
         for line in folder.fold(chunk):
-            if wanted in line.text.casefold():
+            if wanted in _COLOUR.sub("", line.text).casefold():
                 lines.append(line)
         if len(lines) >= HITS or size_bytes >= SEARCH_BYTES or not is_wanted():
             return SearchResult(lines[:HITS], True, size_bytes)
     for host_of_rest, folder in folders.items():
-        if wanted in (rest := folder.rest()).casefold():
+        if wanted in _COLOUR.sub("", rest := folder.rest()).casefold():
             lines.append(OutputLine(host_of_rest, 0, 0, False, rest))
     return SearchResult(lines, False, size_bytes)

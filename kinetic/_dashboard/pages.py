@@ -208,7 +208,7 @@ class Pages:
             "job.html",
             ref=ref,
             scene=scene,
-            pieces=self._draw_job(scene) | {"charts": ""},
+            pieces=self._draw_job(scene),
             is_compiled=has_compile_report(self._access.store, ref),
         )
 
@@ -242,12 +242,11 @@ class Pages:
             return {"html": changed} if changed else None
 
         def read_charts() -> Message | None:
-            if not charts.look():
-                return None
-            html = self.render(
-                "_charts.html", ref=ref, charts=charts.charts, left_out=charts.left_out
-            )
-            return {"html": {"charts": html}}
+            drawn = [
+                (chart.name, self.render("_chart.html", chart=chart), chart.points)
+                for chart in charts.look()
+            ]
+            return {"charts": drawn} if drawn else None
 
         return (
             Source(read_output, max(_OUTPUT_S, least_s)),

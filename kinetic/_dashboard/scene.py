@@ -23,6 +23,7 @@ from kinetic.errors import KineticError, NotFound
 if TYPE_CHECKING:
     from kinetic._client.access import JobAccess
     from kinetic._core.gang.picture import AttemptPicture, GangPicture, HostPicture
+    from kinetic._core.outcome import Outcome
     from kinetic._core.ref import JobRef
 
 ACTIVITY_EVERY_S = 1.0
@@ -108,7 +109,10 @@ class JobScene(NamedTuple):
         left_out: how many earlier attempts there are.
         blamed: hosts that failed first.
         reason: why the job failed, whole.
+        traceback: of what the host to blame raised.
         cost: what it has cost, for people; "" if that is not known.
+        started_at: when its function started first.
+        ran: for how long it ran in all attempts, once it has ended.
     """
 
     ref: JobRef
@@ -118,7 +122,10 @@ class JobScene(NamedTuple):
     left_out: int = 0
     blamed: tuple[int, ...] = ()
     reason: str = ""
+    traceback: str = ""
     cost: str = ""
+    started_at: float | None = None
+    ran: str = ""
 
     @property
     def state(self) -> str:
@@ -131,13 +138,6 @@ class JobScene(NamedTuple):
         ended = [str(each).lower() for each in JobStatus if each.ended]
         return self.state in ended
 
-    @property
-    def started_at(self) -> float | None:
-        """When its function started; of a running job, in the last attempt."""
-        if self.standing.ended_at is not None:
-            return self.standing.started_at
-        return self.bars[-1].attempt.ready_at if self.bars else None
-
     def needs_attention(self) -> list[HostCell]:
         """Return the hosts that stand still, are silent, or have failed."""
         odd = ("stalled", "silent", "failed", _LOST)
@@ -145,6 +145,7 @@ class JobScene(NamedTuple):
 
 
 _BARS = 20
+_TRACEBACK_CHARS = 50_000
 
 
 class JobCamera:
@@ -189,7 +190,10 @@ class JobCamera:
             len(attempts) - len(bars),
             outcome.blamed if outcome is not None and not outcome.ok else (),
             outcome.reason if outcome is not None else standing.reason,
+            _read_traceback(outcome),
             self._cost,
+            gang.started_at,
+            text.duration(gang.ran_s(self._access.now())) if gang.started_at and outcome else "",
         )
         self._last = scene if outcome is not None else None
         return scene
@@ -212,6 +216,12 @@ class JobCamera:
                 self._steps = self._step_watch.look()
             if cost := self._access.board.cost(self._ref, gang):
                 self._cost = text.describe_cost(*cost, is_over=not runs)
+
+
+def _read_traceback(outcome: Outcome | None) -> str:
+    first = None if outcome is None else outcome.first
+    error = None if first is None else first.error
+    return "" if error is None else text.printable_lines(error.traceback[-_TRACEBACK_CHARS:])
 
 
 def draw_slices(

@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import html
 import os
+import re
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.responses import PlainTextResponse, RedirectResponse
 
+from kinetic._config import settings
 from kinetic._dashboard.guard import Guard, headers_of, is_allowed
 from kinetic._dashboard.pages import make_app, read_style
-from kinetic.errors import UsageError
+from kinetic._store import files
+from kinetic.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -50,7 +53,7 @@ class DashboardServer:
     def __init__(self, access: JobAccess, port: int = 0, *, is_framed: bool = False) -> None:
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
-        self._token, self._ticket = os.urandom(16).hex(), os.urandom(16).hex()
+        self._token, self._ticket = _find_token(port), os.urandom(16).hex()
         app = make_app(access, lambda: self._server.should_exit)
         self._guard = Guard(app, self._token, read_style(), is_framed=is_framed)
         config = uvicorn.Config(
@@ -130,6 +133,23 @@ class DashboardServer:
         response.headers["referrer-policy"] = "no-referrer"
         response.headers["cache-control"] = "no-store"
         await response(scope, receive, send)
+
+
+def _find_token(port: int) -> str:
+    """Return what is to be in every address: where a port was named, the same as when it was named
+    last, so that open tabs and bookmarks live on."""
+    token = os.urandom(16).hex()
+    if not port:
+        return token
+    home = settings.load().home
+    path = home / "dashboard" / str(port)
+    with contextlib.suppress(OSError, UnicodeError, StoreError):  # Then it is good for one start.
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_below(path.parent, home)
+        if path.exists() and re.fullmatch("[0-9a-f]{32}", before := files.content(path).decode()):
+            return before
+        files.save(path, [token.encode()])
+    return token
 
 
 def _listen(port: int) -> socket.socket:

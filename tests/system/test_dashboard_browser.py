@@ -7,6 +7,7 @@ Without a browser the tests are skipped: `apt-get install chromium chromium-driv
 from __future__ import annotations
 
 import http.server
+import json
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from array import array
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,13 +24,17 @@ import pytest
 from dashboard_cases import PHONE, WIDE, Page, Showcase, missing_programs, open_browser, serve
 from gangs import wait_until
 from on_dashboard import run_on, save_step_three, stand_still, train
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 import kinetic
 from kinetic._client.access import open_access
+from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.metrics import Rows
 from kinetic._core.outcome import Verdict
 from kinetic._store import index
+from kinetic._store.base import folder_of
 from kinetic.errors import StoreError
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
@@ -269,6 +275,123 @@ def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown):
     for key in (Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT):
         shown.press(key)
     assert shown.run("return document.activeElement.id") == "host-518"
+
+
+# -- output, metrics ------------------------------------------------------------------------------
+
+WRAPPED = b"".join(b"line %d " % number + b"words " * 80 + b"\n" for number in range(300))
+END_IN_VIEW = """
+const box = document.getElementById("lines"), last = box.lastElementChild;
+return !!last && last.getBoundingClientRect().bottom <= box.getBoundingClientRect().bottom + 1;
+"""
+
+
+def test_the_newest_lines_stay_in_view_however_they_wrap(show, shown):
+    ref = show.add(1)
+    printed = show.backend.output[ref.job_id] = [WRAPPED + b"ValueError: the cause\n"]
+    shown.open(f"jobs/{ref.job_id}").wait_for("ValueError", "#lines")
+    wait_until(lambda: shown.run(END_IN_VIEW), "the end of the output is not in view")
+    printed.append(WRAPPED + b"the last line\n")
+    shown.wait_for("the last line", "#lines")
+    wait_until(lambda: shown.run(END_IN_VIEW), "the page has stopped following")
+    shown.resize(PHONE)
+    wait_until(lambda: shown.run(END_IN_VIEW), "the page does not follow where lines wrap anew")
+    assert not shown.find("#newest").is_displayed()
+
+    shown.run('document.getElementById("lines").scrollTop -= 500')
+    wait_until(lambda: shown.find("#newest").is_displayed(), "who scrolls up is not left alone")
+    printed.append(b"one more line\n")
+    shown.wait_for("one more line", "#lines")
+    assert not shown.run(END_IN_VIEW)
+    shown.click("#newest")
+    wait_until(lambda: shown.run(END_IN_VIEW), "the button does not lead to the end")
+
+
+def test_colours_of_a_terminal_are_shown(show, shown):
+    ref = show.add(1)
+    show.backend.output[ref.job_id] = [
+        b"plain \x1b[1;31mred and\nbold\x1b[0m \x1b[38;5;10mgreen\x1b[38;2;1;2;3mother\x1b[m <b>\n",
+        b"\x1b[94mno end",
+    ]
+    shown.open(f"jobs/{ref.job_id}").wait_for("no end", "#lines")
+    spans = """return [...document.querySelectorAll("#lines > div > span")]
+        .map((span) => [span.className, span.textContent])"""
+    assert shown.run(spans) == [
+        ["ansi-1 bold", "red and"],
+        ["ansi-1 bold", "bold"],
+        ["ansi-2", "green"],
+        ["ansi-4", "no end"],
+    ]
+    assert shown.text("#lines").splitlines()[1] == "bold greenother <b>"
+    shown.find("#search").send_keys("and")
+    shown.wait_for("1 line in", "#hits")
+    assert shown.text("#found") == "plain red and"
+
+
+def log(show, ref, values, step):
+    """What host 0 logs with a step."""
+    path = folder_of(show.store) / layout.HostKeys(ref.job_id, 1, 0).metrics
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = array("d", [step]), array("q", [step]), [array("d", [v]) for v in values.values()]
+    with path.open("ab") as file:
+        file.write(Rows(tuple(values), *columns).encode())
+
+
+def test_all_metrics_are_drawn_in_groups_and_found_by_name(show, shown):
+    ref = show.add(1)
+    show.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
+    names = ["loss", *(f"grads/layer_{number}" for number in range(40)), "host/<i>x</i>"]
+    for step in (1, 2):
+        log(show, ref, dict.fromkeys(names, -1.25e-5 * step), step)
+    shown.open(f"jobs/{ref.job_id}").wait_for("layer_39", "#groups")
+    assert shown.count("#groups figure") == len(names)
+    assert shown.count("#groups details[open]") == 3
+    clipped = """return [...document.querySelectorAll(".high, .low")]
+        .filter((label) => label.scrollWidth > label.clientWidth)
+        .map((label) => label.textContent)"""
+    assert shown.run(clipped) == []
+    shown.find("#find-chart").send_keys("LAYER_3")
+    visible = "return [...document.querySelectorAll('#groups figure:not([hidden])')].length"
+    wait_until(lambda: shown.run(visible) == 11, "the metrics are not filtered")
+    assert shown.count("#groups details[hidden]") == 2
+    assert shown.complaints() == []
+
+
+def test_a_value_under_the_pointer_and_a_selection_survive_an_update(show, shown):
+    joined = [GangEvent(EventKind.JOINED, host=host, time=1.0) for host in range(2)]
+    events = [*joined, GangEvent(EventKind.READY, time=2.0)]
+    ref = show.add(1, hosts=2, accelerator="tpu-v6e-8", events=events)
+    show.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
+    for step in (0, 1):
+        log(show, ref, {"loss": 2.0}, step)
+    shown.open(f"jobs/{ref.job_id}").wait_for("loss", "#groups")
+    shown.wait_for("running", "#slice-0")
+    svg = shown.find("#groups svg")
+    ActionChains(shown.browser).move_to_element(svg).perform()
+    shown.wait_for("0: 2", "#groups .at")
+    select = "getSelection().selectAllChildren(document.querySelector(arguments[0]))"
+    shown.run(select, "#slice-0 .slice-head b")
+    selected = shown.run("return getSelection().toString()")
+    assert "tpu-v6e-8" in selected
+
+    log(show, ref, {"loss": 7.0}, 2)
+    events.append(GangEvent(EventKind.STALLED, hosts=(0,), time=3.0))
+    lines = "".join(f"{json.dumps(each.to_json())}\n" for each in events)
+    show.store.put(layout.JobKeys(ref.job_id).events, lines.encode())
+    shown.wait_for("stalled", "#slice-0")
+    shown.wait_for("1: 2", "#groups .at")
+    assert shown.count("#groups .needle") == 1
+    assert shown.run("return getSelection().toString()") == selected
+
+
+def test_a_host_that_does_not_exist_is_corrected_where_it_was_written(show, shown):
+    ref = show.add(1, hosts=4, accelerator="tpu-v6e-16")
+    shown.open(f"jobs/{ref.job_id}").wait_for("running", "#head")
+    for written, meant in (("99", "3"), ("-1", "0"), ("", "0"), ("2", "2")):
+        field = shown.find("#host")
+        shown.run("arguments[0].value = arguments[1]", field, written)
+        shown.run("arguments[0].dispatchEvent(new Event('change'))", field)
+        assert field.get_property("value") == meant
 
 
 # -- faults ----------------------------------------------------------------------------------------

@@ -203,7 +203,9 @@ def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Captur
     told = "".join(json.dumps(event.to_json()) + "\n" for event in events)
     world.store.put(layout.JobKeys("job-00000001").events, told.encode())
     assert world("jobs", "status", "job-00000001") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    out = capsys.readouterr().out
+    assert "(running for 40s in 2 attempts)" in out
+    lines = [line.split() for line in out.splitlines() if line]
     first = next(line for line in lines if line[:1] == ["1"])
     assert first[-5:] == ["10s", "failed", "host", "1:", "lost"]
     assert ["0", "running"] in [line[:2] for line in lines], "as far as events tell"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import threading
 import time
 from array import array
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +32,18 @@ from kinetic._compile.report import describe_refusal
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
 from kinetic._core.events import EventKind, GangEvent
+from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import Gang
 from kinetic._core.gang.messages import Activity, GangSpec, Heartbeat
 from kinetic._core.gang.picture import picture_of
 from kinetic._core.metrics import Rows
-from kinetic._core.outcome import Verdict
+from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
-from kinetic._dashboard import batches, output, scene
+from kinetic._dashboard import batches, charts, output, scene
 from kinetic._dashboard.board_watch import BoardWatch, JobList
+from kinetic._dashboard.charts import ChartReader
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.pages import Pages
 from kinetic._dashboard.server import DashboardServer
@@ -305,7 +309,7 @@ def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
     columns = array("d", [NOW, NOW]), array("q", [0, 1]), [array("d", [2.0, 1.0])]
     world.store.path(key).write_bytes(Rows(("loss",), *columns).encode())
     pages = Pages(world.access, lambda: False)
-    printed, job, charts = pages.sources_of(ref, 0)
+    printed, job, curves = pages.sources_of(ref, 0)
     first = job.poll()
     assert first is not None
     assert "charts" not in first["html"]
@@ -315,10 +319,58 @@ def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
     assert lines is not None
     assert [line[4] for line in lines["lines"]] == ["a line"]
     assert printed.poll() is None
-    drawn = charts.poll()
+    drawn = curves.poll()
     assert drawn is not None
-    assert ">loss</span>" in drawn["html"]["charts"]
-    assert charts.poll() is None
+    ((name, figure, points),) = drawn["charts"]
+    assert (name, ">loss</span>" in figure) == ("loss", True)
+    assert list(points) == [(0.0, "0: 2"), (320.0, "1: 1")]
+    assert curves.poll() is None
+
+
+def test_a_failed_job_shows_what_its_first_host_raised(server: DashboardServer, world: World):
+    ref = world.add()
+    trace = "Traceback (most recent call last):\n  <here>\x1b[2J\nValueError: no"
+    reports = (
+        HostReport(0, Exit.STOPPED),
+        HostReport(1, Exit.RAISED, error=RemoteError("ValueError", "no", trace)),
+    )
+    outcome = Outcome(Verdict.FAILED, (1,), "host 1: ValueError: no", reports, ended_at=NOW)
+    index.write_outcome(world.store, ref.job_id, outcome)
+    _, _, body = ask(server, f"{path_of(server)}jobs/{ref.job_id}")
+    shown = html.unescape(body.partition('aria-label="Traceback">')[2].partition("</pre>")[0])
+    assert shown == trace.replace("\x1b", "\\x1b")
+    assert body.index("ValueError: no</pre>") < body.index('id="attempts"')
+    # The output that is shown first is that of the host to blame.
+    assert 'max="1" value="1"' in body
+    assert "output?host=1" in body
+
+
+def log(world: World, ref: JobRef, names: Iterable[str], step: int) -> None:
+    path = world.store.path(layout.HostKeys(ref.job_id, 1, 0).metrics)
+    world.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = array("d", [NOW + step]), array("q", [step]), [array("d", [1.0]) for _ in names]
+    with path.open("ab") as file:
+        file.write(Rows(tuple(names), *columns).encode())
+
+
+def test_only_charts_that_have_changed_are_sent_and_all_in_turn(world: World):
+    ref = world.add()
+    names = [f"m/{number}" for number in range(3 * charts.AT_ONCE)]
+    reader = ChartReader(world.store, ref, 0)
+
+    def look() -> list[str]:
+        return [chart.name for chart in reader.look()]
+
+    log(world, ref, names, 1)
+    assert look() == names
+    assert look() == []
+    log(world, ref, names[:2], 2)
+    assert look() == names[:2]
+    log(world, ref, names, 3)
+    turns = [look() for _ in range(4)]
+    # Those that were drawn last come last, and nothing is drawn for nothing.
+    assert turns == [names[2:10], names[10:18], [*names[18:], *names[:2]], []]
 
 
 # -- output ---------------------------------------------------------------------------------------

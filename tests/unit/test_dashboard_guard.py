@@ -16,6 +16,7 @@ import dashboard_world
 from dashboard_world import World, ask, path_of
 
 import kinetic
+from kinetic._config import settings
 from kinetic._dashboard import start
 from kinetic._dashboard.guard import is_allowed
 from kinetic._dashboard.server import DashboardServer
@@ -171,3 +172,22 @@ def test_a_notebook_gets_one_server_in_a_frame():
     second = kinetic.dashboard()
     second.close()
     assert second is not first
+
+
+def test_a_port_that_is_named_keeps_its_address_over_a_restart(world: World):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def start_anew(port: int) -> str:
+        server = DashboardServer(world.access, port)
+        server.close()
+        return path_of(server)
+
+    first = start_anew(port)
+    assert start_anew(port) == first
+    file = settings.load().home / "dashboard" / str(port)
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    file.write_text("../x")
+    assert re.fullmatch("/[0-9a-f]{32}/", second := start_anew(port))
+    assert second not in (first, start_anew(0))

@@ -156,3 +156,31 @@ def test_the_slices_of_an_elastic_job():
     assert [host.state for host in second.members] == [HostState.RUNNING] * 2
     assert second.to_json()["slices"] == [1]
     assert parse(lines(*events)) == events
+
+
+def test_how_long_a_job_ran_counts_all_its_attempts_and_no_wait_between_them():
+    events = [
+        happened("ready", time=1.0),
+        happened("ended", verdict=Verdict.FAILED, hosts=(0,), time=5.0),
+        happened("formed", hosts=(0,), attempt=2, time=8.0),
+        happened("ready", attempt=2, time=10.0),
+    ]
+    running = picture_of(events, 1)
+    assert (running.started_at, running.ran_s(12.0)) == (1.0, 6.0)
+    outcome = judge(1, [HostReport(0, Exit.SIGNAL, started_at=10.5)], now=13.0, attempt=2)
+    ended = picture_of(events, 1, outcome)
+    assert (ended.started_at, ended.ran_s(99.0)) == (1.0, 7.0)
+    # A function that was over at once has left no event.
+    at_once = picture_of([], 1, judge(1, [HostReport(0, Exit.SIGNAL, started_at=3.0)], now=4.0))
+    assert (at_once.started_at, at_once.ran_s(99.0)) == (3.0, 1.0)
+    assert (picture_of([], 1).started_at, picture_of([], 1).ran_s(9.0)) == (None, 0.0)
+
+
+def test_hosts_that_left_to_make_room_have_not_failed():
+    events = [
+        happened("report", 0, Exit.LEFT),
+        happened("report", 1, Exit.LEFT),
+        happened("ended", verdict=Verdict.FAILED, hosts=(0, 1, 7), time=5.0),
+    ]
+    (attempt,) = picture_of(events, 2).attempts
+    assert (attempt.blamed, attempt.failed_first) == ((0, 1, 7), (7,))

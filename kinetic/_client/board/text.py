@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+_JOINERS = "\u200c\u200d"
+"""They join letters and pictures, and steer nothing."""
 
 
 def age(seconds: float) -> str:
@@ -69,16 +71,17 @@ def printable(value: object) -> str:
     """Return one line without control characters: a name from a record must not steer the
     terminal."""
     text = str(value)
-    return (
-        text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text).strip()
-    )
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _JOINERS else " " for c in text).strip()
 
 
 def printable_lines(value: str) -> str:
     """Return text of several lines with its control characters written out: what a host says must
     not steer the terminal."""
+    allowed = f"\n\t{_JOINERS}"
     return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in value
+        c if c.isprintable() or c in allowed else c.encode("unicode_escape").decode() for c in value
     )
 
 

@@ -6,7 +6,7 @@ each of its hosts. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +67,12 @@ class AttemptPicture:
         """The hosts that take part."""
         return self.hosts[: self.size or None]
 
+    @property
+    def failed_first(self) -> tuple[int, ...]:
+        """The hosts to blame, without those that left to make room: nothing failed there."""
+        left = [host for host, picture in enumerate(self.hosts) if picture.exit is Exit.LEFT]
+        return tuple(host for host in self.blamed if host not in left)
+
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return {
@@ -96,18 +102,28 @@ class GangPicture:
         """The last attempt."""
         return self.attempts[-1]
 
+    @property
+    def started_at(self) -> float | None:
+        """When the function started first."""
+        return next((a.ready_at for a in self.attempts if a.ready_at is not None), None)
+
+    def ran_s(self, now: float) -> float:
+        """For how many seconds the function ran in all attempts; not how long it waited between
+        them."""
+        return sum(seconds for _, seconds in self._runs(now))
+
     def paid_s(self, slices: int, now: float) -> float:
         """For how many seconds all slices could have run for what those of the attempts have cost.
         What an attempt costs begins when its function may start: nobody knows here since when its
         machines were there."""
+        runs = self._runs(now)
+        return sum(seconds * (len(run.slices) or slices) / slices for run, seconds in runs)
+
+    def _runs(self, now: float) -> Iterator[tuple[AttemptPicture, float]]:
         ends = [*(attempt.began_at for attempt in self.attempts[1:]), now]
-        return sum(
-            max((attempt.ended_at or end or now) - attempt.ready_at, 0.0)
-            * (len(attempt.slices) or slices)
-            / slices
-            for attempt, end in zip(self.attempts, ends, strict=True)
-            if attempt.ready_at is not None
-        )
+        for attempt, end in zip(self.attempts, ends, strict=True):
+            if attempt.ready_at is not None:
+                yield attempt, max((attempt.ended_at or end or now) - attempt.ready_at, 0.0)
 
 
 def picture_of(
@@ -189,9 +205,11 @@ def _apply_outcome(attempt: AttemptPicture, outcome: Outcome) -> AttemptPicture:
     for report in outcome.reports:
         if 0 <= report.host < len(hosts):
             hosts[report.host] = HostPicture(report.exit.kind.shown, report.exit, report.detail)
+    started = [report.started_at for report in outcome.reports if report.started_at]
     return replace(
         attempt,
         hosts=tuple(hosts),
+        ready_at=attempt.ready_at or min(started, default=None),
         ended_at=outcome.ended_at or attempt.ended_at,
         verdict=outcome.verdict,
         reason=outcome.reason,

@@ -49,9 +49,26 @@ function showLink(state, words) {
 function replace(id, html) {
   const element = $(id);
   if (!element) return location.reload();
-  const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
-  element.innerHTML = html;
-  if (focused && $(focused)) $(focused).focus({ preventScroll: true });
+  const fresh = document.createElement("template");
+  fresh.innerHTML = html;
+  renew(element, fresh.content);
+}
+// Make the children of an element those of another one. Nodes that are alike stay: with the focus, a selection, the pointer.
+function renew(element, fresh) {
+  const before = [...element.childNodes], after = [...fresh.childNodes];
+  after.forEach((node, n) => {
+    const old = before[n];
+    if (!old) element.append(node);
+    else if (old.nodeName !== node.nodeName || old.id !== node.id) old.replaceWith(node);
+    else if (!node.attributes) { if (old.data !== node.data) old.data = node.data; }
+    else {
+      const same = old.dataset.at === node.dataset.at;
+      for (const { name } of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
+      for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+      if (!same || !old.matches("time")) renew(old, node); // the script has written the others' text
+    }
+  });
+  for (const old of before.slice(after.length)) old.remove();
 }
 function receive(message) {
   for (const [id, html] of Object.entries(message.html || {})) replace(id, html);
@@ -167,7 +184,7 @@ function listJobs() {
     total = found.total;
     isPart = !!(state || filter.value);
     const was = document.activeElement && rows.contains(document.activeElement) ? document.activeElement.id : "";
-    if (found.html !== shown) { rows.innerHTML = shown = found.html; rows.dataset.from = from; }
+    if (found.html !== shown) { replace("rows", shown = found.html); rows.dataset.from = from; }
     if (was && $(was)) $(was).focus({ preventScroll: true });
     lay();
     tick();
@@ -203,6 +220,9 @@ function listJobs() {
 
 function chosenHost() { return $("host") ? Math.max(0, Math.min(+$("host").value || 0, +$("host").max)) : 0; }
 function chooseHost() {
+  $("host").value = chosenHost();
+  figures.clear();
+  $("groups").replaceChildren();
   $("download").href = `jobs/${$("output").dataset.job}/output?host=${chosenHost()}`;
   markHost();
   reconnect();
@@ -222,7 +242,26 @@ function moveAmongSquares(event) {
   event.preventDefault();
   if (next) next.focus();
 }
-function makeLine([host, attempt, at, isError, words], named, mark) {
+// Colours of a terminal: codes as "1;31" change a style, which lasts until the next ones.
+const CODES = /\x1b\[([\d;]*)m/;
+function restyle(style, codes) {
+  const numbers = codes.split(";").map(Number);
+  let { colour, bold } = style;
+  while (numbers.length) {
+    const code = numbers.shift();
+    if (code === 0) colour = bold = "";
+    else if (code === 1) bold = "bold";
+    else if (code === 22) bold = "";
+    else if (code === 39) colour = "";
+    else if ((code >= 30 && code < 38) || (code >= 90 && code < 98)) colour = "ansi-" + code % 10;
+    else if (code === 38 || code === 48) { // of 256, or of all, of which only the first 16 have a tone for both grounds
+      const [kind, number] = numbers.splice(0, numbers[0] === 5 ? 2 : 4);
+      if (code === 38) colour = kind === 5 && number < 16 ? "ansi-" + number % 8 : "";
+    }
+  }
+  return { colour, bold };
+}
+function makeLine([host, attempt, at, isError, painted], { named, mark, style = {} } = {}) {
   const line = document.createElement("div");
   if (isError) line.className = "err";
   if (named) {
@@ -232,21 +271,37 @@ function makeLine([host, attempt, at, isError, words], named, mark) {
     line.append(who);
   }
   if (at) line.title = `${new Date(at * 1000).toLocaleString()} · attempt ${attempt}`;
+  const parts = painted.split(CODES), words = parts.filter((_, n) => n % 2 === 0).join("");
   const where = mark ? words.toLowerCase().indexOf(mark.toLowerCase()) : -1;
-  if (where < 0) { line.append(words); return line; }
-  const hit = document.createElement("mark");
-  hit.textContent = words.slice(where, where + mark.length);
-  line.append(words.slice(0, where), hit, words.slice(where + mark.length));
+  if (where >= 0) {
+    const hit = document.createElement("mark");
+    hit.textContent = words.slice(where, where + mark.length);
+    line.append(words.slice(0, where), hit, words.slice(where + mark.length));
+    return line;
+  }
+  parts.forEach((part, n) => {
+    if (n % 2) return Object.assign(style, restyle(style, part));
+    const name = [style.colour, style.bold].filter(Boolean).join(" ");
+    const piece = name ? document.createElement("span") : null;
+    if (piece) { piece.className = name; piece.textContent = part; }
+    if (part) line.append(piece || part);
+  });
   return line;
 }
 function showOutput() {
   const lines = $("lines"), newest = $("newest");
-  let open = null, attempt = 0, follows = true;
+  let open = null, attempt = 0, follows = true, top = 0, style = {};
   const atEnd = () => lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
-  lines.addEventListener("scroll", () => { follows = atEnd(); newest.hidden = follows || lines.hidden; }, { passive: true });
-  newest.addEventListener("click", () => { lines.scrollTop = lines.scrollHeight; });
+  const follow = () => { if (follows) lines.scrollTop = lines.scrollHeight; };
+  lines.addEventListener("scroll", () => { // Only scrolling up ends it: lines that wrap anew move the end away, too.
+    follows = atEnd() || (follows && lines.scrollTop >= top);
+    top = lines.scrollTop;
+    newest.hidden = follows || lines.hidden;
+  }, { passive: true });
+  newest.addEventListener("click", () => { follows = true; follow(); });
+  new ResizeObserver(follow).observe(lines);
   listeners.push((message) => {
-    if (message.opened) { lines.replaceChildren(); open = null; attempt = 0; follows = true; markHost(); }
+    if (message.opened) { lines.replaceChildren(); open = null; attempt = 0; follows = true; style = {}; markHost(); }
     if (message.html) markHost();
     if (!message.lines) return;
     const added = document.createDocumentFragment();
@@ -257,14 +312,14 @@ function showOutput() {
         added.append(mark);
       }
       attempt = each[1];
-      added.append(makeLine(each));
+      added.append(makeLine(each, { style }));
     }
     if (open) open.remove();
-    open = message.open ? makeLine([0, 0, 0, 0, message.open]) : null;
+    open = message.open ? makeLine([0, 0, 0, 0, message.open], { style: { ...style } }) : null;
     if (open) added.append(open);
     lines.append(added);
     while (lines.childElementCount > MOST_LINES) lines.firstChild.remove();
-    if (follows) lines.scrollTop = lines.scrollHeight;
+    follow();
   });
   let timer = 0;
   const soon = () => { clearTimeout(timer); timer = setTimeout(searchOutput, 200); };
@@ -283,7 +338,7 @@ async function searchOutput() {
   try {
     const result = await ask(`jobs/${$("output").dataset.job}/search?` + new URLSearchParams({ q: words, host: all ? "all" : chosenHost() }), { signal: mine.signal });
     if (searchOutput.last !== mine) return;
-    found.replaceChildren(...result.lines.map((line) => makeLine(line, all, words)));
+    found.replaceChildren(...result.lines.map((line) => makeLine(line, { named: all, mark: words })));
     const n = result.lines.length;
     setText($("hits"), `${n}${result.cut && n ? " or more" : ""} ${n === 1 ? "line" : "lines"} in ${result.cut ? "the first " : ""}${result.size}`);
   } catch (error) { if (searchOutput.last === mine) setText($("hits"), error.message); }
@@ -291,16 +346,60 @@ async function searchOutput() {
 
 // -- charts -----------------------------------------------------------------------------------------------------------
 
-document.addEventListener("pointermove", (event) => {
-  const svg = event.target.closest ? event.target.closest("svg[data-points]") : null;
+const figures = new Map(); // by the metric's name
+function showCharts() {
+  const find = $("find-chart"), groups = $("groups");
+  function add(name) {
+    const [prefix, rest] = name.split("/", 2), title = rest === undefined ? "general" : prefix;
+    let group = [...groups.children].find((each) => each.dataset.title === title);
+    if (!group) {
+      group = document.createElement("details");
+      group.innerHTML = '<summary></summary><div class="charts"></div>';
+      group.dataset.title = group.firstChild.textContent = title;
+      group.open = true;
+      groups.append(group);
+    }
+    const figure = document.createElement("figure");
+    figure.className = "chart";
+    group.lastChild.append(figure);
+    figures.set(name, figure);
+    return figure;
+  }
+  function filter() {
+    const wanted = find.value.toLowerCase();
+    for (const [name, figure] of figures) figure.hidden = !name.toLowerCase().includes(wanted);
+    for (const group of groups.children) {
+      group.hidden = !group.querySelector("figure:not([hidden])");
+      if (wanted) group.open = true;
+    }
+  }
+  find.addEventListener("input", filter);
+  listeners.push((message) => {
+    if (!message.charts) return;
+    for (const [name, html, points] of message.charts) {
+      const figure = figures.get(name) || add(name), fresh = document.createElement("template");
+      fresh.innerHTML = html;
+      renew(figure, fresh.content);
+      figure.points = points;
+    }
+    $("charts").hidden = false;
+    filter();
+    point();
+  });
+}
+
+let pointer = null; // the chart under it may change
+document.addEventListener("pointermove", (event) => { pointer = event; point(); });
+function point() {
+  const under = pointer && document.elementFromPoint(pointer.clientX, pointer.clientY), svg = under && under.closest(".chart svg");
   for (const needle of document.querySelectorAll(".needle")) if (needle.parentNode !== svg) {
     needle.closest(".chart").querySelector(".at").textContent = "";
     needle.remove();
   }
   if (!svg) return;
-  const points = JSON.parse(svg.dataset.points), box = svg.getBoundingClientRect();
+  const { points } = svg.parentNode, box = svg.getBoundingClientRect();
   if (!points.length) return;
-  const x = (event.clientX - box.left) / box.width * 320;
+  const x = (pointer.clientX - box.left) / box.width * 320;
   const nearest = points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
   let needle = svg.querySelector(".needle");
   if (!needle) {
@@ -309,8 +408,8 @@ document.addEventListener("pointermove", (event) => {
     svg.append(needle);
   }
   for (const [name, value] of [["x1", nearest[0]], ["x2", nearest[0]], ["y1", 0], ["y2", 96]]) needle.setAttribute(name, value);
-  setText(svg.closest(".chart").querySelector(".at"), nearest[2]);
-});
+  setText(svg.parentNode.querySelector(".at"), nearest[1]);
+}
 
 // -- keys -------------------------------------------------------------------------------------------------------------
 
@@ -325,7 +424,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 if ($("jobs")) listJobs();
-if ($("output")) showOutput();
+if ($("output")) { showOutput(); showCharts(); }
 tick();
 setInterval(tick, 1000);
 connect();

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kinetic._client.batch.records import Batch
     from kinetic._client.board.activity import HostLine
-    from kinetic._core.gang.picture import AttemptPicture
+    from kinetic._core.gang.picture import AttemptPicture, GangPicture
     from kinetic._core.outcome import HostReport, Outcome
     from kinetic._core.plan import Cost
     from kinetic._core.ref import JobRef
@@ -86,8 +86,8 @@ Examples:
   kinetic jobs prune --older-than 7d
 """
 
-_LIST_HELP = """List jobs, newest first. TIME is how long the function ran, or has been running; AGE
-counts from submission.
+_LIST_HELP = """List jobs, newest first. TIME is how long the function ran in its last attempt, or
+has been running; AGE counts from submission.
 
 \b
 Examples:
@@ -221,9 +221,10 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     gang = app.board.gang(ref, outcome)
     attempts, cost = gang.attempts, app.board.cost(ref, gang)
     if outcome is None:
-        standing = app.board.look_at(ref)._replace(started_at=attempts[-1].ready_at)
+        standing = app.board.look_at(ref)
     else:
         standing = standing_of_verdict(outcome.to_json(), ref.created_at)
+    standing = standing._replace(started_at=gang.started_at)
     members = _members(app, ref) if outcome is None else []
     if as_json:
         current = _document(standing) | {
@@ -234,7 +235,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
         return output.json_document(
             ref.attributes() | current | {"outcome": outcome.to_json() if outcome else None}
         )
-    facts = _facts(app, ref, standing, outcome)
+    facts = _facts(app, ref, standing, outcome, gang)
     if cost is not None and not cost[0].is_simulated:
         facts.append(("Cost", text.describe_cost(*cost, is_over=outcome is not None)))
     if outcome is None and (awaited := attempts[-1].awaited):
@@ -306,6 +307,7 @@ def _facts(
     ref: JobRef,
     standing: JobStanding,
     outcome: Outcome | None,
+    gang: GangPicture,
 ) -> list[tuple[str, str]]:
     from kinetic._client.board import shape  # lists do without
 
@@ -324,12 +326,7 @@ def _facts(
         ),
         ("Output", ref.output_dir),
         ("Created", f"{_timestamp(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
-        (
-            "Started",
-            _describe_start(
-                standing.started_at, None if outcome is None else outcome.ended_at, now
-            ),
-        ),
+        ("Started", _describe_start(gang, standing.ended_at, now)),
     ]
     facts = [(name, value) for name, value in facts if value]
     return facts if outcome is None else facts + _ending_facts(ref, outcome)
@@ -343,11 +340,12 @@ def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
     return 1 if plan is None else plan.options.slices
 
 
-def _describe_start(started_at: float | None, ended_at: float | None, now: float) -> str:
-    if started_at is None:
+def _describe_start(gang: GangPicture, ended_at: float | None, now: float) -> str:
+    if gang.started_at is None:
         return ""
-    ran = text.duration((ended_at or now) - started_at)
-    return f"{_timestamp(started_at)} ({f'ran for {ran}' if ended_at else f'running for {ran}'})"
+    ran = f"{'ran' if ended_at else 'running'} for {text.duration(gang.ran_s(now))}"
+    attempts = f" in {len(gang.attempts)} attempts" if len(gang.attempts) > 1 else ""
+    return f"{_timestamp(gang.started_at)} ({ran}{attempts})"
 
 
 def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
