@@ -6,6 +6,7 @@ that sends; nothing of Ray is needed on this side.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -99,6 +100,7 @@ class RayJob:
         metadata: as it was submitted.
         node_id: where the driver runs; "" while it does not.
         exit_code: of the driver, once it has ended.
+        error_type: in Ray's words; "" while nothing failed.
         entrypoint, runtime_env: as they were submitted.
     """
 
@@ -110,6 +112,7 @@ class RayJob:
     exit_code: int | None = None
     entrypoint: str = ""
     runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    error_type: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -171,6 +174,14 @@ class JobsApi:
         if "ray_version" not in document:
             raise explain_stranger(self.address)
         return str(document["ray_version"])
+
+    def versions(self) -> tuple[str, str]:
+        """Return the versions of Ray and of its Python, "" where an older Ray does not say it."""
+        ray, python = self.version(), ""
+        with contextlib.suppress(NotFound):
+            document = self._ask("GET", "/api/v0/cluster_metadata").get("data") or {}
+            python = str(document.get("pythonVersion") or "")
+        return ray, python
 
     def nodes(self) -> list[RayNode]:
         """Return all nodes, dead ones too."""
@@ -385,6 +396,7 @@ def _read_job(row: Mapping[str, Any]) -> RayJob:
         row.get("driver_exit_code"),
         str(row.get("entrypoint") or ""),
         dict(row.get("runtime_env") or {}),
+        str(row.get("error_type") or ""),
     )
 
 

@@ -116,3 +116,14 @@ def last_line(text: str) -> str:
     """Return what a traceback of Ray's says in the end."""
     lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
     return lines[-1].rstrip(".")[:500] if lines else "it does not say why"
+
+
+_MOST_CHARS = 1000
+_OF_INSTALLER = re.compile(r".*Last \d+ lines of std(?:out|err):", re.DOTALL)
+
+
+def last_words(text: str) -> str:
+    """Return the end of a message of Ray's in one line, what an installer printed without the
+    frames before it: the cause comes last."""
+    words = " ".join(_OF_INSTALLER.sub("", text).split())
+    return words if len(words) <= _MOST_CHARS else f"… {words[-_MOST_CHARS:]}"

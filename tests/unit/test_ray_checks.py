@@ -63,7 +63,7 @@ def test_a_store_without_its_store_server_is_no_problem():
 
 def test_resources_are_named_as_jobs_ask_for_them():
     assert collect_resources((HEAD, *HOSTS, DEAD, GPU)) == (
-        PoolRow("cpu:8", "CPU", 1, 1, 8.0, 1),
+        PoolRow("cpu", "CPU", 1, 1, 8.0, 1),
         PoolRow("", "GPU A100", 1, 1, 2.0, 1),
         PoolRow("tpu-v6e-16", "TPU v6e-16", 4, 4, 4.0, 1, topology="4x4"),
     )
@@ -79,7 +79,7 @@ def test_doctor_and_accelerators_ask_the_cluster(common_ray, monkeypatch, capsys
     monkeypatch.setenv("KINETIC_BACKEND", "ray")
     monkeypatch.setenv("RAY_ADDRESS", common_ray.address)
     listed = run_json(capsys, "accelerators", "--live")
-    assert {"tpu-v6e-16", "cpu:1"} <= {row["name"] for row in listed}
+    assert {"tpu-v6e-16", "cpu"} <= {row["name"] for row in listed}
     assert call(["accelerators", "--live", "v6e"]) == 0
     assert "tpu-v6e-16" in capsys.readouterr().out
     examined = run_json(capsys, "doctor")

@@ -10,6 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from kinetic._backends.ray.backend import HostSettings, RayBackend
+from kinetic._store.local import LocalStore
+
 hosts = pytest.importorskip("kinetic._host.ray.driver", exc_type=ImportError)
 
 
@@ -175,7 +178,7 @@ def test_a_slice_that_has_its_machines_lacks_none(monkeypatch):
     first.reservation.nodes = ("a",)
     assert made._describe_wait() == "1 lack"
     second.reservation.nodes, second.places = ("b",), place_on("b")
-    assert "waits for Ray to start its hosts" in made._describe_wait()
+    assert "Ray installs what it needs and starts its hosts" in made._describe_wait()
 
 
 @pytest.mark.parametrize(
@@ -193,3 +196,30 @@ def test_a_program_that_ends_says_why(code, said):
     ended.set_result((code, ""))
     made._on_end(made._starts[0], 2, SimpleNamespace(address="10.0.0.1"), ended)
     assert told.reasons == [said]
+
+
+def test_what_a_job_waits_for_is_said_while_it_does_and_kept_afterwards(tmp_path):
+    store = LocalStore(tmp_path)
+    backend = RayBackend(store, lambda: None, lambda: None, HostSettings("", store.uri))
+    ref = SimpleNamespace(job_id="job-00c0ffee")
+    note = hosts._WaitingNote(store, ref.job_id)
+    note.tell("")
+    assert (backend._waits_for(ref), backend.why_unready(ref)) == ("", "")
+    note.tell("it waits for 1 node")
+    assert backend._waits_for(ref) == "it waits for 1 node"
+    note.tell("")
+    assert (backend._waits_for(ref), backend.why_unready(ref)) == ("", "It waits for 1 node.")
+
+
+def test_a_slice_that_has_come_ends_no_wait_for_another_one(monkeypatch):
+    made, _ = make_hosts()
+    made._tell = (said := []).append
+    first, second = (hosts._SliceStart(n, SimpleNamespace(nodes=())) for n in range(2))
+    made._starts = {0: first, 1: second}
+    over = hosts.threading.Event()
+    over.set()
+    made._keep_telling(first, over)
+    assert said == []
+    first.places = place_on("a")
+    made._keep_telling(second, over)
+    assert said == [""]

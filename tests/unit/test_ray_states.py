@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from manifest_cases import planned
 
+from kinetic._backends.base import LogRequest
 from kinetic._backends.ray import backend
 from kinetic._backends.ray.backend import DriverFacts, HostSettings
+from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
 from kinetic._core.state import JobStatus
 from kinetic._ray.jobs_api import RayJob, RayNode
+from kinetic._store.local import LocalStore
 from kinetic.errors import PreflightError
 
 JOB = RayJob("job-00c0ffee", "RUNNING")
@@ -70,6 +78,93 @@ def test_a_driver_that_left_no_verdict(code, message, reason):
     assert judge(ended, begun=True).reason == reason
 
 
+INSTALLER = """runtime_env setup failed: Failed to set up runtime environment.
+Could not create the actor because its associated runtime env failed to be created.
+Traceback (most recent call last):
+  File "/ray/runtime_env_agent.py", line 387, in _create_runtime_env_with_retry
+ray._private.SubprocessCalledProcessError: Run cmd[12] failed with the following details.
+Command '['/tmp/v/bin/python', '-m', 'uv', 'pip']' returned non-zero exit status 1.
+Last 50 lines of stdout:
+      × No solution found when resolving dependencies:
+      ╰─▶ Because no-such-package was not found in the package registry and you
+          require no-such-package==1, your requirements are unsatisfiable.
+"""
+
+
+def test_the_cause_is_kept_of_packages_that_cannot_be_installed():
+    pending = replace(JOB, status="PENDING", runtime_env={"uv": {"packages": ["a"]}})
+    said = judge(pending)
+    assert (said.phase, said.reason) == (JobStatus.PENDING, backend.INSTALLING)
+    kind = "RUNTIME_ENV_SETUP_FAILURE"
+    said = judge(RayJob("job-1", "FAILED", INSTALLER, error_type=kind))
+    assert said.reason.startswith("Ray could not set up its packages: × No solution found")
+    assert said.reason.endswith("require no-such-package==1, your requirements are unsatisfiable.")
+    assert "\n" not in said.reason
+    long = judge(RayJob("job-1", "FAILED", f"{'x' * 5000} the cause", error_type=kind)).reason
+    assert (len(long) < 1200, long.endswith("x the cause")) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("ended", "there", "error"),
+    [
+        (RayJob("job-1", "FAILED", INSTALLER, error_type="RUNTIME_ENV_SETUP_FAILURE"), False, True),
+        (RayJob("job-1", "FAILED", "kinetic: no Python that has Ray", exit_code=69), False, True),
+        (RayJob("job-1", "FAILED", "kinetic: The store is not there.", exit_code=2), False, True),
+        (RayJob("job-1", "FAILED", "No module named 'x'", exit_code=1), False, False),
+        (RayJob("job-1", "FAILED", "kinetic: The store is not there.", exit_code=2), True, False),
+        (RayJob("job-1", "FAILED", "x", error_type="JOB_SUPERVISOR_ACTOR_DIED"), False, False),
+        (RayJob("job-1", "FAILED", "", exit_code=137), False, False),
+        (RayJob("job-1", "STOPPED", "", exit_code=2), False, False),
+    ],
+)
+def test_a_driver_that_could_not_begin_is_no_lost_host(ended, there, error):
+    (host,) = judge(ended, there=there).hosts
+    assert host.exit is (Exit.SETUP_FAILED if error else None)
+
+
+def test_a_running_job_says_which_nodes_it_waits_for():
+    said = judge(JOB, begun=True, waits="it waits for 4 nodes")
+    assert (said.phase, said.reason) == (JobStatus.RUNNING, "it waits for 4 nodes")
+    assert said.why_waiting is None
+
+
+def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
+    store = LocalStore(tmp_path)
+    job = RayJob("job-00c0ffee", "FAILED", INSTALLER)
+    ray = SimpleNamespace(find=lambda _: job, logs=lambda _: INSTALLER)
+    ended = backend.RayBackend(store, lambda: ray, lambda: None, SETTINGS)
+    ref = JobRef(job.job_id, Place("ray"), "cpu", "f", "f", 0.0, store.uri)
+
+    def read(**request):
+        chunks = ended.logs(ref, LogRequest(follow=False, **request))
+        return [chunk for chunk in chunks if chunk is not None and chunk.data]
+
+    (chunk,) = read()
+    assert (chunk.data.decode(), chunk.host) == (INSTALLER, 0)
+    assert read(tail=2)[0].data.decode() == "".join(INSTALLER.splitlines(keepends=True)[-2:])
+    nothing = ({"after": {0: chunk.end}}, {"failures": False}, {"metrics": True}, {"tail": 0})
+    assert [read(**request) for request in nothing] == [[], [], [], []]
+    store.put(layout.JobKeys(ref.job_id).events, b"")
+    assert read() == []
+
+
+@pytest.mark.parametrize(
+    ("ray", "python", "said"),
+    [
+        ("2.60.0", "3.11.4", ""),
+        ("3.0.0.dev0", "", ""),
+        ("2.40.0", "3.11.4", "runs Ray 2.40.0. Jobs need Ray 2.49 or later"),
+        ("2.60.0", "3.12.1", "Python 3.12.1 runs on the cluster, 3.11 here"),
+    ],
+)
+def test_versions_are_compared_before_anything_is_sent(ray, python, said):
+    if not said:
+        return backend.check_versions(ray, python, "3.11")
+    with pytest.raises(PreflightError, match=re.escape(said)):
+        backend.check_versions(ray, python, "3.11")
+    return None
+
+
 def test_a_package_that_the_cluster_lacks_is_named():
     message = "Traceback\nModuleNotFoundError: No module named 'msgspec'\n"
     said = judge(RayJob("job-1", "FAILED", message, exit_code=1)).reason
@@ -86,6 +181,8 @@ def test_a_submission_shows_no_secrets_and_travels_as_modules():
     sent = backend.read_submission(document, ["jax==0.9"])
     assert sent.runtime_env["uv"] == {"packages": ["jax==0.9"]}
     assert "uv" not in backend.read_submission(document).runtime_env
+    # Nodes that the job does not use install nothing.
+    assert sent.runtime_env["config"] == {"eager_install": False}
 
 
 def test_the_driver_has_more_time_to_stop_than_its_function():

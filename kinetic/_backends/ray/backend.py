@@ -27,7 +27,7 @@ from kinetic._config.settings import Settings
 from kinetic._core import layout, record
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.exits import Exit, ProgramCode
-from kinetic._core.log_format import LogChunk
+from kinetic._core.log_format import STDERR, LogChunk, Position
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.quantities import amount_of, bytes_of
@@ -43,17 +43,19 @@ from kinetic._ray.jobs_api import (
     Submission,
     secrets_package,
 )
+from kinetic._ray.refusals import last_words
 from kinetic._store import cancellation
 from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, UsageError
 
 STARTING = "its driver is starting"
+INSTALLING = "Ray installs its packages, and then starts its driver"
 RESERVING = "its hosts are starting"
 GONE = "Ray does not know its driver any more"
 STOPPED = "its driver was stopped in Ray"
 CANCELLED = "The job was cancelled."
-_MOST_WORDS = 300
 _SHELL_KILLED = 137
+_INSTALLERS = ("uv", "pip", "conda")
 _OF_RAY = re.compile(r"\[?\d{4}-\d\d-\d\d |Job entrypoint command failed|Running entrypoint for ")
 """Lines of Ray's own."""
 _UNIMPORTABLE = "ModuleNotFoundError: No module named "
@@ -83,23 +85,35 @@ class DriverFacts:
 def judge(facts: DriverFacts) -> Status:
     """Return the state of a job without a verdict."""
     phase = "" if facts.job is None else facts.job.status
-    if phase == "PENDING":
-        return Status(JobStatus.PENDING, STARTING)
+    if facts.job is not None and phase == "PENDING":
+        installs = any(name in facts.job.runtime_env for name in _INSTALLERS)
+        return Status(JobStatus.PENDING, INSTALLING if installs else STARTING)
     if phase == "RUNNING":
         if facts.has_begun():
-            return Status(JobStatus.RUNNING)
+            return Status(JobStatus.RUNNING, facts.waits_for())
         return Status(JobStatus.PENDING, facts.waits_for() or RESERVING)
     if facts.is_cancelled():
         ended = (JobStatus.CANCELLED, CANCELLED, Exit.CANCELLED)
         everywhere = tuple(HostStatus(host, *ended) for host in range(facts.hosts))
         return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
     if facts.job is not None:
-        return _fail(STOPPED if phase == "STOPPED" else _why_failed(facts.job))
+        unable = phase != "STOPPED" and _was_unable(facts.job) and not facts.was_there()
+        exit = Exit.SETUP_FAILED if unable else None
+        return _fail(STOPPED if phase == "STOPPED" else _why_failed(facts.job), exit)
     return _fail(GONE) if facts.was_there() else Status(JobStatus.NOT_FOUND)
 
 
-def _fail(why: str) -> Status:
-    return Status(JobStatus.FAILED, why, (HostStatus(0, JobStatus.FAILED, why),))
+def _fail(why: str, exit: Exit | None = None) -> Status:
+    return Status(JobStatus.FAILED, why, (HostStatus(0, JobStatus.FAILED, why, exit),))
+
+
+def _was_unable(job: RayJob) -> bool:
+    """Whether a driver could not begin, for a reason that has nothing to do with its machine."""
+    return (
+        job.error_type in ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
+        or job.exit_code in (NO_INTERPRETER, ProgramCode.UNUSABLE)
+        or _UNIMPORTABLE in job.message
+    )
 
 
 def _why_failed(job: RayJob) -> str:
@@ -117,13 +131,37 @@ def _why_failed(job: RayJob) -> str:
         )
     code = job.exit_code
     if code is None:
-        return f"Ray ended its driver: {job.message[:_MOST_WORDS] or 'it does not say why'}"
+        what = "Ray could not set up its packages" if _was_unable(job) else "Ray ended its driver"
+        return f"{what}: {last_words(job.message) or 'it does not say why'}"
     if code < 0 or code == _SHELL_KILLED:
         return "its driver was killed"
     if code == ProgramCode.TAKEN_AWAY:
         return "its driver was told to end"
     last = next((line for line in reversed(lines) if not _OF_RAY.match(line)), "")
-    return f"its driver ended with exit code {code}" + (f": {last[:_MOST_WORDS]}" if last else "")
+    return f"its driver ended with exit code {code}" + (f": {last_words(last)}" if last else "")
+
+
+OLDEST_RAY = (2, 49)
+"""Whose placement groups know labels. Until 2.44 the dashboard put a letter before each file."""
+
+
+def check_versions(ray: str, python: str, ours: str) -> None:
+    """Refuse a cluster whose Ray is too old, or whose Python is another one than ours.
+
+    Raises:
+        PreflightError: it says which versions there are.
+    """
+    if tuple(map(int, re.findall(r"\d+", ray)[:2])) < OLDEST_RAY:
+        raise PreflightError(
+            f"The cluster runs Ray {ray}. Jobs need Ray {'.'.join(map(str, OLDEST_RAY))} or later: "
+            "older ones cannot reserve whole slices, and damage what is read through the dashboard."
+        )
+    theirs, mine = (version.split(".")[:2] for version in (python, ours))
+    if python and theirs != mine:
+        raise PreflightError(
+            f"Python {python} runs on the cluster, {ours} here, and functions are sent as code. "
+            f"Use a cluster with Python {'.'.join(mine)}, or Python {'.'.join(theirs)} here."
+        )
 
 
 _SLICE, _TYPE, _SHAPE = (f"ray.io/tpu-{name}" for name in ("slice-name", "pod-type", "topology"))
@@ -270,8 +308,12 @@ def render(plan: Plan, settings: HostSettings) -> Document:
 
 def environment_of(archive: str) -> dict[str, Any]:
     """Return the runtime environment in which programs find kinetic."""
+    # By default all nodes install what a job needs, also those that it never uses.
     # Not working_dir: each node unpacks that anew, though nodes of one machine share the folder.
-    return {"py_modules": [f"gcs://{package_of(archive)}"]}
+    return {
+        "py_modules": [f"gcs://{package_of(archive)}"],
+        "config": {"eager_install": False},
+    }
 
 
 def package_of(digest: str) -> str:
@@ -351,6 +393,8 @@ class RayBackend:
                 'controller="single" needs Pathways, which Ray does not have: use '
                 'backend="pathways", or leave controller= away.'
             )
+        ray, python = self._api.versions()
+        check_versions(ray, "" if self._settings.python else python, plan.versions.python)
         check_capacity(plan, self._api.nodes(), grows=self._api.can_grow())
         if self._settings.has_store_on_head:
             self._start_store_server()
@@ -415,11 +459,11 @@ class RayBackend:
         # Its leader may have written it since the first look.
         return (stored.verdict(self._store, ref) if status.phase.ended else None) or status
 
-    def _waits_for(self, ref: JobRef) -> str:
+    def _waits_for(self, ref: JobRef, *, still: bool = True) -> str:
+        """What a job waits for; what it waited for last, if not only what it waits for `still`."""
         try:
-            return str(
-                record.parse(self._store.get(layout.JobKeys(ref.job_id).wait_note))["reason"]
-            )
+            note = record.parse(self._store.get(layout.JobKeys(ref.job_id).wait_note))
+            return "" if still and note.get("is_over") else str(note["reason"])
         except (NotFound, LookupError):
             return ""
 
@@ -433,7 +477,7 @@ class RayBackend:
 
     def why_unready(self, ref: JobRef) -> str:
         """What its leader has waited for last."""
-        reason = self._waits_for(ref)
+        reason = self._waits_for(ref, still=False)
         return f"{reason[0].upper()}{reason[1:]}." if reason else ""
 
     def kill(
@@ -456,7 +500,24 @@ class RayBackend:
         Not Ray's own log of the driver: it comes a second late, has no positions, and is gone with
         the cluster.
         """
-        return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
+        yield from attempt_logs.read_of_cluster(self._store, ref, request, self.status)
+        is_wanted = request.failures and not request.metrics and 0 in (request.hosts or (0,))
+        if is_wanted and not self._store.has(layout.JobKeys(ref.job_id).events):
+            yield from self._read_driver(ref, request)
+
+    def _read_driver(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk]:
+        """What Ray has of a driver that ended before it led hosts, as if host 0 had printed it."""
+        try:
+            printed = (
+                self._api.logs(ref.job_id) if self.status([ref])[ref.job_id].phase.ended else ""
+            )
+        except (NotFound, BackendUnavailable):
+            return
+        lines = printed.encode().splitlines(keepends=True)
+        first = 0 if request.tail is None else max(len(lines) - request.tail, 0)
+        end = Position(1, len(printed.encode()))
+        if lines[first:] and request.after.get(0, Position()) < end:
+            yield LogChunk(0, STDERR, time.time_ns(), b"".join(lines[first:]), end)
 
     # -- the end -----------------------------------------------------------------------------------
 

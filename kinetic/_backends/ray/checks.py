@@ -5,7 +5,6 @@ In: settings; what the cluster's dashboard says. Out: findings, rows.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter
@@ -19,8 +18,7 @@ from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
 from kinetic._ray import store_servers
 from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, RayNode
-from kinetic._store import ray_protocol
-from kinetic.errors import KineticError, NotFound
+from kinetic.errors import KineticError
 
 TESTED_RAY = (2, 60)
 _LIMITS = JobsApiLimits(connect_s=5.0, read_s=20.0, tries=2)
@@ -37,7 +35,7 @@ class RayFacts:
         fault: why it says nothing; "" if it does.
         ray: its version.
         nodes: those that are alive.
-        python: its version, as the store server of its store has told; "" if none has run yet.
+        python: its version; "" if it does not say it.
         has_server: whether that runs now.
     """
 
@@ -52,24 +50,12 @@ class RayFacts:
 def gather(api: JobsApi) -> RayFacts:
     """Ask a cluster."""
     try:
-        version = api.version()
+        version, python = api.versions()
         nodes = tuple(node for node in api.nodes() if node.is_alive)
         runs = store_servers.is_running(api)
-        python = _ask_python(api, nodes)
     except KineticError as error:
         return RayFacts(api.address, str(error))
     return RayFacts(api.address, "", version, nodes, python, runs)
-
-
-def _ask_python(api: JobsApi, nodes: Iterable[RayNode]) -> str:
-    head = next((node.node_id for node in nodes if node.is_head), "")
-    if not head or ray_protocol.SERVER not in api.list_logs(head, ray_protocol.SERVER):
-        return ""
-    try:
-        answer = json.loads(b"".join(api.read_log(head, ray_protocol.SERVER)) or b"{}")
-    except (NotFound, ValueError):
-        return ""
-    return str(answer.get("python", "")) if isinstance(answer, dict) else ""
 
 
 def check(settings: Settings) -> tuple[Finding, ...]:
@@ -191,7 +177,7 @@ def _kind_of(node: RayNode) -> tuple[str, str, float]:
 def _name_resource(kind: str, topology: str, amount: float, nodes: int) -> PoolRow:
     generation = kind.removeprefix("TPU ").partition("-")[0]
     if not topology:
-        name = f"cpu:{amount:g}" if kind == "CPU" and amount else ""
+        name = "cpu" if kind == "CPU" and amount else ""  # "cpu:8" would be eight devices
         return PoolRow(name, kind, nodes, nodes, amount, nodes)
     row = next(
         (

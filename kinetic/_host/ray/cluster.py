@@ -18,7 +18,13 @@ from typing import Any
 import ray
 from ray._private import state
 from ray._private.accelerators.tpu import infer_tpu_pod_type_from_topology
-from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    NodeDiedError,
+    RayError,
+    RuntimeEnvSetupError,
+)
 from ray.util import tpu
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -26,6 +32,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.values import dataclass
 from kinetic._host.ray.actor import ActorPlace, HostActor
+from kinetic._ray.refusals import last_words
 from kinetic.errors import SubmitError
 
 _POLL_S = 1.0
@@ -297,6 +304,8 @@ def take_away(place: HostPlace) -> None:
 def describe_death(error: BaseException) -> str:
     """Say how an actor has ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, RuntimeEnvSetupError):
+        return last_words(str(error))
     cause = next((line for line in lines if "unexpectedly" in line or "killed" in line), "")
     return cause or (lines[0] if lines else type(error).__name__)
 

@@ -194,7 +194,7 @@ class RayHosts(RemoteHosts):
     def _bring_up(self, start: _SliceStart) -> None:
         """In a thread: reserve the machines of a slice, and start its actors."""
         until, done = time.monotonic() + self._limit_s, threading.Event()
-        telling = threading.Thread(target=self._keep_telling, args=(done,), daemon=True)
+        telling = threading.Thread(target=self._keep_telling, args=(start, done), daemon=True)
         telling.start()
         try:
             places = self._place_hosts(start, until)
@@ -222,17 +222,20 @@ class RayHosts(RemoteHosts):
                 if starts == MOST_STARTS or self._is_over.wait(START_AGAIN_S):
                     raise
 
-    def _keep_telling(self, done: threading.Event) -> None:
+    def _keep_telling(self, start: _SliceStart, done: threading.Event) -> None:
         while not done.wait(TELL_EVERY_S):
             with contextlib.suppress(Exception):  # The next look may succeed.
                 self._tell(self._describe_wait())
-        self._tell("")
+        if all(other.places for other in list(self._starts.values()) if other is not start):
+            self._tell("")
 
     def _describe_wait(self) -> str:
         waiting = [start for start in list(self._starts.values()) if not start.places]
         lacking = [start for start in waiting if not start.reservation.nodes]
         if waiting and not lacking:
-            return "its nodes are reserved, and it waits for Ray to start its hosts there"
+            return (
+                "its nodes are reserved, and Ray installs what it needs and starts its hosts there"
+            )
         return cluster.describe_lack(self._needs, max(len(lacking), 1))
 
     def _soon(self, act: Callable[..., None], *values: object) -> None:
@@ -383,17 +386,19 @@ class _Driver:
 
 
 class _WaitingNote:
-    """Leaves in the store what the job waits for."""
+    """Leaves in the store what the job waits for, and whether it still does."""
 
     def __init__(self, store: Store, job_id: str) -> None:
-        self._store, self._key, self._last_reason = store, layout.JobKeys(job_id).wait_note, ""
+        self._store, self._key = store, layout.JobKeys(job_id).wait_note
+        self._note: dict[str, object] = {"reason": "", "is_over": True}
 
     def tell(self, reason: str) -> None:
-        """Write it if it has changed; "" is not worth forgetting what it was."""
-        if reason and reason != self._last_reason:
-            self._last_reason = reason
+        """Write it if it has changed; "" says that the last one is over."""
+        note = {"reason": reason or self._note["reason"], "is_over": not reason}
+        if note != self._note:
+            self._note = note
             with contextlib.suppress(KineticError):
-                self._store.put(self._key, json.dumps({"reason": reason}).encode())
+                self._store.put(self._key, json.dumps(note).encode())
 
 
 def needs_of(plan: Plan) -> Needs:
