@@ -81,6 +81,7 @@ def compile_program(
         collectives=tuple(costs.find_collectives(read, _lay_out(program, own))),
         flops=costs.count_flops(read),
         hbm_bytes=costs.count_bytes(read),
+        kernels=costs.count_kernels(read),
     )
 
 

@@ -174,6 +174,12 @@ def count_flops(module: Module) -> float:
     return _sum_up(module, count_runs(module, cost), cost)
 
 
+def count_kernels(module: Module) -> int:
+    """Return how many custom kernels a program has: what they multiply is in no count."""
+    instructions = (one for own in module.computations.values() for one in own.values())
+    return sum('"tpu_custom_call"' in one.rest for one in instructions)
+
+
 def _flops_of(where: Computation, instruction: Instruction) -> float:
     lhs, rhs = (_array_of(where, name) for name in instruction.operands[:2])
     if lhs is None or rhs is None or not instruction.arrays:

@@ -126,6 +126,7 @@ class CompileReport(Record, called="The report of the compiler"):
         versions: of jaxlib and libtpu.
         usd_per_hour: what all slices together cost; None where that is not known.
         price_origin: where this price is from.
+        kernels: kernels of Pallas among it, whose multiplications are not in `flops`.
     """
 
     name: str
@@ -145,6 +146,7 @@ class CompileReport(Record, called="The report of the compiler"):
     versions: str = ""
     usd_per_hour: float | None = None
     price_origin: str = ""
+    kernels: int = 0
 
     @property
     def fits(self) -> bool:
@@ -365,6 +367,11 @@ def _draw_time(report: CompileReport) -> Iterator[str]:
             if seconds
         ]
     )
+    if report.kernels:
+        many = "1 kernel of Pallas multiplies"
+        if report.kernels > 1:
+            many = f"{report.kernels} kernels of Pallas multiply"
+        yield f"  What {many} is not counted, only what is read and written"
     cost = report.usd_per_1000_runs
     if cost is None:
         yield "  price not known"

@@ -204,5 +204,6 @@ def test_an_error_of_the_function_itself_is_shown_with_its_line(tmp_path: Path) 
     (tmp_path / "steps.py").write_text("def build():\n    raise ValueError('oops')\n")
     ended = run_kinetic(tmp_path, "compile", "-a", "tpu-v6e-8", "steps.py:build")
     assert ended.returncode == 2
-    assert 'steps.py", line 2, in build' in ended.stderr
+    first = ended.stderr.partition("Traceback (most recent call last):\n")[2].splitlines()[0]
+    assert 'steps.py", line 2, in build' in first
     assert ended.stderr.rstrip().endswith("ValueError: oops")

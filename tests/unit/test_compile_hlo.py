@@ -290,6 +290,9 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
     assert "$0.01 for 1,000 runs (your price)" in priced.text()
     assert "at least 1.00 ms, bound by matrix units" in report.text()
     assert max(map(len, report.text(40).splitlines())) <= 40
+    assert "of Pallas" not in report.text()
+    counted = replace(report, kernels=2).text()
+    assert "What 2 kernels of Pallas multiply is not counted" in counted
     idle = replace(report, flops=0.0, hbm_bytes=0.0)
     assert "at least" not in idle.text() + summarize(idle)
     assert report._repr_html_().startswith("<pre>step: FITS on tpu-v6e-16")

@@ -412,6 +412,7 @@ def test_a_pallas_kernel_compiles_for_the_chip() -> None:
 
     report = slice_to_compile_for().compile(kernel, jax.ShapeDtypeStruct((8, 128), jnp.float32))
     assert report.fits, report.detail
+    assert (report.kernels, "What 1 kernel of Pallas multiplies" in str(report)) == (1, True)
 
 
 @needs_libtpu

@@ -39,6 +39,9 @@ Examples:
   kinetic compile -a tpu-v6e-16 --fit train.py:build
 """
 
+_LEADING = (str(Path(__file__).parents[2]), "<frozen importlib")
+"""Files whose frames lead to the caller's code."""
+
 
 @click.command(
     "compile",
@@ -98,7 +101,10 @@ def compile_(
     except KineticError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - of the caller's code
-        output.traceback_of(error)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_LEADING):
+            trace = trace.tb_next
+        output.traceback_of(error.with_traceback(trace or error.__traceback__))
         return exit_codes.USAGE
     _print_reports(reports, is_search=fit, as_json=as_json)
     return exit_codes.OK if reports[-1].fits else exit_codes.FAILED

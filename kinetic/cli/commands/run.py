@@ -73,6 +73,12 @@ class _RunCommand(click.Command):
             return super().parse_args(ctx, list(words))
         except click.MissingParameter as missing:  # -a is the only required option
             raise UsageError(programs.explain_missing_accelerator(program)) from missing
+        except click.NoSuchOption as unknown:
+            from kinetic._client.options import REMOVED
+
+            if why := REMOVED.get(unknown.option_name.lstrip("-").replace("-", "_")):
+                raise UsageError(f"{unknown.option_name} was removed: {why}") from unknown
+            raise
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show that a program follows the options."""
