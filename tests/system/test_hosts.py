@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gangs import start_script
 from on_hosts import ExitsWhenPickled, flood_then_wait, leave_a_pool, leave_pools, sleep_long
 from remotes import lock_on, whoami
 
@@ -246,3 +247,27 @@ def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
         return round(float(weights.sum()), 3)
 
     assert descend() == 1.0
+
+
+def test_a_sitecustomize_that_starts_a_thread_runs_on_every_host(home):
+    """No process with threads may fork others: those that fork leave it to their workers."""
+    site = home.parent / "site"
+    site.mkdir(parents=True)
+    (site / "sitecustomize.py").write_text(
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, name='profiler', daemon=True).start()\n"
+    )
+    source = """
+        import threading
+        import kinetic
+
+        def is_profiled():
+            return "profiler" in [thread.name for thread in threading.enumerate()]
+
+        print(kinetic.run(accelerator="cpu")(is_profiled)())
+        gang = kinetic.run(accelerator="tpu-v6e-8", all_hosts=True)(is_profiled)
+        print(gang.run_async().results())
+    """
+    environ = {**os.environ, "PYTHONPATH": str(site)}
+    with start_script(home, source, env=environ, text=True) as caller:
+        assert caller.communicate(timeout=PATIENCE_S)[0] == "True\n[True, True]\n"

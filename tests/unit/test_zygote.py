@@ -95,3 +95,35 @@ def test_a_zygote_that_cannot_import_says_why_and_what_to_try(tmp_path, content,
     assert caught.type is SubmitError
     assert said in str(caught.value)
     assert "python -c 'import broken'" in str(caught.value)
+
+
+SITES = {
+    "a thread": "import _thread, time; _thread.start_new_thread(time.sleep, (9**9,))",
+    "the threads of a library": "import numpy",
+}
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("content", SITES.values(), ids=SITES)
+def test_threads_of_a_sitecustomize_keep_no_zygote_from_forking(tmp_path, content):
+    (tmp_path / "sitecustomize.py").write_text(content)
+    environ = {name: value for name, value in os.environ.items() if "THREADS" not in name}
+    assert launcher.try_out((), {**environ, "PYTHONPATH": str(tmp_path)}) == ""
+
+
+@pytest.mark.starts_processes
+def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
+    """It would start threads, and change sys.path."""
+    pytest.importorskip("debugpy")
+    (tmp_path / "caller.py").write_text(
+        "import os; from kinetic._backends.local import launcher\n"
+        "print([launcher.try_out((), os.environ)])"
+    )
+    debugger = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(
+        [sys.executable, *debugger, str(tmp_path / "caller.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "['']\n", done.stderr

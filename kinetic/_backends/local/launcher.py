@@ -70,8 +70,10 @@ class Zygote:
     def _start(
         self, theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
+        # Past a debugger: it would follow, and change the path by which kinetic is found.
+        past = ["/usr/bin/env"] if "pydevd" in sys.modules else []
         return subprocess.Popen(
-            [sys.executable, _PROGRAM, str(theirs.fileno()), *modules],
+            [*past, sys.executable, _PROGRAM, str(theirs.fileno()), *modules],
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,

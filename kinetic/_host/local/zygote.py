@@ -19,10 +19,11 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 from kinetic._host import agents
 from kinetic._host.local import supervisor
-from kinetic._host.worker import jaxworld
+from kinetic._host.worker import interpreter, jaxworld
 from kinetic._host.worker import process as worker
 from kinetic._pickling import library_settings
 
@@ -48,6 +49,8 @@ cheaper."""
 def main() -> None:
     """Import, then serve until the caller is gone."""
     fd, *modules = sys.argv[1:]
+    if not jaxworld.is_fork_safe() and interpreter.PLAIN not in sys.path:
+        _start_plainly()
     caller = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors need not be reaped.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -55,8 +58,16 @@ def main() -> None:
         jaxworld.preload(tuple(modules))
     library_settings.mark_handlers()
     if not jaxworld.is_fork_safe():
-        sys.exit(f"importing {', '.join(modules)} started threads: a fork would not be safe")
+        what = ", ".join(modules) or "what a .pth file names"
+        sys.exit(f"importing {what} started threads: a fork would not be safe")
     serve(caller, hurried=0 if modules else HURRIED)
+
+
+def _start_plainly() -> NoReturn:
+    """Start this program again, without the user's sitecustomize, whose threads no fork would have:
+    workers run it themselves."""
+    paths = os.pathsep.join([interpreter.PLAIN, os.environ["PYTHONPATH"]])
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONPATH": paths})
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.worker import breakpoints, forks, home, jaxworld, report, signals, streams
 from kinetic._host.worker import call as calling
 from kinetic._host.worker.call import Call
+from kinetic._host.worker.interpreter import customize
 from kinetic._host.worker.start import Start
 from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 from kinetic._store import files
@@ -193,6 +194,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(start.env | captured)
     time.tzset()
+    customize()
     os.chdir(start.cwd)
     sys.path[:] = make_import_path(start, sys.path)
     sys.path_importer_cache.clear()

@@ -1,4 +1,5 @@
-"""Pools and files that the function has left: none may strike while its end is reported.
+"""The interpreter that the function runs in: customized as the user's is; at its end, without pools
+and files that may strike while that is reported.
 
 In: the interpreter after the function. Out: one in which kinetic's own code runs undisturbed. What
 a function has broken (builtins, modules) is not repaired: the result is lost, and the error says
@@ -11,11 +12,29 @@ import contextlib
 import gc
 import io
 import os
+import site
 import stat
+import sys
 import threading
+from pathlib import Path
 
 EXECUTORS_S = 1.0
 """How long open pools of `concurrent.futures` may take to end."""
+PLAIN = str(Path(__file__).parent / "plain")
+"""First on sys.path where `customize` is still to be called."""
+
+
+def customize() -> None:
+    """Run the user's sitecustomize and usercustomize if the zygote has left them to the workers,
+    because they start threads: a fork would not have those."""
+    if PLAIN not in sys.path:
+        return
+    sys.path.remove(PLAIN)
+    for name in ("sitecustomize", "usercustomize"):
+        sys.modules.pop(name, None)
+    site.execsitecustomize()
+    if site.ENABLE_USER_SITE:
+        site.execusercustomize()
 
 
 def wait_for_threads() -> None:

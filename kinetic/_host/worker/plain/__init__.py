@@ -1,0 +1,1 @@
+"""Stand-ins for the user's sitecustomize and usercustomize: see `interpreter.customize`."""
