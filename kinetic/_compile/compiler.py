@@ -26,7 +26,7 @@ from kinetic._store import files
 from kinetic._system import processes
 
 REPORT, PROGRAM, TARGET, MODULE = "report.json", "program.json", "target.json", "module.mlir"
-_DUMP, _OPTIMIZED = "dump", "*.after_optimizations.txt"
+_DUMP, _OPTIMIZED, _LOWERED = "dump", "*.after_optimizations.txt", "*.before_optimizations.txt"
 _BUFFERS = 12
 
 
@@ -64,7 +64,7 @@ def compile_program(
         executable = _compile(program, folder, own)
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises, it is what it says
         took_s = time.monotonic() - begun
-        return _report_error(str(error), about | {"took_s": took_s})
+        return _report_error(str(error), about | {"took_s": took_s}, folder)
     fits = CompileReport(
         **about,
         verdict=CompileVerdict.FITS,
@@ -72,7 +72,7 @@ def compile_program(
         took_s=time.monotonic() - begun,
     )
     try:
-        read = hlo.read(next((folder / _DUMP).glob(_OPTIMIZED)).read_text(errors="replace"))
+        read = _read_dump(folder, _OPTIMIZED)
     except (OSError, StopIteration):
         return replace(fits, detail="The compiler has not left its program: only memory is known.")
     return replace(
@@ -138,10 +138,20 @@ def _read_memory(stats: Any) -> MemoryUse:
     )
 
 
-def _report_error(message: str, about: dict[str, Any]) -> CompileReport:
+def _read_dump(folder: Path, pattern: str) -> hlo.Module:
+    return hlo.read(next((folder / _DUMP).glob(pattern)).read_text(errors="replace"))
+
+
+def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileReport:
     """What the compiler refused, and by how much a program is too large, where it says so."""
-    if "RESOURCE_EXHAUSTED" not in message:
-        return CompileReport(**about, verdict=CompileVerdict.REFUSED, detail=message)
+    try:
+        lowered = _read_dump(folder, _LOWERED)
+    except (OSError, StopIteration):
+        lowered = hlo.Module("", {}, {})
+    why = shortage.explain_core(message, lowered)
+    if why or "RESOURCE_EXHAUSTED" not in message:
+        detail = f"{why}.\n{message}" if why else message
+        return CompileReport(**about, verdict=CompileVerdict.REFUSED, detail=detail)
     return CompileReport(
         **about,
         verdict=CompileVerdict.TOO_LARGE,

@@ -47,6 +47,8 @@ TIMEOUT_S = 600.0
 """Longer than the compiler takes for any step that we know."""
 _BYTES_EACH = 3 << 30
 """What a compiler of a large program was seen to take."""
+_RULES = 2
+"""Another number makes reports that were kept count no more."""
 _LAST_WORDS = 1500
 _NOISE = re.compile(r"I\d{4} |PC: @|\s+@ +0x|https://symbolize|[0-9a-f,]{80}")
 _FOLDER = "kinetic-compile-"
@@ -265,7 +267,8 @@ class Compilers:
             return None
         fixed = replace(program, source="", origins=())
         compiled_by = str(topologies.find_compiler())
-        about = [fixed.to_json(), self._target.to_json(), __version__, compiled_by, self._flags]
+        target = self._target.to_json()
+        about = [_RULES, fixed.to_json(), target, __version__, compiled_by, self._flags]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         return self._cache / f"{digest.hexdigest()[:40]}.json"
 

@@ -1,13 +1,14 @@
 """What the compiler says of a program that is too large, read: by how much, and which arrays are
-the largest.
+the largest; or which kernel takes more than a core has of its own memory.
 
-In: its text. Out: `MemoryUse`, `Buffer`s. Pure.
+In: its text. Out: `MemoryUse`, `Buffer`s, a sentence. Pure.
 """
 
 from __future__ import annotations
 
 import re
 
+from kinetic._compile.hlo import Instruction, Module
 from kinetic._compile.report import Buffer, MemoryUse
 from kinetic._core.accelerators.chips import GIB
 
@@ -29,6 +30,33 @@ _ALLOCATION = re.compile(
 )
 _NAME = re.compile(r'op_name="([^"]*)"')
 _LINE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+
+_OF_CORE = re.compile(r"Ran out of memory in memory space (?!hbm)(\w+)")
+_OF_CORE_SIZES = re.compile(r"(?:Used|with size) (\S+) (?:of|and limit) (\S+) ")
+_CULPRIT = re.compile(r"(?:on stack for |XLA label: )%?([\w.\-]+) = .*?([a-z][\w\-]*)\(")
+
+
+def explain_core(message: str, module: Module) -> str:
+    """Return which kernel or fusion takes more than a core has of its own memory, and its line; ""
+    where the text is about the chip's memory: only there could a larger slice help.
+
+    Args:
+        message: of the compiler.
+        module: the program before it was optimized.
+    """
+    memory, sizes, culprit = (p.search(message) for p in (_OF_CORE, _OF_CORE_SIZES, _CULPRIT))
+    if memory is None:
+        return ""
+    name, opcode = culprit.groups() if culprit else ("", "")
+    own = Instruction(name, opcode, (), (), message)
+    alike = (one for part in module.computations.values() for one in part.values())
+    made_by = next((one for one in alike if own.op_name and one.op_name == own.op_name), own)
+    source = module.source_of(own) or module.source_of(made_by)
+    what = {"custom-call": "kernel", "": "program"}.get(opcode, opcode)
+    who = " ".join(filter(None, (what, name, source and f"at {source}")))
+    memory_of_core = {"vmem": "vector memory (VMEM)"}.get(memory[1], memory[1])
+    amounts = f"{sizes[1]} of a core's {memory_of_core}, and may take {sizes[2]}" if sizes else ""
+    return f"The {who} takes {amounts or f'more {memory_of_core} than a core has'}"
 
 
 def read_shortage(message: str) -> MemoryUse:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kinetic._compile import shortage
+import pytest
+
+from kinetic._compile import hlo, shortage
 from kinetic._compile.report import CompileReport, CompileVerdict
 
 GIB = 1 << 30
@@ -84,3 +86,63 @@ def test_short_texts_and_the_last_words_of_a_crash_are_shown_whole() -> None:
     words = "\n".join(f"line {number}" for number in range(20))
     assert "line 19" in make_report(CompileVerdict.NOT_COMPILED, words).text()
     assert "line 19" not in make_report(CompileVerdict.REFUSED, words).text()
+
+
+SCOPED = """RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:
+Ran out of memory in memory space vmem while allocating on stack for %doubler.1 = \
+f32[8192,4096]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call", \
+metadata={op_name="jit(step)/doubler/pallas_call" stack_frame_id=2}. Scoped allocation with size \
+64.00M and limit 32.00M exceeded scoped vmem limit by 32.00M."""
+WINDOWS = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory \
+space vmem. Used 256.00M of 127.94M vmem. Exceeded vmem capacity by 128.06M.
+
+  Largest program allocations in vmem:
+
+  1. Size: 128.00M
+     Operator: op_name="jit(step)/pallas_call"
+     Shape: u8[134217728]{0}
+     XLA label: fusion.1 = fusion(x.1), custom_call_target="tpu_custom_call"
+"""
+LOWERED = """HloModule m
+
+FileNames
+1 "/t/a.py"
+
+FunctionNames
+1 "step"
+2 "kernel"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
+2 {file_name_id=1 function_name_id=2 line=3 end_line=3 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=1}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %c = f32[8]{0} custom-call(%x), metadata={op_name="jit(step)/pallas_call" stack_frame_id=1}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (SCOPED, "The kernel doubler.1 at /t/a.py:3 (kernel) takes 64.00M of a core's vector "
+         "memory (VMEM), and may take 32.00M"),
+        (WINDOWS, "The fusion fusion.1 at /t/a.py:7 (step) takes 256.00M of a core's vector "
+         "memory (VMEM), and may take 127.94M"),
+        ("Ran out of memory in memory space smem.", "The program takes more smem than a core has"),
+        (EARLY, ""),
+        (LATE, ""),
+        ("INTERNAL: something else", ""),
+    ],
+)  # fmt: skip
+def test_memory_of_a_core_is_told_from_that_of_the_chip(message: str, said: str) -> None:
+    assert shortage.explain_core(message, hlo.read(LOWERED)) == said
+    without_lines = shortage.explain_core(message, hlo.Module("", {}, {}))
+    assert without_lines == said.replace(" at /t/a.py:3 (kernel)", "").replace(
+        " at /t/a.py:7 (step)", ""
+    )

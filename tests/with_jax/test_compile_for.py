@@ -12,7 +12,7 @@ import pytest
 
 import kinetic
 from kinetic._compile import lowering, topologies
-from kinetic._compile.report import CompileReport, CompileVerdict
+from kinetic._compile.report import CompileReport, CompileVerdict, summarize
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators.chips import CHIPS
 from kinetic._core.accelerators.families import TPUS
@@ -396,6 +396,29 @@ def test_arrays_that_are_kept_on_the_host_are_told_apart() -> None:
         report = target.compile(act, kept, given)
     assert (report.memory.host, report.memory.arguments) == (4 << 20, 4 << 20)
     assert "In the host's memory: 4.00 MiB" in str(report)
+
+
+@needs_libtpu
+def test_a_kernel_that_takes_too_much_vector_memory_is_no_program_that_is_too_large() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+
+    block = pl.BlockSpec((1024, 4096), lambda row: (row, 0))
+
+    def double(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+
+    def kernel(x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(double, grid=8, out_shape=shape, in_specs=[block], out_specs=block)(x)
+
+    x = jax.ShapeDtypeStruct((8192, 4096), jnp.float32)
+    report = slice_to_compile_for("tpu-v6e-1").compile(kernel, x)
+    assert report.verdict is CompileVerdict.REFUSED, report.detail
+    line = kernel.__code__.co_firstlineno + 2
+    assert f"at {__file__}:{line} (" in summarize(report)
+    assert "of a core's vector memory (VMEM), and may take" in summarize(report)
 
 
 @needs_libtpu
