@@ -5,7 +5,7 @@ In: a `Plan`, later `JobRef`s. Out: JSON documents, what the backend knows of jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -163,7 +163,7 @@ class WarmUp(Protocol):
     planned."""
 
     def warm_up(
-        self, *, needs_jax: bool, variables: Iterable[str], libraries: Sequence[str] = ()
+        self, *, needs_jax: bool, variables: Mapping[str, str], libraries: Sequence[str] = ()
     ) -> None:
         """Prepare for a job that sets these variables and probably imports these libraries. Returns
         at once; nothing depends on it."""

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
+import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kinetic._config import environment, jax_options
 from kinetic._config import settings as configuration
 from kinetic._config.settings import Settings
+from kinetic._core import checks
 from kinetic._core.accelerators import prices
 from kinetic._core.options import Options
 from kinetic._core.place import Place
-from kinetic._core.plan import Blob, Cell, Cost, Limits, Plan, Versions, needs_jax
+from kinetic._core.plan import BUCKETS, Blob, Cell, Cost, Limits, Plan, Versions, needs_jax
 from kinetic._core.ref import new_job_id
 from kinetic._core.spec import name_of
+from kinetic._core.start_variables import select_start_variables
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 from kinetic.version import __version__
@@ -45,6 +50,8 @@ _MB = 1_000_000
 STILL_NOTICE_S = 60.0
 """How long all hosts stand still before a line of output says which of them holds the others up."""
 _LARGEST_SHOWN = 5
+SECRET_BYTES = 1_000_000
+"""A Secret of a cluster may have 1 MiB, with what the gang itself keeps there."""
 _DATA = "kinetic._datasets.data"
 """The module of `kinetic.Data`."""
 
@@ -82,11 +89,12 @@ class Target:
 
         if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
             return
-        names = options.capture_env_vars
-        captured = environment.select_env_vars(names, configuration.variables()) if names else ()
+        names, variables = options.capture_env_vars, configuration.variables()
+        captured = environment.select_env_vars(names, variables) if names else {}
+        secrets = {name: variables.get(name, "") for name in options.secrets}
         self.backend.warm_up(
             needs_jax=needs_jax(options),
-            variables=[*options.env, *options.secrets, *captured],
+            variables={**captured, **secrets, **options.env},
             libraries=[name for name in _SLOW_LIBRARIES if name in sys.modules],
         )
 
@@ -328,6 +336,9 @@ def plan_function(
             'Leave compile_check= away, or say backend="local".'
         )
     captured, secrets = _read_environment(options)
+    _check_secrets(secrets, place)
+    if place.is_supervised and calls:
+        _check_checkpoints(func, *calls[0])
     cost = _cost(options, settings, place)
     draft = Plan(
         job_id=job_id or new_job_id(),
@@ -363,14 +374,47 @@ def plan_function(
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
     """Return what a job takes from the caller's environment: values in the payload, and values that
-    are sent apart. Captured variables that look like secrets are sent with the secrets; `env=` wins
-    over both."""
+    are sent apart. Captured variables that look like secrets, or that take effect when a process
+    starts, are sent with the secrets; `env=` wins over both."""
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
     free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}
-    hidden = {k: v for k, v in free.items() if environment.looks_secret(k)}
+    hidden = select_start_variables(free)
+    hidden |= {k: v for k, v in free.items() if environment.looks_secret(k)}
     secrets = environment.secret_values(options.secrets, variables) | hidden
     return {k: v for k, v in free.items() if k not in hidden}, secrets
+
+
+def _check_secrets(secrets: Mapping[str, str], place: Place) -> None:
+    """Refuse values that no program could be started with, or no Secret of a cluster would hold."""
+    for name, value in secrets.items():
+        checks.variable_size(f"The secret {name}", name, value)
+    size_bytes = sum(len(value.encode(errors="surrogateescape")) for value in secrets.values())
+    if place.has_pods and size_bytes > SECRET_BYTES:
+        raise UsageError(
+            f"The secrets of the job have {size_bytes:,} bytes together, and a cluster keeps at "
+            f"most {SECRET_BYTES:,}. Leave them in a secret manager, for the function to fetch."
+        )
+
+
+def _check_checkpoints(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse a `Checkpointer` for a bucket, if its place is a constant, a global or an
+    argument, that hosts here cannot write."""
+    code = getattr(func, "__code__", None)
+    if code is None or "Checkpointer" not in code.co_names or find_spec("gcsfs"):
+        return
+    known = {**func.__globals__, **dict(zip(code.co_varnames, args, strict=False)), **kwargs}
+    steps = itertools.dropwhile(lambda s: s.argval != "Checkpointer", dis.get_instructions(code))
+    passed = [s.argval for s in itertools.takewhile(lambda s: "CALL" not in s.opname, steps)]
+    for name in (n for each in passed for n in (each if isinstance(each, tuple) else (each,))):
+        place = known.get(name, name)
+        if isinstance(place, str) and place.startswith(BUCKETS):
+            raise UsageError(
+                f"{name_of(func)} keeps checkpoints in {place}, for which Orbax needs the package "
+                "gcsfs, and it is not installed here: pip install gcsfs."
+            )
 
 
 def complete_options(options: Options, settings: Settings) -> Options:
@@ -380,7 +424,7 @@ def complete_options(options: Options, settings: Settings) -> Options:
     return dataclasses.replace(
         options,
         priority=settings.priority,
-        reservation=settings.reservation,
+        reservation=None if options.topology.spot else settings.reservation,
         local_storage=None if single else settings.local_storage,
         network_devices=settings.network_devices if joins_slices else None,
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeVar, cast, get_args
 
 from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
+from kinetic._core.start_variables import OF_THE_INTERPRETER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
@@ -21,7 +22,6 @@ Controller = Literal["single", "multi"]
 """Which processes run the function; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
 """What an elastic job does when it has lost a slice; see `Options`."""
-"""What becomes of the processes of its other hosts; see `Options`."""
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
 ON_SLICE_LOSS: tuple[OnSliceLoss, ...] = get_args(OnSliceLoss)
 C = TypeVar("C", bound=str)
@@ -32,6 +32,7 @@ COMPONENTS = ("server", "proxy-server", "worker")
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _BUDGETS = 'Write 50, 12.5 or "$50"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_RESERVATION = re.compile(r"projects/[a-z0-9.:-]+/reservations/[a-z0-9-]+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([MGT]i?)B?", re.ASCII)
 _PROCESSORS = re.compile(r"\d+(\.\d{1,3})?|\d+m", re.ASCII)
 """https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#meaning-of-cpu"""
@@ -72,6 +73,12 @@ def cluster_name(name: str, value: object) -> str | None:
             f"them; it is {cluster!r:.80}."
         )
     return cluster
+
+
+def reservation(name: str, value: object) -> str | None:
+    """Check the optional name of a reservation, or its path: projects/PROJECT/reservations/NAME."""
+    path = text(name, value)
+    return path if path and _RESERVATION.fullmatch(path) else cluster_name(name, path)
 
 
 def local_storage(name: str, value: object) -> str | None:
@@ -329,6 +336,8 @@ def variable(where: str, name: object) -> str:
     return name
 
 
+VARIABLE_BYTES = 131_072
+"""How long a variable may be, with its name: MAX_ARG_STRLEN of execve(2)."""
 OF_THE_JOB = frozenset(
     f"KINETIC_{name}"
     for name in (
@@ -345,9 +354,9 @@ def variables(name: str, value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
     for key, content in value.items():
-        if variable(name, key) in OF_THE_JOB:
+        if variable(name, key) in OF_THE_JOB or key in OF_THE_INTERPRETER:
             option = "--output-dir" if name.startswith("--") else "output_dir="
-            way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else "Choose another name."
+            way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else "Leave it out."
             raise UsageError(f"{name}: each host sets {key} itself. {way}")
         if not isinstance(content, str):
             raise UsageTypeError(
@@ -358,7 +367,19 @@ def variables(name: str, value: object) -> dict[str, str]:
                 f"{name}[{key!r}] contains a NUL or an unpaired surrogate, which no "
                 f"environment can hold: {content!r:.80}."
             )
+        variable_size(f"{name}[{key!r}]", key, content)
     return dict(value)
+
+
+def variable_size(where: str, name: str, value: str) -> None:
+    """Refuse a variable with which no program could be started."""
+    size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
+    if size_bytes > VARIABLE_BYTES:
+        raise UsageError(
+            f"{where} has {size_bytes:,} bytes, and Linux starts no program with a variable of "
+            f"more than {VARIABLE_BYTES:,}. Leave the value in a file or in a secret manager, and "
+            "have the function read it there."
+        )
 
 
 def _is_system_text(text: str) -> bool:

@@ -44,6 +44,7 @@ UNUSABLE, DAMAGED, MISSING, UNREACHABLE, FULL, DENIED, UNRESOLVED = 64, 65, 66, 
 ENV = dict(os.environ)
 HOME = f"{tempfile.gettempdir()}/kinetic-pod-{os.getuid()}"
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+NVIDIA = "/usr/local/nvidia"  # GKE mounts the driver of GPUs there
 AS_UV = {"INDEX_URL": "DEFAULT_INDEX", "EXTRA_INDEX_URL": "INDEX", "FIND_LINKS": "FIND_LINKS"}
 NO_ANSWER = r"(?i)dns error|name resolution|sending request|connection|timed out|unreachable|tls"
 
@@ -70,6 +71,9 @@ def main() -> None:
         code, text = FULL, f"{HOME} cannot be used: {error}. {advice()}"
     else:
         env = dict(ENV, PYTHONPATH=os.pathsep.join(filter(None, (path, ENV.get("PYTHONPATH")))))
+        if os.path.isdir(NVIDIA):  # a program reads these when it starts
+            for name, folder in (("LD_LIBRARY_PATH", "lib64"), ("PATH", "bin")):
+                env[name] = ":".join(filter(None, (ENV.get(name), f"{NVIDIA}/{folder}")))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it has a handler again
         os.execve(python, [python, "-m", "kinetic.runner"], env)
     say(text)

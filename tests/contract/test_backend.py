@@ -290,7 +290,7 @@ def test_cleaning_up_leaves_the_records(backend, store, spoken):
 @pytest.mark.promise("WarmUp")
 def test_nothing_depends_on_warming_up(backend, store):
     needs(backend, WarmUp)
-    backend.warm_up(needs_jax=False, variables=["SEED"])
+    backend.warm_up(needs_jax=False, variables={"SEED": "1"})
     assert text(read(backend, submitted(backend, store, speak))) == b"one\nthree\n"
 
 

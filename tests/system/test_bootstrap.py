@@ -155,6 +155,20 @@ def test_an_image_that_holds_everything_needs_no_store(pod):
     assert told["kinetic"] == str(pod.folder / "site" / "kinetic" / "__init__.py")
 
 
+def test_programs_find_the_driver_of_gpus(pod):
+    """Their loader reads LD_LIBRARY_PATH when they start: a function could set it in vain."""
+    seen = "import os; print({n: os.environ.get(n) for n in ('LD_LIBRARY_PATH', 'PATH')})"
+    pod.sends(package(seen))
+    driver, path = pod.folder / "nvidia", pod.env["PATH"]
+    pod.text = pod.text.replace("/usr/local/nvidia", str(driver))
+    assert pod.becomes()[0] == {"LD_LIBRARY_PATH": None, "PATH": path}
+    driver.mkdir()
+    found = {"LD_LIBRARY_PATH": f"{driver}/lib64", "PATH": f"{path}:{driver}/bin"}
+    assert pod.becomes()[0] == found
+    pod.env["LD_LIBRARY_PATH"] = "/mine"
+    assert pod.becomes()[0] == found | {"LD_LIBRARY_PATH": f"/mine:{driver}/lib64"}
+
+
 def built(files, image, pod):
     """Do what a Dockerfile says, to a copy of an interpreter; what it installs comes from a folder.
     Returns the image's variables."""

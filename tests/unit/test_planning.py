@@ -45,7 +45,7 @@ def options_of(**options):
     return Options(topology=resolve("tpu-v6e-16"), **options)
 
 
-def make(func, *args, environ=None, **options):
+def make(func, *args, environ=None, place=Place("local", "pathways"), **options):  # noqa: B008
     settings = configuration.load(environ)
     return planning.plan_call(
         func,
@@ -53,7 +53,7 @@ def make(func, *args, environ=None, **options):
         {},
         options_of(**options),
         settings=settings,
-        place=Place("local", "pathways"),
+        place=place,
         name="train",
         job_id="job-00000001",
         now=5.0,
@@ -109,6 +109,28 @@ def test_what_is_captured_travels_in_the_payload_and_what_looks_secret_apart(pro
     assert planned.secrets == {"APP_KEY": "hunter2"}
     assert "hunter2" not in repr(planned)
     assert b"hunter2" not in planned.payload
+
+
+def test_what_takes_effect_at_the_start_of_a_process_travels_apart(project, monkeypatch):
+    for name, value in {"PYTHONHASHSEED": "7", "APP_MODE": "fast"}.items():
+        monkeypatch.setenv(name, value)
+    planned = make(len, [], capture_env_vars=("PYTHONHASHSEED", "APP_*"))
+    assert planned.secrets == {"PYTHONHASHSEED": "7"}
+    assert planned.plan.captured == ("APP_MODE",)
+
+
+def test_secrets_that_no_program_or_cluster_would_take_are_refused_at_once(project, monkeypatch):
+    names = tuple(f"TOKEN_{n}" for n in range(10))
+    for name in names:
+        monkeypatch.setenv(name, "x" * 131_000)
+    where = Place("gke", cluster="c")
+    with pytest.raises(UsageError, match=r"have 1,310,000 bytes together.*at most 1,000,000"):
+        make(len, [], secrets=names, place=where)
+    assert make(len, [], secrets=names[:7], place=where).plan.secrets == names[:7]
+    assert make(len, [], secrets=names).plan.secrets == names, "hosts here need no Secret"
+    monkeypatch.setattr(planning.configuration, "variables", lambda: {"TOKEN": "x" * 131_066})
+    with pytest.raises(UsageError, match=r"The secret TOKEN has 131,073 bytes"):
+        make(len, [], secrets=("TOKEN",))
 
 
 def test_a_large_tree_and_a_large_payload_are_warned_about(project):
@@ -309,3 +331,40 @@ def test_data_that_is_gone_is_not_looked_for(project, home):
     value = Counting()
     assert make(sys.modules["work"].train, value).plan.tree.files == 3
     assert value.pickled == 1
+
+
+def checkpoints_in_a_bucket(directory="runs"):
+    kinetic.Checkpointer("gs://lab/run-43", every=10)
+    return "gs://elsewhere", directory
+
+
+def checkpoints_where_it_is_told(steps, directory):
+    kinetic.Checkpointer(every=steps, directory=directory)
+
+
+RUN = "gs://lab/run-45"
+
+
+def checkpoints_where_its_module_says():
+    kinetic.Checkpointer(RUN)
+
+
+def reads_a_bucket():
+    kinetic.Checkpointer("/runs/43")
+    return "gs://lab/data"
+
+
+@pytest.mark.starts_processes
+def test_a_checkpointer_for_a_bucket_needs_its_package_here(project, monkeypatch):
+    monkeypatch.setattr(planning, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"in gs://lab/run-43, .* pip install gcsfs"):
+        make(checkpoints_in_a_bucket)
+    with pytest.raises(UsageError, match="where_it_is_told keeps checkpoints in gs://lab/run-44"):
+        make(checkpoints_where_it_is_told, 7, "gs://lab/run-44")
+    with pytest.raises(UsageError, match="checkpoints in gs://lab/run-45"):
+        make(checkpoints_where_its_module_says)
+    assert make(checkpoints_where_it_is_told, 7, "runs").plan.name == "train"
+    assert make(reads_a_bucket).plan.name == "train"
+    assert make(checkpoints_in_a_bucket, place=Place("ray", address="http://r")).plan
+    monkeypatch.setattr(planning, "find_spec", lambda name: name)
+    assert make(checkpoints_in_a_bucket).plan.name == "train"

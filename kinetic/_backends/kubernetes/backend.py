@@ -166,7 +166,6 @@ class KubernetesBackend:
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Create the workload, then the rest, which is deleted with it. The Secret is the last:
         without it the submission was interrupted."""
-        manifests.check_values(secrets)
         workload, secret, *others = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         created = self._api.create(resource, workload)

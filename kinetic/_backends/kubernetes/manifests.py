@@ -26,7 +26,6 @@ from kinetic._backends.kubernetes.pods import CONTAINER, PodSettings
 from kinetic._backends.kubernetes.resources import CLAIM_TEMPLATES
 from kinetic._core.exits import ProgramCode
 from kinetic._core.plan import Plan
-from kinetic.errors import PreflightError
 
 KEPT_S = 600
 KEPT_DEBUG_S = 7200
@@ -34,9 +33,6 @@ KEPT_DEBUG_S = 7200
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _JOBSETS = "jobset.x-k8s.io/v1alpha2"
 _BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
-VARIABLE_BYTES = 131_072
-"""How long a variable may be, with its name, for a program that is started: MAX_ARG_STRLEN of
-execve(2)."""
 
 
 def _exits_with(code: ProgramCode) -> Document:
@@ -72,22 +68,6 @@ def render(plan: Plan, settings: PodSettings) -> list[Document]:
         spec = _job_spec(plan, settings, rules, retries, in_jobset=False)
         workload = _workload(plan, "batch/v1", "Job", spec)
     return [workload, _secret(plan), *_claim_templates(plan, settings)]
-
-
-def check_values(secrets: Mapping[str, str]) -> None:
-    """Refuse a secret that no program could be started with.
-
-    Raises:
-        PreflightError: its variable is too long.
-    """
-    for name, value in secrets.items():
-        size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
-        if size_bytes > VARIABLE_BYTES:
-            raise PreflightError(
-                f"The secret {name} has {size_bytes:,} bytes, and Linux starts no program with a "
-                f"variable of more than {VARIABLE_BYTES:,}. Leave it in a secret manager, and have "
-                "the function fetch it there."
-            )
 
 
 def with_secrets(

@@ -33,9 +33,12 @@ from kinetic._backends.kubernetes.observed import (
     RESTART_LABEL,
 )
 from kinetic._core.plan import Plan
+from kinetic._core.start_variables import select_start_variables
 from kinetic._core.values import dataclass
 
 CONTAINER = "kinetic"
+_RESERVATION_PROJECT = "cloud.google.com/reservation-project"
+_RESERVATION_AFFINITY = "cloud.google.com/reservation-affinity"
 PORT = 7777
 """The port on which the leader's pod serves the gang."""
 DEBUG_PORT = 5678
@@ -248,6 +251,7 @@ def _env(plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool) -
     single = plan.has_single_controller
     leader = f"{workload}-{leading_job(plan)}-0-0.{workload}" if in_jobset else "127.0.0.1"
     literals = {
+        **({} if is_head else select_start_variables(plan.options.env)),
         "KINETIC_JOB_ID": plan.job_id,
         "KINETIC_HOSTS": str(plan.hosts),
         "KINETIC_HOSTS_PER_SLICE": str(1 if single else plan.topology.hosts),

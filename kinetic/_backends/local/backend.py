@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from kinetic._backends.base import (
 from kinetic._backends.local import liveness, simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
+from kinetic._core.start_variables import select_start_variables
 from kinetic._core.state import JobStatus
 from kinetic._store import files
 from kinetic._store.base import folder_of
@@ -84,6 +85,10 @@ class LocalBackend:
 
         return settings.worker_environ()
 
+    def _start_environ(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """What the processes of a job that sets these variables are started with."""
+        return self._environ | select_start_variables(variables)
+
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
         simulation.check_system(self._system, plan.place)
@@ -103,7 +108,7 @@ class LocalBackend:
         return [simulation.document(plan)]
 
     def warm_up(
-        self, *, needs_jax: bool, variables: Iterable[str], libraries: Sequence[str] = ()
+        self, *, needs_jax: bool, variables: Mapping[str, str], libraries: Sequence[str] = ()
     ) -> None:
         """Let the zygote import while the caller still plans a job that sets these variables."""
         if not simulation.can_simulate(self._system):
@@ -112,14 +117,14 @@ class LocalBackend:
 
         modules = simulation.preload_modules(needs_jax=needs_jax, variables=variables)
         more = simulation.preload_libraries(libraries, variables=variables) if modules else ()
-        launcher.warm_up(modules, self._environ, libraries=more)
+        launcher.warm_up(modules, self._start_environ(variables), libraries=more)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Start the supervisor; it holds the job's lock when this returns."""
         from kinetic._backends.local import launcher
 
         (gang,) = documents
-        folder = self._folder(ref)
+        folder, environ = self._folder(ref), self._start_environ({**gang["env"], **secrets})
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -129,12 +134,12 @@ class LocalBackend:
         request = {
             "store": self._store.uri,
             "job_id": ref.job_id,
-            "base_env": self._environ,
+            "base_env": environ,
             "secrets": dict(secrets),
             "unreachable_after_s": self._unreachable_after_s,
         }
         try:
-            launcher.launch(request, modules=tuple(gang["preload"]), environ=self._environ)
+            launcher.launch(request, modules=tuple(gang["preload"]), environ=environ)
         except BaseException:
             liveness.bar_supervisor(folder)
             raise

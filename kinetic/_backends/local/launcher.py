@@ -18,11 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from kinetic._core.start_variables import READ_AT_START
 from kinetic._store import files
 from kinetic.errors import KineticError, StoreFull, SubmitError
 
 _lock = threading.Lock()
 _zygotes: dict[tuple[object, ...], Zygote] = {}
+MOST_ZYGOTES = 6  # A sweep over variables that take effect at a start needs one for each.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _SILENT = {
     "GRPC_VERBOSITY": "NONE",
@@ -32,7 +34,7 @@ _SILENT = {
 }
 
 _READ_BY_ZYGOTES = (
-    *("PYTHON", "LD_", "JAX_", "XLA_", "TMPDIR", "HOME"),
+    *(*READ_AT_START, "JAX_", "XLA_", "TMPDIR", "HOME"),
     *("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_"),
     *("SSL_", "REQUESTS_CA_", "CURL_CA_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "HF_"),
 )
@@ -244,6 +246,9 @@ def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
     if key not in _zygotes or not _zygotes[key].is_open:
         if not _zygotes:
             atexit.register(_close_all)
+        own = [k for k, zygote in _zygotes.items() if zygote.owner == os.getpid()]
+        for oldest in own[: 1 - MOST_ZYGOTES]:
+            _zygotes.pop(oldest).close()
         _zygotes[key] = Zygote(modules, environ)
     return _zygotes[key]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout
 from kinetic._core.plan import needs_jax
+from kinetic._core.start_variables import THREADS
 from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ def document(plan: Plan) -> dict[str, Any]:
 def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
     """Modules that are imported once for all hosts, and for all jobs of a caller.
 
-    JAX must be imported anew if the job sets variables that it reads at import.
+    JAX must be imported anew if the job sets variables that it reads at import, or chooses how many
+    threads numpy starts with.
     """
-    if any(name.startswith(("JAX_", "XLA_", "PYTHON", "LD_")) for name in variables):
+    if any(name.startswith(("JAX_", "XLA_", "PYTHONPATH", *THREADS)) for name in variables):
         return ()
     return ("numpy", "jax") if needs_jax else ()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from kinetic._core import preemption
 from kinetic._core.plan import Plan
+from kinetic._core.start_variables import LOADER_PATH
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
 from kinetic._host.identity import Identity
 from kinetic._host.worker import jaxworld
@@ -67,7 +68,7 @@ def start_message(
         "function": "" if space.function is None else str(space.function),
         "env": _environ(who, plan, space, world, debug=debugging is not None),
         "cwd": str(space.cwd),
-        "sys_path": list(space.sys_path),
+        "sys_path": [*space.sys_path, *_requested_path(who, plan, space)],
         "editable": list(space.editable),
         "scratch": str(space.root),
         "world": world.to_json(),
@@ -121,6 +122,8 @@ def _environ(
         debugging = ENVIRON
     options = plan.options
     requested = dict(options.env) | dict(who.secrets)
+    if LOADER_PATH in who.base_env:  # Programs are started with it, and pods with GPUs add to it.
+        requested.pop(LOADER_PATH, None)
     overrides = own | debugging | requested | _python_path(who, plan, space, requested)
     if who.is_led_from_afar and plan.topology.kind == "tpu":
         base = {k: v for k, v in who.base_env.items() if k not in _OF_SLICES}
@@ -172,6 +175,13 @@ def _python_path(
         tree=tree,
     )
     return {_PYTHONPATH: value} if value else {}
+
+
+def _requested_path(who: Identity, plan: Plan, space: Workspace) -> list[str]:
+    """The folders of a PYTHONPATH that the caller has set: this process started without it."""
+    requested = (dict(plan.options.env) | dict(who.secrets)).get(_PYTHONPATH, "")
+    moved = _move_path(requested, client_root=plan.client_root, tree=str(space.tree))
+    return [str(space.cwd / entry) for entry in moved.split(os.pathsep) if entry]
 
 
 def make_search_path(places: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:

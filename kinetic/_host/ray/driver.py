@@ -28,6 +28,7 @@ from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
 from kinetic._core.quantities import amount_of, bytes_of
+from kinetic._core.start_variables import select_start_variables
 from kinetic._host import identity, program
 from kinetic._host.agents import WORKER_LOST
 from kinetic._host.hosts import RemoteHosts
@@ -342,7 +343,7 @@ class _Driver:
             "RAY_ADDRESS": cluster.find_address(),  # For functions that use Ray themselves.
         }
         self._address, self._key = address, credentials.key
-        self._secrets: Mapping[str, str] = {}
+        self._function_variables: Mapping[str, str] = {}
         self.hosts: RayHosts | None = None
 
     def own_variables(self) -> dict[str, str]:
@@ -358,7 +359,7 @@ class _Driver:
 
     def make_hosts(self, plan: Plan, store: Store) -> RayHosts:
         """Return the hosts of the job; nothing of them is there yet."""
-        self._secrets = _take_secrets(plan)
+        self._function_variables = select_start_variables(plan.options.env) | _take_secrets(plan)
         self._gang["KINETIC_HOSTS"] = str(plan.hosts)
         most, limit_s = plan.options.most_slices, plan.limits.start_timeout_s
         elastic = plan.elastic_gang
@@ -382,7 +383,7 @@ class _Driver:
             "KINETIC_HOST_ADDRESS": place.address,
             "KINETIC_DEBUG_PORT": "0",  # Nodes may have hosts of several jobs.
         }
-        return {**self._secrets, **self._gang, **own}
+        return {**self._function_variables, **self._gang, **own}
 
 
 class _WaitingNote:

@@ -30,7 +30,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 RUNNER = "kinetic.runner"
 ROOT = str(Path(__file__).resolve().parents[3])
 AHEAD = ("kinetic._host.program", "kinetic._host.worker.process", "kinetic._rpc.client")
-READ_AT_IMPORT = ("JAX_", "XLA_", "GRPC_", "LD_", "OMP_", "OPENBLAS_", "PYTHON")
+READ_AT_IMPORT = ("JAX_", "XLA_", "GRPC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
 OBEYED = {("PYTHONPATH", ROOT), ("PYTHONDONTWRITEBYTECODE", "1")}
 
 
