@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from manifest_cases import SETTINGS, env_of, planned, pod_of
+from manifest_cases import PLACE, SETTINGS, env_of, planned, pod_of
 
 from kinetic._backends.kubernetes import manifests
 from kinetic._backends.kubernetes.manifests import render
@@ -125,20 +125,25 @@ def test_multi_tier_checkpointing_keeps_the_folder_on_the_node():
 
 
 @pytest.mark.parametrize(
-    ("storage", "simulated", "is_ours"),
+    ("storage", "simulated", "accelerator", "slices", "is_ours"),
     [
-        ("", False, True),
-        ("60Gi", False, True),
-        (MULTI_TIER, False, False),
-        (MULTI_TIER, True, True),
+        ("", False, "tpu-v6e-16", 1, True),
+        ("60Gi", False, "tpu-v6e-16", 1, True),
+        (MULTI_TIER, False, "tpu-v6e-16", 1, False),
+        (MULTI_TIER, False, "tpu-v6e-1", 4, False),
+        (MULTI_TIER, False, "tpu-v6e-16", (1, 2), True),
+        (MULTI_TIER, False, "tpu-v6e-1", 1, True),
+        (MULTI_TIER, True, "tpu-v6e-16", 1, True),
     ],
 )
 def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
-    storage, simulated, is_ours
+    storage, simulated, accelerator, slices, is_ours
 ):
-    plan = planned("tpu-v6e-16", local_storage=storage)
+    """GKE's controller serves JobSets that have one replicated Job."""
+    place = replace(PLACE, backend="pathways")
+    plan = planned(accelerator, slices=slices, local_storage=storage, place=place)
     settings = replace(SETTINGS, simulated=simulated)
-    who = identity.from_environ(env_of(render(plan, settings)[0], pod=3))
+    who = identity.from_environ(env_of(render(plan, settings)[0]))
     home = workspace.prepare_home(who, plan)
     assert (home is not None) == is_ours
     if home is not None:

@@ -151,10 +151,12 @@ def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _jobset(plan: Plan, settings: PodSettings) -> Document:
+    # Google's own JobSets with multi-tier checkpointing say it as a whole.
+    exclusive = _exclusive(plan, settings)
     template: Document = {
         "metadata": {
             "labels": pods.labels(plan),
-            "annotations": pods.remarks(plan) | _exclusive(plan, settings),
+            "annotations": pods.remarks(plan) | (exclusive if plan.has_head else {}),
         },
         "spec": _job_spec(plan, settings, _GANG_RULES, 0, in_jobset=True),
     }
@@ -166,7 +168,9 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
             {"name": HOSTS, "replicas": plan.options.most_slices, "template": template}
         ],
     }
-    return _workload(plan, _JOBSETS, JOBSET, spec)
+    jobset = _workload(plan, _JOBSETS, JOBSET, spec)
+    jobset["metadata"]["annotations"] |= {} if plan.has_head else exclusive
+    return jobset
 
 
 def _elastic_jobset(plan: Plan, settings: PodSettings) -> Document:

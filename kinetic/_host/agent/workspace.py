@@ -231,14 +231,15 @@ def prepare_home(identity: Identity, plan: Plan) -> Home | None:
     attempt, or find that of a pod; None where there is none.
 
     In the volume of GKE's multi-tier checkpointing a service of the cluster says which process of
-    JAX a host is, so that folder is left alone.
+    JAX a host is, if the JobSet has nothing but slices: then that folder is left alone.
 
     Raises:
         OSError: the folder that the user named in `env=` cannot be made.
     """
     if identity.is_pod:
         folder = identity.base_env.get(_LOCAL_FOLDER, "")
-        is_managed = plan.options.local_storage == MULTI_TIER and not identity.simulated
+        is_multi_tier = plan.options.local_storage == MULTI_TIER and not identity.simulated
+        is_managed = is_multi_tier and plan.hosts > 1 and not plan.has_head
         return Home(folder, folder, identity.index, 1) if folder and not is_managed else None
     if not identity.simulated:
         return None
