@@ -220,6 +220,11 @@ def _check_compile(options: Options) -> None:
 
 def _check_pods(options: Options) -> None:
     single = options.controller == "single"
+    if options.reservation is not None and options.topology.spot:
+        raise UsageError(
+            "reservation= is for reserved machines, and spot=True for those that nobody has "
+            "reserved: no machine is both. Leave one of them away."
+        )
     if options.local_storage is not None and single:
         raise UsageError(
             "local_storage= is memory of the hosts that run the function, and with "

@@ -105,14 +105,13 @@ def prices(variable: str, value: Any) -> dict[str, float]:
     return {str(name): number(variable, amount) for name, amount in named.items()}
 
 
-def local_storage(variable: str, value: Any) -> str | None:
-    """A size of memory, or "multi-tier"."""
-    return checks.local_storage(variable.removesuffix("="), value)
+def _of_option(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda variable, value: check(variable.removesuffix("="), value)
 
 
-def network_devices(variable: str, value: Any) -> str | None:
-    """A number of devices, or "all"."""
-    return checks.network_devices(variable.removesuffix("="), value)
+local_storage = _of_option(checks.local_storage)
+network_devices = _of_option(checks.network_devices)
+reservation = _of_option(checks.reservation)
 
 
 def level(variable: str, value: Any) -> str:

@@ -134,7 +134,7 @@ class Settings:
     """The queue of a cluster that admits jobs."""
     priority: str | None = _row("KINETIC_PRIORITY", parsers.text, None)
     """The priority class of jobs."""
-    reservation: str | None = _row("KINETIC_RESERVATION", parsers.text, None)
+    reservation: str | None = _row("KINETIC_RESERVATION", parsers.reservation, None)
     """Reserved machines that jobs run on."""
     local_storage: str | None = _row("KINETIC_LOCAL_STORAGE", parsers.local_storage, None)
     """The memory of pods for local checkpoints: a size, or "multi-tier"."""

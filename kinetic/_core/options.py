@@ -216,8 +216,9 @@ class Options(documents.Record, called="The options of the job"):
         flag=Flag(("--priority",)),
     )
     reservation: str | None = option(
-        checks.cluster_name,
-        "A reservation of the cluster's machines to run on.",
+        checks.reservation,
+        "A reservation of machines to run on: its name, or projects/PROJECT/reservations/NAME if "
+        "another project shares it, or GKE is to make its nodes.",
         flag=Flag(("--reservation",)),
     )
     local_storage: str | None = option(

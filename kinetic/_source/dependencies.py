@@ -148,7 +148,7 @@ def for_hosts(
         lines.append(_as_here("pathwaysutils", installed))
     if "keras" in installed and "keras" not in required:
         lines.append(f"keras=={installed['keras']}")
-    if bucket and not required.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in required:
+    if not required.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in required:
         lines.append(ORBAX_FOR_BUCKETS)
     unique = dict.fromkeys((*options, *lines, *_own(installed, bucket), *also))
     return Requirements(tuple(unique), declared.source)

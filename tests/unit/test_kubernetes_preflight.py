@@ -99,3 +99,20 @@ def test_a_webhook_that_knows_no_dry_run_says_nothing(cluster: ClusterAnswers) -
     said = 'admission webhook "policy.example.com" does not support dry run'
     cluster.problems["create", "jobs"] = Refused(said)
     check(cluster)
+
+
+def _job(**resources: dict[str, str]) -> dict[str, Any]:
+    container = {"name": "kinetic", "resources": resources}
+    return JOB[0] | {"spec": {"template": {"spec": {"containers": [container]}}}}
+
+
+@pytest.mark.parametrize("requests", [{}, {"memory": "8Gi"}])
+def test_a_cluster_that_limits_memory_by_itself_is_warned_about(
+    cluster: ClusterAnswers, caplog: Any, requests: dict[str, str]
+) -> None:
+    limited = requests or {"memory": "2Gi"}
+    stored = _job(limits=limited, requests=limited)
+    cluster.create = lambda *_, **__: stored  # type: ignore[method-assign]
+    preflight.check(cluster, [_job(requests=requests)], Needs(), clock=lambda: 0.0)  # type: ignore[arg-type]
+    warned = ["2Gi, as GKE's Autopilot does" in record.getMessage() for record in caplog.records]
+    assert warned == ([] if requests else [True])

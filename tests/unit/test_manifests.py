@@ -49,6 +49,7 @@ def fused(source, *, is_dir=True, mount="", writable=False):
 
 
 ELASTIC = replace(PLACE, backend="pathways")
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 CASES = {
     "cpu": (planned("cpu"), SETTINGS),
     "cpu-2-4-slices": (planned("cpu:2", slices=4), SETTINGS),
@@ -76,6 +77,10 @@ CASES = {
     ),
     "priority-and-reservation": (
         planned("tpu-v6e-1", priority="high", reservation="next-week"),
+        SETTINGS,
+    ),
+    "shared-reservation": (
+        planned("gpu-l4", reservation="projects/other/reservations/next-week"),
         SETTINGS,
     ),
     "debug": (planned("tpu-v6e-8", debug=True, limits=Limits(grace_s=45.5)), SETTINGS),
@@ -322,9 +327,45 @@ def test_with_its_head_an_elastic_job_ends_and_a_slice_does_not_end_it():
     assert slices["backoffLimit"] == 4 * 1000
     assert head["backoffLimit"] == plan.options.elastic.max_failures
     assert {rule["action"] for rule in slices["podFailurePolicy"]["rules"]} == {"Ignore"}
-    exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
     both = [r["template"]["metadata"]["annotations"] for r in spec["replicatedJobs"]]
-    assert [exclusive in each for each in both] == [True, False]
+    assert [EXCLUSIVE in each for each in both] == [True, False]
+    assert EXCLUSIVE not in render(plan, settings)[0]["metadata"]["annotations"]
+
+
+def test_a_jobset_of_slices_alone_says_itself_that_each_has_a_node_pool():
+    for name, pool in {
+        "tpu-v6e-16-2-slices": "cloud.google.com/gke-nodepool",
+        "cpu-2-4-slices": None,
+    }.items():
+        workload, _ = render(*CASES[name])
+        assert workload["metadata"]["annotations"].get(EXCLUSIVE) == pool
+        assert EXCLUSIVE not in as_job(workload)["metadata"]["annotations"]
+
+
+def test_a_shared_reservation_is_named_with_its_project():
+    spec = pod_of(render(*CASES["shared-reservation"])[0])["spec"]
+    reserved = {k: v for k, v in spec["nodeSelector"].items() if "/reservation" in k}
+    assert reserved == {
+        "cloud.google.com/reservation-name": "next-week",
+        "cloud.google.com/reservation-project": "other",
+        "cloud.google.com/reservation-affinity": "specific",
+    }
+    spec = pod_of(render(*CASES["priority-and-reservation"])[0])["spec"]
+    assert [name for name in spec["nodeSelector"] if "/reservation" in name] == [
+        "cloud.google.com/reservation-name"
+    ], "node pools that somebody made have this label"
+
+
+def test_the_sidecar_that_mounts_buckets_has_no_limits():
+    annotations = pod_of(render(*CASES["buckets"])[0])["metadata"]["annotations"]
+    assert {k: v for k, v in annotations.items() if k.startswith("gke-gcsfuse/")} == {
+        "gke-gcsfuse/volumes": "true",
+        "gke-gcsfuse/cpu-limit": "0",
+        "gke-gcsfuse/memory-limit": "0",
+        "gke-gcsfuse/ephemeral-storage-limit": "0",
+    }
+    annotations = pod_of(render(*CASES["cpu"])[0])["metadata"]["annotations"]
+    assert not [name for name in annotations if "gcsfuse" in name]
 
 
 def test_secrets_are_filled_in_last_and_go_with_their_workload():

@@ -119,9 +119,7 @@ def template(
     """Return the template of the pods of a plan's hosts, or of its head, which runs no function."""
     buckets = () if is_head else volumes.buckets(plan)
     on_chips = not (plan.has_single_controller or is_head)
-    own: Document = {DEFAULT_CONTAINER: CONTAINER}
-    if buckets:
-        own["gke-gcsfuse/volumes"] = "true"
+    own: Document = {DEFAULT_CONTAINER: CONTAINER} | (volumes.GCSFUSE if buckets else {})
     mounted = [
         *buckets,
         *(() if is_head else volumes.local(plan, simulated=settings.simulated)),
@@ -311,9 +309,17 @@ def _selector(plan: Plan) -> Document:
         selector = {GPU_LABEL: topology.gke_accelerator}
     if topology.spot:
         selector[SPOT_LABEL] = "true"
-    if plan.options.reservation:
-        selector[RESERVATION_LABEL] = plan.options.reservation
-    return selector
+    return selector | _reservation(plan.options.reservation or "")
+
+
+def _reservation(reservation: str) -> Document:
+    """Labels of nodes in a reservation. Where its project is named, GKE may make the nodes for the
+    pods, and the labels say of what it makes them."""
+    project, _, name = reservation.removeprefix("projects/").rpartition("/reservations/")
+    labels = {RESERVATION_LABEL: name} if name else {}
+    if project:
+        labels |= {_RESERVATION_PROJECT: project, _RESERVATION_AFFINITY: "specific"}
+    return labels
 
 
 def _tolerations(plan: Plan) -> list[Document]:

@@ -7,6 +7,7 @@ and drivers that some options need. What may not be looked up counts as there.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -48,6 +49,11 @@ _ENABLE_NETWORKS = (
 )
 _WITHOUT_DRY_RUN = "does not support dry run"
 """In the refusal of a webhook that has side effects: then the dry run says nothing."""
+LIMITED_MEMORY = (
+    "kinetic: the cluster gives pods that request no memory %s, as GKE's Autopilot does, and ends "
+    'those that take more. JAX with a model may: request what it needs, such as memory="8Gi".'
+)
+_log = logging.getLogger("kinetic")
 _accepted_at: dict[tuple[object, ...], float] = {}
 
 
@@ -109,7 +115,9 @@ def check(
 def _try_to_create(api: Api, document: Document) -> None:
     resource = BY_KIND[document["apiVersion"], document["kind"]]
     try:
-        api.create(resource, document, dry_run=True)
+        stored = api.create(resource, document, dry_run=True)
+        if (limit := _memory_of(stored)) and not _memory_of(document):
+            _log.warning(LIMITED_MEMORY, limit)
     except NotInstalled as error:
         if resource == CLAIM_TEMPLATES:
             raise PreflightError(f"{error} {_ENABLE_NETWORKS}") from error
@@ -117,6 +125,13 @@ def _try_to_create(api: Api, document: Document) -> None:
     except Refused as error:
         if _WITHOUT_DRY_RUN not in str(error):
             raise
+
+
+def _memory_of(workload: Document) -> str:
+    """The memory of a Job's pods; "" if it says nothing about it."""
+    pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
+    amounts = (pod.get("containers") or [{}])[0].get("resources") or {}
+    return str(((amounts.get("requests") or {}) | (amounts.get("limits") or {})).get("memory", ""))
 
 
 def check_account(api: Api, name: str) -> None:

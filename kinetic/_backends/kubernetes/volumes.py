@@ -25,6 +25,9 @@ DEVICE_CLASS = "netdev.google.com"
 NETWORK = "network"
 """The name of the claim in its pod."""
 GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
+_UNLIMITED = ("cpu-limit", "memory-limit", "ephemeral-storage-limit")
+GCSFUSE = {"gke-gcsfuse/volumes": "true"} | {f"gke-gcsfuse/{name}": "0" for name in _UNLIMITED}
+"""Annotations of pods with buckets: gcsfuse, which runs beside the function, has no limit ("0")."""
 
 
 class Mounted(NamedTuple):
