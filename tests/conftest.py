@@ -71,7 +71,8 @@ def pytest_collection_finish() -> None:
 
 def _is_in_memory() -> bool:
     """Whether what tests write is to lie in memory: there is plenty, and nobody said where else."""
-    return "TMPDIR" not in os.environ and _has_room(MEMORY, MEMORY_BYTES)
+    named = os.environ.keys() & {"TMPDIR", "KINETIC_TEST_KUBECONFIG"}  # Pods have their own memory.
+    return not named and _has_room(MEMORY, MEMORY_BYTES)
 
 
 def _has_room(folder: Path, size: int) -> bool:
@@ -101,11 +102,13 @@ def playground() -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def home(playground: Path) -> Iterator[Path]:
+def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
     """A home without jobs, made when something writes to it; no setting of the developer's
     environment remains."""
     before = dict(os.environ)
     folder = playground / str(next(_numbers))
+    if request.node.get_closest_marker("kubernetes") and folder.is_relative_to(MEMORY):
+        folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))  # Pods mount their own memory.
     others = {"GOOGLE_CLOUD_PROJECT", "TERM"}
     for name in [n for n in os.environ if n.startswith("KINETIC_") or n in others]:
         del os.environ[name]
@@ -117,6 +120,10 @@ def home(playground: Path) -> Iterator[Path]:
         "TMPDIR": str(playground / "tmp"),
     }
     yield folder / "home"
+    if not folder.is_relative_to(playground):
+        for job in folder.glob("*/jobs/*"):
+            memory_folder.remove(job.name)
+        shutil.rmtree(folder, ignore_errors=True)
     os.environ.clear()
     os.environ |= before
     # What interrupted tests would say at the end of this process.

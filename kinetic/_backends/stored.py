@@ -52,6 +52,13 @@ def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
     return any(event.kind is events.EventKind.READY for event in gang_events)
 
 
+def runs(store: Store, ref: JobRef) -> bool:
+    """Return whether all hosts of the newest attempt are there, as the job's leader says."""
+    ends = (events.EventKind.READY, events.EventKind.ENDED, events.EventKind.RETRY)
+    last = next((e.kind for e in reversed(_read_events(store, ref)) if e.kind in ends), None)
+    return last is events.EventKind.READY
+
+
 def _read_events(store: Store, ref: JobRef) -> list[events.GangEvent]:
     try:
         return events.parse(store.get(layout.JobKeys(ref.job_id).events))

@@ -150,6 +150,32 @@ def test_what_a_job_waits_for_is_said_until_it_gives_up(on_cluster, monkeypatch,
         kinetic.run(accelerator=GANG, start_timeout=4)(world)()
 
 
+@pytest.mark.double
+def test_a_webhook_that_has_not_heard_of_the_job_yet_refuses_nothing(on_cluster):
+    said = 'admission webhook "mpod.kb.io" denied the request: Job.batch "x" not found'
+    for accelerator, hosts in (("cpu", 1), (GANG, 4)):
+        on_cluster.admission.refusals += [said] * 3
+        assert kinetic.run(accelerator=accelerator)(world)()[0] == hosts
+        assert on_cluster.admission.refusals == []
+
+
+@pytest.mark.double
+def test_a_leader_that_gives_up_ends_its_workload(on_cluster, home):
+    """The pods of the third slice find no nodes; the JobSet ends all the same, and can expire."""
+    on_cluster.hold_back("*-host-2-*")
+    handle = kinetic.run(accelerator="tpu-v6e-8", slices=3, start_timeout=8)(world).run_async()
+
+    def state():
+        (jobset,) = on_cluster.objects("jobsets")
+        return (jobset.get("status") or {}).get("terminalState", "")
+
+    on_cluster.wait_for(state, 100, "an end of the JobSet")
+    assert state() == "Failed"
+    on_cluster.let_go("*-host-2-*")
+    with pytest.raises(JobFailed, match="hosts 4-5 of 6"):
+        handle.result(timeout=60)
+
+
 def test_secrets_travel_in_the_secret_only(on_cluster, monkeypatch, home):
     secret = os.urandom(9).hex()
     monkeypatch.setenv("MY_TOKEN", secret)

@@ -28,6 +28,7 @@ class ClusterAnswers:
         self.text = Version("v1.33.4", 1, 33)
         self.has_controller = True
         self.asked: Counter[str] = Counter()
+        self.nodes = [node("n0", "tpu", "4x4")]
 
     def _ask(self, verb: str, *nouns: str) -> None:
         self.asked[f"{verb} {nouns[0]}"] += 1
@@ -63,7 +64,7 @@ class ClusterAnswers:
     def list(self, resource: Resource, _: Selector = Selector()) -> ObjectList:  # noqa: B008
         self._ask("list", resource.plural)
         if resource.plural == "nodes":
-            return ObjectList((node("n0", "tpu", "4x4"),))
+            return ObjectList(tuple(self.nodes))
         return ObjectList(
             (self.objects[resource.plural],) if resource.plural in self.objects else ()
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,11 @@ from typing import Any
 ARCHIVE = Path(__file__).resolve().parents[1] / "recordings" / "recordings.tar.xz"
 WORKLOADS = ("jobs", "jobsets")
 Document = dict[str, Any]
+
+
+def by_name(*events: Document) -> Callable[[str], list[Document]]:
+    """Return what looks up events by the name of the object that they are about."""
+    return lambda name: [e for e in events if (e.get("involvedObject") or {}).get("name") == name]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import recorded
-from recorded import World
+from recorded import World, by_name
 from test_kubernetes_states import kind_of, pods_of, workload
 
 from kinetic._backends.kubernetes.diagnosis import JobCause, JobDiagnosis, Observed, diagnose
@@ -30,7 +30,7 @@ def observed(world: World, scenario: str, name: str) -> Observed | None:
         job,
         pods_of(world, name),
         jobs=owned if kind_of(scenario) == "jobsets" else (),
-        events=world.all("events"),
+        events=by_name(*world.all("events")),
         queue_workload=queued[0] if queued else None,
     )
 
@@ -166,14 +166,15 @@ def test_who_went_first_where_only_the_jobs_deletions_tell_it() -> None:
         recorded.world_at("09-jobset-host-2-fails", 9), "09-jobset-host-2-fails", "train"
     )
     assert seen is not None
-    told = [e for e in seen.events if e.get("type") != "Warning"]
+    world = recorded.world_at("09-jobset-host-2-fails", 9)
+    told = [e for e in world.all("events") if e.get("type") != "Warning"]
     jobs = [job | {"status": failed_silently(job)} for job in seen.jobs]
     workload = seen.workload | {"status": failed_silently(seen.workload)}
-    found = diagnose(replace(seen, workload=workload, pods=(), jobs=jobs, events=told))
+    found = diagnose(replace(seen, workload=workload, pods=(), jobs=jobs, events=by_name(*told)))
     assert found is not None
     assert (found.kind, found.hopeless, found.hosts) == (JobCause.HOST_FAILED, True, (2,))
     assert found.sentence.startswith("The pod of host 2 was deleted, or ended")
-    nobody = replace(seen, workload=workload, pods=(), jobs=jobs, events=())
+    nobody = replace(seen, workload=workload, pods=(), jobs=jobs, events=by_name())
     assert (diagnose(nobody) or found).hosts == ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from recorded import by_name
 from test_kubernetes_waiting import FIRST, NOW, event, jobset, of, waiting
 
 from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
@@ -21,7 +22,7 @@ from kinetic._backends.kubernetes.diagnosis import JobCause, Observed, diagnose
 )
 def test_a_cluster_that_could_not_check_pods_may_let_them_in_later(said: str) -> None:
     refused = event("FailedCreate", f"Error creating: {said}", "kinetic-job-1-host-0", kind="Job")
-    found = of(Observed(jobset(), events=[refused]))
+    found = of(Observed(jobset(), events=by_name(refused)))
     assert (found.kind, found.hopeless) == (JobCause.REFUSED, False)
 
 
@@ -30,9 +31,9 @@ def test_pods_that_an_earlier_start_was_refused_do_not_count() -> None:
     refused = event("FailedCreate", said, "kinetic-job-1-host-0", kind="Job")
     refused["involvedObject"]["uid"] = "first"
     now = {"metadata": {"name": "kinetic-job-1-host-0", "uid": "second"}}
-    assert diagnose(Observed(jobset(restarts=1), jobs=[now], events=[refused])) is None
+    assert diagnose(Observed(jobset(restarts=1), jobs=[now], events=by_name(refused))) is None
     now["metadata"]["uid"] = "first"
-    assert of(Observed(jobset(), jobs=[now], events=[refused]), now=NOW).hopeless
+    assert of(Observed(jobset(), jobs=[now], events=by_name(refused)), now=NOW).hopeless
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_the_name_of_an_image_is_no_reason(said: str) -> None:
 )
 def test_an_autoscaler_that_cannot_add_nodes_now_may_do_so_later(said: str) -> None:
     why = event("NotTriggerScaleUp", f"pod didn't trigger scale-up: {said}", FIRST)
-    found = of(Observed(jobset(), [FIRST], events=[why]), now=NOW)
+    found = of(Observed(jobset(), [FIRST], events=by_name(why)), now=NOW)
     assert (found.kind, found.hopeless) == (JobCause.NO_SCALE_UP, False)
     assert said in found.sentence
 

@@ -116,3 +116,23 @@ def test_a_cluster_that_limits_memory_by_itself_is_warned_about(
     preflight.check(cluster, [_job(requests=requests)], Needs(), clock=lambda: 0.0)  # type: ignore[arg-type]
     warned = ["2Gi, as GKE's Autopilot does" in record.getMessage() for record in caplog.records]
     assert warned == ([] if requests else [True])
+
+
+def test_a_pod_that_is_larger_than_all_machines_is_refused(cluster: ClusterAnswers) -> None:
+    cluster.nodes[0]["status"]["allocatable"] = {"cpu": "80", "memory": "320Gi"}
+    for _ in range(2):
+        preflight.check(cluster, [_job(requests={"cpu": "60"}), JOB[1]], Needs(), clock=lambda: 0.0)
+    assert cluster.asked["list nodes"] == 1
+    with pytest.raises(PreflightError, match=r"^No node has the 500 CPUs that a pod asks for"):
+        preflight.check(
+            cluster, [_job(requests={"cpu": "500"}), JOB[1]], Needs(), clock=lambda: 0.0
+        )
+    with pytest.raises(PreflightError, match=r"the 500Gi of memory .* up to 320Gi"):
+        preflight.check(
+            cluster, [_job(requests={"memory": "500Gi"}), JOB[1]], Needs(), clock=lambda: 0.0
+        )
+    cluster.nodes[0]["spec"]["providerID"] = "gce://p/z/n"  # Its cloud may have larger ones.
+    preflight.check(cluster, [_job(requests={"cpu": "500"}), JOB[1]], Needs(), clock=lambda: 0.0)
+    del cluster.nodes[0]["spec"]["providerID"]
+    cluster.problems["list", "nodes"] = Forbidden("You may not list nodes.")
+    preflight.check(cluster, [_job(requests={"cpu": "501"}), JOB[1]], Needs(), clock=lambda: 0.0)

@@ -122,7 +122,7 @@ def test_two_hundred_followed_jobs_cost_at_most_sixty_requests_a_minute(
         for each in refs:
             taken = reader.read([each])
             assert phase(taken.workload(each)) == "new"
-            assert (taken.context.events, taken.context.nodes) == ((), [])
+            assert (taken.context.events_of("x"), taken.context.nodes) == ([], [])
             cluster.now += 1 / len(refs)
     assert 0 < cluster.calls.total() <= 60
 
@@ -208,7 +208,7 @@ def test_threads_that_wait_share_a_list_or_its_failure(cluster: Cluster) -> None
 def test_what_may_not_be_listed_is_unknown(cluster: Cluster) -> None:
     cluster.problems |= {EVENTS: Forbidden("no"), QUEUE_WORKLOADS[0]: NotInstalled("no")}
     context = cluster.reader().read([ref(1)]).context
-    assert (context.events, context.queues) == ((), [])
+    assert (context.events_of("x"), context.queues) == ((), [])
     cluster.problems |= {QUEUE_WORKLOADS[1]: NotInstalled("no")}
     assert cluster.reader().read([ref(1)]).context.queues == ()
     cluster.problems |= {QUEUE_WORKLOADS[1]: Forbidden("no")}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import recorded
+from recorded import by_name
 
 from kinetic._backends.kubernetes import nodes
 from kinetic._backends.kubernetes.diagnosis import JobCause, JobDiagnosis, Observed, diagnose
@@ -120,7 +121,7 @@ def of(seen: Observed, **more: Any) -> JobDiagnosis:
 def test_the_autoscaler_adds_nodes() -> None:
     said = f"pod triggered scale-up: [{{{POOL} 0->4 (max: 8)}}]"
     found = of(
-        Observed(jobset(), [FIRST], events=[event("TriggeredScaleUp", said, FIRST)]), now=NOW
+        Observed(jobset(), [FIRST], events=by_name(event("TriggeredScaleUp", said, FIRST))), now=NOW
     )
     assert found == JobDiagnosis(
         JobCause.PROVISIONING,
@@ -138,7 +139,7 @@ def test_the_autoscaler_adds_nodes() -> None:
 )
 def test_the_autoscaler_adds_none(said: str, kind: JobCause, hopeless: bool) -> None:
     why = event("NotTriggerScaleUp", f"pod didn't trigger scale-up: {said}", FIRST)
-    found = of(Observed(jobset(), [FIRST], events=[why]))
+    found = of(Observed(jobset(), [FIRST], events=by_name(why)))
     assert (found.kind, found.hopeless) == (kind, hopeless)
     assert said in found.sentence
 
@@ -148,7 +149,7 @@ def test_the_newest_word_of_the_autoscaler_counts() -> None:
     then = event(
         "FailedScaleUp", "Node scale up in zones z failed: GCE out of resources.", FIRST, n=9
     )
-    found = of(Observed(jobset(), [FIRST], events=[then, first]))
+    found = of(Observed(jobset(), [FIRST], events=by_name(then, first)))
     assert (found.kind, found.hopeless) == (JobCause.NO_SCALE_UP, False)
     assert "GCE out of resources" in found.sentence
 
@@ -213,7 +214,7 @@ def test_all_nodes_are_taken() -> None:
 )
 def test_pods_that_are_not_let_in(message: str, kind: JobCause, hopeless: bool, words: str) -> None:
     refused = event("FailedCreate", message, "kinetic-job-1-host-0", kind="Job")
-    found = of(Observed(jobset(), events=[refused]), now=NOW)
+    found = of(Observed(jobset(), events=by_name(refused)), now=NOW)
     assert (found.kind, found.hopeless, found.hosts) == (kind, hopeless, (0, 1, 2, 3))
     assert words in found.sentence
 
@@ -236,18 +237,20 @@ def refusal(first: int, last: int) -> Document:
 def test_a_refusal_is_final_once_it_stands(
     first: int, last: int, after_s: int, hopeless: bool
 ) -> None:
-    found = of(Observed(jobset(), events=[refusal(first, last)]), now=START + after_s)
+    found = of(Observed(jobset(), events=by_name(refusal(first, last))), now=START + after_s)
     assert (found.kind, found.hopeless) == (JobCause.REFUSED, hopeless)
-    assert not of(Observed(jobset(), events=[refusal(first, last)])).hopeless
+    assert not of(Observed(jobset(), events=by_name(refusal(first, last)))).hopeless
 
 
 def test_a_refusal_is_over_once_a_pod_was_made_after_it() -> None:
     """A pod that is replaced later does not fail the job by what was said at its start."""
     made = [made_pod(host, 20) for host in (0, 1, 2)]
-    assert diagnose(Observed(jobset(), made, events=[refusal(0, 15)]), now=START + 59) is None
-    late = of(Observed(jobset(), made, events=[refusal(0, 25)]), now=START + 49)
+    assert (
+        diagnose(Observed(jobset(), made, events=by_name(refusal(0, 15))), now=START + 59) is None
+    )
+    late = of(Observed(jobset(), made, events=by_name(refusal(0, 25))), now=START + 49)
     assert (late.kind, late.hopeless, late.hosts) == (JobCause.REFUSED, False, (3,))
-    assert of(Observed(jobset(), made, events=[refusal(0, 25)]), now=START + 50).hopeless
+    assert of(Observed(jobset(), made, events=by_name(refusal(0, 25))), now=START + 50).hopeless
 
 
 def test_a_refusal_of_before_a_queue_admitted_the_job_does_not_count() -> None:
@@ -255,9 +258,9 @@ def test_a_refusal_of_before_a_queue_admitted_the_job_does_not_count() -> None:
     at = "2026-11-21T01:00:20Z"
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": at}
     workload["status"]["conditions"] = [resumed]
-    assert diagnose(Observed(workload, events=[refusal(0, 15)]), now=START + 59) is None
-    assert not of(Observed(workload, events=[refusal(0, 25)]), now=START + 49).hopeless
-    assert of(Observed(workload, events=[refusal(0, 25)]), now=START + 50).hopeless
+    assert diagnose(Observed(workload, events=by_name(refusal(0, 15))), now=START + 59) is None
+    assert not of(Observed(workload, events=by_name(refusal(0, 25))), now=START + 49).hopeless
+    assert of(Observed(workload, events=by_name(refusal(0, 25))), now=START + 50).hopeless
 
 
 def over(asked: str, limit: str, *, used: str = "0", noun: str = "pods") -> str:
@@ -283,7 +286,7 @@ def test_a_quota_smaller_than_the_gang_never_lets_it_in(
 ) -> None:
     """Some of its pods run, and wait for the others."""
     refused = event("FailedCreate", over(asked, limit), "kinetic-job-1-host-0", kind="Job")
-    found = of(Observed(jobset(), [pod(0)], events=[refused]))
+    found = of(Observed(jobset(), [pod(0)], events=by_name(refused)))
     assert (found.kind, found.hopeless, found.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
     text = f"each of its 4 pods needs {asked}" if hopeless else "let 3 of its pods in"
     assert text in found.sentence
@@ -295,7 +298,7 @@ def test_a_quota_of_jobs_is_not_said_of_pods(limit: str, hopeless: bool) -> None
     workload["spec"]["replicatedJobs"][0]["replicas"] = 2
     said = over("count/jobs.batch=1", limit, used=limit, noun="jobs.batch")
     refused = event("JobCreationFailed", said, "kinetic-job-1", kind="JobSet")
-    found = of(Observed(workload, [pod(0)], events=[refused]))
+    found = of(Observed(workload, [pod(0)], events=by_name(refused)))
     assert (found.kind, found.hopeless) == (JobCause.QUOTA, hopeless)
     assert "pod" not in found.sentence
     assert ("each of its 2 Jobs needs" if hopeless else "let some of its Jobs in") in found.sentence
@@ -309,17 +312,18 @@ def test_a_quota_that_an_elastic_job_can_do_with_is_waited_for() -> None:
     for limit, hopeless in (("16", False), ("12", True)):
         said = over("requests.google.com/tpu=4", limit)
         refused = event("FailedCreate", said, "kinetic-job-1-host-1", kind="Job")
-        assert of(Observed(workload, [pod(0)], events=[refused])).hopeless is hopeless
+        there = [pod(host) for host in range(4)]
+        assert of(Observed(workload, there, events=by_name(refused))).hopeless is hopeless
 
 
 def test_a_gang_that_starts_as_usual_is_no_finding() -> None:
     said = 'admission webhook "vpod.kb.io" denied the request: follower pod node selector for x'
     usual = event("FailedCreate", f"Error creating: {said}", "kinetic-job-1-host-0", kind="Job")
-    assert diagnose(Observed(jobset(), events=[usual])) is None
+    assert diagnose(Observed(jobset(), events=by_name(usual))) is None
     usual["message"] = usual["message"].replace("follower pod node", "expected 1 leader pod (p)")
-    assert diagnose(Observed(jobset(), events=[usual])) is None
+    assert diagnose(Observed(jobset(), events=by_name(usual))) is None
     other = event("FailedCreate", "Error creating: no", "kinetic-job-2-host-0", kind="Job")
-    assert diagnose(Observed(jobset(), events=[other])) is None
+    assert diagnose(Observed(jobset(), events=by_name(other))) is None
 
 
 def waiting(reason: str, message: str = "") -> Document:
@@ -537,6 +541,85 @@ def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
     said = [f"Created pod: kinetic-job-1-host-0-{host}-abcde" for host in range(4)]
     said += [f"Deleted pod: kinetic-job-1-host-0-{host}-abcde" for host in (0, 3)]
     events = [{"type": "Normal", "message": words, "involvedObject": of_job} for words in said]
-    found = of(Observed(over, pods=leaving, jobs=[child], events=events))
+    found = of(Observed(over, pods=leaving, jobs=[child], events=by_name(*events)))
     assert found.hosts == (2,)
     assert found.sentence.startswith("The pod of host 2 was deleted, or ended before")
+
+
+@pytest.mark.parametrize(("after_s", "hopeless"), [(10, False), (31, True)])
+def test_a_class_of_the_queue_that_does_not_exist_is_named(after_s: int, hopeless: bool) -> None:
+    job = jobset()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
+    job["spec"]["suspend"] = True
+    missing = event("WorkloadPriorityClassNotFound", "", "kinetic-job-1", kind="JobSet", n=20)
+    missing |= {"message": 'WorkloadPriorityClass "urgent" not found', "lastTimestamp": None}
+    missing |= {"eventTime": "2026-11-21T01:00:00.123456Z"}
+    found = of(Observed(job, events=by_name(missing)), now=START + after_s)
+    assert (found.kind, found.hopeless) == (JobCause.QUEUE_REFUSED, hopeless)
+    assert found.sentence.startswith(
+        'The queue lq cannot take the job: WorkloadPriorityClass "urgent" not found. Name another'
+    )
+
+
+NO_CPU = "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu."
+
+
+def asking(**requests: str) -> Document:
+    wanted = jobset(1)
+    template = wanted["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    template["spec"]["containers"][0]["resources"] = {"requests": requests}
+    template["spec"]["nodeSelector"] = {}
+    return wanted
+
+
+def machine(cpu: str, *taints: str) -> Document:
+    made = node(f"n{cpu}", "pool", "4x4")
+    made["status"]["allocatable"] = {"cpu": cpu, "memory": "320Gi"}
+    made["spec"]["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
+    return made
+
+
+def test_processors_that_no_node_has_are_not_waited_for() -> None:
+    """A larger machine whose taint the pods do not tolerate is none of theirs."""
+    there = [machine("80"), machine("79500m"), machine("900", "google.com/tpu")]
+    found = of(Observed(asking(cpu="500"), [pod(0, NO_CPU)], nodes=there), now=NOW)
+    assert (found.kind, found.hopeless) == (JobCause.NO_NODE_POOL, True)
+    assert found.sentence.startswith(
+        "No node has the 500 CPUs that a pod asks for; they have up to 80. cpu= reserves them: ask"
+    )
+    found = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=there), now=NOW)
+    assert found.kind is JobCause.NO_ROOM
+    assert found.sentence.startswith("The 2 nodes are taken or not ready.")
+
+
+def test_taints_that_come_and_go_are_waited_for() -> None:
+    gone = [machine("80", "node.kubernetes.io/unreachable"), machine("80", "google.com/tpu")]
+    seen = Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=gone)
+    assert of(seen, now=NOW).kind is JobCause.NO_ROOM
+    found = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=gone[1:]), now=NOW)
+    assert (found.kind, found.hopeless) == (JobCause.NO_NODE_POOL, True)
+    assert "have taints that the pods do not tolerate: google.com/tpu." in found.sentence
+
+
+def test_a_head_that_went_first_is_named_as_one() -> None:
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    over = jobset()
+    over["spec"]["replicatedJobs"].append({"name": "head", "template": {"spec": {}}})
+    over["status"] = {"conditions": [failed]}
+    child = {"metadata": {"name": "kinetic-job-1-head-0", "uid": "j"}, "status": over["status"]}
+    made = event("Created", "Created pod: kinetic-job-1-head-0-0-abcde", "kinetic-job-1-head-0")
+    made |= {"type": "Normal", "involvedObject": {"name": "kinetic-job-1-head-0", "uid": "j"}}
+    there = [pod(host) for host in range(4)]
+    found = of(Observed(over, pods=there, jobs=[child], events=by_name(made)))
+    assert found.sentence.startswith("The pod of head 0 was deleted, or ended before")
+    assert found.hosts == (4,)
+
+
+def test_a_leader_that_has_all_hosts_started_again_is_not_lost() -> None:
+    """The exit code by which it does so says nothing to users."""
+    leader, evicted = ended(0, 3), ended(0, 43)
+    for each in (leader, evicted):
+        each["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
+    assert diagnose(Observed(jobset(2), [leader, made_pod(1, 0)])) is None
+    found = of(Observed(jobset(2), [evicted, ended(1, 137, reason="OOMKilled")]))
+    assert (found.kind, found.hosts) == (JobCause.OUT_OF_MEMORY, (1,))

@@ -421,7 +421,7 @@ def test_hosts_whose_pods_are_gone_are_known_by_their_names():
         event = {"type": "Warning", "reason": "PodFailurePolicy", "message": said}
         condition = {"type": "Failed", "status": "True", "message": "jobset failed"}
         gone = workload | {"status": {"conditions": [condition]}}
-        return diagnose(Observed(gone, events=[event])).hosts
+        return diagnose(Observed(gone, events=lambda _: [event])).hosts
 
     own = "kinetic-job-00c0ffee"
     assert failed("tpu-v6e-16", f"{own}-host-1-2", slices=2) == (6,)

@@ -20,7 +20,9 @@ from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     IMAGE_REASONS,
     PATHWAYS_WORKERS,
+    QUEUE_LABEL,
     Document,
+    EventsOf,
     GangShape,
     Pod,
     PodSet,
@@ -28,6 +30,7 @@ from kinetic._backends.kubernetes.observed import (
     condition,
     current_pods,
     is_suspended,
+    labels,
     metadata,
     shape_of,
 )
@@ -73,6 +76,10 @@ _QUOTA = re.compile(
 )
 
 
+def _find_none(_name: str) -> Sequence[Document]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Observed:
     """What is known of a job. Only the workload is needed; what is unknown makes the finding less
@@ -81,8 +88,8 @@ class Observed:
     Attributes:
         workload: the Job or JobSet.
         pods: its pods, and the last version seen of those that are gone.
-        jobs: the Jobs that a JobSet made.
-        events: of the workload, its Jobs and pods, and of Kueue's Workload.
+        jobs: the Jobs that a JobSet made; needed once it has started them again, or failed.
+        events: of the workload, its Jobs and pods, by their names.
         nodes: of the cluster; None if they may not be listed.
         queue_workload: Kueue's Workload of the job.
         queue_position: how many jobs of the queue come before it, or None.
@@ -93,7 +100,7 @@ class Observed:
     workload: Document
     pods: Sequence[Document] = ()
     jobs: Sequence[Document] = ()
-    events: Sequence[Document] = ()
+    events: EventsOf = _find_none
     nodes: Sequence[Document] | None = None
     queue_workload: Document | None = None
     queue_position: int | None = None
@@ -114,25 +121,28 @@ def diagnose(
     """
     if condition(observed.workload, "Complete") or condition(observed.workload, "Completed"):
         return None
-    pods = current_pods(observed.workload, observed.pods)
-    queued = is_suspended(observed.workload) or queueing.was_evicted(observed.queue_workload)
-    if queued:
-        return queueing.why_suspended(
-            observed.workload, observed.queue_workload, observed.queue_position
+    workload = observed.workload
+    pods = current_pods(workload, observed.pods)
+    if is_suspended(workload) or queueing.was_evicted(observed.queue_workload):
+        refusal = _not_queued(observed, now) if observed.queue_workload is None else None
+        return refusal or queueing.why_suspended(
+            workload, observed.queue_workload, observed.queue_position
         )
-    jobs = [observed.workload, *observed.jobs]
+    jobs = [workload, *observed.jobs]
     lost = pod_failures.why_stopped(jobs) or pod_failures.why_lost(pods)
-    if lost is None and condition(observed.workload, "Failed"):
-        lost = pod_failures.why_gone(jobs, observed.events, pods)
+    if lost is None and condition(workload, "Failed"):
+        ended = [workload, *(job for job in observed.jobs if condition(job, "Failed"))]
+        events = [e for job in ended for e in observed.events(metadata(job).get("name", ""))]
+        lost = pod_failures.why_gone(jobs, events, pods)
     if lost is not None:
-        return _make_final(observed.workload, lost)
-    if condition(observed.workload, "Failed"):
-        return _quote_failure(observed.workload)
+        return _make_final(workload, lost)
+    if condition(workload, "Failed"):
+        return _quote_failure(workload)
     finding = _find_stuck(observed, pods) or _not_created(observed, pods, now)
     if finding is not None:
         return finding
     finding = scheduling.why_unscheduled(
-        observed.workload, pods, observed.events, observed.nodes, now=now, scale_up_s=scale_up_s
+        workload, pods, observed.events, observed.nodes, now=now, scale_up_s=scale_up_s
     )
     return finding or _secret_missing(observed, pods) or _find_preparing(observed, pods)
 
@@ -155,10 +165,9 @@ def _quote_failure(workload: Document) -> JobDiagnosis:
     )
 
 
-def events_of(events: Sequence[Document], name: str) -> list[Document]:
-    """Return the events about an object, newest last."""
-    about = [e for e in events if (e.get("involvedObject") or {}).get("name") == name]
-    return sorted(about, key=event_time)
+def _sort_events(observed: Observed, *names: str) -> list[Document]:
+    """Return the events about objects, newest last."""
+    return sorted((e for name in names for e in observed.events(name)), key=event_time)
 
 
 def event_time(event: Document) -> str:
@@ -183,13 +192,15 @@ def first_event_time(event: Document) -> str:
 
 def _find_stuck(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     starting = [pod for pod in pods if pod.stage is Stage.STARTING]
-    looks: tuple[Callable[[Observed, Pod], JobDiagnosis | None], ...] = (_image, _config, _volume)
-    for look in looks:
-        findings = [(pod.host, f) for pod in starting if (f := look(observed, pod)) is not None]
+    # What events say of one pod goes for all: each costs a request.
+    looks: tuple[tuple[Callable[[Observed, Pod], JobDiagnosis | None], list[Pod]], ...]
+    looks = (_image, starting), (_config, starting), (_volume, starting[:1])
+    for look, alike in looks:
+        findings = [(pod.host, f) for pod in alike if (f := look(observed, pod)) is not None]
         if findings:
             first = findings[0][1]
-            alike = tuple(host for host, f in findings if f.kind is first.kind)
-            return JobDiagnosis(first.kind, first.sentence, first.hopeless, alike)
+            hosts = tuple(host for host, f in findings if f.kind is first.kind)
+            return JobDiagnosis(first.kind, first.sentence, first.hopeless, hosts)
     return None
 
 
@@ -264,7 +275,7 @@ def _volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
     """The status says ContainerCreating, as for every starting pod: only events say more."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None
-    for event in reversed(events_of(observed.events, pod.name)):
+    for event in reversed(_sort_events(observed, pod.name)):
         if event.get("reason") in ("Pulling", "Pulled", "Created", "Started"):
             return None  # volumes come before images
         message = event.get("message") or ""
@@ -283,55 +294,69 @@ def _volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
 def _not_created(
     observed: Observed, pods: tuple[Pod, ...], now: float | None
 ) -> JobDiagnosis | None:
-    shape = shape_of(observed.workload)
-    if len(pods) >= shape.hosts:
+    shape, workload = shape_of(observed.workload), metadata(observed.workload)
+    have = {pod.host for pod in pods}
+    missing = tuple(host for host in range(shape.hosts) if host not in have)
+    if not missing:
         return None
-    makers = [metadata(job) for job in (observed.workload, *observed.jobs)]
+    status = observed.workload.get("status") or {}
     resumed = next(
         (
             str(entry.get("lastTransitionTime"))
-            for entry in (observed.workload.get("status") or {}).get("conditions") or ()
+            for entry in status.get("conditions") or ()
             if entry.get("type") == "Suspended" and entry.get("status") == "False"
         ),
         "",
     )
+    uids = {metadata(job).get("uid") for job in (observed.workload, *observed.jobs)}
 
     def admitted_at(event: Document) -> str:
         """When the cluster last let a pod of the refused Job in, or a queue resumed the job."""
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 
+    def is_of_this_start(event: Document) -> bool:
+        uid = (event.get("involvedObject") or {}).get("uid")
+        return not (uid and status.get("restarts")) or uid in uids
+
+    name = str(workload.get("name", ""))
     refused = [
         event
-        for event in sorted(observed.events, key=event_time)
+        for event in _sort_events(observed, *dict.fromkeys((name, shape.job_of(name, missing[0]))))
         if event.get("reason") in ("FailedCreate", "JobCreationFailed")
-        and _is_of(event, makers)
+        and is_of_this_start(event)
         and not any(words in (event.get("message") or "") for words in _ORDINARY)
         and event_time(event) >= admitted_at(event)
     ]
     if not refused:
         return None
     last = refused[-1]
-    have = {pod.host for pod in pods}
-    missing = tuple(host for host in range(shape.hosts) if host not in have)
     message = (last.get("message") or "").removeprefix("Error creating: ")
     quota = _QUOTA.search(message)
     if quota is not None:
         return _over_quota(quota, shape.set_of_event(last), shape, missing)
-    since = seconds_of(max(first_event_time(last), admitted_at(last)))
-    stands = now is not None and since is not None and now - since >= REFUSED_S
-    return _refusal(message, missing, stands=stands)
+    since = max(first_event_time(last), admitted_at(last))
+    return _refusal(message, missing, stands=_has_stood(since, now))
 
 
-def _is_of(event: Document, makers: Sequence[Document]) -> bool:
-    """Whether an event is about the workload or a Job of it; those of an earlier start are gone."""
-    about = event.get("involvedObject") or {}
-    if about.get("kind") not in ("Job", "JobSet"):
-        return False
-    if uid := about.get("uid"):
-        return uid in [maker.get("uid") for maker in makers]
-    name, workload = str(about.get("name", "")), str(makers[0].get("name", ""))
-    return name == workload or name.startswith(f"{workload}-")
+def _has_stood(since: str, now: float | None) -> bool:
+    """Whether what has been said since this time was said for long enough to be final."""
+    seconds = seconds_of(since)
+    return now is not None and seconds is not None and now - seconds >= REFUSED_S
+
+
+def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
+    """Return why a queue makes no Workload for a job, as far as it says so."""
+    name, queue = metadata(observed.workload).get("name", ""), labels(observed.workload)
+    warnings = [e for e in _sort_events(observed, name) if e.get("type") == "Warning"]
+    if not warnings or QUEUE_LABEL not in queue:
+        return None
+    message = _shorten_text(warnings[-1].get("message") or "")
+    final = "not found" in message and _has_stood(first_event_time(warnings[-1]), now)
+    text = f"The queue {queue[QUEUE_LABEL]} cannot take the job: {message}."
+    if "PriorityClass" in message:
+        text = f"{text} Name another class, or none: priority=."
+    return JobDiagnosis(JobCause.QUEUE_REFUSED, text, final)
 
 
 def _over_quota(
@@ -384,16 +409,13 @@ def _refusal(message: str, hosts: tuple[int, ...], *, stands: bool) -> JobDiagno
 
 
 def _find_preparing(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
-    for pod in pods:
-        if pod.stage is not Stage.STARTING:
-            continue
-        last = [e.get("reason") for e in events_of(observed.events, pod.name)]
-        if last and last[-1] == "Pulling":
-            hosts = tuple(p.host for p in pods if p.stage is Stage.STARTING)
-            return JobDiagnosis(
-                JobCause.PREPARING, f"The image {pod.image} is being pulled.", False, hosts
-            )
-    return None
+    starting = [pod for pod in pods if pod.stage is Stage.STARTING]
+    events = _sort_events(observed, starting[0].name) if starting else []
+    if not events or events[-1].get("reason") != "Pulling":
+        return None
+    hosts = tuple(pod.host for pod in starting)
+    text = f"The image {starting[0].image} is being pulled."
+    return JobDiagnosis(JobCause.PREPARING, text, False, hosts)
 
 
 def _shorten_text(text: str) -> str:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kinetic._backends.kubernetes.observed import Document, labels
+from kinetic._backends.kubernetes.observed import JOB_LABEL, Document, labels
 
-JOB_LABEL = "kinetic.dev/job-id"
 _MANAGED_BY = "app.kubernetes.io/managed-by"
 
 

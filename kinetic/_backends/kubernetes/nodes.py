@@ -23,6 +23,13 @@ RESERVATION_LABEL = "cloud.google.com/reservation-name"
 MACHINE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TPU, GPU = "google.com/tpu", "nvidia.com/gpu"
+_PASSING_TAINTS = (
+    "node.kubernetes.io/",
+    "cloudprovider.kubernetes.io/",
+    "Autoscaler",
+    "karpenter.sh/",
+    "impending-node-termination",
+)
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,28 @@ def chips_of(node: Document) -> int:
     return int(offered.get(TPU) or offered.get(GPU) or 0)
 
 
-def memory_of(node: Document) -> str:
-    """Return how much memory a node offers to pods, as the cluster writes it; "" when unknown."""
+def amount_on(node: Document, resource: str) -> str:
+    """Return how much of a resource a node offers to pods, as the cluster writes it; "" when
+    unknown."""
     offered = (node.get("status") or {}).get("allocatable") or {}
-    return str(offered.get("memory") or "")
+    return str(offered.get(resource) or "")
+
+
+def keeps_off(node: Document, tolerations: Iterable[Document]) -> list[str]:
+    """Return the taints for which a node never takes pods with these tolerations. Taints that come
+    and go with the node's health do not count."""
+    return [
+        taint["key"]
+        for taint in (node.get("spec") or {}).get("taints") or ()
+        if taint.get("effect") != "PreferNoSchedule"
+        and not any(words in taint["key"] for words in _PASSING_TAINTS)
+        and not any(_tolerates(toleration, taint) for toleration in tolerations)
+    ]
+
+
+def _tolerates(toleration: Document, taint: Document) -> bool:
+    fits = toleration.get("operator") == "Exists" or toleration.get("value") == taint.get("value")
+    return fits and all(toleration.get(k) in (None, "", taint.get(k)) for k in ("key", "effect"))
 
 
 def takes_pods(node: Document) -> bool:
@@ -111,6 +136,13 @@ def takes_pods(node: Document) -> bool:
 def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list[Document]:
     """Return the nodes that have all of these labels."""
     return [n for n in nodes if all(labels(n).get(k) == v for k, v in selector.items())]
+
+
+def select_open_nodes(nodes: Iterable[Document], pod: Document) -> list[Document]:
+    """Return the nodes that a pod with this spec selects, and whose taints it tolerates."""
+    tolerations = pod.get("tolerations") or ()
+    alike = select_nodes(nodes, pod.get("nodeSelector") or {})
+    return [node for node in alike if not keeps_off(node, tolerations)]
 
 
 def live_accelerators(nodes: Iterable[Document]) -> tuple[PoolRow, ...]:

@@ -9,14 +9,17 @@ are random and are reused after a restart, so a host is found by its labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
+from kinetic._core.exits import ProgramCode
 from kinetic._core.values import dataclass
 
 Document = dict[str, Any]
+EventsOf = Callable[[str], Sequence[Document]]
+"""The events about an object, by its name."""
 
 JOBSET = "JobSet"
 HOSTS, HEAD = "host", "head"
@@ -24,6 +27,7 @@ HOSTS, HEAD = "host", "head"
 PATHWAYS_HEAD, PATHWAYS_WORKERS = "pathways-head", "pathways-worker"
 """With Pathways, of the pod that runs the function and of the pods with its devices."""
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+JOB_LABEL = "kinetic.dev/job-id"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_INDEX_LABEL = "jobset.sigs.k8s.io/job-index"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -131,6 +135,21 @@ class GangShape:
         slice_index = _number(pod_labels.get(JOB_INDEX_LABEL))
         return of.first_host + slice_index * of.pods_each + _number(index)
 
+    def set_at(self, host: int) -> PodSet:
+        """Return the set of the pod with this index."""
+        return next(s for s in reversed(self.sets) if s.first_host <= host)
+
+    def name_pod(self, host: int) -> str:
+        """Return what users call the pod with this index: "host 2", "head 0", "worker 1"."""
+        of = self.set_at(host)
+        return f"{of.noun} {host - of.first_host}"
+
+    def job_of(self, workload: str, host: int) -> str:
+        """Return the name of the Job that makes the pod with this index."""
+        of = self.set_at(host)
+        slice_index = (host - of.first_host) // of.pods_each
+        return f"{workload}-{of.name}-{slice_index}" if of.name else workload
+
     def host_named(self, pod: str) -> int:
         """Return the index of a pod's host from its name: <workload>-<replicated job>-<job>-<pod>,
         or <workload>-<pod> in a Job, and random letters."""
@@ -206,6 +225,7 @@ class Pod:
         memory_limit: of its container, as written, or "".
         noun, number: what users call it: "host 2", "head 0", or "worker 0" for one of Pathways.
         leads: whether it leads the gang.
+        wants_restart: whether it led, and ended so that the cluster starts all hosts again.
     """
 
     name: str
@@ -233,6 +253,7 @@ class Pod:
     noun: str
     number: int
     leads: bool = False
+    wants_restart: bool = False
 
     @property
     def called(self) -> str:
@@ -298,6 +319,9 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         noun=of.noun,
         number=host - of.first_host,
         leads=host == shape.leader,
+        wants_restart=host == shape.leader
+        and JOB_LABEL in labels(document)
+        and terminated.get("exitCode") in (ProgramCode.START_AGAIN, ProgramCode.TAKEN_AWAY),
     )
 
 

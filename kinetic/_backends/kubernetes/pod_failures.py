@@ -124,13 +124,15 @@ def why_gone(
         named = _POD_IN_MESSAGE.search(source.get("message") or "")
         if named and source.get("reason") == "PodFailurePolicy":
             host, code = shape.host_named(named[1]), int(named[2])
+            called = shape.name_pod(host).capitalize()
             return JobDiagnosis(
-                JobCause.HOST_FAILED, f"Host {host} failed: {_code(code)}.", True, (host,)
+                JobCause.HOST_FAILED, f"{called} failed: {_code(code)}.", True, (host,)
             )
         ended = _POD_DISRUPTED.search(source.get("message") or "")
         if ended:
             host = shape.host_named(ended[1])
-            text = f"Host {host} was lost: the cluster ended its pod. It was evicted or preempted"
+            called = shape.name_pod(host).capitalize()
+            text = f"{called} was lost: the cluster ended its pod. It was evicted or preempted"
             return JobDiagnosis(JobCause.EVICTED, f"{text}, or its node was lost.", True, (host,))
     return _not_ended_by(jobs, events, {pod.name for pod in pods})
 
@@ -155,9 +157,8 @@ def _not_ended_by(
     if not deleted | existing or not ended:
         return None
     hosts = tuple(sorted(shape.host_named(pod) for pod in ended))
-    whose = f"pod of host {hosts[0]} was"
-    if len(hosts) > 1:
-        whose = f"pods of hosts {', '.join(map(str, hosts))} were"
+    names = ", ".join(map(shape.name_pod, hosts))
+    whose = f"pod of {names} was" if len(hosts) == 1 else f"pods of {names} were"
     text = f"The {whose} deleted, or ended before anybody could see how."
     return JobDiagnosis(JobCause.HOST_FAILED, text, True, hosts)
 
@@ -173,13 +174,16 @@ def why_leaderless(workload: Document, pods: Iterable[Pod]) -> JobDiagnosis | No
     if not pods or "deletionTimestamp" in metadata(workload):
         return None
     if leader is None:
-        host = shape_of(workload).leader
-        text = f"Host {host} was lost: its pod is gone. It was deleted, or its node was removed."
+        shape = shape_of(workload)
+        host, called = shape.leader, shape.name_pod(shape.leader).capitalize()
+        text = f"{called} was lost: its pod is gone. It was deleted, or its node was removed."
         return JobDiagnosis(JobCause.HOST_FAILED, text, hosts=(host,))
     return why_lost([leader]) if leader.stage is Stage.FAILED else None
 
 
 def _is_lost(pod: Pod) -> bool:
+    if pod.wants_restart and not pod.disruption:
+        return False
     silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
     # a pod that was told to end did so because of another pod, or of the user
     was_stopped = pod.is_deleting and pod.exit_code not in range(1, 128)

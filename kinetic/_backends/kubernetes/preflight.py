@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from kinetic._backends.kubernetes.api import Api, Document
 from kinetic._backends.kubernetes.errors import NotInstalled, Refused
+from kinetic._backends.kubernetes.observed import PodSet, shape_of
 from kinetic._backends.kubernetes.resources import (
     BY_KIND,
     CHECKPOINT_CONFIGURATIONS,
@@ -20,9 +21,11 @@ from kinetic._backends.kubernetes.resources import (
     CSI_DRIVERS,
     DEVICE_CLASSES,
     LOCAL_QUEUES,
+    NODES,
     SERVICE_ACCOUNTS,
     Resource,
 )
+from kinetic._backends.kubernetes.scheduling import requests_of, why_too_large
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, GCSFUSE_DRIVER, MULTI_TIER_DRIVER
 from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
@@ -95,7 +98,8 @@ def check(
         BackendUnavailable: it does not answer.
     """
     kinds = tuple(document["kind"] for document in documents)
-    question = (api.server, api.namespace, kinds, needs)
+    sets = shape_of(documents[0]).sets
+    question = (api.server, api.namespace, kinds, needs, *map(str, map(requests_of, sets)))
     if clock() < _accepted_at.get(question, float("-inf")) + COUNTS_S:
         return
     for document in documents:
@@ -109,6 +113,8 @@ def check(
         check_networks(api)
     if needs.buckets and find(api, CSI_DRIVERS, GCSFUSE_DRIVER) is False:
         raise PreflightError(_ENABLE_BUCKETS)
+    if any(requests_of(each) for each in sets):
+        check_sizes(api, sets)
     _accepted_at[question] = clock()
 
 
@@ -188,6 +194,20 @@ def check_memory(api: Api) -> Sequence[Document] | None:
     if not configurations:
         raise PreflightError(_CONFIGURE_MEMORY)
     return configurations
+
+
+def check_sizes(api: Api, sets: Sequence[PodSet]) -> None:
+    """Refuse pods that are larger than all nodes. Where a cloud makes the nodes, larger ones may be
+    added: then the job finds out."""
+    try:
+        nodes = api.list(NODES).items
+    except (NotFound, PreflightError):
+        return
+    if any((node.get("spec") or {}).get("providerID") for node in nodes):
+        return
+    for each in sets:
+        if text := why_too_large(each, nodes):
+            raise PreflightError(text)
 
 
 def check_networks(api: Api) -> None:

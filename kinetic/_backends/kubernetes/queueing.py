@@ -89,7 +89,7 @@ def _find_preemption(queue: str, workload: Document) -> JobDiagnosis | None:
     if eviction is None or condition(workload, "Admitted"):
         return None
     message = _clean(eviction.get("message") or eviction.get("reason"))
-    text = f"The queue {queue} took the job's place away: {message}. It waits to get it back."
+    text = f"The queue {queue} took the job's place away: {message}."
     return JobDiagnosis(JobCause.PREEMPTED, text)
 
 

@@ -16,6 +16,7 @@ from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
 from kinetic._backends.kubernetes.observed import (
     PATHWAYS_HEAD,
     Document,
+    EventsOf,
     Pod,
     PodSet,
     Stage,
@@ -23,7 +24,7 @@ from kinetic._backends.kubernetes.observed import (
     name_pods,
     shape_of,
 )
-from kinetic._core.quantities import bytes_of
+from kinetic._core.quantities import amount_of
 
 SCALE_UP_S = 30.0
 """An autoscaler says within this time whether it adds nodes; a cluster that says nothing has
@@ -39,12 +40,16 @@ _PASSING = (
 """In what an autoscaler says when it cannot add nodes now, but knows a pool that may have some."""
 _GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
 _REQUEST = ("AcceptedProvisioningRequest", "ProvisioningRequestPending")
+_AMOUNTS = {
+    "memory": ("{} of memory", "memory= and local_storage= reserve memory: ask for less."),
+    "cpu": ("{} CPUs", "cpu= reserves them: ask for less."),
+}
 
 
 def why_unscheduled(
     workload: Document,
     pods: Sequence[Pod],
-    events: Sequence[Document],
+    events: EventsOf,
     nodes: Sequence[Document] | None,
     *,
     now: float | None,
@@ -55,7 +60,7 @@ def why_unscheduled(
     Args:
         workload: the Job or JobSet.
         pods: one for each host.
-        events: of the pods.
+        events: those of a pod.
         nodes: of the cluster, or None if they may not be listed.
         now: seconds since the epoch, or None.
         scale_up_s: how long to wait for an autoscaler.
@@ -64,11 +69,10 @@ def why_unscheduled(
     if not stuck:
         return None
     hosts = tuple(pod.host for pod in stuck)
-    reason, message = _last_word(stuck, events)
+    reason, message = _last_word(stuck[0], events)
     if reason in ("TriggeredScaleUp", *_REQUEST):
         return JobDiagnosis(JobCause.PROVISIONING, _describe_added_nodes(message), hosts=hosts)
-    needed = shape_of(workload)
-    of = next(s for s in reversed(needed.sets) if s.first_host <= hosts[0])
+    of = shape_of(workload).set_at(hosts[0])
     waited = _is_over(stuck, now, scale_up_s)
     alike = [pod for pod in pods if pod.noun == of.noun]
     placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in alike)
@@ -88,15 +92,9 @@ def why_unscheduled(
     return finding
 
 
-def _last_word(stuck: Sequence[Pod], events: Sequence[Document]) -> tuple[str, str]:
-    """Return the newest event of an autoscaler about these pods: its reason and its message."""
-    names = {pod.name for pod in stuck}
-    message = [
-        event
-        for event in events
-        if event.get("reason") in _SCALED + _REQUEST
-        and (event.get("involvedObject") or {}).get("name") in names
-    ]
+def _last_word(pod: Pod, events: EventsOf) -> tuple[str, str]:
+    """Return the newest event of an autoscaler about a pod: its reason and its message."""
+    message = [event for event in events(pod.name) if event.get("reason") in _SCALED + _REQUEST]
     if not message:
         return "", ""
     last = max(message, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
@@ -128,9 +126,10 @@ def _from_nodes(
     placed: int,
 ) -> JobDiagnosis:
     hosts = tuple(pod.host for pod in stuck)
-    selector = (of.template.get("spec") or {}).get("nodeSelector") or {}
+    spec = of.template.get("spec") or {}
+    selector, tolerations = spec.get("nodeSelector") or {}, spec.get("tolerations") or ()
     kind = _kind_of(selector)
-    fitting = None if nodes is None else pools.select_nodes(nodes, selector)
+    fitting = None if nodes is None else pools.select_open_nodes(nodes, spec)
     scheduler = _strip_notes(stuck[0].unschedulable)
     if placed:
         verb = "waits" if len(stuck) == 1 else "wait"
@@ -141,17 +140,17 @@ def _from_nodes(
             JobCause.PARTIAL_SLICE, f"{text}{advice} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if fitting == [] or (fitting is None and not _is_short(scheduler)):
-        offers = _offers(nodes)
-        text = f"No node of the cluster has {kind or 'what the pods ask for'}."
+        text = f"No node of the cluster has {kind or 'what the pods ask for'}. {_offers(nodes)}"
+        if tainted := pools.select_nodes(nodes or (), selector):
+            taints = sorted({key for n in tainted for key in pools.keeps_off(n, tolerations)})
+            text = f"The nodes{kind and f' with {kind}'} have taints that the pods do not tolerate"
+            text = f"{text}: {', '.join(taints)}. "
         return JobDiagnosis(
-            JobCause.NO_NODE_POOL, f"{text} {offers}{_quote_scheduler(scheduler)}", hosts=hosts
+            JobCause.NO_NODE_POOL, f"{text}{_quote_scheduler(scheduler)}", hosts=hosts
         )
-    if fitting and (memory := _too_large(of, fitting)):
-        text = f"No node{kind and f' with {kind}'} has the {memory} of memory that a pod asks for"
-        most = max(map(pools.memory_of, fitting), key=bytes_of)
-        advice = f"they have up to {most}. memory= and local_storage= reserve memory: ask for less."
+    if fitting and (text := why_too_large(of, nodes or ())):
         return JobDiagnosis(
-            JobCause.NO_NODE_POOL, f"{text}; {advice} {_quote_scheduler(scheduler)}", hosts=hosts
+            JobCause.NO_NODE_POOL, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if fitting and (largest := _largest_pool(fitting)) < of.pods_each:
         text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} are there."
@@ -165,24 +164,44 @@ def _from_nodes(
     )
 
 
-def _too_large(of: PodSet, fitting: Sequence[Document]) -> str:
-    """The memory that a pod requests, if no node is as large; else ""."""
-    container: Document = next(iter((of.template.get("spec") or {}).get("containers") or ()), {})
-    memory = str(((container.get("resources") or {}).get("requests") or {}).get("memory") or "")
-    sizes = [bytes_of(pools.memory_of(node)) for node in fitting]
-    return memory if all(sizes) and bytes_of(memory) > max(sizes) else ""
+def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
+    """Return a sentence if no node of a cluster that takes the pods of this set is as large as one
+    of them; "" if one is, or may be."""
+    spec = of.template.get("spec") or {}
+    fitting = pools.select_open_nodes(nodes, spec)
+    for name, amounts in requests_of(of).items():
+        offered = [pools.amount_on(node, name) for node in fitting]
+        most = max(offered, key=amount_of, default="")
+        if most and all(offered) and sum(map(amount_of, amounts)) > amount_of(most):
+            words, advice = _AMOUNTS.get(name, (f"{{}} {name}", "Ask for less."))
+            kind, asked = (
+                _kind_of(spec.get("nodeSelector") or {}),
+                words.format(" + ".join(amounts)),
+            )
+            text = f"No node{kind and f' with {kind}'} has the {asked} that a pod asks for"
+            return f"{text}; they have up to {most}. {advice}"
+    return ""
+
+
+def requests_of(of: PodSet) -> dict[str, list[str]]:
+    """Return the amounts of each resource that the containers of a pod request, with sidecars."""
+    spec = of.template.get("spec") or {}
+    sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
+    requests: dict[str, list[str]] = {}
+    for container in (*sidecars, *(spec.get("containers") or ())):
+        resources = container.get("resources") or {}
+        merged = (resources.get("limits") or {}) | (resources.get("requests") or {})
+        for name, amount in merged.items():
+            requests.setdefault(name, []).append(str(amount))
+    return requests
 
 
 def _of_head(of: PodSet) -> str:
     """What the pod of a single controller requests: more than most machines without chips have."""
     if of.name != PATHWAYS_HEAD:
         return ""
-    spec = of.template.get("spec") or {}
-    requests: dict[str, list[str]] = {}
-    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-        for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
-            requests.setdefault(name, []).append(str(amount))
-    text = ", ".join(f"{name} {' + '.join(amounts)}" for name, amounts in sorted(requests.items()))
+    requests = sorted(requests_of(of).items())
+    text = ", ".join(f"{name} {' + '.join(amounts)}" for name, amounts in requests)
     return f"The pod of the controller asks for {text}. " if text else ""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -21,6 +21,8 @@ from kinetic._backends.kubernetes.api import Api, Document, Selector
 from kinetic._backends.kubernetes.diagnosis import Observed
 from kinetic._backends.kubernetes.errors import NotInstalled
 from kinetic._backends.kubernetes.observed import (
+    HOSTS,
+    PATHWAYS_HEAD,
     QUEUE_LABEL,
     condition,
     is_suspended,
@@ -45,6 +47,9 @@ FRESH_S = 2.0
 REQUEST_S = 1.0
 """A snapshot answers questions for as many times this as it took requests: at most 60 requests a
 minute, however many jobs are followed."""
+PATIENCE = 5
+"""While all jobs wait, a snapshot answers questions for 2, 4 and then so many times as long: at
+most 20 requests a minute. What nodes, queues and controllers say of one job takes up to three."""
 BUSY_SHARE = 0.25
 """The share of its time that a slow server may spend on these lists."""
 FOLLOWED_S = 15.0
@@ -55,23 +60,29 @@ class ClusterContext:
     """What explains the state of jobs; each kind of object is listed at most once. Threads may
     share it."""
 
-    def __init__(self, api: Api) -> None:
-        """Ask nothing yet."""
-        self._api = api
+    def __init__(self, api: Api, jobs: Collection[str] = ()) -> None:
+        """Ask nothing yet; `jobs` are those that were asked for."""
+        self._api, self._is_alone = api, len(jobs) == 1
+        self.selection = Selector(labels=names.selector(jobs))
         self._lock = threading.RLock()
         self._listed: dict[str, Sequence[Document] | None] = {}
         self.requests = 0
+        self.waiting: set[str] = set()
+        """Jobs that were found to wait."""
 
-    @property
-    def events(self) -> Sequence[Document]:
-        """Events of the namespace."""
-        return self._list_once("events", lambda: self._list_if_allowed(EVENTS)) or ()
+    def events_of(self, name: str) -> Sequence[Document]:
+        """Return the events about an object, by its name. Those of many jobs are listed at once."""
+        if self._is_alone:
+            about = Selector(fields=f"involvedObject.name={name}")
+            listed = self._list_once(f"events {name}", lambda: self._list_if_allowed(EVENTS, about))
+            return listed or ()
+        listed = self._list_once("events", lambda: self._list_if_allowed(EVENTS)) or ()
+        return [e for e in listed if (e.get("involvedObject") or {}).get("name") == name]
 
     @property
     def jobs(self) -> Sequence[Document]:
         """The Jobs that JobSets made."""
-        chosen = Selector(labels=names.selector(()))
-        return self._list_once("jobs", lambda: self._list_if_allowed(JOBS, chosen)) or ()
+        return self._list_once("jobs", lambda: self._list_if_allowed(JOBS, self.selection)) or ()
 
     @property
     def nodes(self) -> Sequence[Document] | None:
@@ -121,8 +132,9 @@ class ClusterContext:
 
     def list(self, resource: Resource, selection: Selector) -> Sequence[Document]:
         """List objects of a kind, and count the requests."""
+        self.requests += 1
         listed = self._api.list(resource, selection)
-        self.requests += listed.pages
+        self.requests += listed.pages - 1
         return listed.items
 
 
@@ -161,11 +173,8 @@ class ClusterSnapshot:
         """Whether a job without a workload had one: the cluster has events about it for an hour. A
         job that was created after the list has events too, so its workload is looked up again."""
         name = names.workload_of(ref.job_id)
-        if not any(
-            about == name or about.startswith(f"{name}-")
-            for event in self.context.events
-            if (about := str((event.get("involvedObject") or {}).get("name", "")))
-        ):
+        kind = PATHWAYS_HEAD if ref.has_single_controller else HOSTS
+        if not any(self.context.events_of(about) for about in (name, f"{name}-{kind}-0")):
             return False
         return not self.context.has(resource_of(ref), name)
 
@@ -177,27 +186,26 @@ class ClusterSnapshot:
             workload: its workload.
             waits: whether it waits for nodes or a queue, so that these matter.
         """
-        context = self.context
-        pods, own = self.pods_of(ref), names.workload_of(ref.job_id)
-        its = {metadata(thing).get("name", "") for thing in (workload, *pods)}
-        about = ((event.get("involvedObject") or {}).get("name", "") for event in context.events)
-        queued = waits and QUEUE_LABEL in labels(workload)
+        context, pods = self.context, self.pods_of(ref)
+        if waits:
+            context.waiting.add(ref.job_id)
+        was_started_again = (workload.get("status") or {}).get("restarts")
+        needs_jobs = not waits or was_started_again or condition(workload, "Failed")
+        queued = QUEUE_LABEL in labels(workload) and (waits or is_suspended(workload))
         of_queue = self._find_queued(workload) if queued else None
         return Observed(
             workload=workload,
             pods=pods,
             jobs=[job for job in context.jobs if names.job_of(job) == ref.job_id]
-            if resource_of(ref) is JOBSETS
+            if needs_jobs and resource_of(ref) is JOBSETS
             else (),
-            events=[
-                event
-                for event, named in zip(context.events, about, strict=True)
-                if named in its or own in named
-            ],
-            nodes=context.nodes if waits and not is_suspended(workload) else None,
+            events=context.events_of,
+            nodes=context.nodes if waits and any(map(_is_unscheduled, pods)) else None,
             queue_workload=of_queue,
-            queue_position=None if of_queue is None else _position(of_queue, context.queues or ()),
-            own_secret=own,
+            queue_position=_position(of_queue, context.queues or ())
+            if waits and of_queue
+            else None,
+            own_secret=names.workload_of(ref.job_id),
         )
 
     def _find_queued(self, workload: Document) -> Document | None:
@@ -232,6 +240,7 @@ class SnapshotReader:
         self._lock = threading.Lock()
         self._last: ClusterSnapshot | None = None
         self._begun_at = self._failed_at = -1.0
+        self._rounds = 0
         self._duration_s = 0.0
         self._error: KineticError | None = None
 
@@ -263,14 +272,29 @@ class SnapshotReader:
                     return last
                 busy_s = self._duration_s / BUSY_SHARE
                 lasts_s = max(FRESH_S, last.context.requests * REQUEST_S, busy_s)
+                if self._all_wait(last):
+                    lasts_s *= min(2**self._rounds, PATIENCE)
                 may_serve = not fresh and asked_at - self._begun_at < lasts_s
                 if may_serve and all(r.job_id in self._created or last.covers(r) for r in refs):
                     workloads = {**self._created, **last.workloads}
                     return replace(last, workloads=workloads, is_fresh=False)
             return self._take()
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether the cluster is asked less and less, since all jobs wait."""
+        return self._rounds > 0
+
+    def hurry(self) -> None:
+        """Ask soon again: a job was seen to run by other means."""
+        self._rounds = 0
+
+    def _all_wait(self, last: ClusterSnapshot) -> bool:
+        return self._followed.keys() <= last.context.waiting
+
     def _take(self) -> ClusterSnapshot:
-        begun_at = self._clock()
+        begun_at, last = self._clock(), self._last
+        self._rounds = self._rounds + 1 if last and self._all_wait(last) else 0
         self._followed = {
             job: (ref, at)
             for job, (ref, at) in self._followed.items()
@@ -315,18 +339,18 @@ os.register_at_fork(after_in_child=_begin_all_anew)
 
 def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
     """Ask the cluster: one list of workloads of each kind, and one of pods if there are any."""
-    context = ClusterContext(api)
     wanted = {ref.job_id for ref in refs}
-    selection = Selector(labels=names.selector(wanted))
+    context = ClusterContext(api, wanted)
     kinds = dict.fromkeys(resource_of(ref) for ref in refs)
     workloads: dict[str, Document] = {}
     for resource in kinds:
-        for workload in context.list(resource, selection):
+        for workload in context.list(resource, context.selection):
             # The Jobs of a JobSet have the job's labels, too.
             if resource is JOBSETS or not _owners(workload):
                 workloads[names.job_of(workload)] = workload
     pods: dict[str, list[Document]] = {}
-    for pod in context.list(PODS, selection) if workloads else ():
+    may_run = any(not is_suspended(workload) for workload in workloads.values())
+    for pod in context.list(PODS, context.selection) if may_run else ():
         pods.setdefault(names.job_of(pod), []).append(pod)
     jobs = frozenset(wanted) if len(wanted) == 1 else None
     return ClusterSnapshot(context, workloads, pods, frozenset(kinds), jobs)
@@ -335,6 +359,11 @@ def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
 def resource_of(ref: JobRef) -> Resource:
     """Return the kind of the job's workload."""
     return JOBS if ref.hosts == 1 and not ref.has_single_controller else JOBSETS
+
+
+def _is_unscheduled(pod: Document) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "PodScheduled" and c.get("status") == "False" for c in conditions)
 
 
 def _owners(thing: Document) -> list[str]:

@@ -106,7 +106,7 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
     if over or broken or len(begun) == wanted:
         never_ran = bool(pods) and not begun
         phase = JobStatus.PENDING if never_ran else JobStatus.RUNNING
-        failed = [pod for pod in ending if pod.stage is Stage.FAILED and not pod.is_deleting]
+        failed = [p for p in ending if p.has_ended and not (p.is_deleting or p.wants_restart)]
         over = over or broken or all(pod.has_ended for pod in pods)
         reason = ENDING if over else ""
         if failed:

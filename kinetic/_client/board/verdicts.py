@@ -115,7 +115,7 @@ def _orphan_verdict(
     is_unknown = status.phase is JobStatus.NOT_FOUND
     if not is_unknown and not ref.place.is_supervised:
         reports, attempt = _last_attempt(store, ref)
-        return judge_leaderless(
+        verdict = judge_leaderless(
             ref.hosts,
             reports,
             backend_reports=[
@@ -127,6 +127,10 @@ def _orphan_verdict(
             now=now,
             attempt=attempt,
         )
+        if not verdict.given_up:
+            return verdict
+        given_up = f"attempt {attempt}: {verdict.given_up}"
+        return replace(verdict, reason=given_up, given_up=given_up)
     reason = (
         "the job was never started: its submission was interrupted"
         if is_unknown

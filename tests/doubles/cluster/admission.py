@@ -37,9 +37,13 @@ COUNTED |= {SECRETS: "count/secrets", CONFIG_MAPS: "count/configmaps", SERVICES:
 class Admission:
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.refusals: list[str] = []
+        """What a webhook says of the next pods, each of which it refuses; the Job tries again."""
 
     def create_pod(self, pod: Object) -> Object:
         """Create a pod as the Job controller does."""
+        if self.refusals:
+            raise refusal(403, "Forbidden", self.refusals.pop(0))
         pod["metadata"]["uid"] = str(uuid.uuid4())
         with self._store.lock:
             self.name(pod)

@@ -20,12 +20,16 @@ QUOTED = re.compile(r"^metadata\.(labels|annotations)\['(.*)'\]$")
 ATTEMPT, JOB_SET = "jobset.sigs.k8s.io/restart-attempt", "jobset.sigs.k8s.io/jobset-uid"
 
 
+Lead = Callable[[list[str]], str]
+
+
 class NotReady(Exception):
     """What keeps a container from being created."""
 
 
 class Addresses:
-    """A loopback address for each pod, known by its host name before it runs."""
+    """A loopback address for each pod, known by its host name before it runs. While pods before it
+    still run, `lead` says where the name leads, by all their addresses, the oldest first."""
 
     def __init__(self) -> None:
         self._next = [random.randrange(16, 250), random.randrange(256), 1]
@@ -35,10 +39,10 @@ class Addresses:
         """A pod's own address."""
         host, subdomain = pod["spec"].get("hostname"), pod["spec"].get("subdomain")
         if not host or not subdomain:
-            return self._fresh()
+            return self.fresh()
         return self._named(pod, host, subdomain)
 
-    def with_addresses(self, pod: Object, value: str) -> str:
+    def with_addresses(self, pod: Object, value: str, lead: Lead) -> str:
         """The value with names of pods that share the pod's subdomain replaced."""
         subdomain = pod["spec"].get("subdomain")
         if not subdomain or f".{subdomain}" not in value:
@@ -48,17 +52,29 @@ class Addresses:
         pattern = (
             rf"(?<![-\w.])([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)\.{re.escape(subdomain)}{tail}(?![-\w.])"
         )
-        return re.sub(pattern, lambda found: self._named(pod, found[1], subdomain), value)
+        return re.sub(pattern, lambda found: lead(self._all_named(pod, found[1], subdomain)), value)
 
     def _named(self, pod: Object, host: str, subdomain: str) -> str:
         labels = pod["metadata"].get("labels") or {}
         group = (labels.get(JOB_SET, pod["metadata"]["namespace"]), labels.get(ATTEMPT, "0"))
         key = (*group, subdomain, host)
         if key not in self._known:
-            self._known[key] = self._fresh()
+            self._known[key] = self.fresh()
         return self._known[key]
 
-    def _fresh(self) -> str:
+    def _all_named(self, pod: Object, host: str, subdomain: str) -> list[str]:
+        own = self._named(pod, host, subdomain)
+        if host == pod["spec"].get("hostname"):
+            return [own]
+        group = (pod["metadata"].get("labels") or {}).get(JOB_SET, "")
+        before = [
+            address
+            for (of, _, *name), address in self._known.items()
+            if (of, name) == (group, [subdomain, host]) and address != own
+        ]
+        return [*before, own]
+
+    def fresh(self) -> str:
         second, third, fourth = self._next
         self._next = [second, third, fourth + 1] if fourth < 254 else [second, (third + 1) % 256, 1]
         return f"127.{second}.{third}.{fourth}"

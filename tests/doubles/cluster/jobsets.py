@@ -225,7 +225,8 @@ class _Sync:
                 self._suspend(job, False)
             self._put("Suspended", "ResumeJobs", "jobset is resumed", "False")
             self.events.append(("ResumeJobs", "jobset is resumed", False))
-        if not self.previous:
+        blocks = dig(self.spec, "failurePolicy", "restartStrategy") == "BlockingRecreate"
+        if not (blocks and self.previous):
             self._create(suspended)
         rows = self.status["replicatedJobsStatus"]
         wanted = {r["name"]: r["replicas"] for r in self.spec.get("replicatedJobs") or ()}
@@ -270,7 +271,8 @@ class _Sync:
     def _create(self, suspended: bool) -> None:
         for job in child_jobs(self.job_set, self.status["restarts"]):
             name, group = _name(job), _group(job)
-            if any(_name(j) == name for j in self.current) or not self._may_start(group):
+            exists = any(_name(j) == name for j in (*self.current, *self.previous))
+            if exists or not self._may_start(group):
                 continue
             if suspended:
                 job["spec"]["suspend"] = True

@@ -18,6 +18,7 @@ from doubles.cluster.containers import Container, Log, Runtime
 from doubles.cluster.engine import Engine
 from doubles.cluster.environ import Addresses, NotReady, command_of, container_environ
 from doubles.cluster.kinds import CONFIG_MAPS, NODES, PODS, SECRETS
+from doubles.cluster.names import Relay
 from doubles.cluster.objects import Object, dig, stamp
 from doubles.cluster.podstatus import FAILED, PENDING, RUNNING, SUCCEEDED, ContainerState, status_of
 from doubles.cluster.recorder import Recorder
@@ -76,6 +77,7 @@ class Kubelet:
         self.image_environ, self._deaf = dict(image_environ), deaf
         self.runtime = Runtime(folder)
         self.addresses = Addresses()
+        self._relays: list[Relay] = []
         self.pods: dict[str, Pod] = {}
         self.lost_nodes: set[str] = set()
         self.missing_images: set[str] = {"does-not-exist"}
@@ -88,6 +90,8 @@ class Kubelet:
         store.listeners.append(self._heard)
 
     def close(self) -> None:
+        for relay in self._relays:
+            relay.close()
         self.runtime.close()
 
     def log_of(self, uid: str, container: int) -> list[Log]:
@@ -253,7 +257,12 @@ class Kubelet:
             "HOME": str(pod.folder),
             "HOSTNAME": obj["spec"].get("hostname") or pod.place[1],
         }
-        env |= {k: self.addresses.with_addresses(obj, v) for k, v in given.items()}
+        ports = [p["containerPort"] for p in spec.get("ports") or ()]
+
+        def lead(addresses: list[str]) -> str:
+            return self._way_to(addresses, ports)
+
+        env |= {k: self.addresses.with_addresses(obj, v, lead) for k, v in given.items()}
         env |= make_volumes(obj, spec, env, pod.folder, self._store)
         argv = command_of(spec, env, self._entrypoint(state.image))
         folder = Path(spec.get("workingDir") or pod.folder)
@@ -274,6 +283,23 @@ class Kubelet:
         pod.logs[index].append(container.log)
         state.id = f"containerd://{uuid.uuid4().hex}{uuid.uuid4().hex}"
         return False
+
+    def _way_to(self, addresses: list[str], ports: list[int]) -> str:
+        """Where a name leads that pods with these addresses have had, the oldest first: to the
+        first of them that still runs, else to the last."""
+
+        def target() -> str:
+            alive = {
+                pod.address
+                for pod in list(self.pods.values())
+                if any(c is not None and c.alive for c in pod.running)
+            }
+            return next((a for a in addresses if a in alive), addresses[-1])
+
+        if target() == addresses[-1]:
+            return addresses[-1]
+        self._relays.append(Relay(self.addresses.fresh(), ports, target))
+        return self._relays[-1].address
 
     def _entrypoint(self, image: str) -> list[str]:
         return next((argv for part, argv in self.entrypoints.items() if part in image), ["sh"])

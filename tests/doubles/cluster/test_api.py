@@ -136,7 +136,9 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
             Observed(
                 api.get(JOBS, "nowhere"),
                 api.list(PODS).items,
-                events=api.list(EVENTS).items,
+                events=lambda name: (
+                    api.list(EVENTS, Selector(fields=f"involvedObject.name={name}")).items
+                ),
                 nodes=api.list(NODES).items,
             ),
             now=time.time() + 600,

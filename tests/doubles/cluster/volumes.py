@@ -21,8 +21,12 @@ def make_volumes(
     machine, so each is led to a folder of its own, made here, which goes with the pod."""
     volumes = {v["name"]: v for v in obj["spec"].get("volumes") or ()}
     led = {}
+    own_names = {entry["name"] for entry in container.get("env") or ()}
     for mount in container.get("volumeMounts") or ():
         volume, own = volumes[mount["name"]], folder / "volumes" / mount["name"]
+        for name in own_names & env.keys():
+            hidden = f"{mount['mountPath']}/" in env[name]
+            assert not hidden, f"the pod mounts a volume over {name}={env[name]}"
         if "secret" in volume:
             _fill(own, volume["secret"], obj["metadata"]["namespace"], store)
         elif "emptyDir" not in volume:
