@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def count(folder, kills=(), pause_s=0.02):
             time.sleep(0.01)
         pause(pause_s)
     return kinetic.attempt(), hosts, kinetic.num_slices()
+
+
+def hang_once(folder):
+    """All hosts wait for what never comes, but in later attempts."""
+    if kinetic.attempt() == 1:
+        threading.Event().wait()
+    return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
 
 
 def pause(seconds):

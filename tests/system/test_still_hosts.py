@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from elastic_jobs import LIMIT_S, elastic, reached, whole
 from gangs import stop, wait_until
-from on_elastic_hosts import meet, pids
+from on_elastic_hosts import hang_once, meet, pids
 from on_hosts import one_waits
 
 import kinetic
+from kinetic import errors
 from kinetic._client import planning
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
@@ -42,3 +43,18 @@ def test_a_worker_that_is_stopped_before_it_joins_is_lost_with_its_slice(begin, 
     stop(pids(tmp_path, 1)[3])
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     assert job.losses() == [(1,)]
+
+
+def test_a_deadlock_of_all_hosts_is_one_failure_of_an_elastic_job(begin):
+    job = begin(elastic(function=hang_once, hang_timeout=3, max_failures=1))
+    assert job.handle.result(timeout=LIMIT_S) == whole(2)
+    assert job.losses() == [()]
+    failed, *_ = job.story()
+    assert failed.startswith("the attempt failed, with all slices alive (failure 1 of at most 1): ")
+    assert "stood still for " in failed
+
+
+def test_a_deadlock_of_all_hosts_ends_a_job_that_may_not_fail_again(begin):
+    job = begin(elastic(function=hang_once, hang_timeout=3, max_failures=0))
+    with pytest.raises(errors.JobFailed, match="it failed once, and max_failures is 0"):
+        job.handle.result(timeout=LIMIT_S)

@@ -66,7 +66,7 @@ class Loss:
     """Why an attempt has failed that another one may follow.
 
     Attributes:
-        slices: that were lost; () when a collective broke and all hosts live.
+        slices: that were lost; () when a collective broke, or all stood still, and all hosts live.
         why: in one line.
     """
 
@@ -128,8 +128,11 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
     lost = {slices[host // per_slice] for host in [*dead, *(outcome.blamed if held_up else ())]}
-    if held_up and len(lost) == len(slices):
-        return None  # No slice is to blame: all of them stand still.
+    if held_up and len(lost) == len(slices):  # No slice is to blame.
+        if first.exit is Exit.NEVER_JOINED:
+            return None
+        # A deadlock of all hosts, which another attempt may not run into.
+        lost = {slices[host // per_slice] for host in dead}
     # A collective that broke is a loss, unless hosts that have returned are its cause.
     echoes = first.error is not None and first.error.consequence
     is_broken = echoes and not any(report.ok for report in outcome.reports)
