@@ -76,7 +76,7 @@ class Agents:
             self._fork_server = self._make_fork_server(identities, read_end, write_end)
         for identity in identities:
             words = self._open_last_words(identity.host)
-            pid = os.fork()
+            pid = processes.fork()
             if pid == 0:
                 os.close(write_end)
                 processes.exit_with(functools.partial(self._be_agent, identity, read_end, words))
@@ -168,6 +168,7 @@ class Agents:
         # them.
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM, signal.SIGCONT])
         os.setpgid(0, 0)
+        processes.take_precedence()
         processes.adopt_orphans()
         if identity.stays:
             return self._stay(identity, alive)

@@ -35,7 +35,7 @@ class ForkServer:
         """Fork it; `without` are descriptors that it must not hold open."""
         owner = os.getpid()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = os.fork()
+        self.pid = processes.fork()
         if self.pid == 0:
             for fd in (self._requests.fileno(), *without):
                 os.close(fd)
@@ -80,7 +80,7 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
         freed = held = -1
         try:
             freed, held = os.pipe()
-            between = os.fork()
+            between = processes.fork()
         except OSError as error:
             requests.send(f"no process could be forked: {error.strerror}".encode())
         else:
@@ -98,7 +98,7 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
 def _fork_on(requests: socket.socket, act: Callable[[], int]) -> NoReturn:
     """Fork again and end, so that the child becomes one of the owner."""
     try:
-        child = os.fork()
+        child = processes.fork()
     except OSError as error:
         requests.send(f"no process could be forked: {error.strerror}".encode())
         os._exit(1)

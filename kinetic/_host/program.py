@@ -78,6 +78,7 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     processes.raise_file_limit()
+    processes.take_precedence()
     if who.role != "head":
         processes.adopt_orphans()
     if who.leads:

@@ -7,6 +7,7 @@ that need Linux answer "unknown", and the pipes between the processes do the wor
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import signal
@@ -89,6 +90,28 @@ def adopt_orphans() -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+_PRECEDENCE = 5
+_ordinary: list[int] = []
+"""The nice value before this process, or the one that it is a fork of, took precedence."""
+
+
+def take_precedence() -> None:
+    """Run before the threads of functions, where the system permits it (root, RLIMIT_NICE): what
+    watches over them must not starve behind them."""
+    if not _ordinary:
+        _ordinary.append(os.getpriority(os.PRIO_PROCESS, 0))
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, _ordinary[0] - _PRECEDENCE)
+
+
+def yield_precedence() -> None:
+    """Run as what this job was started by. In a session of its own, since the kernel shares
+    processors out between sessions first (autogroup)."""
+    os.setsid()
+    for ordinary in _ordinary:
+        os.setpriority(os.PRIO_PROCESS, 0, ordinary)
+
+
 def set_title(title: str) -> None:
     """Show `title` in process lists instead of the command line that the process was forked
     from."""
@@ -133,18 +156,21 @@ def _prctl(option: int, value: int) -> None:
 
 def threads(pid: int) -> int:
     """How many threads a process has; 0 if it is gone, or unknown."""
+    return len(_threads_of(pid))
+
+
+def _threads_of(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/task"))
-    return 0
+        return os.listdir(f"/proc/{pid}/task")
+    return []
 
 
 def children(pid: int) -> list[int]:
     """Direct children of a process, of all its threads; [] if it is gone."""
     pids: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    for thread in _threads_of(pid):
+        with contextlib.suppress(OSError):
+            pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return pids
 
 
@@ -297,6 +323,51 @@ def _reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
+def fork() -> int:
+    """Fork; the error where no more processes are allowed names the limit."""
+    try:
+        return os.fork()
+    except BlockingIOError as error:
+        raise BlockingIOError(error.errno, f"{error.strerror}: {_name_limit()}") from None
+
+
+def check_threads(number: int = 16) -> None:
+    """Start so many threads, and end them: gRPC, which needs about as many, never answers where it
+    can start none.
+
+    Raises:
+        BlockingIOError: no more threads are allowed; names the limit.
+    """
+    import threading
+
+    gate = threading.Event()
+    try:
+        for _ in range(number):
+            threading.Thread(target=gate.wait, daemon=True).start()
+    except RuntimeError as error:
+        raise BlockingIOError(errno.EAGAIN, f"{error}: {_name_limit()}") from None
+    finally:
+        gate.set()
+
+
+def _name_limit() -> str:
+    """Name the lowest limit of processes and threads that holds here, with its value."""
+    import resource
+
+    limits = {"ulimit -u": resource.getrlimit(resource.RLIMIT_NPROC)[0] if os.geteuid() else -1}
+    files = [Path("/proc/sys/kernel/threads-max")]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            folder = Path("/sys/fs/cgroup", "pids" if controllers else "", group.lstrip("/"))
+            files += [each / "pids.max" for each in (folder, *folder.parents)]
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # "max" means unlimited.
+            limits[str(file)] = int(file.read_text())
+    value, name = min((value, name) for name, value in limits.items() if value >= 0)
+    return f"the limit of processes and threads ({name}) is {value}"
+
+
 def signal_name(signum: int) -> str:
     """ "SIGKILL" for 9; "signal 70" for one without a name."""
     try:
@@ -356,3 +427,13 @@ def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
         ran, waited, *_ = (proc / f"{pid}/task/{pid}/schedstat").read_text().split()
         return int(ran) + int(waited)
     return None
+
+
+def starved_s(pid: int) -> float:
+    """For how long the threads of a process have waited for a processor, all together; 0.0 if
+    unknown."""
+    waited_ns = 0
+    for thread in _threads_of(pid):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            waited_ns += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1])
+    return waited_ns / 1e9

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import pytest
 
-from kinetic._host.agent.stall import Sample, StallDetector
+from kinetic._host.agent.stall import Sample, StallDetector, measure_starvation
 from kinetic._system import processes
 
 
-def at(time_s, *, cpu_s=0.0, main_ns=0, log_bytes=0, row_bytes=0, saving_step=None):
-    return Sample(time_s, cpu_s, main_ns, log_bytes, row_bytes, saving_step)
+def at(time_s, *, main_ns=0, cpu_s=0.0, log_bytes=0, **more):
+    return Sample(time_s, cpu_s, main_ns, log_bytes, **more)
 
 
 def looks(*samples):
@@ -29,6 +33,7 @@ def test_a_worker_that_sleeps_stands_still_for_longer_and_longer():
         {"saving_step": 0},
         {"cpu_s": 0.9},
         {"main_ns": 5_000_000},
+        {"starved_s": 1.2},
     ],
 )
 def test_any_sign_of_life_counts_from_anew(sign):
@@ -50,3 +55,41 @@ def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
     (folder / "schedstat").write_text("1000 9000000 12\n")
     assert processes.main_thread_ns(7, tmp_path) == 9_001_000
     assert processes.main_thread_ns(8, tmp_path) is None
+
+
+def test_a_worker_whose_threads_compile_and_get_no_processor_does_not_stand_still():
+    """XLA compiles in threads while the main one sleeps: beside 60 busy processes they use less
+    than a tenth of a processor, and are ready to run all the time."""
+    compiling = [at(t, cpu_s=0.03 * t, starved_s=0.9 * t) for t in range(30)]
+    assert max(looks(*compiling)) <= 1
+
+
+def test_idle_threads_that_wake_up_behind_others_do_not_hide_a_hang():
+    hung = [at(t, cpu_s=0.01 * t, starved_s=0.2 * t) for t in range(30)]
+    assert looks(*hung)[-1] == 29
+
+
+@pytest.mark.starts_processes
+def test_the_time_that_threads_wait_for_a_processor_is_counted():
+    """Two processes that share one: each waits for half of the time."""
+    child = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    pair = [subprocess.Popen([sys.executable, "-c", child]) for _ in range(2)]
+    try:
+        wait_for = time.monotonic() + 100
+        while any(processes.starved_s(each.pid) < 0.1 for each in pair):
+            assert time.monotonic() < wait_for
+            time.sleep(0.01)
+    finally:
+        for each in pair:
+            each.kill()
+            each.wait()
+    assert processes.starved_s(pair[0].pid) == 0.0, "it is gone"
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "waited_s", "starved_s"),
+    [(5.0, 0.0, 0.0), (5.0, 1.0, 0.0), (5.0, 4.6, 4.6), (5.0, 40.0, 5.0)],
+)
+def test_exit_handlers_have_more_time_where_they_get_no_processor(elapsed_s, waited_s, starved_s):
+    before, now = at(10.0, starved_s=3.0), at(10.0 + elapsed_s, starved_s=3.0 + waited_s)
+    assert measure_starvation(before, now) == pytest.approx(starved_s)

@@ -4,9 +4,10 @@ saves, without its help.
 In: samples of counters, time as an argument. Out: for how long it has been stalled.
 
 A worker is stalled when it prints and logs nothing, begins and ends no save, its process and its
-children use less than `BUSY_SHARE` of one processor, and its main thread uses, or waits for, less
-than `MAIN_SHARE`: a host that sleeps or waits in a broken collective uses none at all, while a loop
-that feeds an accelerator returns to Python at every step and so always uses some.
+children use less than `BUSY_SHARE` of one processor and wait for one for less than `STARVED_SHARE`
+of the time, and its main thread uses, or waits for, less than `MAIN_SHARE`: a host that sleeps or
+waits in a broken collective uses none at all, while a loop that feeds an accelerator returns to
+Python at every step and so always uses some.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from kinetic._core.values import dataclass
 
 BUSY_SHARE = 0.10
 MAIN_SHARE = 0.0003
+STARVED_SHARE = 0.5
+"""Beyond what idle threads wait that wake up now and then, each time behind all that is running."""
 _MAIN_FLOOR_NS = 1_000_000
 _BUSY_FLOOR_S = 0.1
 MISSED_S = 3.5
@@ -35,6 +38,7 @@ class Sample:
         log_bytes: output so far.
         row_bytes: what it has logged of metrics so far.
         saving_step: of the checkpoint that it is writing; None for none.
+        starved_s: for how long its threads and its children's have waited for a processor.
     """
 
     time_s: float
@@ -43,6 +47,7 @@ class Sample:
     log_bytes: int
     row_bytes: int = 0
     saving_step: int | None = None
+    starved_s: float = 0.0
 
 
 def has_moved(since: Sample, now: Sample) -> bool:
@@ -56,9 +61,18 @@ def has_moved(since: Sample, now: Sample) -> bool:
         return True
     if now.cpu_s - since.cpu_s > _BUSY_FLOOR_S + BUSY_SHARE * elapsed:
         return True
+    if measure_starvation(since, now) > _BUSY_FLOOR_S:
+        return True
     if now.main_ns is None or since.main_ns is None:
         return False
     return now.main_ns - since.main_ns > _MAIN_FLOOR_NS + MAIN_SHARE * elapsed * 1e9
+
+
+def measure_starvation(before: Sample, now: Sample) -> float:
+    """Return for how long a worker had no processor between two samples; 0.0 if that may be what
+    its idle threads have waited."""
+    elapsed, starved_s = now.time_s - before.time_s, now.starved_s - before.starved_s
+    return min(starved_s, elapsed) if starved_s > STARVED_SHARE * elapsed else 0.0
 
 
 class StallDetector:

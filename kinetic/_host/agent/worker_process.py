@@ -62,7 +62,7 @@ class WorkerProcess:
             self.keep: tuple[int, ...] = (fork_server.pid,)
         else:
             self.keep, parent = (), os.getpid()
-            self.pid = os.fork()
+            self.pid = processes.fork()
             if self.pid == 0:
                 _be_worker(title, fds, parent)
         worker_end.close()
@@ -96,7 +96,9 @@ class WorkerProcess:
         self._peak_bytes = max([self._peak_bytes, *map(processes.high_water_bytes, descendants)])
         below = sum(map(processes.cpu_s, descendants))
         used, main_ns = processes.cpu_s(self.pid) + below, processes.main_thread_ns(self.pid)
-        return Sample(time.monotonic(), used, main_ns, log_bytes, row_bytes, saving_step)
+        starved_s = sum(map(processes.starved_s, (self.pid, *descendants)))
+        now = time.monotonic()
+        return Sample(now, used, main_ns, log_bytes, row_bytes, saving_step, starved_s)
 
     def terminate(self) -> None:
         """Ask it to end."""

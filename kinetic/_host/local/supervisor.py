@@ -148,6 +148,7 @@ class Supervisor:
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         processes.adopt_orphans()
+        processes.take_precedence()
         processes.raise_file_limit()
         processes.set_title(f"kinetic-supervisor {self._request.job_id}")
 

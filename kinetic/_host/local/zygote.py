@@ -26,6 +26,7 @@ from kinetic._host.local import supervisor
 from kinetic._host.worker import interpreter, jaxworld
 from kinetic._host.worker import process as worker
 from kinetic._pickling import library_settings
+from kinetic._system import processes
 
 LATE = (
     "setproctitle",
@@ -114,7 +115,7 @@ def _fork_supervisor(line: bytes, caller: socket.socket) -> bytes:
     """Return the answer of the supervisor of this request; it ends with the answer or with the
     supervisor, whichever is first."""
     ours, theirs = os.pipe()
-    if os.fork() == 0:
+    if processes.fork() == 0:
         os.close(ours)
         os.close(caller.detach())  # `close` would leave it to the file that reads requests.
         os.setsid()
