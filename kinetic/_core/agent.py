@@ -29,7 +29,7 @@ and cannot react."""
 SURVIVOR_GRACE_S = 0.3
 """The same for elastic jobs, whose next attempt waits for it."""
 LEAST_EXIT_S = 5.0
-"""How long exit handlers may always take."""
+"""How long exit handlers may always take, not counting time in which they get no processor."""
 ORPHAN_S = 3.0
 """How long a host whose program was killed tries to tell its leader, which often went with it."""
 

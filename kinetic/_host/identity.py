@@ -7,6 +7,7 @@ In: environment variables (on a cluster) or values from the supervisor (on this 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -54,6 +55,8 @@ class Identity:
         secrets: values of the plan's secrets.
         heartbeat_s: between two heartbeats.
         assignment: the place of the host in this attempt, where there may be another one.
+        lost_at: when the failure happened that this attempt recovers from, on this machine's
+            monotonic clock; 0.0 for none.
         assigned_index: its index among all hosts of the job then, the same in all attempts.
         stays: whether its agent waits for its place in the next attempt.
         start: which start of the host this is, from 1: a lost one is started again.
@@ -85,6 +88,7 @@ class Identity:
     secrets: Mapping[str, str] = field(default_factory=dict)
     heartbeat_s: float = 1.0
     assignment: HostAssignment | None = None
+    lost_at: float = 0.0
     assigned_index: int = 0
     stays: bool = False
     start: int = 1
@@ -112,7 +116,12 @@ class Identity:
     def take_place(self, place: HostAssignment) -> Identity:
         """Return who this host is in an attempt."""
         return replace(
-            self, host=place.host, hosts=place.hosts, attempt=place.attempt, assignment=place
+            self,
+            host=place.host,
+            hosts=place.hosts,
+            attempt=place.attempt,
+            assignment=place,
+            lost_at=time.monotonic() - place.lost_s if place.lost_s else 0.0,
         )
 
     @property

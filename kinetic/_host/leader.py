@@ -377,7 +377,7 @@ class Leader:
         place = replace(
             first_assignment(self._plan, policy),
             hosts=len(indices),
-            lost_at=self._story.lost_at,
+            lost_s=time.monotonic() - self._story.lost_at if self._story.lost_at else 0.0,
             failed_before=failed_before if policy.is_fixed else "",
         )
         self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
@@ -386,8 +386,12 @@ class Leader:
         """`are_there`: all hosts, which were forked or have waited for their places; one that is
         alone connects when it has prepared."""
         spec = make_gang_spec(self._plan, self._policy, self._beat_s)
-        first_sign_s = FIRST_SIGN_S if are_there else None
-        spec = replace(spec, first_sign_s=first_sign_s, joins_late=self._hosts.alone)
+        spec = replace(
+            spec,
+            first_sign_s=FIRST_SIGN_S if are_there else None,
+            joins_late=self._hosts.alone,
+            sees_deaths=self._hosts.sees_deaths,
+        )
         return Gang(spec, time.monotonic())
 
     # -- what happens ------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ class Story:
 
     Attributes:
         attempt: the current one, or the last.
-        lost_at: when the failure happened that the next attempt recovers from, in seconds since the
-            epoch; 0.0 for none.
+        lost_at: when the failure happened that the next attempt recovers from, on the monotonic
+            clock; 0.0 for none.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Story:
     def write(self, event: GangEvent) -> None:
         """Write an event of the current attempt."""
         if event.kind is EventKind.FAILURE:
-            self._failed_at = self._failed_at or time.time()
+            self._failed_at = self._failed_at or time.monotonic()
         self._events.write(verdicts.line_of(self.attempt, event))
 
     def close(self) -> None:
@@ -89,7 +89,8 @@ class Story:
 
     def _tell_of_failure(self, failure: Failure, number: int) -> None:
         self._note_loss(failure)
-        what = f"{name_slices(failure.slices)} lost" if failure.slices else "a collective broke"
+        none = "the attempt failed, with all slices alive"
+        what = f"{name_slices(failure.slices)} lost" if failure.slices else none
         most = self._policy.rules.max_failures
         limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"
         self._say(f"{what} (failure {number} {limit}): {failure.why}")
@@ -111,7 +112,7 @@ class Story:
 
     def _note_loss(self, failure: Failure) -> None:
         # Survivors may take seconds to end: that is time lost, too.
-        self.lost_at = self.lost_at or self._failed_at or time.time()
+        self.lost_at = self.lost_at or self._failed_at or time.monotonic()
         self._tell(EventKind.SLICE_LOST, failure.slices, failure.why)
 
     def tell_of_waiting(self) -> None:
@@ -140,7 +141,7 @@ class Story:
     def tell_of_recovery(self) -> None:
         """All hosts are ready again, if something was lost."""
         if self.lost_at:
-            self._tell(EventKind.RECOVERED, (), f"after {time.time() - self.lost_at:.1f} s")
+            self._tell(EventKind.RECOVERED, (), f"after {time.monotonic() - self.lost_at:.1f} s")
             self.lost_at = 0.0
 
     def _tell(

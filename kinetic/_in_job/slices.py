@@ -16,7 +16,7 @@ ATTEMPT = "KINETIC_ATTEMPT"
 SLICES = "KINETIC_SLICES"
 """Those that take part, where a single controller of an elastic job has them all: "0,2"."""
 LOST_AT = "KINETIC_LOST_AT"
-"""When the slice was lost from whose loss this attempt recovers, in seconds since the epoch."""
+"""When the slice was lost from whose loss this attempt recovers, on the host's monotonic clock."""
 
 
 def slice_index() -> int:

@@ -160,7 +160,9 @@ def _open(endpoint: Endpoint) -> Any:
     trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
     # The certificate names the job, not the machine.
     name = ("grpc.ssl_target_name_override", endpoint.tls_name)
-    return grpc.secure_channel(endpoint.target, trust, options=(*codec.CHANNEL_OPTIONS, name))
+    return grpc.secure_channel(
+        endpoint.target, trust, options=(*codec.CHANNEL_OPTIONS, *codec.KEEPALIVE, name)
+    )
 
 
 class AgentClient:
@@ -182,15 +184,15 @@ class AgentClient:
         self._watcher: threading.Thread | None = None
         self._stream: Any = None
 
-    def join(self, incarnation: str, address: str, began_at: float = 0.0) -> HostView:
+    def join(self, incarnation: str, address: str, ran_s: float = 0.0) -> HostView:
         """Join the gang. `incarnation` identifies this start of the agent; other hosts reach it at
-        `address`; its function began at `began_at`, 0.0 if it has not.
+        `address`; its function has run for `ran_s`, 0.0 if it has not begun.
 
         Raises:
             CoordinatorLost: no answer for `join_timeout_s`, or the coordinator is another job's.
             UsageError: the gang has no host with this index.
         """
-        request = codec.JoinRequest(self._host, incarnation, address, began_at)
+        request = codec.JoinRequest(self._host, incarnation, address, ran_s)
         view: HostView = self._caller.call(codec.JOIN, request, give_up_s=self._join_timeout_s)
         self._patience.renew()
         return view
@@ -268,6 +270,10 @@ class AgentClient:
                 if error.code() not in _TRANSIENT and not self._caller.closed.is_set():
                     logger.error("%s", self._caller.translate(codec.WATCH, error))
                     return  # the agent's next call raises the same error
+                is_renewal = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if pause_s == _FIRST_PAUSE_S and not (is_renewal or self._caller.closed.is_set()):
+                    why = error.code().name, error.details()
+                    logger.warning("host %d connects again: %s, %s", self._host, *why)
             except ValueError:
                 return  # the channel was closed between two tries
             self._caller.closed.wait(pause_s)

@@ -59,10 +59,10 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     # A leader's name is known some time after its pod: gRPC would ask again only after 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
-    # Notice a peer that vanished silently (its machine lost power).
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
 )
+KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000))
+"""Notices a peer that vanished silently (its machine lost power). On one machine, where none does,
+it would only cut off a leader that is busy."""
 
 
 AUTHORIZATION, JOB, ATTEMPT = "authorization", "kinetic-job", "kinetic-attempt"
@@ -89,13 +89,13 @@ class JoinRequest:
         host: index in the gang.
         incarnation: identifies this start of it.
         address: how other hosts reach it.
-        began_at: when its function began, in seconds since the epoch; 0.0 if it has not.
+        ran_s: for how long its function has run; 0.0 if it has not begun.
     """
 
     host: int
     incarnation: str
     address: str
-    began_at: float = 0.0
+    ran_s: float = 0.0
 
 
 @dataclass(frozen=True)

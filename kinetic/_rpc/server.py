@@ -31,6 +31,7 @@ from kinetic._core.gang.messages import Heartbeat, HostAssignment
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic._rpc.waiting_room import WaitingRoom
+from kinetic._system import processes
 from kinetic.errors import CorruptRecord, SubmitError, UsageError
 
 logger = logging.getLogger("kinetic.coordinator")
@@ -53,7 +54,7 @@ class Coordinator:
 
     Promises:
         1. A change of a view reaches every connected agent at once, not at the next tick.
-        2. A broken connection ends a host only if it does not come back: the gang decides.
+        2. A broken connection ends no host: only its silence does, if the gang says so.
         3. Calls without the token, from another job, attempt or start of all hosts learn nothing
            and change nothing.
         4. Over TCP it speaks TLS only.
@@ -96,8 +97,10 @@ class Coordinator:
         Raises:
             SubmitError: the target cannot be bound.
             UsageError: it is TCP and there is no certificate.
+            BlockingIOError: no more threads are allowed.
         """
         endpoint = self._endpoint
+        processes.check_threads()
         server = aio.server(options=codec.SERVER_OPTIONS)
         handlers = _AuthenticatedHandlers(
             self._methods(), endpoint, lambda: self._gang.spec.attempt
@@ -187,12 +190,10 @@ class Coordinator:
     # --- for agents -------------------------------------------------------------------------------
 
     async def _join(self, request: codec.JoinRequest, context: Context) -> bytes:
-        ran_s = max(time.time() - request.began_at, 0.0) if request.began_at else 0.0
-        self._gang.join(
-            request.host, request.incarnation, request.address, self._clock(), ran_s=ran_s
-        )
+        host, ran_s = request.host, request.ran_s
+        self._gang.join(host, request.incarnation, request.address, self._clock(), ran_s=ran_s)
         self.sweep()
-        return self._view(request.host)
+        return self._view(host)
 
     async def _watch(self, request: codec.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         sent, gang = -1, self._gang
@@ -208,8 +209,8 @@ class Coordinator:
                 await changed.wait()
 
     def _count_watcher(self, host: int, context: Context) -> None:
-        """Each agent keeps one stream open. The end of the last one is the first sign that the
-        agent is dead: the system closes its socket, however it dies."""
+        """Each agent keeps one stream open, and renews it now and then. The end of the last one may
+        be the agent's, or that of a connection."""
         gang, watchers = self._gang, self._watchers
         gang.mark_connected(host, self._clock())
         watchers[host] += 1

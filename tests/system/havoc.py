@@ -320,8 +320,12 @@ def fork_and_come_back(how):
 def hang_at_exit():
     import atexit
 
-    atexit.register(time.sleep, 1000)
+    atexit.register(sleep_long)
     return 1
+
+
+def sleep_long():
+    time.sleep(1000)
 
 
 def leave_a_file_open(how):

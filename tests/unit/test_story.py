@@ -18,7 +18,7 @@ from kinetic._host.story import Story
 @pytest.mark.parametrize("has_event", [True, False])
 def test_the_time_in_which_survivors_end_is_lost_time(monkeypatch, has_event):
     now = 1000.0
-    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     store = MemoryStore()
     policy = AttemptPolicy(Elastic(1, 2, 3, 60.0))
     story = Story(store, "job-1", policy, 1)

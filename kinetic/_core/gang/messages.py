@@ -36,7 +36,6 @@ class GangSpec:
         hang_timeout_s: longest time that a running host may be stalled.
         heartbeat_timeout_s: silence after which a host counts as lost; agents send ten heartbeats
             in this time.
-        reconnect_s: how long a host may take to connect again when its connection has broken.
         blame_window_s: how long to wait for the cause after a consequence was reported.
         stacks_window_s: how long hosts may take to answer with their stacks.
         grace_s: time between SIGTERM and SIGKILL for workers.
@@ -52,6 +51,8 @@ class GangSpec:
         attempt: from 1.
         repeats: whether another attempt follows when the function fails.
         joins_late: the only host begins by itself, and joins later, or never.
+        sees_deaths: the leader learns at once of any agent that dies, so that an agent that is not
+            heard from lives: it has no processor, or is stopped.
         slices: that take part, in the order of their hosts; () unless the job is elastic.
     """
 
@@ -63,7 +64,6 @@ class GangSpec:
     budget: str = ""
     hang_timeout_s: float | None = None
     heartbeat_timeout_s: float = 10.0
-    reconnect_s: float = 1.5
     blame_window_s: float = 1.0
     stacks_window_s: float = 2.0
     grace_s: float = 5.0
@@ -75,6 +75,7 @@ class GangSpec:
     attempt: int = 1
     repeats: bool = False
     joins_late: bool = False
+    sees_deaths: bool = False
     slices: tuple[int, ...] = ()
 
     @property
@@ -140,8 +141,7 @@ class HostAssignment:
         host: index in the attempt's gang; 0 leads.
         slices: that take part, in order.
         most_attempts: how many there may be, as things stand.
-        lost_at: when the failure happened that this attempt recovers from, in seconds since the
-            epoch; 0.0 for none.
+        lost_s: how long ago the failure happened that this attempt recovers from; 0.0 for none.
         is_postponed: there is no place yet: ask again.
         retries_left: how many more attempts may follow when the function fails.
         failed_before: why the attempt before has failed; "" for none, and in an elastic job, whose
@@ -153,7 +153,7 @@ class HostAssignment:
     host: int = 0
     slices: tuple[int, ...] = ()
     most_attempts: int = 1
-    lost_at: float = 0.0
+    lost_s: float = 0.0
     is_postponed: bool = False
     retries_left: int = 0
     failed_before: str = ""

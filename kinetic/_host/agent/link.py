@@ -20,6 +20,7 @@ from kinetic._core.gang.messages import Heartbeat, HostView
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 from kinetic._host.identity import Identity
+from kinetic._system import processes
 from kinetic.errors import CoordinatorLost, KineticError
 
 if TYPE_CHECKING:
@@ -63,18 +64,19 @@ class Link:
     def start(self) -> None:
         """Connect and watch, without joining the gang yet. Idempotent."""
         if self._thread is None:
+            processes.check_threads()
             self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
             self._orders.put(lambda client: client.watch(self._on_view, self._on_fault))
             self._thread.start()
 
-    def join(self, address: str, began_at: Callable[[], float]) -> None:
-        """Join as a host that its peers reach at `address`, and whose function began at `began_at`,
-        0.0 if it has not. Heartbeats are sent since the coordinator was reached first; from now on
-        they must arrive."""
+    def join(self, address: str, ran_s: Callable[[], float]) -> None:
+        """Join as a host that its peers reach at `address`, and whose function has run for `ran_s`,
+        0.0 if it has not begun. Heartbeats are sent since the coordinator was reached first; from
+        now on they must arrive."""
         incarnation = os.urandom(8).hex()
 
         def join(client: AgentClient) -> None:
-            client.join(incarnation, address, began_at())
+            client.join(incarnation, address, ran_s())
             self._joined = True
 
         self._orders.put(join)

@@ -32,7 +32,7 @@ from kinetic._host.agent.log_writer import open_log, open_tees
 from kinetic._host.agent.metric_file import MetricFile
 from kinetic._host.agent.preemption import Preemption
 from kinetic._host.agent.reporter import Reporter
-from kinetic._host.agent.stall import Sample, StallDetector
+from kinetic._host.agent.stall import Sample, StallDetector, measure_starvation
 from kinetic._host.agent.start_message import WORLD_FILE, start_message
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.channel import Message, WorkerEvent
@@ -81,7 +81,10 @@ class Agent:
         self._end: Message | None = None
         self._open_since: float | None = None
         self._stacks_asked, self._stacks_text = 0, ""
-        self._started_at, self._supervisor = 0.0, os.getppid()
+        self._started_at = self._began = 0.0
+        """When the function began: since the epoch, and on the monotonic clock."""
+        self._supervisor = os.getppid()
+        self._leaving = Sample(0.0, 0.0, None, 0)
         self._gate: Gate | None = None
         if plan.options.debug:
             from kinetic._host.worker.debugger import Gate  # few jobs are debugged
@@ -115,7 +118,7 @@ class Agent:
             self._link.start()
         self._prepare()
         self._ports, self._address = _reserve_ports(self._who)
-        self._link.join(self._address, lambda: self._started_at)
+        self._link.join(self._address, self._ran_s)
         self._tell(self._machine.on_prepared, failed=self._end is not None)
         try:
             while not self._machine.finished:
@@ -165,6 +168,10 @@ class Agent:
             for tee in self._tees:
                 tee.flush()
             self._open_since = None
+        kill_at = self._machine.kill_at
+        if self._machine.all_done and kill_at is not None and now >= kill_at:
+            before, self._leaving = self._leaving, self._sample()
+            self._machine.kill_at = kill_at + measure_starvation(before, self._leaving)
         self._tell(self._machine.tick, now)
         if self._link_at is not None and now >= self._link_at:
             self._link_at = None
@@ -204,9 +211,9 @@ class Agent:
             self._tell(self._machine.on_armed)
         elif event == WorkerEvent.STARTED:
             self._machine.on_called()
-            self._started_at = message["time"]
+            self._started_at, self._began = message["time"], message["monotonic"]
             self._stall = StallDetector(self._sample())
-            self._reporter.announce_recovery(self._started_at)
+            self._reporter.announce_recovery(self._began)
         elif event == WorkerEvent.ENDING:
             self._ending = message
         elif event == WorkerEvent.STANDS_BY:
@@ -296,7 +303,7 @@ class Agent:
 
     def _on_view(self, view: HostView) -> None:
         before = self._machine.view
-        if view.notice and not (before and before.notice):
+        if view.notice and view.notice != (before and before.notice):
             self._reporter.notice(view.notice)
         if view.ready:
             self._tell(self._machine.on_ready, view)
@@ -328,8 +335,10 @@ class Agent:
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
             Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
             Act.REQUEST_REFORM: lambda: workspace.request_reform(self._workspace),
-            Act.SAY_LATE: reporter.tell_of_late_exit,
+            Act.SAY_LATE: lambda: reporter.tell_of_late_exit(worker.stacks()),
         }
+        if act in (Act.EXIT, Act.RUN_EXIT_HANDLERS):
+            self._leaving = self._sample()
         acts[act]()
 
     def _reap(self) -> None:
@@ -380,6 +389,9 @@ class Agent:
         self._metrics.note(beat)
         return beat
 
+    def _ran_s(self) -> float:
+        return time.monotonic() - self._began if self._began else 0.0
+
     def _sample(self) -> Sample:
         saving_step = workspace.read_saving_step(self._preemption.folder)
         return self._worker.sample(self._log.output_bytes, self._metrics.row_bytes, saving_step)
@@ -421,7 +433,7 @@ class Agent:
         return replace(
             report,
             started_at=self._started_at,
-            ended_at=time.time(),
+            ended_at=self._started_at + self._ran_s() if self._began else time.time(),
             lost_log_bytes=self._log.lost_bytes,
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
             joined_jax=self._join_state() == joining.JOINED,

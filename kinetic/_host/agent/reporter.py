@@ -73,7 +73,7 @@ class Reporter:
     ) -> None:
         self._where = identity.job_id, identity.attempt, identity.host
         self._attempt = identity.attempt
-        self._place = identity.assignment
+        self._place, self._lost_at = identity.assignment, identity.lost_at
         self._is_elastic = plan.elastic_gang is not None
         self._plan = plan
         self._store = store
@@ -109,11 +109,10 @@ class Reporter:
                 f"kinetic: attempt {place.attempt} of {place.most_attempts} begins on {on}."
             )
 
-    def announce_recovery(self, started_at: float) -> None:
+    def announce_recovery(self, began: float) -> None:
         """Log for how long an elastic job did not run; only the leader does."""
-        if self._place is not None and self._place.lost_at and not self._where[2]:
-            took_s = max(started_at - self._place.lost_at, 0.0)
-            self._log.say(f"kinetic: function called again after {took_s:.1f} s.")
+        if self._lost_at and not self._where[2]:
+            self._log.say(f"kinetic: function called again after {began - self._lost_at:.1f} s.")
 
     def notice(self, text: str) -> None:
         """Log the coordinator's notice of a stall; only the leader does, for all hosts."""
@@ -129,11 +128,12 @@ class Reporter:
             f"kinetic: {text} `kinetic jobs stacks {job_id}` shows where they stand{advice}."
         )
 
-    def tell_of_late_exit(self) -> None:
-        """Log that the process had to be killed after the function."""
+    def tell_of_late_exit(self, stacks: str) -> None:
+        """Log that the process had to be killed after the function, and what it was doing."""
+        at = blame.place_of(stacks) if blame.parse(stacks).frames else ""
         self._log.say(
-            "kinetic: the process went on for too long after the function (an exit handler?) and "
-            "was killed."
+            f"kinetic: the process went on for too long after the function{at} (an exit handler?) "
+            "and was killed."
         )
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:

@@ -113,8 +113,8 @@ def _environ(
         own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)
         own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
         own["KINETIC_REFORM_FILE"] = str(space.root / REFORM_FILE)
-    if who.assignment is not None and who.assignment.lost_at:
-        own["KINETIC_LOST_AT"] = str(who.assignment.lost_at)
+    if who.lost_at:
+        own["KINETIC_LOST_AT"] = str(who.lost_at)
     debugging: dict[str, str] = {}
     if debug:
         from kinetic._host.worker.debugger import ENVIRON  # few jobs are debugged

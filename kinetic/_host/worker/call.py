@@ -25,7 +25,8 @@ def run(channel: Channel, call: Call, start: Start) -> Message:
     func, args, kwargs = call
     own_pid = os.getpid()
     value, error = None, None
-    channel.send({"event": WorkerEvent.STARTED, "time": time.time()})
+    now = {"time": time.time(), "monotonic": time.monotonic()}
+    channel.send({"event": WorkerEvent.STARTED, **now})
     try:
         value = func(*args, **kwargs)
         if hasattr(type(value), "__await__"):

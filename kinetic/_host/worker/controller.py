@@ -100,7 +100,7 @@ class Controller:
         on = f"{name_slices(slices)} of {most}" if len(slices) < most else f"all {most} slices"
         _say(f"attempt {self._calls.attempt} of {self._calls.most_attempts} begins on {on}.")
         took_s = time.monotonic() - self._lost_at
-        self._tell({"KINETIC_LOST_AT": str(time.time() - took_s)})
+        self._tell({"KINETIC_LOST_AT": str(self._lost_at)})
         _say(f"function called again after {took_s:.1f} s.")
         self._lost_at = 0.0
 

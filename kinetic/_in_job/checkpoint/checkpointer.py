@@ -247,7 +247,7 @@ class Checkpointer:
                 step=step,
             )
         if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
-            self._say(f"first step after {time.time() - float(lost_at):.1f} s.")
+            self._say(f"first step after {time.monotonic() - float(lost_at):.1f} s.")
         self._has_stepped = True
         is_asked = force or requested is not None
         to = {
