@@ -60,11 +60,12 @@ class Hosts(ABC):
         stay: whether agents outlive an attempt, and wait for their place in the next one; otherwise
             each attempt has new ones.
         come_later: whether hosts of the first attempt may be started long after the leader.
+        sees_deaths: whether all agents are children of this process, whose deaths it sees.
         takes_orders: whether callers have the leader do something on the hosts: kill programs, to
             rehearse a loss, or bring a port to a tunnel.
     """
 
-    announced = takes_orders = False
+    announced = takes_orders = sees_deaths = False
     come_later = False
 
     def __init__(self, *, stay: bool, alone: bool = False) -> None:
@@ -224,6 +225,8 @@ class Hosts(ABC):
 class ForkedHosts(Hosts):
     """Children of this process."""
 
+    sees_deaths = True
+
     def __init__(
         self, agents: Agents, *, stay: bool, alone: bool = False, attempt: int = 1
     ) -> None:
@@ -322,6 +325,7 @@ class JoinedHosts(ForkedHosts):
     ) -> None:
         super().__init__(agents, stay=stay, alone=alone, attempt=attempt)
         self._others = frozenset(range(hosts)) - set(agents.pids.values())
+        self.sees_deaths = not self._others
         self._is_incomplete = False
 
     def all_gone(self) -> bool:

@@ -14,8 +14,8 @@ from kinetic._core.gang.messages import HostAssignment
 
 PATIENCE_S = 10.0
 """A host that has waited so long is told to ask again."""
-CUT_OFF_S = 1.5
-"""A host whose question was cut off may take so long to ask again."""
+AWAY_S = 10.0
+"""A host whose question was answered or cut off may take so long to ask again."""
 
 
 class Listener(Protocol):
@@ -101,14 +101,12 @@ class WaitingRoom:
         if not self._counts(index, start):
             return None
         self._asking[index] += 1
-        absent_s = CUT_OFF_S
         try:
             place = await self._wait(index, start)
-            absent_s = PATIENCE_S
         finally:  # Also when the connection breaks, which cancels this.
             self._asking[index] -= 1
             if self._leave and index in self._waiting:
-                self._look_later(index, start, absent_s / 2, looks=2)
+                self._look_later(index, start, AWAY_S / 2, looks=2)
         if place is None and self._counts(index, start):
             self._listener.on_told(index)
         return place

@@ -101,8 +101,8 @@ def test_all_values_of_a_smaller_attempt(begin, monkeypatch):
 
 
 def test_an_agent_is_stopped(begin):
-    """It falls silent, and is ended with its slice."""
-    job = begin(elastic(), (), 2.0)
+    """It falls silent for longer than hang_timeout, and is ended with its slice."""
+    job = begin(elastic(hang_timeout=9), (), 2.0)
     os.kill(job.agents()[2], signal.SIGSTOP)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     assert job.losses() == [(1,)]

@@ -101,8 +101,19 @@ def let_go(home):
     (home.parent / "marker-let-go").touch()
 
 
-def test_a_stopped_agent_is_a_lost_host(home):
-    handle = started(home)
+def test_a_stopped_agent_is_told_of_and_waited_for(home):
+    handle = started(home, func=return_when_let_go)
+    agent = who(handle, "agent")
+    stop(agent)
+    told = "kinetic: host 1 of 2: no sign of life for 10 s; no processor is free, or it is stopped."
+    wait_until(lambda: told in handle.logs(), "nothing is said")
+    os.kill(agent, signal.SIGCONT)
+    let_go(home)
+    assert handle.result() == "value"
+
+
+def test_a_stopped_agent_is_a_lost_host_where_there_is_a_hang_timeout(home):
+    handle = started(home, func=step_now_and_then, hang_timeout=8)
     stop(who(handle, "agent"))
     with pytest.raises(errors.HostLost, match=r"host 1 of 2 was lost\. Fell silent") as caught:
         handle.result()

@@ -114,13 +114,6 @@ def test_all_done_only_when_all_have_returned():
     assert kinds(gang.sweep(500.0))[-1] == "finished"
 
 
-def test_a_host_that_has_returned_need_not_beat():
-    gang = gang_of(2)
-    gang.report(ended(0), 1.0)
-    let_pass(gang, 1.0, 60.0, beating=(1,))
-    assert gang.phase is GangPhase.RUNNING
-
-
 def test_a_host_that_dies_after_it_returned_fails_the_gang_while_others_run():
     gang = gang_of(2)
     gang.report(ended(0), 1.0)

@@ -27,8 +27,7 @@ class Running:
         for _ in range(int(seconds * 2)):
             self.now += 0.5
             for host, state in enumerate(self.states):
-                if state != "reported":
-                    self.gang.heartbeat(Heartbeat(host, Activity(state)), self.now)
+                self.gang.heartbeat(Heartbeat(host, Activity(state)), self.now)
             request = self.gang.view(0).stacks_request
             for host in range(len(self.states)):
                 if request and host not in self.silent:
@@ -36,7 +35,7 @@ class Running:
             self.gang.sweep(self.now)
 
     def report(self, host: int, *, joined_jax: bool) -> None:
-        self.states[host] = "reported"
+        self.states[host] = "returned"
         self.gang.report(HostReport(host, Exit.RETURNED, joined_jax=joined_jax), self.now)
 
 

@@ -135,7 +135,7 @@ def test_a_host_that_was_started_again_before_it_took_its_place_is_given_it():
 
 
 def test_a_host_that_does_not_come_back_has_left(monkeypatch):
-    monkeypatch.setattr(waiting_room, "CUT_OFF_S", 0.0)
+    monkeypatch.setattr(waiting_room, "AWAY_S", 0.0)
 
     async def story():
         told = Told()
@@ -150,7 +150,7 @@ def test_a_host_that_does_not_come_back_has_left(monkeypatch):
 
 
 def test_a_host_that_asks_again_has_not_left(monkeypatch):
-    monkeypatch.setattr(waiting_room, "CUT_OFF_S", 0.0)
+    monkeypatch.setattr(waiting_room, "AWAY_S", 0.0)
 
     async def story():
         told = Told()

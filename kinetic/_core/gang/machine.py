@@ -13,7 +13,9 @@ Promises:
        silent; else those that their cluster took away first; else a consequence.
     3. After a stop every host reports within `grace_s` + `report_s`, or is given up: the gang
        always finishes.
-    4. A host whose connection has broken, and that is not heard from within `reconnect_s`, is lost.
+    4. A host that is not heard from within `heartbeat_timeout_s` is lost, whatever its connection
+       does; where the death of its process would be seen (`sees_deaths`), only `hang_timeout_s`
+       ends it, and its silence is told.
     5. Every call is idempotent; a clock that runs backwards counts as standing still; time in which
        the gang was not watched counts against no host.
     6. A call costs O(1), a sweep at most O(hosts).
@@ -21,6 +23,7 @@ Promises:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -35,7 +38,7 @@ from kinetic._core.exits import (
 )
 from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
-from kinetic._core.gang.members import BrokenConnections, Roster, Silence
+from kinetic._core.gang.members import Roster, Silence
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
 from kinetic._core.gang.rendezvous import FailureWindow
 from kinetic._core.gang.stops import Stop
@@ -67,8 +70,9 @@ class Gang:
         self._now = self._started = now
         self._hangs = HangWatch(spec, self._hosts, now)
         self._watched = 0.0
-        self._broken = BrokenConnections(spec.reconnect_s)
         self._silence = Silence(self._hosts, spec.heartbeat_timeout_s)
+        self._silent: tuple[int, ...] = ()
+        self._notice = ""
         self._ready_at: float | None = None
         self._window = FailureWindow(spec.peers_window_s, repeats=spec.repeats)
         self._stop_exit: Exit | None = None
@@ -104,23 +108,20 @@ class Gang:
         self._advance(now)
         member.heard_at = self._watched
         member.beat = beat.clip_line()
-        self._broken.note_repair(beat.host)
         self._hangs.note_beat(member)
 
     def mark_connected(self, host: int, now: float) -> None:
         """A host has connected, perhaps again."""
         self._advance(now)
         self._hosts[host].connected, self._hosts[host].heard_at = True, self._watched
-        self._broken.note_repair(host)
         if self.phase is GangPhase.STOPPING:
             self._give_up_absent()
 
     def mark_disconnected(self, host: int, now: float) -> None:
-        """The connection of a host has broken; before it has joined, it may come back any time."""
+        """The connection of a host has broken: the host may come back. Before it has joined, even
+        its silence does not count."""
         self._advance(now)
         self._hosts[host].connected = False
-        if self._hosts[host].joined:
-            self._broken.note_break(host)
 
     def report(self, report: HostReport, now: float) -> None:
         """A host has ended. Its first report counts, unless that only says "stopped" or "lost" and
@@ -199,16 +200,28 @@ class Gang:
         if self.phase is GangPhase.STOPPING and self._now >= self._give_up_at:
             self._give_up()
         if self.phase is not GangPhase.FINISHED:
-            limit = f"{self.spec.heartbeat_timeout_s:g} s"
-            silent = self._silence.take_overdue(self._watched)
-            self._lose_all(silent, f"fell silent: no sign of life for {limit}")
-        if hosts := self._broken.take_overdue():
-            late = f"did not come back within {self.spec.reconnect_s:g} s"
-            self._lose_all([(0.0, host) for host in hosts], f"its connection broke, and it {late}")
+            self._watch_silence()
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
             self._watch_live()
         events, self._events = tuple(self._events), []
         return events
+
+    def _watch_silence(self) -> None:
+        silent, limit_s = self._silence.take_overdue(self._watched), self.spec.heartbeat_timeout_s
+        if self.spec.sees_deaths:  # Their agents live.
+            hosts = tuple(sorted(host for _, host in silent))
+            if hosts and hosts != self._silent:
+                why = f"no sign of life for {limit_s:g} s; no processor is free, or it is stopped."
+                self._tell_waiting(f"{stops.name_places(hosts, self.spec)}: {why}", hosts)
+            self._silent = hosts
+            limit_s = max(limit_s, self.spec.hang_timeout_s or math.inf)
+            silent = [each for each in silent if self._watched - each[0] > limit_s]
+        self._lose_all(silent, f"fell silent: no sign of life for {limit_s:g} s")
+
+    def _tell_waiting(self, notice: str, hosts: tuple[int, ...] = ()) -> None:
+        self._notice = notice
+        self._emit(EventKind.WAITING, None, notice, hosts=hosts)
+        self._bump_version()
 
     def _watch_live(self) -> None:
         if self._window.waits_for_peers:
@@ -217,7 +230,7 @@ class Gang:
         elif self._window.waits_since is not None:
             self._close_window(*self._window.waits_since)
         elif self.phase is GangPhase.JOINING:
-            first_sign_s = self.spec.first_sign_s
+            first_sign_s = None if self.spec.sees_deaths else self.spec.first_sign_s
             if self._now - self._started >= self.spec.start_timeout_s:
                 self._stop_unready()
             elif first_sign_s is not None and self._watched >= first_sign_s:
@@ -234,9 +247,10 @@ class Gang:
         step = self._hangs.step(self._now)
         if step.event is not None:
             kind, detail, hosts = step.event
-            self._emit(kind, None, detail, hosts=hosts)
             if kind is EventKind.WAITING:
-                self._bump_version()
+                self._tell_waiting(detail, hosts)
+            else:
+                self._emit(kind, None, detail, hosts=hosts)
         if step.asks:
             self._hangs.note_request(self.request_stacks(self._now), self._now)
         if step.stop is not None:
@@ -257,12 +271,7 @@ class Gang:
     @property
     def urgent(self) -> bool:
         """Whether a decision is due soon: sweep more often."""
-        return (
-            self._window.is_open
-            or self._hangs.asking
-            or bool(self._broken)
-            or self.phase is not GangPhase.RUNNING
-        )
+        return self._window.is_open or self._hangs.asking or self.phase is not GangPhase.RUNNING
 
     @property
     def reports(self) -> tuple[HostReport, ...]:
@@ -302,7 +311,7 @@ class Gang:
             grace_s=self.spec.grace_s,
             stacks_request=self._stacks_request,
             all_done=self._hosts.returned == self.spec.hosts,
-            notice=self._hangs.notice,
+            notice=self._notice,
             preempted=saves and not self.finished,
             reform_requested=self._reform_requested,
         )
@@ -370,11 +379,11 @@ class Gang:
         unproven = [(heard_at, i) for heard_at, i in self._hosts.last_heard() if heard_at <= opened]
         late_s = _LATE_INTERVALS * self.spec.heartbeat_timeout_s / _INTERVALS
         silent = [(heard_at, i) for heard_at, i in unproven if self._watched - heard_at > late_s]
-        if silent:
+        if silent and not self.spec.sees_deaths:
             self._lose_all(
                 silent, f"fell silent for more than {late_s:g} s while another host lost its peer"
             )
-        elif not unproven:
+        elif len(silent) == len(unproven):  # Nobody is waited for any more.
             self._lose_unseen()
             self._stop_failed()
 
@@ -472,7 +481,6 @@ class Gang:
         step = max(0.0, now - self._now)
         self._now += step
         self._watched += min(step, 2 * self.spec.heartbeat_timeout_s / _INTERVALS)
-        self._broken.pass_time(step)
 
     def _substitute_report(self, host: int, how: Exit, detail: str) -> HostReport:
         stacks = self._hosts[host].stacks_to_keep(how, hung=self._hung)

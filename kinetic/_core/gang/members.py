@@ -1,8 +1,8 @@
-"""The hosts of a gang: which have joined, when each was last heard from, how each ended; whose
-connection has broken, and how long they may be silent.
+"""The hosts of a gang: which have joined, when each was last heard from, how each ended, which are
+silent.
 
-In: single facts about hosts, passing time. Out: lists of hosts that are silent, stalled, missing,
-that have not come back in time. Pure.
+In: single facts about hosts, passing time. Out: lists of hosts that are silent, stalled, missing.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from kinetic.errors import UsageError
 _MAX_WAITING = 8 * 1024
 MISSING = "missing"
 """The displayed state of a host from which nothing has been heard."""
-_MOST_STEP_S = 0.25
-"""What one step of time counts at most: after a pause of this process, what hosts have sent must
-be read before they are given up."""
 
 
 class Member:
@@ -170,11 +167,12 @@ class Roster:
         return busy if busy and all(self[i].stood_s >= limit_s for i in busy) else ()
 
     def find_in_touch(self) -> list[tuple[float, int]]:
-        """(when, host) of all hosts that are active, or connected and about to join."""
+        """(when, host) of all hosts that are active, or connected and about to join, or have
+        returned, and must live until all have."""
         return [
             (m.heard_at, i)
             for i, m in enumerate(self._members)
-            if m.report is None and (m.joined or m.connected)
+            if (m.report is None or m.report.ok) and (m.joined or m.connected)
         ]
 
     def find_unheard(self) -> list[tuple[float, int]]:
@@ -248,38 +246,6 @@ class Roster:
             "returned": self.returned,
             "members": [m.describe(i, watched) for i, m in enumerate(self._members)],
         }
-
-
-class BrokenConnections:
-    """A network that drops a connection is forgiven; a process that was killed does not come
-    back."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._left_s: dict[int, float] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._left_s)
-
-    def note_break(self, host: int) -> None:
-        """The connection of this host has ended, and the host did not say why."""
-        self._left_s.setdefault(host, self._patience_s)
-
-    def note_repair(self, host: int) -> None:
-        """The host is heard from again."""
-        self._left_s.pop(host, None)
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass."""
-        for host in self._left_s:
-            self._left_s[host] -= min(seconds, _MOST_STEP_S)
-
-    def take_overdue(self) -> tuple[int, ...]:
-        """Return the hosts that have not come back in time, and forget them."""
-        overdue = tuple(sorted(host for host, left_s in self._left_s.items() if left_s <= 0))
-        for host in overdue:
-            del self._left_s[host]
-        return overdue
 
 
 class Silence:
