@@ -183,6 +183,7 @@ def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
 
 
 def add_up(folder, times):
+    assert hash("kinetic") == int(os.environ["HASH"]), "the interpreter had a seed at its start"
     total = sum(int(file.read_text()) for file in Path(folder).iterdir())
     Path(os.environ["KINETIC_OUTPUT_DIR"], "total").write_text(str(total))
     return total * times
@@ -194,7 +195,10 @@ def test_a_batch_over_declared_data(on_ray, tmp_path):
     for number in (1, 2):
         (tmp_path / "data" / str(number)).write_text(str(number))
     data = kinetic.Data(tmp_path / "data")
-    call = kinetic.run("cpu", output_dir=str(tmp_path / "out"))(add_up)
+    env = {"PYTHONHASHSEED": "7"}
+    program = [sys.executable, "-c", "print(hash('kinetic'))"]
+    env["HASH"] = subprocess.check_output(program, env=os.environ | env, text=True).strip()
+    call = kinetic.run("cpu", output_dir=str(tmp_path / "out"), env=env)(add_up)
     batch = call.run_async_map([(data, 1), (data, 10)])
     assert batch.results(progress=False) == [3, 30]
     assert [file.read_text() for file in (tmp_path / "out").rglob("total")]
