@@ -127,3 +127,10 @@ def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
         timeout=120,
     )
     assert done.stdout == "['']\n", done.stderr
+
+
+@pytest.mark.starts_processes
+def test_a_zygote_whose_interpreter_cannot_start_says_why():
+    environ = {**os.environ, "PYTHONHASHSEED": "abc"}
+    with pytest.raises(SubmitError, match=r"died: Fatal Python error: .*PYTHONHASHSEED must be"):
+        launcher.launch({"job_id": "job-1"}, modules=(), environ=environ)

@@ -309,17 +309,17 @@ def _selector(plan: Plan) -> Document:
         selector = {GPU_LABEL: topology.gke_accelerator}
     if topology.spot:
         selector[SPOT_LABEL] = "true"
-    return selector | _reservation(plan.options.reservation or "")
+    if plan.options.reservation:
+        selector |= _reservation(plan.options.reservation)
+    return selector
 
 
 def _reservation(reservation: str) -> Document:
     """Labels of nodes in a reservation. Where its project is named, GKE may make the nodes for the
     pods, and the labels say of what it makes them."""
     project, _, name = reservation.removeprefix("projects/").rpartition("/reservations/")
-    labels = {RESERVATION_LABEL: name} if name else {}
-    if project:
-        labels |= {_RESERVATION_PROJECT: project, _RESERVATION_AFFINITY: "specific"}
-    return labels
+    shared = {_RESERVATION_PROJECT: project, _RESERVATION_AFFINITY: "specific"}
+    return {RESERVATION_LABEL: name} | (shared if project else {})
 
 
 def _tolerations(plan: Plan) -> list[Document]:

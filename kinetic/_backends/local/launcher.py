@@ -118,7 +118,9 @@ class Zygote:
             self.close()
             raise
         if not answer:
-            raise _ZygoteDied(self._last_words().rpartition("\n")[2])
+            lines = self._last_words().splitlines()
+            fatal = [line for line in lines if line.startswith("Fatal Python error")]
+            raise _ZygoteDied((fatal or lines)[-1])
         reply = json.loads(answer)
         if "error" in reply:
             raise _refusal(request["job_id"], reply["error"], reply.get("errno"))
