@@ -7,8 +7,10 @@ belongs to the project although a rule matches it.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 from kinetic._core.values import dataclass
@@ -23,6 +25,8 @@ _LIST = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--dir
 _PATHS = ("rev-parse", "--git-path", "index", "--git-path", "info/exclude", "--git-path", "config")
 _EXCLUDES = ("config", "--type=path", "--get", "core.excludesFile")
 _NOT_FOUND = 127
+SLOW_S = 5.0
+"""After this time a line says what a submission waits for."""
 
 
 @dataclass(frozen=True)
@@ -75,4 +79,11 @@ def ask(folder: str, repository: str) -> Answer:
 
 def _run(folder: str, *words: str) -> subprocess.CompletedProcess[bytes]:
     command = [*_PROGRAM, "-C", folder, *words]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    notice = f"kinetic: git has not answered for {SLOW_S:g} s: does `git -C {folder} status` end?"
+    timer = threading.Timer(SLOW_S, logging.getLogger("kinetic").warning, [notice])
+    timer.daemon = True
+    timer.start()
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    finally:
+        timer.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kinetic._source import bundle, walk
+from kinetic._source import git as git_door
 from kinetic._source.ignore import kinetic_rules
 
 
@@ -363,3 +365,38 @@ def test_an_ignore_file_that_is_no_file_has_no_rules(tmp_path, kind):
     else:
         make(root, ".kineticignore/y")
     assert "x.py" in kept_here(root)
+
+
+@pytest.mark.starts_processes
+def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
+    make(home / "project", "a.py", "a.log", ".gitignore")
+    (home / "project/.gitignore").write_text("*.log\n")
+    git(home / "project", "init", "-q")
+    os.mkfifo(home / "told")
+    told = os.open(home / "told", os.O_RDWR)
+    (home / "bin").mkdir()
+    (home / "bin/git").write_text(
+        f'#!/bin/sh\ncase "$*" in *ls-files*) read _ <{home}/told ;; esac\n'
+        f'exec {shutil.which("git")} "$@"\n'
+    )
+    (home / "bin/git").chmod(0o755)
+    said = []
+
+    class Answer(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+            os.write(told, b"go on\n")  # git waits for this
+
+    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(git_door, "SLOW_S", 0.01)
+    handler = Answer()
+    logging.getLogger("kinetic").addHandler(handler)
+    try:
+        kept = kept_here(home / "project")
+    finally:
+        logging.getLogger("kinetic").removeHandler(handler)
+        os.close(told)
+    assert kept == {"a.py", ".gitignore"}
+    first = said[0]
+    assert first.startswith("kinetic: git has not answered for 0.01 s")
+    assert str(home / "project") in first
