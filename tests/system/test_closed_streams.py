@@ -92,3 +92,29 @@ def test_in_the_c_locale_bytes_of_file_names_are_printed_as_they_are(encoding, s
     code = r"from kinetic._system import streams; streams.escape(); print('gr\xf6\xdfe \udcff')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.stdout.strip(), done.stderr) == (said, b"")
+
+
+CLOSES = """
+import os
+import kinetic
+
+@kinetic.run(accelerator="cpu", joins_jax=False)
+def add(x):
+    return x + 1
+
+answers = [add(1)]
+os.closerange(3, 1 << 10)
+opened = [open("held", "a+") for _ in range(40)]
+answers += [add(2), add(3)]
+print(*answers, all(os.fstat(file.fileno()).st_size == 0 for file in opened))
+"""
+
+
+def test_calls_after_the_program_has_closed_all_descriptors(tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "main.py").write_text(CLOSES)
+    done = subprocess.run(
+        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "2 3 4 True\n", done.stderr
+    assert "Traceback" not in done.stderr

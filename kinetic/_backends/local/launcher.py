@@ -25,6 +25,8 @@ from kinetic.errors import KineticError, StoreFull, SubmitError
 _lock = threading.Lock()
 _zygotes: dict[tuple[object, ...], Zygote] = {}
 MOST_ZYGOTES = 6  # A sweep over variables that take effect at a start needs one for each.
+_lost: list[Zygote] = []
+"""Zygotes without their socket: to free them would close descriptors that may be another's now."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _SILENT = {
     "GRPC_VERBOSITY": "NONE",
@@ -65,7 +67,7 @@ class Zygote:
             ) from error
         finally:
             theirs.close()
-        self._socket = ours
+        self._socket, self._inode = ours, os.fstat(ours.fileno()).st_ino
         self.owner = os.getpid()
         self.imports: set[str] = set()
 
@@ -93,8 +95,11 @@ class Zygote:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes requests, as far as is known."""
-        return self._socket.fileno() >= 0
+        """Whether it takes requests, as far as is known: the descriptor may be another's now."""
+        try:
+            return os.fstat(self._socket.fileno()).st_ino == self._inode
+        except OSError:
+            return False
 
     def launch(self, request: dict[str, Any]) -> int:
         """Fork a supervisor; return its process id once it holds the job's lock.
@@ -172,14 +177,16 @@ class Zygote:
         running."""
         self._process.kill()
         self._end()
-        self._errors.close()
+        with contextlib.suppress(OSError):  # The program may have closed it.
+            self._errors.close()
 
     def leave(self) -> None:
         """Let go of another process's zygote."""
-        self._socket.close()
+        if self.is_open:
+            self._socket.close()
 
     def _end(self) -> None:
-        self._socket.close()
+        self.leave()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.2)
             return
@@ -248,6 +255,8 @@ def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
     if key not in _zygotes or not _zygotes[key].is_open:
         if not _zygotes:
             atexit.register(_close_all)
+        lost = [k for k, zygote in _zygotes.items() if not zygote.is_open]
+        _lost.extend(map(_zygotes.pop, lost))
         own = [k for k, zygote in _zygotes.items() if zygote.owner == os.getpid()]
         for oldest in own[: 1 - MOST_ZYGOTES]:
             _zygotes.pop(oldest).close()
