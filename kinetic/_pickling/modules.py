@@ -194,6 +194,8 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
                 if top not in sys.stdlib_module_names:
                     is_inside = own.startswith(f"{root}/")
                     places[name] = own[len(root) + 1 :] if is_inside else entry + inner
+                    if entry and os.path.isfile(f"{root}/{entry[:-1]}"):
+                        places[name] = entry[:-1]  # The archive, such as a zipapp.
                 break
             if _is_module(f"{root}/{entry}{top}"):
                 break  # Another module of this name comes first.

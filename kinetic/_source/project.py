@@ -80,10 +80,10 @@ def current_folder() -> Path:
     """
     try:
         return Path.cwd()
-    except OSError as error:
+    except OSError:
         raise UsageError(
             "The working directory does not exist any more: change to another one."
-        ) from error
+        ) from None
 
 
 def find_project(

@@ -32,8 +32,9 @@ def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(UsageError, match="working directory does not exist any more"):
+    with pytest.raises(UsageError, match="working directory does not exist any more") as caught:
         find_function("steps_of_a_test:build")
+    assert caught.value.__suppress_context__, "Python's own error says nothing more"
 
 
 @pytest.mark.parametrize(

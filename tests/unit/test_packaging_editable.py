@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from kinetic._source import beside, bundle, editable, walk
+from kinetic._source import beside, bundle, editable, shipment, walk
 from kinetic._source.beside import Companions
 from kinetic._source.dependencies import find, for_hosts
 from kinetic._source.download import unpack
@@ -74,6 +74,23 @@ def test_path_files_are_read_again_only_when_one_comes_or_goes(place, monkeypatc
     os.utime(site_folder, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert editable.pth_entries() == ("/b", "/b")
     assert read == ["more.pth", "them.pth"]
+
+
+def test_folders_that_the_program_names_from_where_it_lies_are_places(place, monkeypatch):
+    write(place, {"a/late.py": "", "b/main.py": "", ".editor/y.py": ""})
+    monkeypatch.chdir(place / "b")
+    search = ["../a", f"{place}/b/../a", f"{place}/b", "../.editor", "../gone", ".."]
+    assert editable.find(search, "", [place]) == [ImportFolder(str(place / "a"))]
+    space: dict = {"__name__": "script", "__file__": str(place / "b/main.py")}
+    exec("def train(): pass", space)
+    module = ModuleType("script")
+    vars(module).update(space)
+    monkeypatch.setitem(sys.modules, "script", module)
+    monkeypatch.setattr(sys, "path", search[:1])
+    source_settings = shipment.SourceSettings(place / "store", place / "cache")
+    project, made = shipment.of(module.train, source_settings)
+    assert {path for path, _ in made.files()} == {"a/late.py", "b/main.py"}
+    assert (project.root, project.editable_rel, project.entry_rel) == (place, ("a",), "b")
 
 
 def test_folders_of_pythonpath_are_places_unless_an_editor_made_them(place):
