@@ -9,8 +9,10 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +38,8 @@ from kinetic.errors import (
 T = TypeVar("T")
 _TAIL_LINES = 60
 """More than are shown: some say nothing."""
+
+_NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
 
 _log = logging.getLogger("kinetic.collecting")
 
@@ -131,9 +135,14 @@ def error(
         tail=last_lines(first.host),
         stacks=summarize_groups(stacks(outcome), outcome.blamed) if first.exit is Exit.HANG else "",
     )
-    original = exception_of(evidence)
-    _note_unsent(board, ref, original)
-    return original
+    if evidence.original is not None and first.error is not None:
+        _drop_edited(evidence.original, first.error.traceback)
+    failure = exception_of(evidence)
+    if isinstance(failure, FileNotFoundError | ModuleNotFoundError):
+        _note_unsent(board, ref, failure, str(failure))
+    elif first.exit is Exit.SYS_EXIT:
+        _note_unsent(board, ref, failure, evidence.tail)
+    return failure
 
 
 def read_tail(
@@ -148,16 +157,26 @@ def read_tail(
     return ""
 
 
-def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException) -> None:
-    """Say so if the caller's project has the file or the module that the function has not found."""
-    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        instead, names = f"pass kinetic.Data({error.filename!r}), or ", [error.filename]
-    elif isinstance(error, ModuleNotFoundError) and error.name:
-        instead, path = "", error.name.replace(".", "/")
-        names = [f"{path}.py", f"{path}/"]
-    else:
-        return
-    plan = board.plan(ref)
+def _drop_edited(error: BaseException, trace: str) -> None:
+    """Drop the frames of an exception if tracebacks would quote other lines than that of the host,
+    which is shown then: a file was edited since."""
+    linked = [each for each in (error, error.__cause__, error.__context__) if each is not None]
+    frames = [frame for each in linked for frame in traceback.extract_tb(each.__traceback__)]
+    shown = [f for f in frames if f", line {f.lineno}, in {f.name}\n    " in trace]
+    if any((frame.line or "") not in trace for frame in shown):
+        for each in linked:
+            BaseException.with_traceback(each, None)
+
+
+def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) -> None:
+    """Say so if the caller's project has the file or the module that was not found, by the last
+    error of this kind in a text."""
+    instead, names = "", []
+    for is_module, name in _NOT_FOUND.findall(text)[-1:]:
+        path = name.replace(".", "/") if is_module else name
+        instead = f"pass kinetic.Data({name!r}), or " if isinstance(error, OSError) else ""
+        names = [f"{path}.py", f"{path}/"] if is_module else [path]
+    plan = board.plan(ref) if names else None
     if plan is None or not plan.client_root:
         return
     cwd = Path(plan.client_root, plan.cwd_rel or "")

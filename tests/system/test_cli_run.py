@@ -390,3 +390,17 @@ def test_annotations_of_a_script_are_what_python_makes_of_them(project: Path) ->
     (project / "typed.py").write_text("def f(n: int): pass\nprint(f.__annotations__['n'](3.5))\n")
     done = kn(project, "run", "-a", "cpu", "typed.py")
     assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+def test_a_command_that_misses_a_file_which_was_not_sent_is_told_so(project: Path) -> None:
+    subprocess.run(["git", "init", "-q", project], check=True)
+    (project / ".gitignore").write_text("data/\n")
+    (project / "data").mkdir()
+    (project / "data/x.py").touch()
+    for code in ("import data.x", "open('data/x.py')"):
+        done = kn(project, "run", "-a", "cpu", "--", "python", "-c", code)
+        assert done.returncode == 1
+        assert "a line !data in" in done.stderr or "a line !data/x.py in" in done.stderr
+        assert "kinetic.Data" not in done.stderr
+    done = kn(project, "run", "-a", "cpu", "--", "python", "-c", "open('data/y.py')")
+    assert "is here" not in done.stderr

@@ -4,6 +4,7 @@ of ours between them."""
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -262,3 +263,45 @@ def test_what_fails_on_all_hosts_is_said_of_all() -> None:
         r"(all 4 hosts|hosts? .* of 4): ModuleNotFoundError: No module named 'nosuchmodule'",
         outcome.reason,
     )
+
+
+EDITED = """
+import os, sys, time, traceback
+import helper, kinetic
+
+@kinetic.run(accelerator="cpu", joins_jax=False)
+def train(edited):
+    while not os.path.exists(edited): time.sleep(0.01)
+    helper.fail(
+        "no")
+
+handle = train.run_async(sys.argv[1])
+for name in ("main.py", "helper.py"):
+    text = open(name).read()
+    open(name, "w").write("# edited\\n" * 3 + text)
+open(sys.argv[1], "w").close()
+try:
+    handle.result()
+except ValueError:
+    traceback.print_exc()
+print(handle.outcome().first.error.traceback)
+"""
+
+
+def test_the_lines_of_a_file_that_was_edited_meanwhile_are_those_that_ran(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").touch()
+    (project / "main.py").write_text(EDITED)
+    (project / "helper.py").write_text("def fail(why):\n    raise ValueError(why)\n")
+    done = subprocess.run(
+        [sys.executable, "main.py", str(tmp_path / "edited")],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for text in (done.stdout, done.stderr):
+        assert "in train\n    helper.fail(\n" in text
+        assert "in fail\n    raise ValueError(why)\n" in text

@@ -7,6 +7,7 @@ In: what the agent says about the attempt (`Start`), a payload. Out: the last me
 from __future__ import annotations
 
 import _thread
+import contextlib
 import functools
 import hashlib
 import os
@@ -249,6 +250,10 @@ def _adopt_script(func: Any, start: Start) -> None:
     )
     if script.startswith(f"{start.tree}/") and Path(script).is_file():
         main.__file__ = script
+        from kinetic._pickling import cells
+
+        with contextlib.suppress(OSError, ValueError):  # It may be edited meanwhile.
+            cells.remember([{"file": code.co_filename, "source": Path(script).read_text()}])
 
 
 def make_import_path(start: Start, inherited: list[str]) -> list[str]:

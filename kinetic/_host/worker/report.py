@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -78,7 +79,7 @@ def report_value(value: Any, start: Start) -> Message:
 
     try:
         data = results.pack_value(value)
-    except (PicklingError, Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the user's code
+    except BaseException as error:  # noqa: BLE001 - pickling runs the user's code
         failed = (
             f"The returned value ({_qualified_name(type(value))}) cannot be pickled: "
             f"{type(error).__name__}: {text(error)}"
@@ -175,7 +176,7 @@ def describe_error(error: BaseException, start: Start) -> Message:
     details: Message = {
         "type_name": _qualified_name(type(error)),
         "message": _short(text(error)),
-        "traceback": _short(_as_seen_by_caller(_traceback_with_lines(error, start), start)),
+        "traceback": _short(_as_seen_by_caller(traceback_of(error), start)),
         "consequence": start.world.processes > 1 and jaxworld.is_consequence(error),
     }
     places = (start.tree, start.client_root) if start.client_root else None
@@ -192,6 +193,8 @@ def explain(error: BaseException) -> None:
         from kinetic._host.worker import breakpoints
 
         error.add_note(f"A debugger was called: {breakpoints.ADVICE}")
+    if type(error) is AssertionError and not error.args and (note := _describe_assert(error)):
+        error.add_note(note)
     if (
         isinstance(error, AttributeError)
         and isinstance(error.obj, FunctionType)
@@ -205,23 +208,19 @@ def explain(error: BaseException) -> None:
         )
 
 
-def _traceback_with_lines(error: BaseException, start: Start) -> str:
-    """The formatted traceback; if the function can no longer read its source tree, with lines of
-    the caller's."""
-    if start.client_root:
-        import linecache
+def _describe_assert(error: AssertionError) -> str:
+    """Return a bare `assert` and the values of its names: hosts import tests without pytest, which
+    would say them."""
+    import linecache
+    import reprlib
+    from traceback import walk_tb
 
-        for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or not file.startswith(f"{start.tree}/"):
-                continue
-            # Path.is_file raises without read permission.
-            if not os.path.isfile(file):  # noqa: PTH113
-                lines = linecache.getlines(
-                    file.replace(start.tree, start.client_root.rstrip("/"), 1)
-                )
-                linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
-    return traceback_of(error)
+    *_, (frame, line) = walk_tb(error.__traceback__)
+    statement = linecache.getline(frame.f_code.co_filename, line).strip()
+    names = [name for name in re.findall(r"[^\W\d]\w*", statement) if name in frame.f_locals]
+    plain = {n: v for n in names if type(v := frame.f_locals[n]).__module__ == "builtins"}
+    values = ", ".join(f"{name} = {reprlib.repr(value)}" for name, value in plain.items())
+    return f"{statement}, with {values}" if values and statement.startswith("assert") else ""
 
 
 def traceback_of(error: BaseException) -> str:

@@ -344,6 +344,7 @@ def _report_failure(
         )
         was_printed = all_hosts or not first.host
         unseen = [] if was_printed else _describe_unseen(handle, first.host, outcome)
+        unseen += getattr(handle.error(), "__notes__", ())
         output.error(
             f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).",
             "\n".join(unseen),
