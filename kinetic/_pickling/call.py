@@ -368,7 +368,7 @@ def unpack(
             args, kwargs = reader.load()
         for state in settings:
             when_imported(state.library, state.apply)  # Imports may have added handlers.
-    except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
+    except BaseException as error:  # Unpickling imports and runs the user's modules.
         why = envelope.why_not_rebuilt(error, header.versions, versions)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error
     return func, args, kwargs

@@ -23,6 +23,8 @@ _NONE = object()
 _NOT_OF_LIBRARIES = (*MAIN, "abc", "enum", "typing")
 _SIMPLE_METADATA = (bool, int, str, type(None))
 """Of a field's metadata: whether it is static, for example."""
+_OF_METACLASSES = {"__class__", "__name__", "__bases__", "__mro__"}
+"""Attributes that a class can only be given while it is made: later, they are those of its type."""
 _MADE_WITH_A_CLASS = (
     *("__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl"),
     *("__annotate_func__", "__annotations_cache__"),  # since Python 3.14
@@ -41,7 +43,7 @@ def complete(
     """
     make, (metaclass, name, bases, body, *more), (state, slots), items, pairs, set_state = reduced
     body = {**body, "__qualname__": cls.__qualname__}
-    state = state | _list_repeated(cls)
+    state = state | list_repeated(cls)
     if typing.is_typeddict(cls):
         bases = (typing.TypedDict,) if bases == (dict,) else bases
     elif type(cls).__name__ == "StructMeta" and type(cls).__module__.startswith("msgspec"):
@@ -54,6 +56,7 @@ def complete(
             for key, value in state.items()
             if not isinstance(value, MemberDescriptorType)
         }
+    body |= {key: state.pop(key) for key in _OF_METACLASSES & state.keys()}
     if registries.is_pytree(cls):
         body = _make_registered_body(cls) | body
     if HAS_LAZY_ANNOTATIONS:
@@ -76,7 +79,7 @@ def set_registered_state(
     registries.register(cls, registrations)
 
 
-def _list_repeated(cls: type) -> dict[str, Any]:
+def list_repeated(cls: type) -> dict[str, Any]:
     """Return the attributes that a class has set to what a base has, too: cloudpickle leaves them
     to the base."""
     return {

@@ -23,7 +23,7 @@ import cloudpickle
 
 from kinetic._pickling import class_bodies, enums, registries, unpickler
 from kinetic._pickling.origin import MAIN
-from kinetic._pickling.uses import HAS_LAZY_ANNOTATIONS, list_closed_over, read_annotations
+from kinetic._pickling.uses import HAS_LAZY_ANNOTATIONS, is_checked_by_jaxtyping, read_annotations
 
 _FILE = 10
 """The place of `filename` among the arguments of `CodeType`, in Python 3.11 and later."""
@@ -35,6 +35,10 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 _CACHED = type(functools.cache(len))
+
+
+class Unsuitable(Exception):
+    """An object could be pickled, but not unpickled: says why, and what to do."""
 
 
 def _reduce_type_parameter(obj: Any) -> Any:
@@ -68,10 +72,11 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     # Dataclasses know these two by identity.
     type(dataclasses.MISSING): lambda _: "MISSING",
     type(dataclasses.KW_ONLY): lambda _: "KW_ONLY",
-    functools.cached_property: lambda obj: (
-        unpickler.cached_property,
-        (obj.func, obj.attrname),
-    ),  # has a lock
+    functools.cached_property: lambda obj: (  # Before Python 3.12 it has a lock.
+        unpickler.make_descriptor,
+        (functools.cached_property, functools.cached_property, obj.func),
+        {"attrname": obj.attrname},
+    ),
     _CACHED: lambda obj: (unpickler.lru_cached, (obj.__wrapped__, obj.cache_parameters())),
     typing.NewType: lambda obj: (
         (unpickler.new_type, (obj.__name__, obj.__supertype__, obj.__module__))
@@ -99,25 +104,49 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
+        self.plain_types: set[type] = set()
+        """Of objects that pickle may send as it does."""
         self.cells: dict[int, tuple[CellType, CellType]] = {}
         """By the id of a closure's cell: it, and the empty one that stands for it."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Decide how an object is pickled."""
+        if type(obj) in self.plain_types:
+            return NotImplemented
         if isinstance(obj, type) and (place := find_renamed(obj)) is not None:
             return unpickler.find_undecorated, (*place, 0)
         if type(obj) is _CACHED and find_named(str(obj.__module__), obj.__qualname__) is obj:
             return obj.__qualname__
-        if type(obj) is FunctionType and _is_checked_by_jaxtyping(obj):
+        if type(obj) is FunctionType and is_checked_by_jaxtyping(obj):
             obj = vars(obj).get("__wrapped__", obj)
         if isinstance(obj, enum.Enum):
             return enums.reduce_member(obj)
         if isinstance(obj, enum.EnumMeta):
             return enums.reduce_class(obj)
+        if not issubclass(type(obj), FunctionType | type):
+            return self.reduce_object(obj)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
             return class_bodies.complete(obj, reduced, self.list_registrations(obj))
         return reduced
+
+    def reduce_object(self, obj: Any) -> Any:
+        """Return how an object is pickled of which pickle would lose a part.
+
+        Raises:
+            Unsuitable: it could not be unpickled.
+        """
+        kind: Any = type(obj)
+        own = kind.__reduce_ex__, kind.__reduce__
+        if own == (object.__reduce_ex__, object.__reduce__) and kind not in self.dispatch_table:
+            for base in (property, classmethod, staticmethod):
+                if issubclass(kind, base):
+                    _, parts = self.dispatch_table[base](obj)
+                    return unpickler.make_descriptor, (kind, base, *parts), vars(obj)
+            _check_bare(kind)
+        if not callable(obj):
+            self.plain_types.add(kind)
+        return NotImplemented
 
     def list_registrations(self, obj: type) -> tuple[registries.Registration, ...]:
         """Return what registers a class where it arrives: the caller has those of the script and of
@@ -152,14 +181,18 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return make, args, (attributes, slots), *rest
 
 
-def _is_checked_by_jaxtyping(func: FunctionType) -> bool:
-    """Whether jaxtyping has wrapped a function, and left weak references around it: such a closure
-    cannot be sent, but the function in it can."""
-    if not func.__globals__.get("__name__", "").startswith("jaxtyping."):
-        return False
-    cells = list_closed_over(func).values()
-    inner = [each for cell in cells for each in (cell if type(cell) is list else [cell])]
-    return any(isinstance(each, weakref.ReferenceType) for each in inner)
+def _check_bare(kind: Any) -> None:
+    """Refuse a class whose `__getattr__` fails on an object without attributes: unpickling makes
+    one first, and asks it for `__setstate__`."""
+    try:
+        if hasattr(kind, "__getattr__") and kind.__new__ is object.__new__:
+            getattr(object.__new__(kind), "__setstate__", None)
+    except Exception as error:
+        raise Unsuitable(
+            f"Unpickling makes an empty {kind.__name__} first, and its __getattr__ fails on that "
+            f'({type(error).__name__}): begin __getattr__ with `if name.startswith("__"): raise '
+            f"AttributeError(name)`, or give {kind.__name__} a __reduce__."
+        ) from error
 
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:

@@ -12,6 +12,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from kinetic._core.values import dataclass
+from kinetic._pickling.code_pickler import Unsuitable
 from kinetic._pickling.uses import SHELL, find_wrapped, list_parts
 from kinetic.errors import PicklingError, with_article
 
@@ -69,17 +70,17 @@ class Diagnosis:
             where += f": its part {self.path} is {with_article(self.type_name)}"
         elif f"({self.type_name})" not in self.component:
             where += f": it is {with_article(self.type_name)}"
-        if isinstance(cause, RecursionError) or "recursion" in str(cause).lower():
+        if isinstance(cause, Unsuitable) and f"empty {self.type_name} " in str(cause):
+            advice = str(cause)
+        elif isinstance(cause, RecursionError) or "recursion" in str(cause).lower():
             advice = _FLATTEN
         elif isinstance(cause, MemoryError):
             advice = _TOO_LARGE
         elif isinstance(cause, RuntimeError) and "non-addressable" in str(cause):
             advice = _GATHER if self.returned else _GATHER_FIRST
         else:
-            advice = (
-                f"{_advice(self.type_name, returned=self.returned)} ({type(cause).__name__}: "
-                f"{cause})"
-            )
+            what_to_do = _advice(self.type_name, self.path, returned=self.returned)
+            advice = f"{what_to_do} ({type(cause).__name__}: {cause})"
         return PicklingError(f"{where[0].upper()}{where[1:]}. {advice}", component=self.component)
 
 
@@ -171,18 +172,24 @@ def _of_used(thing: Any, component: str, attempt: Attempt, visited: set[int]) ->
     return of_value(thing, component, attempt=attempt)
 
 
-def _advice(type_name: str, *, returned: bool) -> str:
+def _advice(type_name: str, path: str, *, returned: bool) -> str:
     kind = type_name.lower()
     if "generator" in kind or "iterator" in kind:
         return "Make a list of it first."
     if returned:
         return "Return what it is made from, or what it holds."
+    if "._sink" in path:  # of loguru
+        return "Remove the sink before the call (logger.remove), and add it inside the function."
+    if kind.endswith(("contextvar", "functionwrapper")):
+        return "Put it into a module of the project: hosts import that."
     if kind.endswith(("iowrapper", "reader", "writer")):
         return "Pass the file's path and open it inside the function."
     # absl parses them only where the program starts.
     if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
-    return "Create it inside the function, or pass what it is made from."
+    return (
+        "Create it inside the function or in a module of the project, or pass what it is made from."
+    )
 
 
 # -- what makes a call large -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
-from kinetic._pickling import upstream
+from kinetic._pickling import class_bodies, upstream
 
 _MADE_ANEW = (
     *("_member_names_", "_member_map_", "_member_type_", "_value2member_map_"),
@@ -31,6 +31,7 @@ def reduce_class(cls: Any) -> Any:
         return NotImplemented
     members = cls.__members__
     attributes, slots = upstream.read_class_state(cls)
+    attributes = attributes | class_bodies.list_repeated(cls)
     omitted = {*members, *_MADE_ANEW}
     state = {name: value for name, value in attributes.items() if name not in omitted}
     parts = {name: (_read_arguments(each), each._value_) for name, each in members.items()}

@@ -20,6 +20,8 @@ attributes instead. A node is a plain dict:
 from __future__ import annotations
 
 import ast
+import io
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -35,6 +37,7 @@ Loads = Callable[[bytes], Any]
 
 _MOST_NODES = 200
 _FIRST_FRAMES, _LAST_FRAMES = 50, 150
+_MOST_BODY_BYTES = 1 << 20
 Frame = tuple[Any, ...]
 """file, function, line, first line of the function, last line of the expression, its first column,
 its last column."""
@@ -107,7 +110,7 @@ def _node(
     loads: Loads,
     source_map: tuple[str, str] | None,
 ) -> Node:
-    body, whole = _body(_map_syntax_error(error, source_map), dumps, loads)
+    body, whole = _body(_read_body(_map_syntax_error(error, source_map)), dumps, loads)
     return {
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "text": text_of(error),
@@ -135,18 +138,29 @@ def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) 
     return error
 
 
+def _read_body(error: Any) -> Any:
+    """Return urllib's HTTPError with its content in place of its connection; others as they are."""
+    if type(error) is getattr(sys.modules.get("urllib.error"), "HTTPError", None):
+        with suppress(Exception):
+            body = io.BytesIO(error.read(_MOST_BODY_BYTES))
+            copy = type(error)(error.url, error.code, error.msg, error.hdrs, body)
+            vars(copy)["__notes__"] = getattr(error, "__notes__", [])
+            return copy
+    return error
+
+
 def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:
     """Return the pickle to send, and whether it is of the whole exception."""
     whole = None
     if not isinstance(error, BaseExceptionGroup):
-        with suppress(Exception, SystemExit):
+        with suppress(BaseException):
             data = dumps(error)
             rebuilt = loads(data)
             if _is_alike(rebuilt, error):
                 return data, True
             if type(rebuilt) is type(error) and str(rebuilt) == str(error):
                 whole = data
-    with suppress(Exception, SystemExit):
+    with suppress(BaseException):
         data = dumps(_parts(error, dumps))
         _from_parts(
             *loads(data),
@@ -170,7 +184,7 @@ def _parts(
     error: BaseException, dumps: Dumps
 ) -> tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]:
     def travels(value: object) -> bool:
-        with suppress(Exception, SystemExit):
+        with suppress(BaseException):
             dumps(value)
             return True
         return False

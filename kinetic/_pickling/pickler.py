@@ -19,6 +19,7 @@ Classes and functions of `__main__` travel by their parts. Nothing of a script i
 from __future__ import annotations
 
 import enum
+import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import TextIOWrapper
@@ -31,8 +32,10 @@ from kinetic._pickling.origin import MAIN
 from kinetic._pickling.uses import (
     MOST_DECORATORS,
     find_wrapped,
+    is_checked_by_jaxtyping,
     list_annotated,
     list_globals,
+    list_imports,
     sets_globals,
 )
 
@@ -118,7 +121,7 @@ class CallPickler(CodePickler):
     def __init__(self, file: BinaryIO, namespace: dict[str, Any]) -> None:
         super().__init__(file)
         self._namespace = namespace
-        self._plain_types: set[type] = set()
+        self._imports = list_imports(namespace)
         self._of_hosts = {
             id(value): name
             for module, name in _OF_HOSTS
@@ -132,7 +135,7 @@ class CallPickler(CodePickler):
         kind = type(obj)
         if id(obj) in self._of_hosts:
             return self._of_hosts[id(obj)]
-        if kind in self._plain_types:
+        if kind in self.plain_types:
             return NotImplemented
         if issubclass(kind, FunctionType | type):
             if upstream.should_pickle_by_reference(obj):
@@ -145,29 +148,31 @@ class CallPickler(CodePickler):
             return super().reducer_override(obj)
         if issubclass(kind, ModuleType):
             if upstream.should_pickle_by_reference(obj):
-                return unpickler.import_module, (obj.__name__,)
+                return unpickler.import_module, (obj.__name__, *self._list_submodules(obj))
             return self._copy_namespace(obj).reduce_module(obj)
-        return self._reduce_object(obj)
+        return self.reduce_object(obj)
 
-    def _reduce_object(self, obj: Any) -> Any:
+    def reduce_object(self, obj: Any) -> Any:
         """Reduce what is no function, class or module."""
         kind = type(obj)
         if issubclass(kind, enum.Enum):
             return enums.reduce_member(obj)
-        self._note_kind(obj)
+        if kind in (memoryview, TextIOWrapper):
+            self._note_change(obj)
+            return NotImplemented
         if _is_global(obj):
             return obj.__qualname__
         if getattr(kind, "is_plain_in_jobs", False):
             return unpickler.strip_decorated, obj.__reduce__()
+        if kind is getattr(sys.modules.get("wrapt"), "FunctionWrapper", None):
+            parts = obj.__wrapped__, obj._self_wrapper, obj._self_enabled
+            return operator.methodcaller("FunctionWrapper", *parts), (sys.modules["wrapt"],)
         if find_wrapped(obj) is not None and _is_made_of_arguments(kind):
-            return unpickler.make_bare, (kind,), vars(obj)
-        return NotImplemented
+            return object.__new__, (kind,), vars(obj)
+        return super().reduce_object(obj)
 
-    def _note_kind(self, obj: object) -> None:
-        """Remember a kind that needs no decision again, or what arrives as something else."""
-        if type(obj) not in (memoryview, TextIOWrapper):
-            self._plain_types |= set() if callable(obj) else {type(obj)}
-            return
+    def _note_change(self, obj: Any) -> None:
+        """Remember what arrives as something else."""
         if isinstance(obj, memoryview):
             words = "a memoryview is bytes on its hosts: what they write to it stays there"
         elif obj in (sys.stdout, sys.stderr):
@@ -178,6 +183,12 @@ class CallPickler(CodePickler):
                 "io.StringIO: send its path, or kinetic.Data, if they are to have the file"
             )
         self.changes = tuple(dict.fromkeys((*self.changes, f"Of what the function gets, {words}.")))
+
+    def _list_submodules(self, package: ModuleType) -> list[str]:
+        """Return the modules of a package that the script imports: the function may reach them
+        through the package, whatever names it uses."""
+        inside = f"{package.__name__}."
+        return [name for name in self._imports if name.startswith(inside) and name in sys.modules]
 
     def dump_setup(
         self, modules: Sequence[str], settings: object, registered: Iterable[Any]
@@ -192,7 +203,9 @@ class CallPickler(CodePickler):
         registrations = [
             CallOnLoad(registries.register, x, registries.describe(x)) for x in registered
         ]
-        self.dump((CallOnLoad(unpickler.import_if_possible, *modules), settings, registrations))
+        argv = CallOnLoad(setattr, sys, "argv", [*map(str, sys.argv)])  # Modules may read it.
+        imports = CallOnLoad(unpickler.import_if_possible, *modules)
+        self.dump(((argv, imports), settings, registrations))
 
     def dump_more(self, arguments: object, file: BinaryIO) -> CallPickler:
         """Write what the same unpickler loads after this pickle; this pickler's memo does not
@@ -337,7 +350,7 @@ def _find_needed_module(func: FunctionType) -> ModuleType | None:
     is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
     if module is None or is_by_hand or getattr(module, "__spec__", None) is None:
         return None
-    if module.__name__ in MAIN or is_by_value(module.__name__):
+    if module.__name__ in MAIN or is_by_value(module.__name__) or is_checked_by_jaxtyping(func):
         return None
     plain = ModuleType | FunctionType | type | str | bytes | int | float | complex | None
     has_state = any(

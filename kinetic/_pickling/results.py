@@ -24,7 +24,7 @@ def pack_value(value: object) -> bytes:
     """
     try:
         return _container("value", value, {})
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         # Pickling runs the objects' own code, which may raise anything.
         from kinetic._pickling import diagnosis
 
@@ -98,7 +98,7 @@ def _attempt(value: object) -> BaseException | None:
     """Return why the value cannot be pickled, or None."""
     try:
         _dumps(value)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
+    except BaseException as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
         return error
     return None
 

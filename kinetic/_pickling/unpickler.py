@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import operator
 import pickle
 import sys
 import typing
@@ -77,9 +78,10 @@ def fill_module(module: ModuleType, content: Mapping[str, Any]) -> None:
     vars(module).update(content)
 
 
-def import_module(name: str) -> ModuleType:
-    """Import a module by its full name, as pickle does."""
+def import_module(name: str, *submodules: str) -> ModuleType:
+    """Import a module by its full name, as pickle does, and modules in it, if there are any."""
     __import__(name)
+    import_if_possible(*submodules)
     return sys.modules[name]
 
 
@@ -91,20 +93,11 @@ def import_if_possible(*modules: str) -> None:
             import_module(name)
 
 
-def follow_path(obj: Any, path: str) -> Any:
-    """Return the attribute that a path with dots leads to."""
-    for name in path.split("."):
-        obj = getattr(obj, name)
-    return obj
-
-
-def cached_property(
-    function: Callable[[Any], Any], name: str | None
-) -> functools.cached_property[Any]:
-    """Return a `functools.cached_property` that knows its name."""
-    prop: functools.cached_property[Any] = functools.cached_property(function)
-    prop.attrname = name
-    return prop
+def make_descriptor(kind: Any, base: Any, *parts: Any) -> Any:
+    """Return a property or the like of a script's own class, without calling its constructor."""
+    descriptor = base.__new__(kind)
+    base.__init__(descriptor, *parts)
+    return descriptor
 
 
 def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
@@ -139,14 +132,9 @@ def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
     return make(name, value, type_params=parameters)
 
 
-def make_bare(kind: type) -> Any:
-    """Return an object without attributes; they are set next."""
-    return object.__new__(kind)
-
-
 def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     """Return a function of a module from under `depth` decorators."""
-    func = follow_path(import_module(module), qualname)
+    func = operator.attrgetter(qualname)(import_module(module))
     for _ in range(depth):
         func = func.__wrapped__
     return func

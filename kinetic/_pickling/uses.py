@@ -9,9 +9,12 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import linecache
+import re
 import sys
 import typing
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import (
     CodeType,
@@ -30,6 +33,7 @@ MOST_DECORATORS = 32
 SHELL = "the notebook's shell"
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _STORES = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
 def walk_code(code: CodeType) -> Iterator[CodeType]:
@@ -58,6 +62,15 @@ def list_globals(func: FunctionType) -> dict[str, Any]:
 def sets_globals(func: FunctionType) -> bool:
     """Return whether a function assigns to a global, or deletes one."""
     return _read_global_names(func.__code__)[1]
+
+
+def list_imports(namespace: Mapping[str, Any]) -> list[str]:
+    """Return the modules that a script, or the cells of a notebook, import."""
+    file, cells = namespace.get("__file__"), namespace.get("In")
+    typed = map(str, cells) if isinstance(cells, list) else ()
+    lines = linecache.getlines(file) if isinstance(file, str) else typed
+    imports = ",".join(_IMPORTS.findall("\n".join(lines))).split(",")
+    return list(dict.fromkeys(words.split()[0] for words in imports if words.strip()))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -115,8 +128,21 @@ def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
     return {node.id for node in nodes if isinstance(node, ast.Name)}, texts
 
 
+def is_checked_by_jaxtyping(func: FunctionType) -> bool:
+    """Whether jaxtyping has wrapped a function, and left weak references around it: such a closure
+    cannot be sent, but the function in it can."""
+    if not func.__globals__.get("__name__", "").startswith("jaxtyping."):
+        return False
+    cells = list_closed_over(func).values()
+    inner = [each for cell in cells for each in (cell if type(cell) is list else [cell])]
+    return any(isinstance(each, weakref.ReferenceType) for each in inner)
+
+
 def find_wrapped(obj: Any) -> Any:
     """Return what a decorator has wrapped, without running the object's code."""
+    slot = getattr(type(obj), "__wrapped__", None)
+    if isinstance(slot, GetSetDescriptorType):  # A proxy that is written in C, such as wrapt's.
+        return slot.__get__(obj)
     try:
         fields = object.__getattribute__(obj, "__dict__")
     except AttributeError:

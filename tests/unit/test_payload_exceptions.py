@@ -326,3 +326,55 @@ def test_any_damaged_byte_is_seen(data):
     whole[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptRecord):
         results.unpack_exception(bytes(whole))
+
+
+def test_what_a_server_has_refused_comes_back_with_its_words():
+    import io
+    import urllib.error
+
+    def refuse():
+        class Connection(io.BytesIO):
+            def __reduce__(self):
+                raise TypeError("a connection stays here")
+
+        answer = Connection(b"no such model")
+        raise urllib.error.HTTPError("http://x/y", 404, "Not Found", {"A": "b"}, answer)
+
+    error = caught(refuse)
+    error.add_note("a note")
+    back = there_and_back(error)
+    assert (back.code, back.reason, back.headers, back.url) == (
+        404,
+        "Not Found",
+        {"A": "b"},
+        "http://x/y",
+    )
+    assert back.read() == b"no such model"
+    assert (back.__notes__, hasattr(back, "absent")) == (["a note"], False)
+
+
+def test_an_exception_that_interrupts_its_own_pickling_is_told_as_text():
+    class Stubborn(Exception):
+        def __reduce__(self):
+            raise KeyboardInterrupt
+
+    back = there_and_back(caught(lambda: (_ for _ in ()).throw(Stubborn("no"))))
+    assert str(back) == "no"
+
+
+def test_a_bare_assertion_says_what_it_compared(tmp_path):
+    text = "def fail(total, rows, other=min):\n    assert other and total == len(rows)\n"
+    (tmp_path / "plain.py").write_text(text)  # pytest rewrites the assertions of this file
+    space = {}
+    exec(compile(text, str(tmp_path / "plain.py"), "exec"), space)
+    error = caught(space["fail"], 3, [1, "a" * 1000])
+    report.explain(error)
+    (note,) = error.__notes__
+    assert note.startswith(
+        "assert other and total == len(rows), with other = <built-in function min>"
+    )
+    assert "total = 3, rows = [1, 'aaa" in note
+    assert len(note) < 200
+    for quiet in (caught(int, "x"), AssertionError("said")):
+        report.explain(quiet)
+        assert not hasattr(quiet, "__notes__")
