@@ -86,7 +86,7 @@ class FakeCluster:
         self.scheduler = Scheduler(self.store, self.engine, self.recorder)
         self.collector = Collector(self.store, self.engine)
         self.admission = Admission(self.store)
-        image = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(self.folder)}
+        image = {"PATH": os.environ.get("PATH", os.defpath), "SHARED": str(self.folder)}
         self.kubelet = Kubelet(
             self.store,
             self.engine,
@@ -351,11 +351,14 @@ class FakeCluster:
         return found
 
     def describe(self) -> str:
-        """All objects in a few lines, for failed tests."""
+        """All objects in a few lines, and the last lines of pods, for failed tests."""
         lines = []
         for resource in (JOB_SETS, JOBS, PODS):
             for obj in self.store.all(resource):
                 lines.append(f"{resource.plural}/{obj['metadata']['name']} {obj.get('status')}")
+        for pod in self.store.all(PODS):
+            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            lines.append(f"  log of {name}: {self.log(name, namespace)[-2000:]}")
         for obj in self.store.all(EVENTS)[-20:]:
             about = obj["involvedObject"]
             lines.append(f"  {about['kind']}/{about['name']} {obj['reason']}: {obj['message']}")

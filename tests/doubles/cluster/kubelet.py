@@ -137,7 +137,7 @@ class Kubelet:
 
     def _admit(self, obj: Object, place: Place) -> Pod:
         folder = self._folder / place[2]
-        folder.mkdir()
+        (folder / "tmp").mkdir(parents=True)
         containers = obj["spec"]["containers"]
         states = [ContainerState(c["name"], c.get("image", "")) for c in containers]
         pod = Pod(
@@ -255,6 +255,7 @@ class Kubelet:
             return True
         env = self.image_environ | {
             "HOME": str(pod.folder),
+            "TMPDIR": str(pod.folder / "tmp"),
             "HOSTNAME": obj["spec"].get("hostname") or pod.place[1],
         }
         ports = [p["containerPort"] for p in spec.get("ports") or ()]

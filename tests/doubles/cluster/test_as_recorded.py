@@ -244,13 +244,13 @@ CASES = {
         (running(2), node_lost, ended),
     ),
     "15b-job-pod-evicted": Case(
-        "[ -e $TMPDIR/second ] && sleep 0.2 && exit; touch $TMPDIR/second; trap 'exit 143' TERM; "
+        "[ -e $SHARED/second ] && sleep 0.2 && exit; touch $SHARED/second; trap 'exit 143' TERM; "
         + ENDLESS,
         (running(1), evicted, ended),
     ),
     "16a-jobset-created-suspended": Case("sleep 0.2", (is_suspended, suspended(False), ended)),
     "16b-job-suspended-while-running": Case(
-        "[ -e $TMPDIR/second ] && sleep 0.2 && exit; touch $TMPDIR/second; trap 'exit 0' TERM; "
+        "[ -e $SHARED/second ] && sleep 0.2 && exit; touch $SHARED/second; trap 'exit 0' TERM; "
         + ENDLESS,
         (running(1), suspended(True), no_pods, suspended(False), ended),
     ),

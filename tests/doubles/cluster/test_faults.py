@@ -119,7 +119,7 @@ def test_logs_break_within_a_line(cluster, jobs, core) -> None:
 
 
 def test_the_server_restarts_and_pods_go_on(cluster, jobs, core) -> None:
-    name = run_one(cluster, jobs, "while [ ! -e $TMPDIR/go ]; do sleep 0.05; done; echo done")
+    name = run_one(cluster, jobs, "while [ ! -e $SHARED/go ]; do sleep 0.05; done; echo done")
     stream = watched(core)
     next(stream.stream())
     cluster.stop_server()
@@ -229,7 +229,7 @@ def test_a_preempted_slice_restarts_without_counting(cluster, api) -> None:
         "action": "RestartJobSetAndIgnoreMaxRestarts",
         "onJobFailureReasons": ["PodFailurePolicy"],
     }
-    command = "[ -e $TMPDIR/again ] || { echo waits; sleep 600; }"
+    command = "[ -e $SHARED/again ] || { echo waits; sleep 600; }"
     body = job_set("train", command, hosts=2, failurePolicy={"maxRestarts": 0, "rules": [free]})
     body["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"] = {"rules": rules}
     client.CustomObjectsApi(api).create_namespaced_custom_object(

@@ -37,7 +37,7 @@ def reason(cluster, name: str) -> str | None:
 
 def test_what_fits_runs_and_the_rest_says_what_it_waits_for(cluster, jobs) -> None:
     cluster.install_kueue({"lq": {"google.com/tpu": "4"}})
-    command = "while [ ! -e $TMPDIR/go ]; do sleep 0.05; done"
+    command = "while [ ! -e $SHARED/go ]; do sleep 0.05; done"
     made = jobs.create_namespaced_job("default", queued("first", command))
     assert made.spec.suspend is True
     # Workloads of the same second have no order.
