@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -20,8 +21,10 @@ from backend_cases import folder, planned, read, ref_of, speak, submitted
 from test_backend import *  # noqa: F403 - the suite
 
 from kinetic._backends.base import LogRequest, phase_of
-from kinetic._backends.ray.backend import HostSettings, RayBackend
+from kinetic._backends.ray.backend import INSTALLING, HostSettings, RayBackend
 from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.plan import Blob
 from kinetic._core.state import JobStatus
 from kinetic._ray.jobs_api import JobsApi, secrets_package
 from kinetic._source import runtime
@@ -158,6 +161,29 @@ def test_an_interpreter_without_ray_is_said_and_secrets_that_nobody_takes_are_no
     assert backend._api.has_package(package), "the test looks for something else"
     assert backend._api._send("GET", f"/api/packages/gcs/{package}").data == b""
     assert not is_shown(backend, store)
+
+
+@pytest.mark.long
+def test_packages_that_cannot_be_installed_are_a_state_and_then_why_the_set_up_failed(case, store):
+    make, _ = case
+    backend = make(store)
+    lines = b"/no/such/folder/nothing-1.0-py3-none-any.whl\n"
+    digest = hashlib.sha256(lines).hexdigest()
+    store.put(layout.blob(digest), lines)
+    plan = replace(planned(store, speak), requirements=Blob(digest, len(lines)))
+    store.put(layout.JobKeys(plan.job_id).plan, json.dumps(plan.to_json()).encode())
+    ref = ref_of(plan, backend, store)
+    backend.submit(ref, backend.render(plan), {})
+    seen = set()
+    while not (status := backend.status([ref])[ref.job_id]).phase.ended:
+        seen.add(status.reason)
+    assert INSTALLING in seen
+    assert status.reason.startswith("Ray could not set up its packages: ")
+    assert "nothing-1.0-py3-none-any.whl" in status.reason
+    assert [host.exit for host in status.hosts] == [Exit.SETUP_FAILED]
+    printed = b"".join(chunk.data for chunk in backend.logs(ref, LogRequest()) if chunk)
+    assert b"runtime_env setup failed" in printed
+    assert b"nothing-1.0-py3-none-any.whl" in printed
 
 
 def tell_length():

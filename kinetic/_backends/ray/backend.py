@@ -508,9 +508,10 @@ class RayBackend:
     def _read_driver(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk]:
         """What Ray has of a driver that ended before it led hosts, as if host 0 had printed it."""
         try:
-            printed = (
-                self._api.logs(ref.job_id) if self.status([ref])[ref.job_id].phase.ended else ""
-            )
+            job = self._api.find(ref.job_id)
+            if job is None or not job.has_ended:
+                return
+            printed = self._api.logs(ref.job_id) or job.message
         except (NotFound, BackendUnavailable):
             return
         lines = printed.encode().splitlines(keepends=True)
