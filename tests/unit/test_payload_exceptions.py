@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 
 import pytest
 from hypothesis import given
@@ -298,6 +299,32 @@ def test_what_a_decorated_function_lacks_in_a_job_is_explained():
         getattr(report.explain, "options")  # noqa: B009
     report.explain(caught.value)
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("error", "imported", "is_told"),
+    [
+        (
+            AssertionError(
+                "<class 'A'> passed to device_put is not the same on each process. Make"
+            ),
+            True,
+            True,
+        ),
+        (ValueError("then set `distribution.auto_shard_dataset = False`."), True, True),
+        (ValueError("another one"), True, False),
+        (ValueError("auto_shard_dataset"), False, False),
+    ],
+)
+def test_what_keras_needs_on_several_hosts_is_told(monkeypatch, error, imported, is_told):
+    if imported:
+        monkeypatch.setitem(sys.modules, "keras", types.ModuleType("keras"))
+    else:
+        monkeypatch.delitem(sys.modules, "keras", raising=False)
+    report.explain(error)
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    lines = ("keras.utils.set_random_seed(0)", "auto_shard_dataset=False", 'controller="single"')
+    assert all((line in notes) == is_told for line in lines)
 
 
 @pytest.mark.starts_processes

@@ -46,6 +46,12 @@ _OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
 _MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
 """Files of frames between kinetic's and the user's: the event loop of an async function, the import
 system."""
+_OF_KERAS_ON_HOSTS = ("passed to device_put is not the same on each process", "auto_shard_dataset")
+_KERAS_ON_HOSTS = (
+    "Keras takes two lines for several hosts: keras.utils.set_random_seed(0) before the model is "
+    "made, and DataParallel(..., auto_shard_dataset=False), where each host passes its own part of "
+    'the data. With @kinetic.run(..., controller="single") it takes neither.'
+)
 
 
 class ProgramExited(SystemExit):
@@ -187,8 +193,10 @@ def describe_error(error: BaseException, start: Start) -> Message:
 
 
 def explain(error: BaseException) -> None:
-    """A decorated function is sent as the plain function, which cannot submit anything; a debugger
-    finds no terminal."""
+    """Add what to do about errors that come of running in a job: a decorated function is sent as
+    the plain function, a debugger finds no terminal, and hosts share neither seeds nor data."""
+    if "keras" in sys.modules and any(words in text(error) for words in _OF_KERAS_ON_HOSTS):
+        error.add_note(_KERAS_ON_HOSTS)
     if type(error).__name__ == "BdbQuit":
         from kinetic._host.worker import breakpoints
 
