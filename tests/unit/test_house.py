@@ -26,6 +26,7 @@ MAY_READ_ENVIRON = {
     "kinetic/_host/identity.py",
     "kinetic/_host/bootstrap.py",  # a pod's command, before anything of kinetic is there
     "kinetic/_host/local/zygote.py",  # starts itself again
+    "kinetic/_host/agent/worker_process.py",  # whether a fork would do
     "kinetic/_host/worker/jaxworld.py",
     "kinetic/_ray/address.py",  # the token, as Google's library finds its credentials
     "kinetic/_in_job/slices.py",  # what the worker told the function

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -159,6 +160,11 @@ def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
 
 
 def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
+    if os.environ.get("PYTHONHASHSEED") == "random":  # A fork has the seed of its parent.
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        line = [sys.executable, "-P", "-m", "kinetic._host.worker", title]
+        os.execv(line[0], [*line, *map(str, (*fds, parent))])
     channel, out, err, stacks = fds
     processes.set_title(title)
     process.main(Channel(socket.socket(fileno=channel)), out, err, stacks, parent)
