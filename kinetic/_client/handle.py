@@ -413,8 +413,8 @@ class JobHandle(Generic[R_co]):
         stream_logs: bool | None = None,
         on_status_change: OnStatus | None = None,
     ) -> R_co:
-        """Wait for the job and return the leader's value, or raise what the function raised. Can be
-        called again.
+        """Wait for the job and return the value of JAX's process 0, or raise what the function
+        raised. Can be called again.
 
         Args:
             timeout: the longest wait: seconds, "90s", "1h30m" or a timedelta; None waits until the
@@ -477,7 +477,7 @@ class JobHandle(Generic[R_co]):
             timeout: the longest wait, as for `result`.
 
         Raises:
-            UsageError: the job has several hosts, and only the leader's value was kept.
+            UsageError: the job has several hosts, and only one value was kept.
             WaitTimeout: the time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)

@@ -144,8 +144,8 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on the slice: print the leader's output as it arrives, return its value or raise what
-        the function raised."""
+        """Run on the slice: print host 0's output as it arrives, return the value of JAX's process
+        0 or raise what the function raised."""
         from kinetic._config import settings
 
         if settings.on_host():

@@ -48,20 +48,20 @@ def values(board: JobBoard, ref: JobRef, outcome: Outcome) -> list[Any]:
     """Return what the hosts returned, by index.
 
     Raises:
-        UsageError: only the leader's value was kept.
+        UsageError: only one value was kept.
         ResultUnavailable: one was removed, or cannot be rebuilt here.
         CorruptRecord: one was changed.
     """
     if not all(report.result_digest for report in outcome.reports):
         raise UsageError(
-            f"Only the value of host 0 of {ref.job_id} was kept. To have those of all hosts, run "
-            "it with all_hosts=True: @kinetic.run(..., all_hosts=True), or "
+            f"Only the value of host {outcome.leader} of {ref.job_id} was kept. To have those of "
+            "all hosts, run it with all_hosts=True: @kinetic.run(..., all_hosts=True), or "
             f"{ref.func_name}.with_options(all_hosts=True)."
         )
     return [value(board, ref, outcome, report.host) for report in outcome.reports]
 
 
-def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
+def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int | None = None) -> Any:
     """Return what a host returned, the leader by default. Unpickles only what that host wrote.
 
     Raises:
@@ -72,8 +72,9 @@ def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int = 0) -> Any:
     return load(board, ref, fetch(board.store, ref, outcome, host))
 
 
-def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> bytes:
+def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int | None = None) -> bytes:
     """Return the pickled value that a host wrote; raises as `value` does."""
+    host = outcome.leader if host is None else host
     ref.check_version()
     try:
         data = store.get(layout.HostKeys(ref.job_id, outcome.attempt, host).result)
@@ -82,9 +83,9 @@ def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int = 0) -> bytes:
             f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id
         ) from error
     if hashlib.sha256(data).hexdigest() != (
-        outcome.reports[host].result_digest if host else outcome.result_digest
+        outcome.result_digest if host == outcome.leader else outcome.reports[host].result_digest
     ):
-        writer = f"host {host}" if host else "the leader"
+        writer = "the leader" if host == outcome.leader else f"host {host}"
         raise CorruptRecord(
             f"The stored value of {ref.job_id} is not what {writer} wrote; it was not unpickled. "
             "Run the job again."

@@ -324,7 +324,7 @@ class Options(documents.Record, called="The options of the job"):
     all_hosts: bool = option(
         checks.switch,
         "Keep what the function returns on every host, for `JobHandle.results`; a call still "
-        "returns the leader's value.",
+        "returns that of JAX's process 0.",
         False,
     )
     joins_jax: Joins = option(

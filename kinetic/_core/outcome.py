@@ -66,6 +66,7 @@ class HostReport(Record, called="The report of a host"):
             stored.
         result_size_bytes: length of the pickled value.
         joined_jax: whether a process of the host has been part of JAX's world.
+        is_first: its process is number 0 of JAX: its value is the call's.
         announced: the host is about to end; another report follows when it has.
     """
 
@@ -84,6 +85,7 @@ class HostReport(Record, called="The report of a host"):
     result_digest: str = ""
     result_size_bytes: int = 0
     joined_jax: bool = False
+    is_first: bool = False
     guessed: bool = False
     announced: bool = False
 
@@ -174,6 +176,11 @@ class Outcome(Record, called="The outcome of the job"):
         """The report of the host most to blame, or None."""
         return next((r for r in self.reports if self.blamed and r.host == self.blamed[0]), None)
 
+    @property
+    def leader(self) -> int:
+        """The host whose value is the call's."""
+        return next((r.host for r in self.reports if r.is_first), 0)
+
     def add_detail(self, host: int, detail: str) -> Outcome:
         """Return the same verdict, with this detail about one of the hosts."""
         reports = tuple(r.add_detail(detail) if r.host == host else r for r in self.reports)
@@ -217,12 +224,13 @@ def judge(
         by_host.get(i, HostReport(host=i, exit=Exit.AGENT_LOST, detail=missing))
         for i in range(hosts)
     )
-    if all(r.ok for r in full) and full[0].result_digest:
+    leader = next((r for r in full if r.is_first), full[0])
+    if all(r.ok for r in full) and leader.result_digest:
         return Outcome(
             Verdict.SUCCEEDED,
             reports=full,
-            result_digest=full[0].result_digest,
-            result_size_bytes=full[0].result_size_bytes,
+            result_digest=leader.result_digest,
+            result_size_bytes=leader.result_size_bytes,
             ended_at=now,
             attempt=attempt,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from kinetic import errors
 from kinetic._client import result as collecting
 from kinetic._client.board import console
 from kinetic._core import layout
+from kinetic._core.exits import Exit
+from kinetic._core.outcome import HostReport
+from kinetic._pickling import results
 from kinetic.job_status import JobStatus
 from kinetic.jobs import attach
 
@@ -269,3 +273,16 @@ def test_a_value_that_cannot_be_rebuilt_here_names_its_job(store, job, handle):
         handle.result()
     assert caught.value.job_id == job.job_id
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_the_value_of_a_call_is_that_of_process_0_on_whichever_host(store, job, handle):
+    reports = []
+    for host, value in enumerate(("other", "other", "first", "other")):
+        data = results.pack_value(value)
+        store.put(layout.HostKeys(job.job_id, 1, host).result, data)
+        digest = hashlib.sha256(data).hexdigest()
+        is_first = value == "first"
+        reports.append(HostReport(host, Exit.RETURNED, result_digest=digest, is_first=is_first))
+    assert put_outcome(store, job, *reports).leader == 2
+    assert handle.result() == "first"
+    assert handle.results() == ["other", "other", "first", "other"]

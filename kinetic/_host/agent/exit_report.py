@@ -133,6 +133,7 @@ def _report_from_end(end: dict[str, Any], host: int, peak_bytes: int) -> HostRep
         leftover_threads=tuple(end.get("leftover_threads", ())),
         result_digest=end.get("result_digest", ""),
         result_size_bytes=end.get("result_size_bytes", 0),
+        is_first=end.get("is_first", False),
     )
 
 

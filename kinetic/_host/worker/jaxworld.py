@@ -230,6 +230,16 @@ def leave() -> None:
         jax.distributed.shutdown()
 
 
+def process_index(world: World) -> int:
+    """This host's index among the processes of JAX. Until its backends have started, and where JAX
+    has not joined, it is the host's own."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if world.processes == 1 or bridge is None or not bridge.backends_are_initialized():
+        return world.process
+    is_joined = bridge.process_count() == world.processes
+    return int(bridge.process_index()) if is_joined else world.process
+
+
 def is_consequence(error: BaseException) -> bool:
     """Whether an exception, or a cause of it, is a collective that broke because a peer died."""
     visited: set[int] = set()

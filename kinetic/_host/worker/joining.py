@@ -39,6 +39,9 @@ JOINING, JOINED, APART = "joining", "joined", "apart"
 MARK = "KINETIC_JAX_PROCESS"
 """Variable: the process that has imported JAX. Its children are helpers, not the host's
 program."""
+ORDER = "KINETIC_PROCESS_ORDER"
+"""Variable: the indices that JAX gives simulated hosts, as "1,0". A real slice numbers its hosts by
+their places in it."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
 """Attribute of what replaces a function of JAX's: that function."""
@@ -57,6 +60,8 @@ _BEYOND_S = 60
 
 _APART = """kinetic: this host joins %s now, not the other hosts of its job. To join these, call \
 jax.distributed.initialize() without arguments."""
+_OTHER_ORDER = """kinetic: jax.process_index() is 0 on host %s, and %s on host 0. The call returns \
+the value of host %s; its output: kinetic jobs logs %s --host %s"""
 _log, _lock = logging.getLogger("kinetic.runner"), threading.RLock()
 _held: list[int] = []  # The place of this process, for as long as it has joined.
 
@@ -352,6 +357,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             if not (world.compiled and keep_compiled(world.compiled)):
                 configure({"jax_enable_compilation_cache": False})  # see `keep_compiled`
             exchange_in_scatter()
+            _number_processes(world)
         with _claim_place(world.file):
             own = {
                 "cluster_detection_method": "deactivate",
@@ -364,6 +370,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             accepted = inspect.signature(initialize).parameters  # Older versions have fewer.
             own = {name: value for name, value in own.items() if name in accepted}
             initialize(world.coordinator, world.processes, world.process, **own)
+            _watch_numbers(world)
 
 
 def configure(options: dict[str, Any]) -> None:
@@ -514,6 +521,31 @@ def exchange_in_scatter() -> None:
 
     rule = mlir.lower_fun(scatter, multiple_results=False)
     mlir.register_lowering(parallel.reduce_scatter_p, rule, platform="cpu")
+
+
+def _number_processes(world: World) -> None:
+    """Have JAX number simulated processes as a variable says."""
+    from jax._src import xla_bridge
+
+    if order := os.environ.get(ORDER):
+        client, index = xla_bridge.xla_client, int(order.split(",")[world.process])
+        make = client.make_cpu_client
+        client.make_cpu_client = lambda **options: make(**options | {"node_id": index})
+
+
+def _watch_numbers(world: World) -> None:
+    """Say on host 0, once JAX's backend has started, if process 0 is on another host."""
+    from jax._src import distributed, xla_bridge
+
+    def compare(backend: Any) -> None:
+        client, index = distributed.global_state.client, backend.process_index()
+        if index == 0 < world.process:
+            client.key_value_set(ORDER, str(world.process), allow_overwrite=True)
+        elif world.process == 0 < index:
+            first = client.blocking_key_value_get(ORDER, _BEYOND_S * 1000)
+            _log.warning(_OTHER_ORDER, first, index, first, os.environ["KINETIC_JOB_ID"], first)
+
+    getattr(xla_bridge, "_backend_initialization_hooks", []).append(compare)
 
 
 def _tell_slices(world: World) -> None:

@@ -78,8 +78,9 @@ def report_value(value: Any, start: Start) -> Message:
         streams.say(
             f"kinetic: still running after the function returned, and ended: threads {names}"
         )
-    message: Message = {"event": Exit.RETURNED, "leftover_threads": threads}
-    if start.world.process != 0 and not start.all_hosts:
+    is_first = jaxworld.process_index(start.world) == 0
+    message: Message = {"event": Exit.RETURNED, "leftover_threads": threads, "is_first": is_first}
+    if not is_first and not start.all_hosts:
         return message
     from kinetic._pickling import results
 
