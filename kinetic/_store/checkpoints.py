@@ -2,8 +2,8 @@
 programs have written with Orbax. Checkpoints in any other format are named as not ours, and left
 alone.
 
-In a folder a step has its name when it is whole; in a bucket it is written in place, and whole once
-it has the marker of its commit.
+In a folder a step has its name when it is whole; in a bucket, and where Orbax was told so, it is
+written in place, and whole once it has the marker of its commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kinetic._core.values import dataclass
 from kinetic._store import lease
 from kinetic._store.base import Store, folder_of, is_near
 from kinetic._store.local import LocalStore
-from kinetic.errors import NotFound
+from kinetic.errors import CheckpointError, NotFound, StoreError
 
 _MARKER = "commit_success.txt"
 _RECORD, _METRICS, _ABOUT = "kinetic/metadata", "metrics/metrics", "_CHECKPOINT_METADATA"
@@ -132,7 +132,11 @@ class Checkpoints:
 
     def _look(self) -> None:
         self._store = _open_existing(self.where)
-        self._keys = list(self._store.list(""))
+        try:
+            self._keys = list(self._store.list(""))
+        except StoreError as error:
+            why = getattr(error.__context__, "strerror", None) or str(error)
+            raise CheckpointError(f"The folder {self.where} cannot be read: {why}.") from error
         self._files: dict[str, list[str]] = {}
         for key in self._keys:
             top, below, rest = key.partition("/")
@@ -254,8 +258,7 @@ class Checkpoints:
     def _step(self, name: str) -> Step:
         number = number_of(name or os.path.basename(self.where))  # noqa: PTH119 - or a URI
         prefix = f"{name}/" if name else ""
-        in_place = not is_near(self._store)
-        committed = UNFINISHED not in name and (not in_place or f"{prefix}{_MARKER}" in self._keys)
+        is_marked = f"{prefix}{_MARKER}" in self._keys
         size = sum(entry.size_bytes for entry in self._store.entries(name))
         step = -1 if number is None else number
         layout = layout_of(name, self._files[name] if name else self._keys)
@@ -263,6 +266,10 @@ class Checkpoints:
         handlers = about.get("item_handlers")
         if isinstance(handlers, dict) and _RECORD_ITEM in handlers:  # also without its files
             layout = Layout("", (_STATE_ITEM,))
+        committed = UNFINISHED not in name and (
+            is_marked
+            or (is_near(self._store) and (not layout.program or self._was_renamed(step, about)))
+        )
         if not committed:
             return Step(name, step, False, size, layout=layout)
         record = self._document(f"{prefix}{_RECORD}")
@@ -281,6 +288,14 @@ class Checkpoints:
             len(record.get("data") or ()),
             layout,
         )
+
+    def _was_renamed(self, step: int, about: dict[str, Any]) -> bool:
+        """Whether a step without a marker is of an Orbax that made none (before 0.12.3); else it
+        was written in place, and cut off."""
+        if "init_timestamp_nsecs" in about and about.get("commit_timestamp_nsecs") is None:
+            return False
+        marked = [name for name in self._names if _MARKER in self._files.get(name, ())]
+        return not any((number_of(name) or 0) < step for name in marked)
 
     def _document(self, key: str) -> dict[str, Any]:
         with contextlib.suppress(LookupError, ValueError):

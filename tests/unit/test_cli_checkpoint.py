@@ -107,6 +107,43 @@ def test_the_newest_is_inspected(world: World, saved: Any, capsys: Capture) -> N
     assert "committed steps: 4, 20" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("committed_at", "marked", "listed_as"),
+    [
+        ([1, 1, 1], [2, 3], [True, True, True]),  # Orbax made no marks when step 1 was written
+        ([1, 1, 1], [1, 2], [True, True, False]),
+        ([1, 1, None], [], [True, True, False]),  # and was written in place by Orbax
+        ([1, None, 1], [3], [True, False, True]),
+        ([1, 1, 1], [], [True, True, True]),
+    ],
+)
+def test_steps_of_others_that_were_cut_off(
+    world: World,
+    tmp_path: Path,
+    capsys: Capture,
+    committed_at: list[int | None],
+    marked: list[int],
+    listed_as: list[bool],
+) -> None:
+    store = LocalStore(tmp_path / "run")
+    for step, at in enumerate(committed_at, 1):
+        put(store, f"{step}/default/_METADATA", {})
+        about = {"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": at}
+        put(store, f"{step}/_CHECKPOINT_METADATA", about)
+        if step in marked:
+            put(store, f"{step}/commit_success.txt", {})
+    found = listed(world, capsys, str(tmp_path / "run"))
+    assert found == [*zip((1, 2, 3), listed_as, strict=True)]
+
+
+def test_a_file_is_no_folder_of_checkpoints(world: World, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "model.bin").write_text("")
+    assert world("checkpoint", "ls", str(tmp_path / "model.bin")) == 1
+    err = capsys.readouterr().err
+    assert "model.bin cannot be read: Not a directory" in err
+    assert "KINETIC_HOME" not in err
+
+
 def test_what_another_program_has_saved(world: World, tmp_path: Path, capsys: Capture) -> None:
     put(LocalStore(tmp_path / "run"), "3/default/d/x", {})
     assert world("checkpoint", "inspect", str(tmp_path / "run")) == 0
