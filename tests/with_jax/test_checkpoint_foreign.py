@@ -282,3 +282,107 @@ def test_nothing_to_start_from_is_told(tmp_path, there):
         pytest.raises(CheckpointError, match=r"empty"),
     ):
         ckpt.restore({"x": 1}, start_from=tmp_path / "empty")
+
+
+# -- steps that were cut off -----------------------------------------------------------------------
+
+
+def in_place(folder, steps, cut_off):
+    """Steps that Orbax writes in place, as it is recommended for buckets that are mounted."""
+    mode = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+    options = ocp.CheckpointManagerOptions(atomicity_options=mode, enable_async_checkpointing=False)
+    for step in steps:
+        with ocp.CheckpointManager(folder, options=options) as there:
+            there.save(step, args=ocp.args.StandardSave(state(step)))
+        if step == cut_off:
+            (folder / f"{step}/commit_success.txt").unlink()
+
+
+@pytest.mark.parametrize("way", ["restore", "start_from"])
+def test_a_step_that_was_cut_off_is_passed_over(tmp_path, way):
+    in_place(tmp_path / "run", [3, 4], cut_off=4)
+    steps = Checkpoints(str(tmp_path / "run")).steps()
+    assert [(each.step, each.is_committed) for each in steps] == [(3, True), (4, False)]
+    own, options = ("run", {}) if way == "restore" else ("own", {"start_from": tmp_path / "run"})
+    with kinetic.Checkpointer(tmp_path / own, local_every=None) as ckpt:
+        found, start = ckpt.restore(state(0), **options)
+    same(found, state(3))
+    assert start == 4
+
+
+def test_the_first_step_that_is_being_written_is_no_checkpoint(tmp_path, monkeypatch):
+    from orbax.checkpoint._src.path import atomicity
+
+    async def cut_off(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomicity.CommitFileTemporaryPath, "finalize", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        in_place(tmp_path / "run", [3], cut_off=None)
+    (step,) = Checkpoints(str(tmp_path / "run")).steps()
+    assert (step.step, step.is_committed) == (3, False)
+    with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
+        assert ckpt.restore({"x": 1}) == ({"x": 1}, 0)
+        with pytest.raises(CheckpointError, match="nothing is written beside them"):
+            ckpt.save(0, {"x": 1}, force=True)
+
+
+def test_steps_of_an_orbax_that_made_no_marks_stay_committed(tmp_path):
+    """Beside those of a newer one."""
+    for step in (3, 4):
+        with ocp.CheckpointManager(tmp_path) as there:
+            there.save(step, args=ocp.args.StandardSave(state(step)))
+    (tmp_path / "3/commit_success.txt").unlink()
+    assert [each.is_committed for each in Checkpoints(str(tmp_path)).steps()] == [True, True]
+
+
+# -- typed keys ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_typed_keys_are_restored(tmp_path, impl):
+    def keys(seed):
+        one = jax.random.key(seed, impl=impl)
+        return {"one": one, "many": jax.random.split(one, 3), "x": jnp.ones(2)}
+
+    with ocp.CheckpointManager(tmp_path / "run") as there:
+        there.save(1, args=ocp.args.StandardSave(keys(7)))
+    with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:
+        found, start = ckpt.restore(keys(0), start_from=tmp_path / "run")
+        for name in ("one", "many"):
+            assert found[name].dtype == keys(7)[name].dtype
+            same(jax.random.key_data(found[name]), jax.random.key_data(keys(7)[name]))
+        assert start == 2
+        other = "rbg" if impl == "threefry2x32" else "threefry2x32"
+        like = keys(0) | {"one": jax.random.key(0, impl=other)}
+        with pytest.raises(CheckpointMismatch, match=f"'one'.* is a key of {other}"):
+            ckpt.restore(like, start_from=tmp_path / "run")
+
+
+def test_a_model_of_flax_with_dropout_is_restored(tmp_path):
+    from flax import nnx
+
+    class Model(nnx.Module):
+        def __init__(self, seed):
+            rngs = nnx.Rngs(seed)
+            self.layer, self.drop = nnx.Linear(2, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(self.layer(x))
+
+    model, other, x = Model(1), Model(2), jnp.ones((4, 2))
+    model(x)  # counts the keys that were used
+    with ocp.CheckpointManager(tmp_path / "run") as there:
+        there.save(1, args=ocp.args.StandardSave(nnx.state(model)))
+    with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:
+        found, _ = ckpt.restore(nnx.state(other), start_from=tmp_path / "run")
+    nnx.update(other, found)
+    same(other(x), model(x))
+
+
+def test_a_type_that_yields_is_that_of_the_state(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "run") as there:
+        there.save(1, args=ocp.args.StandardSave({"rate": jnp.asarray(0.25)}))
+    with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:
+        found, _ = ckpt.restore({"rate": jnp.asarray(0.5)}, start_from=tmp_path / "run")
+    assert (found["rate"].weak_type, float(found["rate"])) == (True, 0.25)

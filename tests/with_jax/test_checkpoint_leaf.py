@@ -8,8 +8,10 @@ is mixed up.
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 
 import kinetic
@@ -158,3 +160,124 @@ def test_a_state_without_leaves_is_a_state(tmp_path, tier):
 def test_arrays_of_records_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"\['x'\] is an array of records"):
         saved(tmp_path, "local", {"x": np.zeros(2, [("a", "f4"), ("b", "i4")])})
+
+
+# -- types that yield ------------------------------------------------------------------------------
+
+
+@jax.jit
+def learn(state):
+    """A step in which the rate decides the type of the weights, unless it yields."""
+    return {"w": state["w"] - state["rate"] * state["w"], "rate": state["rate"] * 0.5}
+
+
+def rates(count):
+    return jnp.full(count, 0.1)
+
+
+def begun(rate):
+    return {"w": jnp.full(4, 3.0, jnp.bfloat16), "rate": rate}
+
+
+@TIERS
+@pytest.mark.parametrize(
+    "rate_of", [lambda: 0.1, lambda: jnp.asarray(0.1), lambda: jnp.full(4, 0.1)]
+)
+def test_a_training_goes_on_with_the_types_that_it_had(tmp_path, tier, rate_of):
+    expected = learn(learn(begun(rate_of())))
+    saved(tmp_path, tier, learn(begun(rate_of())))
+    for _ in range(2):  # what was restored can be saved, and restored again
+        found = restored(tmp_path, tier, begun(rate_of()))
+        assert found["rate"].weak_type
+        found = learn(found)
+        assert found["w"].dtype == expected["w"].dtype == jnp.bfloat16
+        assert found["w"].tolist() == expected["w"].tolist()
+
+
+@TIERS
+def test_a_type_that_did_not_yield_any_more_does_not_yield_again(tmp_path, tier):
+    saved(tmp_path, tier, {"rate": jnp.float32(0.5)})
+    assert not restored(tmp_path, tier, {"rate": jnp.asarray(0.1)})["rate"].weak_type
+
+
+@TIERS
+def test_a_cast_array_has_the_type_of_the_state(tmp_path, tier):
+    saved(tmp_path, tier, {"x": jnp.asarray(0.5)})
+    found = restored(tmp_path, tier, {"x": jnp.bfloat16(0)}, cast=True)["x"]
+    assert (found.dtype, found.weak_type) == (jnp.bfloat16, False)
+
+
+@TIERS
+def test_numbers_of_numpy_come_back_as_such(tmp_path, tier):
+    state = {"n": np.int64(3), "x": np.float32(0.5), "array": np.array(7.0)}
+    saved(tmp_path, tier, state)
+    found = restored(tmp_path, tier, {"n": np.int64(0), "x": np.float32(0), "array": np.array(0.0)})
+    assert {name: type(each) for name, each in found.items()} == {
+        "n": np.int64,
+        "x": np.float32,
+        "array": np.ndarray,
+    }
+    assert found == state
+
+
+@TIERS
+def test_of_a_step_of_an_earlier_version_the_state_says_what_yields(tmp_path, tier, monkeypatch):
+    to_json = tree.Leaf.to_json
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            tree.Leaf, "to_json", lambda leaf: {**to_json(leaf), "kind": None} | {"kind": None}
+        )
+        saved(tmp_path, tier, {"rate": jnp.float32(0.5), "n": np.int64(3)})
+    found = restored(tmp_path, tier, {"rate": jnp.asarray(0.1), "n": np.int64(0)})
+    assert found["rate"].weak_type
+    assert type(found["n"]) is np.int64
+
+
+# -- nodes without leaves --------------------------------------------------------------------------
+
+
+def optimizers():
+    """Two whose states have the same leaves, and not the same nodes."""
+    params = {"w": jnp.arange(12.0).reshape(3, 4)}
+    return [
+        {"p": params, "o": make(1e-3).init(params), "unused": unused}
+        for make, unused in ((optax.adam, ()), (optax.adamw, {"x": None}))
+    ]
+
+
+@TIERS
+@pytest.mark.parametrize("way", [1, -1])
+def test_nodes_without_leaves_do_not_matter(tmp_path, tier, way, caplog):
+    before, after = optimizers()[::way]
+    structure = jax.tree_util.tree_structure(after)
+    saved(tmp_path, tier, before, step=2)
+    found = restored(tmp_path, tier, after)
+    assert found["p"]["w"].tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    assert jax.tree_util.tree_structure(found) == structure
+    assert caplog.text == ""
+
+
+def test_a_mismatch_is_no_damage(tmp_path, caplog):
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        for step, names in enumerate(["ab", "abc"]):
+            ckpt.save(step, {name: np.ones(2) for name in names})
+    caplog.clear()
+    with (
+        kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt,
+        pytest.raises(CheckpointMismatch, match=r"no \['c'\]"),
+    ):
+        ckpt.restore({"a": np.zeros(2), "b": np.zeros(2)})
+    assert {path.name for path in tmp_path.glob("[0-9]")} == {"0", "1"}
+    assert caplog.text == ""
+
+
+def test_a_later_save_of_another_state_is_told(tmp_path, caplog):
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.restore({"a": np.zeros(2)})
+        ckpt.save(0, {"a": np.ones(2)})
+        assert caplog.text == ""
+        for step in (1, 2):
+            ckpt.save(step, {"a": np.ones(2), "new": 1})
+    assert caplog.text.count("of step 1, whose state is another one than before, does not fit") == 1
+    assert "the state of restore() has no ['new']" in caplog.text
+    assert "of step 2" not in caplog.text

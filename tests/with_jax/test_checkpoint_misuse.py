@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import kinetic
-from kinetic._in_job.checkpoint import tree
+from kinetic._in_job.checkpoint import persistent, tree
 from kinetic._system import memory_folder
 from kinetic.errors import CheckpointError, CheckpointMismatch, UsageError
 
@@ -182,3 +182,99 @@ def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd,
     with kinetic.Checkpointer(tmp_path / "run", every=1, local_every=None) as ckpt:
         ckpt.restore({"x": 0})
     assert "no folder in memory" not in capfd.readouterr().err
+
+
+# -- steps that are not there ----------------------------------------------------------------------
+
+
+def two_steps(folder):
+    with kinetic.Checkpointer(folder, every=1, local_every=None) as ckpt:
+        for step in (0, 2):
+            ckpt.save(step, {"n": step + 1})
+    return folder
+
+
+def empty(step):
+    for path in step.rglob("*"):
+        path.unlink() if path.is_file() else None
+
+
+@pytest.mark.parametrize("lose", [empty, shutil.rmtree], ids=["emptied", "lost"])
+def test_a_training_goes_on_from_the_step_before_one_that_was_lost_meanwhile(
+    tmp_path, lose, caplog
+):
+    with kinetic.Checkpointer(two_steps(tmp_path), every=1, local_every=None) as ckpt:
+        ckpt._open()
+        lose(tmp_path / "2")
+        assert ckpt.restore(STATE) == ({"n": 1}, 1)
+        assert f"step 2 in {tmp_path} cannot be read: " in caplog.text
+        ckpt.save(1, {"n": 2})
+        ckpt.save(2, {"n": 4})
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore(STATE) == ({"n": 4}, 3)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_empty_folder_is_no_step(tmp_path, saved):
+    two_steps(tmp_path) if saved else None
+    (tmp_path / "7").mkdir()
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore(STATE) == (({"n": 3}, 3) if saved else (STATE, 0))
+        ckpt.save(7, {"n": 8})
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore(STATE) == ({"n": 8}, 8)
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), ValueError("UNAVAILABLE: no answer")]
+)
+def test_storage_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(persistent.OrbaxTree, "read", fail)
+        with (
+            kinetic.Checkpointer(two_steps(tmp_path), every=1, local_every=None) as ckpt,
+            pytest.raises(CheckpointError, match=r"could not be read \(step 2\)"),
+        ):
+            ckpt.restore(STATE)
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        assert ckpt.restore(STATE) == ({"n": 3}, 3)
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    file = tmp_path / "weights.bin"
+    file.write_text("")
+    for act in (
+        lambda: kinetic.Checkpointer(file, local_every=None).restore(STATE),
+        lambda: kinetic.Checkpointer(tmp_path / "a").restore(STATE, start_from=file),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"weights.bin cannot be read: Not a direc"
+        ) as told:
+            act()
+        assert "KINETIC_HOME" not in str(told.value)
+
+
+# -- positions of other hosts ----------------------------------------------------------------------
+
+
+class ElasticIterator(Numbers):
+    """As Grain's."""
+
+
+@pytest.mark.parametrize(("kind", "warns"), [(Numbers, True), (ElasticIterator, False)])
+def test_positions_of_another_number_of_hosts_are_told(tmp_path, monkeypatch, caplog, kind, warns):
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.save(0, STATE, data=kind())
+    record = persistent.Persistent.record
+
+    def of_two_hosts(self, step):
+        found = record(self, step)
+        return found | {"data": found["data"] * 2}
+
+    monkeypatch.setattr(persistent.Persistent, "record", of_two_hosts)
+    with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
+        ckpt.restore(STATE, data=kind())
+    assert ("were saved on 2 hosts, and now there are 1: " in caplog.text) is warns

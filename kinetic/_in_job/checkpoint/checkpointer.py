@@ -26,6 +26,7 @@ from kinetic._in_job.checkpoint import (
     local_saves,
     opening,
     persistent,
+    pieces,
     positions,
     tree,
 )
@@ -113,7 +114,8 @@ class Checkpointer:
         self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
         self._last = self._finished = -1  # steps: saved or restored, saved for good by restore()
-        self._pattern: list[Leaf] | None = None  # of restore(), until a save was compared with it
+        self._pattern: list[Leaf] | None = None  # of restore()
+        self._before: list[Leaf] | None = None  # of the save before, since restore()
         self._has_iterator = False  # restore() was given one
         self._casts = False  # restore() may lose numbers
         self._is_closed = self._has_stepped = False
@@ -134,6 +136,7 @@ class Checkpointer:
         self,
         state: S,
         *,
+        init: Callable[[], S] | None = None,
         data: Any = None,
         cast: bool = False,
         start_from: str | os.PathLike[str] | None = None,
@@ -144,8 +147,11 @@ class Checkpointer:
 
         Args:
             state: the state as a new training begins: its structure, shapes and layout over the
-                devices are those of the result; what was saved on another mesh is laid out anew. A
-                number that was saved as an array of shape () comes back as one, and vice versa.
+                devices are those of the result; what was saved on another mesh is laid out anew.
+                Leaves come back as they were saved: weakly typed, as a number, or as an array of
+                shape (). Do not use the arrays afterwards: where a device has no room for two
+                states, they are freed. `jax.ShapeDtypeStruct`s with shardings stand for arrays.
+            init: makes the state of a new training, and is called where nothing was saved.
             data: an iterator with `get_state` and `set_state`, to be put where it was.
             cast: whether arrays may be cast to types that cannot hold all their numbers, as from
                 float32 to bfloat16.
@@ -153,8 +159,9 @@ class Checkpointer:
                 of which is read where this training has not saved anything.
 
         Returns:
-            the state, and the step to go on with; `state` itself and 0 if nothing was saved; 0
-            also after a checkpoint without a number.
+            the state, and the step to go on with. If nothing was saved, what `init` makes, else
+            `state` itself, or None where that describes arrays; and 0. 0 also after a checkpoint
+            without a number.
 
         Raises:
             CheckpointMismatch: what was saved does not fit `state` or `data`.
@@ -165,29 +172,37 @@ class Checkpointer:
         self._has_iterator, self._casts = data is not None, cast
         if self._has_iterator:
             positions.check(data)
-        now = tree.take_apart(state)
-        opened, self._pattern = self._open(), now.leaves
+        now = tree.take_apart(state, describes=True)
+        opened, self._pattern, self._before = self._open(), now.leaves, None
         if self._local_saves is not None:
             self._local_saves.wait()
         assert self._restoring is not None  # as soon as it is open
         place = None if start_from is None else arguments.absolute(start_from)
         saved = self._restoring.restore(now, cast=cast, start_from=place)
+        result: Any = None if now.is_abstract() else state
+        if saved is not None:
+            result = saved.state
+        elif init is not None:
+            result = init()
         if opened.local is not None and self._local_saves is not None:
             opened.local.keep_only(None if saved is None else saved.whole)
-            self._local_saves.prepare(now)
+            if result is not None:
+                self._local_saves.prepare(tree.take_apart(result))
         if saved is None:
-            return state, 0
+            return result, 0
         if saved.is_start:
             self.restored = saved.restored
             self._say(f"the training starts from {saved.where}.")
-            return saved.state, saved.restored.step + 1
+            return result, saved.restored.step + 1
         if data is not None:
+            if len(saved.data) not in (0, self._peers.count) and not positions.is_elastic(data):
+                self._warn(positions.OF_OTHER_HOSTS.format(len(saved.data), self._peers.count))
             positions.put_back(data, saved.data, self._peers.index, self._peers.count)
         self.restored, self._last = saved.restored, saved.restored.step
         self._say(f"{_name_step(self._last)} is restored from {saved.where}.")
         if saved.unfinished is not None:
             self._finish_save(opened, saved, saved.unfinished.metrics)
-        return saved.state, self._last + 1
+        return result, self._last + 1
 
     def save(
         self,
@@ -260,9 +275,7 @@ class Checkpointer:
             position = None if data is None else positions.take_position(data)
             numbers = arguments.read_metrics(metrics) if to["persistent"] else None
             due = Due(next(self._numbers), step, tree.take_apart(state_of()), position, numbers)
-            if self._pattern is not None:  # Better now than when a host has been lost.
-                self._check_first(due, self._pattern)
-                self._pattern = None
+            self._check_structure(due)
             if self._local_saves is not None and to["local"] and step > self._last:
                 self._local_saves.begin(due)
             if to["persistent"]:
@@ -372,6 +385,19 @@ class Checkpointer:
                 f"{self._directory} has checkpoints of an earlier training (the last step is "
                 f"{step}). Call restore() before the first save(), or choose another folder."
             )
+
+    def _check_structure(self, due: Due) -> None:
+        """Tell now, not when a host has been lost, that a restart would not find what it needs."""
+        before, leaves = self._before, due.state.leaves
+        if before is None and self._pattern is not None:
+            self._check_first(due, self._pattern)
+        elif before is not None and pieces.differ(before, leaves):
+            where = f"of step {due.step}, whose state is another one than before,"
+            try:
+                tree.check_same(leaves, self._pattern or before, where, cast=self._casts)
+            except CheckpointMismatch as error:
+                self._warn(str(error))
+        self._before = leaves
 
     def _check_first(self, due: Due, pattern: list[Leaf]) -> None:
         """Check whether `restore`, called as it was, would find what it needs in the first save."""

@@ -5,12 +5,14 @@ In: a folder, a state as a pattern. Out: the same state with the saved content.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kinetic._in_job.checkpoint import tree
-from kinetic._in_job.checkpoint.persistent import explain_errors, orbax
+from kinetic._in_job.checkpoint.persistent import OrbaxTree, StepUnreadable, explain_errors
 from kinetic._in_job.checkpoint.tree import Leaf, TreeState
-from kinetic._store.checkpoints import Checkpoints, Step
+from kinetic._store.checkpoints import ORBAX, Checkpoints, Step
 from kinetic.errors import CheckpointError, NotFound
 
 
@@ -41,7 +43,7 @@ class Guest:
             steps = [each.step for each in self._checkpoints.steps() if each.is_committed]
         except NotFound as error:
             raise CheckpointError(str(error)) from error
-        if not steps and self._checkpoints.program:
+        if not steps and self._checkpoints.program not in ("", ORBAX):
             raise CheckpointError(
                 f"{self._directory} has checkpoints of {self._checkpoints.program}, which are not "
                 "in the format of Orbax: kinetic leaves them alone. Read them with that program, "
@@ -62,26 +64,40 @@ class Guest:
             cast: whether numbers may be lost by a cast.
 
         Raises:
+            StepUnreadable: it is damaged, or was not committed.
             CheckpointError: it cannot be read, or it is not clear what of it is the state.
             CheckpointMismatch: it does not fit.
         """
-        guest_step = self._checkpoints.step(step)
+        try:
+            guest_step = self._checkpoints.step(step)
+        except NotFound as error:
+            raise StepUnreadable(
+                f"step {step} in {self._directory} cannot be read: it was not committed, or has "
+                "lost its files.",
+                step=step,
+            ) from error
         path = self._checkpoints.path(guest_step)
         where = f"of {guest_step.layout.program or 'kinetic'} in {path}"
-        content: _OrbaxTree
-        if not guest_step.layout.program:
-            content = _OwnTree(f"{path}/{guest_step.layout.item}", step, guest_step)
-        elif guest_step.layout.item is None:
+        if guest_step.layout.item is None:
             raise CheckpointError(self._is_unclear(guest_step, path))
+        item = f"{path}/{guest_step.layout.item}".rstrip("/")
+        with explain_errors("read", item, step):
+            files = OrbaxTree(item)
+        if guest_step.leaves is not None:  # as kinetic describes them
+            names = list(now.in_files())
+            saved = [Leaf.from_json(leaf) for leaf in guest_step.leaves]
         else:
-            content = _OrbaxTree(f"{path}/{guest_step.layout.item}".rstrip("/"), step)
-        saved = content.leaves(now)
+            is_array = now.joined == [""] and len(files.names) == 1  # alone, it has no key
+            names = files.names if is_array else now.joined
+            own = dict(zip(names, now.leaves, strict=True))
+            saved = [_leaf(*each, own) for each in zip(files.names, files.about, strict=True)]
         tree.check_same(saved, now.leaves, where, cast=cast)
+        now.make_room()
         now = now.as_saved(saved)
-        values = content.values(now)
-        return now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else values[n]), (
-            f"{path}, a checkpoint of {guest_step.layout.program or 'kinetic'}"
-        )
+        with explain_errors("read", item, step):
+            values = files.read(dict(zip(names, now.in_files().values(), strict=True)))
+        whose = guest_step.layout.program or "kinetic"
+        return now.with_values(values.__getitem__), f"{path}, a checkpoint of {whose}"
 
     def _is_unclear(self, step: Step, path: str) -> str:
         trees = ", ".join(step.layout.trees)
@@ -121,88 +137,14 @@ class Guest:
         """Nothing is held."""
 
 
-class _OrbaxTree:
-    """A pytree as Orbax writes it."""
-
-    def __init__(self, path: str, number: int) -> None:
-        self._path = path
-        self._number = number
-        self._names: list[str] = []
-        self._structure: Any = None
-
-    def leaves(self, now: TreeState) -> list[Leaf]:
-        """Return its leaves, by the names that they have in the state."""
-        import jax
-
-        described = _describe_tree(self._path, self._number)
-        with_paths, self._structure = jax.tree_util.tree_flatten_with_path(described)
-        self._names = [tree.join_keys(path) for path, _ in with_paths]
-        if len(with_paths) == len(now.leaves) == 1 and now.joined == [""]:
-            self._names = [""]  # an array alone has no key
-        names = dict(zip(now.joined, (leaf.name for leaf in now.leaves), strict=True))
-        return [
-            _leaf(names.get(name, name), about)
-            for name, (_, about) in zip(self._names, with_paths, strict=True)
-        ]
-
-    def values(self, now: TreeState) -> list[Any]:
-        """Return the values, laid out as those of the state."""
-        import jax
-
-        wanted = dict(zip(now.joined, now.values, strict=True))
-        item = jax.tree_util.tree_unflatten(self._structure, [wanted[n] for n in self._names])
-        leaves = jax.tree_util.tree_leaves(_read_tree(self._path, self._number, item))
-        by_name = dict(zip(self._names, leaves, strict=True))
-        return [by_name[name] for name in now.joined]
-
-
-class _OwnTree(_OrbaxTree):
-    """A pytree as kinetic writes it, with what it knows of its leaves."""
-
-    def __init__(self, path: str, number: int, step: Step) -> None:
-        super().__init__(path, number)
-        self._step = step
-
-    def leaves(self, now: TreeState) -> list[Leaf]:
-        """Return its leaves."""
-        if self._step.leaves is None:
-            return super().leaves(now)
-        return [Leaf.from_json(leaf) for leaf in self._step.leaves]
-
-    def values(self, now: TreeState) -> list[Any]:
-        """Return the values, laid out as those of the state."""
-        if self._step.leaves is None:
-            return super().values(now)
-        return now.values_of(_read_tree(self._path, self._number, now.plain()))
-
-
-def _leaf(name: str, about: Any) -> Leaf:
-    """What Orbax knows of a leaf."""
+def _leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
+    """What Orbax knows of a leaf; `now`: those of the state, by Orbax's names. The data of a typed
+    key are an array to it."""
     import numpy as np
 
-    dtype = np.dtype(about.dtype)
+    dtype, like = np.dtype(about.dtype), now.get(name, Leaf(name))
     if type(about).__name__ == "ScalarMetadata":
-        return Leaf(name, value=dtype.type(0).item())
-    return Leaf(name, tuple(about.shape), dtype.name)
-
-
-def _describe_tree(path: str, step: int) -> Any:
-    """Return what Orbax knows of a pytree that it has written: types and shapes."""
-    from etils import epath
-
-    ocp = orbax()
-    with explain_errors("read", path, step):
-        metadata = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path))
-        return getattr(metadata, "tree", metadata)
-
-
-def _read_tree(path: str, step: int, like: Any) -> Any:
-    """Return a pytree that Orbax has written, laid out as another one."""
-    ocp = orbax()
-    with (
-        explain_errors("read", path, step),
-        # This handler reads what each of Orbax's handlers of pytrees has written.
-        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
-    ):
-        how = ocp.checkpoint_utils.construct_restore_args(like)
-        return reader.restore(path, args=ocp.args.PyTreeRestore(like, restore_args=how))
+        return Leaf(like.name, value=dtype.type(0).item())
+    saved = Leaf(like.name, tuple(about.shape), dtype.name)
+    is_key = (saved.shape, saved.dtype) == (like.shape, like.dtype)
+    return replace(saved, key=like.key) if is_key else saved

@@ -10,13 +10,15 @@ import contextlib
 import importlib.util
 import json
 import logging
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic._host.worker import worlds
-from kinetic._in_job.checkpoint import digests, keeping, replicas
+from kinetic._in_job.checkpoint import digests, keeping, replicas, tree
 from kinetic._in_job.checkpoint.keeping import Keep
 from kinetic._in_job.checkpoint.replicas import ArraySource
 from kinetic._in_job.checkpoint.saving_mark import SavingMark
@@ -30,6 +32,8 @@ _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
 """What waits for other hosts gets this error when its world ends."""
 _COMMITTED = "commit_success.txt"
 """What a step in a bucket has when it is whole."""
+_OF_ALL_STEPS = "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED"
+"""Of memory, rights and storage."""
 _LIMIT_S = 600
 """How long Orbax lets the hosts wait for each other."""
 
@@ -74,6 +78,49 @@ class StepReading(NamedTuple):
         return values
 
 
+class OrbaxTree:
+    """A pytree that Orbax has written. Errors are Orbax's.
+
+    Args:
+        path: of its folder.
+        like: one with the same nodes, if it is known: finding out takes time.
+
+    Attributes:
+        names: what Orbax calls its leaves.
+        about: what is known of each.
+    """
+
+    def __init__(self, path: Any, like: Any = None) -> None:
+        import jax
+        from etils import epath
+
+        self._path = epath.Path(path)
+        if like is None:
+            metadata = orbax().PyTreeCheckpointHandler().metadata(self._path)
+            like = getattr(metadata, "tree", metadata)
+        with_paths, self._structure = jax.tree_util.tree_flatten_with_path(like)
+        self.names = [tree.join_keys(path) for path, _ in with_paths]
+        self.about = [about for _, about in with_paths]
+
+    def read(self, wanted: Mapping[str, Any]) -> list[Any]:
+        """Return all leaves, typed keys as plain arrays. `wanted`: how each is laid out, by Orbax's
+        names; Orbax's placeholder for one that is not read."""
+        import jax
+
+        if not wanted:
+            return []
+        ocp = orbax()
+        item = jax.tree_util.tree_unflatten(self._structure, [wanted[name] for name in self.names])
+        how = ocp.checkpoint_utils.construct_restore_args(item)
+        # This handler reads what each of Orbax's handlers of pytrees has written.
+        restored = ocp.PyTreeCheckpointHandler().restore(
+            self._path, args=ocp.args.PyTreeRestore(item, restore_args=how)
+        )
+        values = dict(zip(self.names, jax.tree_util.tree_leaves(restored), strict=True))
+        data = jax.random.key_data
+        return [data(v) if tree.is_key(v) else v for v in map(values.__getitem__, wanted)]
+
+
 class Persistent:
     """Orbax's manager of a folder; every method is collective, except `steps`.
 
@@ -96,6 +143,8 @@ class Persistent:
         self._saving: int | None = None
         self._mark = SavingMark("persistent")
         self._damaged: set[int] = set()
+        if process == 0 and not is_bucket(directory):
+            _remove_empty_steps(directory)
         of_others = _steps_of_others(directory)
         policy = keeping.policy_of(keep, of_others, ocp.checkpoint_managers)
         options = ocp.CheckpointManagerOptions(
@@ -200,56 +249,38 @@ class Persistent:
         Raises:
             StepUnreadable: the step is damaged.
         """
+        import jax
+
         sources = {n: replicas.source_of(value) for n, value in now.arrays()}
         shared = {n: source for n, source in sources.items() if source is not None}
+        wanted = now.in_files()
+        names = list(wanted)
+        for n, source in shared.items():
+            like = now.values[n]
+            described = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=source.sharding)
+            wanted[names[n]] = described if process in source.readers else orbax().PLACEHOLDER
         with explain_errors("read", self._directory, step):
-            if shared:
-                return StepReading(self._read_values(step, now, shared, process), shared)
-            like = orbax().args.StandardRestore(now.plain())
-            restored = orbax().StandardCheckpointHandler().restore(self._place(step), args=like)
-            return StepReading(now.values_of(restored), {})
+            return StepReading(self._read_tree(step, now, wanted), shared)
 
     def read_alone(self, step: int, now: TreeState, saved: Leaf) -> Any:
         """Return one leaf as it was saved, in this process's memory; None if it is damaged."""
         import numpy as np
 
-        wanted = [orbax().PLACEHOLDER] * len(now.leaves)
+        wanted = dict.fromkeys(now.in_files(), orbax().PLACEHOLDER)
         number = next(n for n, leaf in enumerate(now.leaves) if leaf.name == saved.name)
-        wanted[number] = np.broadcast_to(np.zeros((), saved.dtype), saved.shape)
+        wanted[[*wanted][number]] = np.broadcast_to(np.zeros((), saved.dtype), saved.shape)
         try:
             with explain_errors("read", self._directory, step):
-                return self._restore_values(step, now, wanted)[number]
+                return self._read_tree(step, now, wanted)[number]
         except StepUnreadable:
             return None
 
-    def _place(self, step: int) -> Any:
-        return self._manager.directory / str(step) / STATE
-
-    def _read_values(
-        self, step: int, now: TreeState, shared: Mapping[int, ArraySource], process: int
-    ) -> list[Any]:
-        """The values that this process has to read, and something in place of the others."""
-        import jax
-
-        ocp, wanted = orbax(), list(now.values)
-        for n, source in shared.items():
-            described = jax.ShapeDtypeStruct(
-                wanted[n].shape, wanted[n].dtype, sharding=source.sharding
-            )
-            wanted[n] = described if process in source.readers else ocp.PLACEHOLDER
-        return self._restore_values(step, now, wanted)
-
-    def _restore_values(self, step: int, now: TreeState, wanted: list[Any]) -> list[Any]:
-        """The values of a step but for placeholders; Orbax's other handler reads the same files,
-        and leaves those out."""
-        ocp, item = orbax(), now._replace(values=wanted).plain()
-        restored = ocp.PyTreeCheckpointHandler().restore(
-            self._place(step),
-            args=ocp.args.PyTreeRestore(
-                item, restore_args=ocp.checkpoint_utils.construct_restore_args(item)
-            ),
-        )
-        return now.values_of(restored)
+    def _read_tree(self, step: int, now: TreeState, wanted: Mapping[str, Any]) -> list[Any]:
+        path = self._manager.directory / str(step) / STATE
+        try:
+            return OrbaxTree(path, now.plain()).read(wanted)
+        except ValueError:  # Nodes without leaves may be other ones than then.
+            return OrbaxTree(path).read(wanted)
 
     def _note_removal(self, steps: list[int]) -> None:
         if self._process == 0:
@@ -379,6 +410,14 @@ def _registry(process: int) -> Any:
     return registry
 
 
+def _remove_empty_steps(directory: str) -> None:
+    """Remove folders of steps with nothing in them: Orbax would take each for a checkpoint."""
+    for folder in Path(directory).glob("[0-9]*"):
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # there is something
+                folder.rmdir()
+
+
 def _replace_damaged_metrics(directory: str) -> None:
     """Let steps of which only the metrics are damaged count as ones without: Orbax would not open
     the folder. The other processes are waited for before it reads them."""
@@ -429,7 +468,7 @@ def explain_errors(done: str, directory: str, step: int | None = None) -> Iterat
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _is_echo(error):
             raise  # a peer is lost, and the gang knows why
         advice = _advice(error)
-        if step is not None and not isinstance(error, ImportError) and not _is_full(error):
+        if step is not None and not _would_hit_others(error):
             raise StepUnreadable(
                 _of_step(step, directory, _first_line(error)), step=step
             ) from error
@@ -445,9 +484,10 @@ def _of_step(step: int | None, directory: str, why: str) -> str:
     return f"step {step} in {directory} cannot be read: {why}"
 
 
-def _is_full(error: BaseException) -> bool:
-    """Whether memory is missing here, which another step would need, too."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+def _would_hit_others(error: BaseException) -> bool:
+    """Whether another step would meet it, too: it is no damage."""
+    kinds = (ImportError, MemoryError, PermissionError, ConnectionError, TimeoutError)
+    return isinstance(error, kinds) or re.search(_OF_ALL_STEPS, str(error)) is not None
 
 
 def _is_echo(error: BaseException) -> bool:

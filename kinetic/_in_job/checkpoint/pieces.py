@@ -181,7 +181,7 @@ def without(
 def _is_whole(locals_: Iterable[Local]) -> bool:
     copies = list(locals_)
     leaves = copies[0].leaves
-    if any(local.leaves != leaves and _differ(local.leaves, leaves) for local in copies):
+    if any(local.leaves != leaves and differ(local.leaves, leaves) for local in copies):
         return False
     parts = {piece.part for local in copies for piece in local.pieces}
     sizes = [0] * len(leaves)
@@ -194,7 +194,7 @@ def _is_whole(locals_: Iterable[Local]) -> bool:
     )
 
 
-def _differ(one: Sequence[Leaf], other: Sequence[Leaf]) -> bool:
+def differ(one: Sequence[Leaf], other: Sequence[Leaf]) -> bool:
     """Whether two hosts describe different states; plain values may be each host's own."""
     return [(leaf.name, leaf.shape, leaf.dtype) for leaf in one] != [
         (leaf.name, leaf.shape, leaf.dtype) for leaf in other

@@ -17,6 +17,10 @@ NOT_SHARED = (
     "on fewer hosts, as this elastic job would do if it lost a slice: it would end. Let all hosts "
     "read the same data, and take their part of each batch."
 )
+OF_OTHER_HOSTS = (
+    "The iterators' positions were saved on {} hosts, and now there are {}: some examples may be "
+    "seen twice, and others never. Grain's ElasticIterator is exact on any number of hosts."
+)
 _BYTES, _TUPLE, _ARRAY = "__bytes__", "__tuple__", "__array__"
 
 
@@ -33,6 +37,11 @@ def check(data: Any) -> None:
             f"data= takes an iterator that has get_state() and set_state(), as Grain's do; this is "
             f"{a_type(data)}."
         )
+
+
+def is_elastic(data: Any) -> bool:
+    """Whether an iterator's position is right on any number of hosts, as of Grain's."""
+    return any(kind.__name__ == "ElasticIterator" for kind in type(data).__mro__)
 
 
 def take_position(data: Any) -> Any:

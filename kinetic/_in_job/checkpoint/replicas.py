@@ -46,7 +46,8 @@ def source_of(like: Any) -> ArraySource | None:
     sharding = getattr(like, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding) or _integer_type_of(like.dtype) is None:
         return None
-    if like.nbytes < _LEAST_BYTES or sharding.memory_kind not in (None, _usual_memory(sharding)):
+    size_bytes = like.size * like.dtype.itemsize
+    if size_bytes < _LEAST_BYTES or sharding.memory_kind not in (None, _usual_memory(sharding)):
         return None
     mesh = sharding.mesh
     used = {name for axes in sharding.spec for name in _names(axes)}
@@ -83,11 +84,14 @@ def spread_arrays(
     Args:
         likes: as they are to be laid out.
         sources: where they come from.
-        read: what this process has read of each; None where it is no reader.
+        read: what this process has read of each, and is freed; None where it is no reader.
     """
     arrays: list[Any] = []
     for start, end in _at_once(likes, sources):
         arrays += _spread_group(likes[start:end], sources[start:end], read[start:end])
+        for array in read[start:end]:
+            if array is not None:
+                array.delete()
     return arrays
 
 

@@ -148,6 +148,7 @@ class Restoring:
         """The step, or which of its pieces are damaged."""
         assert self._opened.local is not None
         tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=cast)
+        now.make_room()
         now = now.as_saved(whole.leaves)
         assembly = LocalRestore(self._opened.local, self._peers, whole)
         assembly.fetch(now)
@@ -187,6 +188,7 @@ class Restoring:
                 tree.check_same(saved, now.leaves, where, cast=cast)
                 now = now.as_saved(saved)
             if record and isinstance(persistent, Persistent):
+                now.make_room()
                 reading = persistent.read(step, now, me)
                 if self._opened.verify and (files := record.get("digests")):
                     own = persistent.digests(step, files)
@@ -208,7 +210,7 @@ class Restoring:
                     f"step {step} in {self._directory} is damaged: leaf {differing[0]}{more} is "
                     f"not what was saved. {_NEXT}"
                 )
-        state = now.with_values(lambda n: now.values[n] if now.leaves[n].is_empty else values[n])
+        state = now.with_values(values.__getitem__)
         where = self._directory
         if reading.readers:
             where += (

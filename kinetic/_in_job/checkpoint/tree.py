@@ -7,7 +7,10 @@ In: a pytree. Out: `Leaf`s, `ArrayPart`s; a pytree from them.
 from __future__ import annotations
 
 import collections
+import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kinetic._core.values import dataclass
@@ -17,6 +20,7 @@ _PLAIN = (bool, int, float)
 _NO_NUMBERS = "OSUMm"
 """Kinds of numpy's types that cannot be saved: objects, text, times."""
 _NAMED = 3
+_WEAK, _SCALAR = "weak", "scalar"
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Leaf:
         dtype: numpy's name of its type; "" for a plain value.
         key: how random numbers are made of it, for a typed key of JAX; else "".
         value: of a leaf that is no array.
+        kind: "weak" for a weakly typed array of JAX, as `jnp.asarray(0.1)`; "scalar" for a number
+            of numpy; "" for other arrays; None where it is not known.
     """
 
     name: str
@@ -36,6 +42,7 @@ class Leaf:
     dtype: str = ""
     key: str = ""
     value: bool | int | float | None = None
+    kind: str | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -47,7 +54,7 @@ class Leaf:
         if not self.dtype:
             return {"name": self.name, "value": self.value}
         named = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
-        return named | ({"key": self.key} if self.key else {})
+        return named | ({"key": self.key} if self.key else {}) | {"kind": self.kind}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Leaf:
@@ -58,6 +65,7 @@ class Leaf:
             data.get("dtype", ""),
             data.get("key", ""),
             data.get("value"),
+            data.get("kind"),
         )
 
 
@@ -76,11 +84,12 @@ class TreeState(NamedTuple):
     Attributes:
         leaves: what is known of them on all hosts.
         values: what is behind them; typed keys as plain arrays, and arrays that each host has for
-            itself as arrays of numpy.
+            itself as arrays of numpy; or descriptions of the arrays.
         structure: as JAX knows it.
         placed: on which devices of this host the latter lie, by their numbers; None for arrays
             that JAX moves to where they are needed ("uncommitted"), as `jnp.zeros(3)` makes them.
         joined: what Orbax calls the leaves.
+        described: the arrays whose descriptions are among the values.
     """
 
     leaves: list[Leaf]
@@ -88,6 +97,24 @@ class TreeState(NamedTuple):
     structure: Any
     placed: dict[int, Any]
     joined: list[str]
+    described: Sequence[Any] = ()
+
+    def is_abstract(self) -> bool:
+        """Whether arrays are described that do not exist."""
+        import jax
+
+        count = sum(isinstance(value, jax.ShapeDtypeStruct) for value in self.values)
+        return len(self.described) < count
+
+    def make_room(self) -> None:
+        """Free the arrays that are described here where a device has no room for as many again."""
+        arrays = [array for array in self.described if not array.is_deleted()]
+        sizes: collections.Counter[Any] = collections.Counter()
+        for shard in (shard for array in arrays for shard in array.addressable_shards):
+            sizes[shard.device] += shard.data.nbytes
+        if any(_free_bytes(device) < 2 * size for device, size in sizes.items()):
+            for array in arrays:
+                array.delete()
 
     def look_alike(self) -> list[str]:
         """Return the names of leaves that Orbax would write to one place: those of "a.b" and of
@@ -106,27 +133,23 @@ class TreeState(NamedTuple):
         import jax
         import numpy as np
 
+        files = self.in_files()
+        if not files:
+            return {"nothing": np.zeros((), np.int8)}
+        if self.joined == [""] or self.look_alike():
+            return files
+        return jax.tree_util.tree_unflatten(self.structure, files.values())
+
+    def in_files(self) -> dict[str, Any]:
+        """Return the values that `plain` has, by what Orbax calls them."""
+        import numpy as np
+
+        names = [leaf.name for leaf in self.leaves] if self.look_alike() else self.joined
         values = [
             np.zeros((), np.int8) if leaf.is_empty else value
             for leaf, value in zip(self.leaves, self.values, strict=True)
         ]
-        if not values:
-            return {"nothing": np.zeros((), np.int8)}
-        if jax.tree_util.treedef_is_leaf(self.structure):
-            return {"array": values[0]}
-        if self.look_alike():
-            return {leaf.name: value for leaf, value in zip(self.leaves, values, strict=True)}
-        return jax.tree_util.tree_unflatten(self.structure, values)
-
-    def values_of(self, plain: Any) -> list[Any]:
-        """Return the values of the leaves that Orbax has read for a pytree as `plain` makes it."""
-        import jax
-
-        if not self.leaves:
-            return []
-        if self.look_alike():
-            return [plain[leaf.name] for leaf in self.leaves]
-        return list(jax.tree_util.tree_leaves(plain))
+        return dict(zip(["array"] if names == [""] else names, values, strict=True))
 
     def arrays(self) -> list[tuple[int, Any]]:
         """Return the leaves that are arrays, with their numbers."""
@@ -139,7 +162,8 @@ class TreeState(NamedTuple):
     def as_saved(self, leaves: Sequence[Leaf]) -> TreeState:
         """Return this state with the kind that was saved where one is a number and the other an
         array of shape (), or a number of another kind: a number of the first state is an array
-        after a compiled step, and JAX computes with that in another precision."""
+        after a compiled step, and JAX computes with that in another precision. It does so with
+        weakly typed arrays, too."""
         import numpy as np
 
         saved = {leaf.name: leaf for leaf in leaves}
@@ -152,13 +176,15 @@ class TreeState(NamedTuple):
                 laid_out.leaves[number] = was
                 laid_out.values[number] = np.zeros((), was.dtype) if was.dtype else was.value
                 laid_out.placed.pop(number, None)
+            elif was.kind is not None and was.dtype == leaf.dtype:
+                laid_out.leaves[number] = replace(leaf, kind=was.kind)
         return laid_out
 
     def with_values(self, value_of: Callable[[int], Any]) -> Any:
         """Return a pytree of this structure.
 
         Args:
-            value_of: the new content of a leaf, from its number.
+            value_of: the new content of a leaf that is not empty, from its number.
         """
         import jax
         import jax.numpy as jnp
@@ -166,18 +192,34 @@ class TreeState(NamedTuple):
 
         values = []
         for number, leaf in enumerate(self.leaves):
-            new, like = value_of(number), self.values[number]
+            like = self.values[number]
+            where = getattr(like, "sharding", None)
+            if not leaf.is_empty:
+                new = value_of(number)
+            elif where is None:
+                new = np.zeros(like.shape, like.dtype)
+            else:
+                new = jnp.zeros(like.shape, like.dtype, device=where)
             if isinstance(new, np.ndarray) and isinstance(like, np.ndarray):
                 new = new.astype(like.dtype, copy=False)  # whose bytes may be in another order
             if number in self.placed:
                 where = self.placed[number]
                 new = jnp.asarray(np.asarray(new)) if where is None else jax.device_put(new, where)
+            if leaf.kind == _WEAK:
+                new = _make_weak(new)
+            elif leaf.kind == _SCALAR and isinstance(new, np.ndarray):
+                new = new[()]
             values.append(jax.random.wrap_key_data(new, impl=leaf.key) if leaf.key else new)
         return jax.tree_util.tree_unflatten(self.structure, values)
 
 
-def take_apart(state: Any) -> TreeState:
+def take_apart(state: Any, *, describes: bool = False) -> TreeState:
     """Take a pytree apart.
+
+    Args:
+        state: the pytree.
+        describes: also take `jax.ShapeDtypeStruct`s, which stand for arrays; and put one in the
+            place of each array, so that these can be freed.
 
     Raises:
         CheckpointError: a leaf is neither an array nor a number, or has the name of another one.
@@ -186,7 +228,7 @@ def take_apart(state: Any) -> TreeState:
     import numpy as np
 
     with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
-    pairs = [_leaf(jax.tree_util.keystr(path), value) for path, value in with_paths]
+    pairs = [_leaf(jax.tree_util.keystr(path), value, describes) for path, value in with_paths]
     leaves, values = [leaf for leaf, _ in pairs], [behind for _, behind in pairs]
     names = collections.Counter(leaf.name for leaf in leaves)
     if twice := [name for name, count in names.items() if count > 1]:
@@ -199,8 +241,32 @@ def take_apart(state: Any) -> TreeState:
         for n, value in enumerate(values)
         if _is_own(value) or _is_movable(value)
     }
-    values = [np.asarray(value) if _is_own(value) else value for value in values]
-    return TreeState(leaves, values, structure, placed, [join_keys(path) for path, _ in with_paths])
+    joined = [join_keys(path) for path, _ in with_paths]
+    if not describes:
+        values = [np.asarray(value) if _is_own(value) else value for value in values]
+        return TreeState(leaves, values, structure, placed, joined)
+    arrays = [value for value in values if isinstance(value, jax.Array)]
+    for n in (n for n, value in enumerate(values) if hasattr(value, "sharding")):
+        where = None if n in placed else values[n].sharding
+        values[n] = jax.ShapeDtypeStruct(values[n].shape, values[n].dtype, sharding=where)
+    return TreeState(leaves, values, structure, placed, joined, arrays)
+
+
+def _free_bytes(device: Any) -> float:
+    """How much memory a device has left; infinite where it does not tell, as processors."""
+    with contextlib.suppress(Exception):  # some proxies of devices raise
+        about = device.memory_stats()
+        return float(about["bytes_limit"] - about["bytes_in_use"])
+    return math.inf
+
+
+def _make_weak(value: Any) -> Any:
+    """The same array, weakly typed, on the same devices."""
+    import jax
+
+    make = jax.lax.convert_element_type_p.bind
+    weak = make(value, new_dtype=value.dtype, weak_type=True, sharding=None)
+    return jax.device_put(weak, value.sharding) if getattr(value, "committed", False) else weak
 
 
 def join_keys(path: Iterable[Any]) -> str:
@@ -220,25 +286,47 @@ def _is_own(value: Any) -> bool:
     """Whether each of several processes has this array for itself, as `jnp.zeros(3)` makes it."""
     import jax
 
-    return isinstance(value, jax.Array) and value.is_fully_addressable and jax.process_count() > 1
+    where = getattr(value, "sharding", None)
+    return where is not None and where.is_fully_addressable and jax.process_count() > 1
 
 
 def _is_movable(value: Any) -> bool:
     """Whether this array may be in a computation with arrays on other devices."""
     import jax
 
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return value.sharding is None
     return isinstance(value, jax.Array) and not value.committed and jax.device_count() > 1
 
 
-def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
+def is_key(value: Any) -> bool:
+    """Whether this is a typed key of JAX, or describes one."""
+    import jax
+
+    return bool(jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key))
+
+
+def _impl_of(key: Any) -> str:
+    import jax
+
+    impls: list[Any] = []
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), key)
+    return str(impls[0])
+
+
+def _leaf(name: str, value: Any, describes: bool) -> tuple[Leaf, Any]:
     import jax
     import numpy as np
 
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind = str(jax.random.key_impl(value))
-        data = jax.random.key_data(value)
-        return Leaf(name, tuple(data.shape), data.dtype.name, kind), data
-    if isinstance(value, jax.Array | np.ndarray | np.generic):
+    is_taken = describes and isinstance(value, jax.ShapeDtypeStruct)
+    if is_key(value) and (is_taken or isinstance(value, jax.Array)):
+        if is_taken:
+            data = jax.eval_shape(jax.random.key_data, value)
+            data = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=value.sharding)
+        else:
+            data = jax.random.key_data(value)
+        return Leaf(name, tuple(data.shape), data.dtype.name, _impl_of(value), kind=""), data
+    if is_taken or isinstance(value, jax.Array | np.ndarray | np.generic):
         is_record = value.dtype.type is np.void
         if value.dtype.kind in _NO_NUMBERS or is_record:
             what = "Python objects" if value.dtype == object else value.dtype.name
@@ -246,8 +334,11 @@ def _leaf(name: str, value: Any) -> tuple[Leaf, Any]:
             raise CheckpointError(
                 f"The state's leaf {name} is an array of {what}: make it one of numbers."
             )
-        array = np.asarray(value) if isinstance(value, np.generic) else value
-        return Leaf(name, tuple(array.shape), array.dtype.name), array
+        kind = _WEAK if getattr(value, "weak_type", False) else ""
+        array = value
+        if isinstance(value, np.generic):
+            kind, array = _SCALAR, np.asarray(value)
+        return Leaf(name, tuple(array.shape), array.dtype.name, kind=kind), array
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise CheckpointError(
             f"The state's leaf {name} is an int of {value.bit_length()} bits, and Orbax saves "
