@@ -67,9 +67,7 @@ def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
         if number not in repeated and not verdicts.has_left(outcome)
     )
     retries_left = max(retries - len(repeated), 0)
-    return make_policy(
-        plan, attempt=attempt, failures=failures, retries=retries_left, repeats=len(repeated)
-    )
+    return make_policy(plan, attempt=attempt, failures=failures, retries=retries_left)
 
 
 def _judge_lost(plan: Plan, store: Store, number: int) -> Outcome | None:

@@ -19,6 +19,7 @@ from kinetic._core.gang.policy import (
     Restart,
     SliceState,
     loss_of,
+    name_attempt,
 )
 from kinetic._core.options import Elastic
 from kinetic._core.outcome import HostReport, RemoteError, judge
@@ -167,14 +168,13 @@ def test_a_retry_waits_for_no_slice_and_counts_against_no_failures():
     lost(machine, 1)
     assert machine.decide(0.0) == Restart((1,))
     assert machine.decide(60.0) == Form((0, 2))
-    assert machine.most_attempts == 4
     for left in (1, 0):
         machine.note_repeat(FAILED, (), 61.0)
         assert machine.decide(61.0) is None, "hosts get ready"
         for each in (0, 2):
             machine.note_ready(each)
         assert machine.decide(61.0) == Form((0, 2))
-        assert (machine.retries_left, machine.most_attempts) == (left, 4)
+        assert machine.retries_left == left
     lost(machine, 0, now=62.0)
     assert isinstance(machine.decide(62.0), GiveUp)
 
@@ -241,7 +241,7 @@ def test_one_that_shrinks_goes_on_at_once_and_grows_when_it_can():
     for each in (1, 2):
         machine.note_ready(each)
     assert machine.decide(5.0) == Form((0, 1, 2))
-    assert (machine.attempt, machine.most_attempts, len(machine.failures)) == (3, 7, 1)
+    assert (machine.attempt, len(machine.failures)) == (3, 1)
 
 
 def test_one_that_waits_does_not_wait_for_others_when_it_grows():
@@ -361,7 +361,6 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
             assert least <= len(decision.slices) == len(set(decision.slices))
             assert decision.slices == tuple(sorted(decision.slices))
             assert all(machine.state_of(each) is SliceState.TAKES_PART for each in decision.slices)
-            assert machine.attempt <= machine.most_attempts
         assert len(machine.failures) >= counted
         if machine.forming:
             assert len(machine.failures) <= failures, "it gives up as soon as there are more"
@@ -387,3 +386,9 @@ def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
     assert machine.stays_away(1)
     machine.lose_slice(1, DIED, 2.0)
     assert [failure.slices for failure in machine.failures] == [(1,), (1,)]
+
+
+def test_the_limit_of_attempts_stays_and_is_left_out_beyond():
+    """Attempts that made room for a slice, or lost their leader, count against nothing."""
+    names = [name_attempt(number, 2) for number in (1, 2, 3, 4)]
+    assert names == ["1 of 3", "2 of 3", "3 of 3", "4"]

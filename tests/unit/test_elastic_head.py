@@ -97,7 +97,6 @@ def test_retries_that_are_used_up_are_known_to_the_next_head(store):
     left(store, 2, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
     policy = pod.take_up(plan, store)
     assert (policy.attempt, policy.failures, policy.retries_left) == (3, (), 0)
-    assert policy.most_attempts == 3
     left(store, 3, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
     assert pod.take_up(plan, store).outcome.attempt == 3
 

@@ -70,13 +70,7 @@ class Calls:
         self.rules = rules
         self.attempt = 1
         self.failures: tuple[Failure, ...] = ()
-        self._growths = 0
         self._in_doubt = False
-
-    @property
-    def most_attempts(self) -> int:
-        """How many calls there may be, as things stand; growing counts as no failure."""
-        return self.rules.max_failures + 1 + self._growths
 
     def handle_failure(
         self, cause: Cause, lost: Sequence[int], why: str
@@ -103,7 +97,6 @@ class Calls:
 
     def handle_departure(self) -> NextCall:
         """The function has left to make room for a slice that is back."""
-        self._growths += 1
         return NextCall(self.rules.least, self.rules.least)
 
     def begin_attempt(self) -> None:

@@ -22,15 +22,14 @@ def make_policy(
     attempt: int = 1,
     failures: tuple[Failure, ...] = (),
     retries: int | None = None,
-    repeats: int = 0,
     taken_away: int = 0,
 ) -> AttemptPolicy:
     """Return what decides on the attempts of a job from this one on; `retries` are left, by default
-    those of the plan, and `repeats` were made."""
+    those of the plan."""
     retries = plan.options.retries if retries is None else retries
     if (elastic := plan.elastic_gang) is not None:
         away_s = plan.limits.slice_away_s
-        return AttemptPolicy(elastic, away_s, attempt, failures, retries=retries, repeats=repeats)
+        return AttemptPolicy(elastic, away_s, attempt, failures, retries=retries)
     return AttemptPolicy.make_fixed(
         1 if plan.has_single_controller else plan.options.most_slices,
         start_timeout_s=plan.limits.start_timeout_s,
@@ -47,7 +46,6 @@ def first_assignment(plan: Plan, policy: AttemptPolicy) -> HostAssignment:
         policy.attempt,
         hosts=plan.hosts,
         slices=slices,
-        most_attempts=policy.most_attempts,
         retries_left=policy.retries_left,
     )
 

@@ -140,7 +140,6 @@ class HostAssignment:
         attempt: from 1.
         host: index in the attempt's gang; 0 leads.
         slices: that take part, in order.
-        most_attempts: how many there may be, as things stand.
         lost_s: how long ago the failure happened that this attempt recovers from; 0.0 for none.
         is_postponed: there is no place yet: ask again.
         retries_left: how many more attempts may follow when the function fails.
@@ -152,7 +151,6 @@ class HostAssignment:
     attempt: int = 1
     host: int = 0
     slices: tuple[int, ...] = ()
-    most_attempts: int = 1
     lost_s: float = 0.0
     is_postponed: bool = False
     retries_left: int = 0

@@ -159,14 +159,13 @@ class AttemptPolicy:
         failures: tuple[Failure, ...] = (),
         *,
         retries: int = 0,
-        repeats: int = 0,
         is_fixed: bool = False,
         taken_away: int = 0,
     ) -> None:
         """Begin, or go on with this attempt after those of a leader that was lost.
         `away_s`: how long a lost slice stays away, where the slices are simulated. `retries`: how
-        often the function may still fail; `repeats`: how often it has. `taken_away`: how many
-        attempts of a fixed job have ended because a host was taken away."""
+        often the function may still fail. `taken_away`: how many attempts of a fixed job have ended
+        because a host was taken away."""
         self.rules = rules
         self.is_fixed = is_fixed
         self.retries_left = retries
@@ -181,7 +180,6 @@ class AttemptPolicy:
         """Hosts that could not be started."""
         self.ran_s = self.paid_s = 0.0
         """How long attempts have run, and all slices could have for what those have cost."""
-        self._growths, self._repeats = 0, repeats
         self._grows = self.gathers = False
         self._enough_since: float | None = None
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
@@ -221,12 +219,6 @@ class AttemptPolicy:
     def forming(self) -> bool:
         """Whether no attempt runs."""
         return self._forming_since is not None
-
-    @property
-    def most_attempts(self) -> int:
-        """How many attempts there may be, as things stand; growing counts as no failure."""
-        failures = self.rules.max_failures + self._repeats + self.retries_left
-        return 1 + failures + self._growths + len(self.faults)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -276,7 +268,7 @@ class AttemptPolicy:
         if self._goes_on_when_taken_away and _is_taken_away(outcome):
             self._taken_away += 1
         else:
-            self._repeats, self.retries_left = self._repeats + 1, self.retries_left - 1
+            self.retries_left -= 1
         self._grows = True
         self._leave(lost, now)
 
@@ -298,7 +290,7 @@ class AttemptPolicy:
 
     def note_departure(self, now: float) -> None:
         """The attempt has ended to make room for a slice that is back."""
-        self._growths, self._grows = self._growths + 1, True
+        self._grows = True
         self._leave((), now)
 
     def lose_slice(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
@@ -389,6 +381,12 @@ class AttemptPolicy:
         self.gathers, self.slices, self._forming_since = False, ready, None
         self._standing |= dict.fromkeys(ready, SliceState.TAKES_PART)
         return Form(ready)
+
+
+def name_attempt(number: int, limit: int) -> str:
+    """Return "2 of 11" for a job that survives `limit` failures, and "12" beyond: attempts that end
+    for another reason do not count."""
+    return f"{number} of {limit + 1}" if number <= limit + 1 else str(number)
 
 
 def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:

@@ -91,23 +91,20 @@ class Reporter:
         if self._is_elastic:
             self._announce_slices(self._place)
             return
-        number, most = self._attempt, self._plan.options.retries + 1
+        number, limit = self._attempt, self._plan.options.retries
         if number > 1:
-            # Attempts beyond the limit follow some that did not count.
-            of = f" of {most}" if number <= most else ""
             why = f": {why}" if (why := self._place.failed_before) else "."
             self._log.say(
-                f"kinetic: attempt {number - 1}{of} failed{why}\n"
-                f"kinetic: attempt {number}{of} begins."
+                f"kinetic: attempt {policy.name_attempt(number - 1, limit)} failed{why}\n"
+                f"kinetic: attempt {policy.name_attempt(number, limit)} begins."
             )
 
     def _announce_slices(self, place: HostAssignment) -> None:
         most, on = self._plan.options.most_slices, policy.name_slices(place.slices)
         on = f"{on} of {most}" if len(place.slices) < most else f"all {most} slices"
         if place.attempt > 1 or len(place.slices) < most:
-            self._log.say(
-                f"kinetic: attempt {place.attempt} of {place.most_attempts} begins on {on}."
-            )
+            number = policy.name_attempt(place.attempt, self._plan.most_attempts - 1)
+            self._log.say(f"kinetic: attempt {number} begins on {on}.")
 
     def announce_recovery(self, began: float) -> None:
         """Log for how long an elastic job did not run; only the leader does."""

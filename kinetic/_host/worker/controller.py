@@ -15,7 +15,13 @@ from typing import Any
 
 from kinetic._core.exits import Leaving
 from kinetic._core.gang.controller import Calls, Cause, NextCall, cause_of
-from kinetic._core.gang.policy import GiveUp, count_slices, describe_returned, name_slices
+from kinetic._core.gang.policy import (
+    GiveUp,
+    count_slices,
+    describe_returned,
+    name_attempt,
+    name_slices,
+)
 from kinetic._core.options import Elastic
 from kinetic._host.worker import proxy, streams
 from kinetic._host.worker.joining import World
@@ -98,7 +104,8 @@ class Controller:
         self._calls.begin_attempt()
         self._tell({"KINETIC_ATTEMPT": str(self._calls.attempt)})
         on = f"{name_slices(slices)} of {most}" if len(slices) < most else f"all {most} slices"
-        _say(f"attempt {self._calls.attempt} of {self._calls.most_attempts} begins on {on}.")
+        number = name_attempt(self._calls.attempt, self._rules.max_failures)
+        _say(f"attempt {number} begins on {on}.")
         took_s = time.monotonic() - self._lost_at
         self._tell({"KINETIC_LOST_AT": str(self._lost_at)})
         _say(f"function called again after {took_s:.1f} s.")
