@@ -420,7 +420,8 @@ class JobHandle(Generic[R_co]):
             timeout: the longest wait: seconds, "90s", "1h30m" or a timedelta; None waits until the
                 job ends.
             cleanup: None frees what the backend holds and keeps the records; True also removes the
-                records of a job that succeeded; False leaves everything. Records of a job that
+                records of a job that succeeded, with the files of its work folder; False leaves
+                everything. Records of a job that
                 failed always stay.
             cleanup_timeout: accepted for older scripts and ignored.
             cleanup_poll_interval: accepted for older scripts and ignored.
@@ -455,6 +456,8 @@ class JobHandle(Generic[R_co]):
         printer = Printer() if stream_logs else None
         with _InterruptNotice(self):
             outcome = self._watch(request, printer, timeout, on_status, abandoned)
+            if not (cleanup and outcome.ok):
+                collecting.name_files(self.job_id, [outcome])
             try:
                 if not outcome.ok:
                     raise self._error(outcome, seen=stream_logs)
@@ -481,6 +484,7 @@ class JobHandle(Generic[R_co]):
             WaitTimeout: the time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
+        collecting.name_files(self.job_id, [outcome])
         if not outcome.ok:
             raise self._error(outcome, seen=False)
         return collecting.values(self._board, self.ref, outcome)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kinetic._backends.base import LogRequest
+from kinetic._client.board import console, text
 from kinetic._client.board.reader import JobBoard
 from kinetic._core import layout
 from kinetic._core.exits import Exit
@@ -144,6 +145,25 @@ def error(
     elif first.exit is Exit.SYS_EXIT:
         _note_unsent(board, ref, failure, evidence.tail)
     return failure
+
+
+def describe_files(of: str, outcomes: Iterable[Outcome]) -> str:
+    """Say which files functions wrote into their work folders, and how to get them; "" for none.
+    `of`: the id of the job, or of the batch, that ended so."""
+    reports = [r for outcome in outcomes for r in outcome.reports if r.written]
+    if not reports:
+        return ""
+    kept = text.count(sum(report.kept_files for report in reports), "file")
+    return (
+        f"kept {kept} of the work folder: {reports[0].written.rstrip('.')}. Fetch with `kinetic "
+        f"jobs outputs {of} --to DIR`."
+    )
+
+
+def name_files(of: str, outcomes: Iterable[Outcome]) -> None:
+    """Print once what `describe_files` says."""
+    if words := describe_files(of, outcomes):
+        console.notice(f"kinetic: {words}")
 
 
 def read_tail(

@@ -125,6 +125,8 @@ class HostKeys:
     """The host's output, as printed."""
     metrics = Key("jobs/{job_id}/attempts/{number}/hosts/{index}/metrics")
     """What the host has logged with `kinetic.log`, and its own figures."""
+    files = Key("jobs/{job_id}/attempts/{number}/hosts/{index}/files/")
+    """What the function wrote into its work folder there."""
 
 
 class GroupKeys:

@@ -68,6 +68,8 @@ class HostReport(Record, called="The report of a host"):
         joined_jax: whether a process of the host has been part of JAX's world.
         is_first: its process is number 0 of JAX: its value is the call's.
         announced: the host is about to end; another report follows when it has.
+        kept_files: how many files are kept that the function wrote into its work folder.
+        written: names of the largest, and which are not kept and why; "" if it wrote none.
     """
 
     host: int
@@ -88,6 +90,8 @@ class HostReport(Record, called="The report of a host"):
     is_first: bool = False
     guessed: bool = False
     announced: bool = False
+    kept_files: int = 0
+    written: str = ""
 
     @property
     def ok(self) -> bool:

@@ -23,6 +23,7 @@ from kinetic._client.batch.run import AttachedView, BatchView
 from kinetic._client.board import console
 from kinetic._client.futures import ask_alike
 from kinetic._client.handle import JobHandle
+from kinetic._client.result import name_files
 from kinetic._config import settings
 from kinetic._core.duration import Duration, patience_s
 from kinetic._core.state import JobStatus, status_of_verdict
@@ -229,6 +230,8 @@ class BatchHandle(Generic[R_co]):
             for indices in self._ends(timeout, progress):
                 for at in range(0, len(indices), _READ_AT_ONCE):
                     self._read(indices[at : at + _READ_AT_ONCE], cleanup, values, failed)
+            if not cleanup:
+                name_files(self.group_id, [*self._view.outcomes.values()])
             if failed and not return_exceptions:
                 raise batch_error(self._view, values, failed)
         return [values[index] for index in (range(len(values)) if ordered else values)]

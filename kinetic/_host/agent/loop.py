@@ -79,6 +79,7 @@ class Agent:
         self._report: HostReport | None = None
         self._ending: Message | None = None
         self._end: Message | None = None
+        self._kept_files, self._written = 0, ""
         self._open_since: float | None = None
         self._stacks_asked, self._stacks_text = 0, ""
         self._started_at = self._began = 0.0
@@ -406,8 +407,8 @@ class Agent:
         """Make the report, once, when the worker has said how it ended or is gone."""
         if self._report is not None:
             return
-        if self._started_at > 0:
-            self._reporter.name_files(self._workspace)
+        if self._started_at > 0 and not self._preemption.is_known:  # Then the report is urgent.
+            self._kept_files, self._written = self._reporter.keep_files(self._workspace)
         self._report, stored = self._reporter.conclude(
             self._exit_report(), self._end or {}, is_discarded=self._preemption.discards_end
         )
@@ -437,6 +438,8 @@ class Agent:
             lost_log_bytes=self._log.lost_bytes,
             stacks=self._stacks_text if report.exit is Exit.HANG else "",
             joined_jax=self._join_state() == joining.JOINED,
+            kept_files=self._kept_files,
+            written=self._written,
         )
 
     def _clean_up(self) -> None:
@@ -446,6 +449,8 @@ class Agent:
             tee.drain()
         self._log.close()
         self._metrics.close()
+        if self._written or (self._started_at > 0 and self._preemption.is_known):
+            self._reporter.keep_files(self._workspace)  # What exit handlers have written, too.
         if not self._is_swept_up():
             workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
 

@@ -80,6 +80,7 @@ class Reporter:
         self._log = log
         self._tees = tees
         self._metrics = metrics
+        self._kept: dict[str, tuple[int, int]] = {}
         self._reserve = Path(identity.scratch) / processes.DISK_RESERVE
 
     # -- the log -----------------------------------------------------------------------------------
@@ -157,11 +158,6 @@ class Reporter:
             pids = ", ".join(map(str, late))
             self._say_after_output(f"kinetic: processes of pools were killed: {pids}")
 
-    def name_files(self, space: Workspace) -> None:
-        """Log which files the function wrote where they will not be kept."""
-        if words := workspace.describe_leftovers(space):
-            self._log.say(f"kinetic: {words}")
-
     def log_failure(self, report: HostReport, discarded: Message) -> None:
         """End the host's log like that of any failing program. What the function raised
         is told where it does not count (`discarded`), too: it may be that saving failed."""
@@ -203,6 +199,13 @@ class Reporter:
         stored = self.store_report(report)
         self.remove_damaged(end)
         return report, stored
+
+    def keep_files(self, space: Workspace) -> tuple[int, str]:
+        """Store the files that the function wrote into its work folder; when called again, those
+        that were written since. Return how many are kept, and their names."""
+        key = layout.HostKeys(*self._where).files
+        words = workspace.keep_written(space, self._store, key, self._kept)
+        return len(self._kept), words
 
     def store_pickles(self, report: HostReport, end: Message) -> HostReport:
         """Store the pickled value or exception of the worker's last message; return the report

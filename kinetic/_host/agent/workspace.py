@@ -6,11 +6,12 @@ In: identity, plan, store. Out: `Workspace`, and a folder on disk.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kinetic._core import layout
@@ -25,12 +26,14 @@ from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
 from kinetic._store import files
 from kinetic._store.base import Store, folder_of
+from kinetic._store.many import at_once
 from kinetic._system import memory_folder
-from kinetic.errors import SetupFailed, StoreError
+from kinetic.errors import KineticError, SetupFailed, StoreError, name_some
 
 REFORM_FILE = "reform-requested"
 """In the host's folder: exists when a function of an elastic job should leave."""
-_MOST_LOOKED_AT = 20_000
+KEPT_BYTES, MOST_KEPT = 1 << 30, 10_000
+"""How much a host keeps of what its function has written into the work folder."""
 _NAMED = 3
 _LOCAL_FOLDER = "KINETIC_LOCAL_DIR"
 
@@ -135,28 +138,65 @@ def read_saving_step(root: Path) -> int | None:
     return None
 
 
-def describe_leftovers(space: Workspace) -> str:
-    """Return a line about the files that the function made or changed in its folder, which will be
-    removed; "" if there are none.
+def keep_written(
+    space: Workspace, store: Store, prefix: str, kept: dict[str, tuple[int, int]]
+) -> str:
+    """Keep the files that the function made or changed in its folder, the smallest first, up to
+    `KEPT_BYTES` and `MOST_KEPT`; return their names, and which are not kept; "" for none.
 
-    Checks a bounded number of files, because the job's end is reported only afterwards.
+    Args:
+        space: where the function ran.
+        store: where they are kept.
+        prefix: of their keys.
+        kept: size and time of those that are kept already, by path. Only what has changed since is
+            kept again; what is kept now is added.
     """
-    written: list[tuple[int, str]] = []
-    for path, info in itertools.islice(_files(str(space.tree)), _MOST_LOOKED_AT):
-        rel = path[len(str(space.tree)) + 1 :]
-        if info.st_size != space.sent.get(rel) or info.st_mtime_ns > space.ready_ns:
-            written.append((info.st_size, rel))
-    if not written:
-        return ""
-    written.sort(key=lambda entry: (-entry[0], entry[1]))
-    names = [rel if rel.isprintable() else ascii(rel) for _, rel in written[:_NAMED]]
-    more = [f"{len(written) - _NAMED} more"] if len(written) > _NAMED else []
-    what = "1 file that was" if len(written) == 1 else f"{len(written)} files that were"
-    size = _in_words(sum(size for size, _ in written))
-    return (
-        f"{what} written in the work folder ({size}) will not be kept: "
-        f"{', '.join([*names, *more])}. Write files to keep below $KINETIC_OUTPUT_DIR."
+    start = len(str(space.tree)) + 1
+    written = sorted(
+        (info.st_size, path[start:], info.st_mtime_ns)
+        for path, info in _files(str(space.tree))
+        if info.st_size != space.sent.get(path[start:]) or info.st_mtime_ns > space.ready_ns
     )
+    sizes = itertools.accumulate(size for size, *_ in written)
+    fitting = min(bisect.bisect([*sizes], KEPT_BYTES), MOST_KEPT)
+
+    def keep(file: tuple[int, str, int]) -> str:
+        """Return why the file could not be kept; "" if it is."""
+        size, rel, changed = file
+        try:
+            if kept.get(rel) != (size, changed):
+                _keep_file(store, space, rel, f"{prefix}/{rel}")
+            kept[rel] = size, changed
+        except (KineticError, OSError, ValueError) as error:  # ValueError: a name without UTF-8
+            return str(error)
+        return ""
+
+    problems = at_once(keep, written[:fitting], store.calls_at_once)
+    lost = [*itertools.compress(written, problems), *written[fitting:]]
+    bound = f"a host keeps {_in_words(KEPT_BYTES)} in {MOST_KEPT:,} files"
+    why = next(filter(None, problems), f"{bound}. Write more below $KINETIC_OUTPUT_DIR.")
+    words = [_describe((size, rel) for rel, (size, _) in kept.items())] if kept else []
+    words += [f"Not kept: {_describe((size, rel) for size, rel, _ in lost)}: {why}"] if lost else []
+    return ". ".join(words)
+
+
+def _describe(sized: Iterable[tuple[int, str]]) -> str:
+    """Return the names of the largest files, and the size of all."""
+    largest = sorted(sized, key=lambda file: (-file[0], file[1]))
+    names = [rel if rel.isprintable() else ascii(rel) for _, rel in largest]
+    return f"{name_some(names, _NAMED)} ({_in_words(sum(size for size, _ in largest))})"
+
+
+def _keep_file(store: Store, space: Workspace, rel: str, key: str) -> None:
+    """Put a file into the store; into a folder as a link, which takes neither time nor space."""
+    if (root := folder_of(store)) is not None:
+        with contextlib.suppress(OSError):  # The file system has no links, or the job was removed.
+            target = root / key
+            files.make_below(target.parent, root / layout.JobKeys(layout.job_of(key)).prefix)
+            target.unlink(missing_ok=True)
+            os.link(space.tree / rel, target)
+            return
+    store.put(key, space.tree / rel)
 
 
 def as_client_names(text: str, tree: Path | None, plan: Plan) -> str:
@@ -178,15 +218,16 @@ def _in_words(size_bytes: int) -> str:
 
 
 def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the regular files below the folder, without those that tools make for themselves."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+    """Yield the regular files below the folder, without caches and environments."""
+    with contextlib.suppress(OSError), os.scandir(folder) as scan:
+        entries = [each for each in scan if each.name not in ignore.ALWAYS | ignore.DEFAULTS]
+        if ignore.is_not_source({entry.name for entry in entries}, default_excludes=True):
+            return
         for entry in entries:
             with contextlib.suppress(OSError):
-                if entry.name in ignore.ALWAYS | ignore.DEFAULTS or entry.is_symlink():
-                    continue
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=False):
                     yield from _files(entry.path)
-                elif entry.is_file():
+                elif entry.is_file(follow_symlinks=False):
                     yield entry.path, entry.stat()
 
 

@@ -53,6 +53,7 @@ _COMMANDS = {
     "result": Lazy(
         f"{_PACKAGE}.output:result", "Wait for a job and print the value that it returned."
     ),
+    "outputs": Lazy(f"{_PACKAGE}.outputs:outputs", "List or fetch the files that a job has left."),
     "wait": Lazy(f"{_PACKAGE}.output:wait", "Wait for a job and exit with 0 if it succeeded."),
     "stacks": Lazy(
         f"{_PACKAGE}.lifecycle:stacks", "Show where the Python code of a running job stands."
@@ -349,6 +350,8 @@ def _describe_start(gang: GangPicture, ended_at: float | None, now: float) -> st
 
 
 def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
+    from kinetic._client.result import describe_files  # lists do without
+
     facts: list[tuple[str, Any]] = [
         (
             "Ended",
@@ -358,6 +361,7 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
         ("Reason", outcome.reason),
         ("Blamed", _name_blamed(outcome)),
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
+        ("Files", describe_files(ref.job_id, [outcome])),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
     ]
     return [(name, value) for name, value in facts if value]

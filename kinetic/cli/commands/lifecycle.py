@@ -56,7 +56,7 @@ Examples:
   kinetic jobs cleanup --no-gcs job-1a2b      keep its records and logs
 """
 
-_PRUNE_HELP = """Remove the records and logs of jobs that ended long ago.
+_PRUNE_HELP = """Remove the records, logs and kept files of jobs that ended long ago.
 
 Then removes stored source files, payloads and data that no remaining job needs and that are older
 than a day (in a bucket: that no submission has used for a week). It is safe to submit jobs at the

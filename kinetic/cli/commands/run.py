@@ -280,6 +280,8 @@ def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
 
 def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks: bool) -> int:
     """Print the output as it arrives, then report how the program ended."""
+    from kinetic._client.result import name_files
+
     if os.isatty(2):
         output.notice(f"{handle.job_id}: {program.name}")
     try:
@@ -295,6 +297,7 @@ def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks
     try:
         return exit_codes.OK if outcome.ok else _report_failure(handle, outcome, program, all_hosts)
     finally:
+        name_files(handle.job_id, [outcome])
         if checks:
             _print_compile_report(handle)
 

@@ -1,0 +1,92 @@
+"""What functions write beside themselves: kept with the job, named at the end of each kind of call.
+
+In: calls. Out: files of the store, lines on stderr.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic._core import layout
+from kinetic.cli.root import call
+from kinetic.errors import UsageError
+
+
+@kinetic.run(accelerator="cpu")
+def train(epochs):
+    with open("model.pkl", "wb") as file:
+        pickle.dump({"epochs": epochs}, file)
+    return epochs
+
+
+@pytest.mark.parametrize("how", ["call", "async", "map"])
+def test_a_file_saved_beside_the_function_is_kept_and_named_in_the_last_line(
+    how, home, tmp_path, capfd
+):
+    if how == "call":
+        assert train(3) == 3
+    elif how == "async":
+        assert train.run_async(3).result() == 3
+    else:
+        batch = train.run_async_map([3, 4])
+        assert batch.results(progress=False) == [3, 4]
+    last = capfd.readouterr().err.splitlines()[-1]
+    name = batch.group_id if how == "map" else kinetic.list_jobs()[0].job_id
+    files = "2 files" if how == "map" else "1 file"
+    assert last.startswith(f"kinetic: kept {files} of the work folder: model.pkl (")
+    assert last.endswith(f"Fetch with `kinetic jobs outputs {name} --to DIR`.")
+    assert call(["jobs", "outputs", name, "--to", str(tmp_path / "got")]) == 0
+    found = sorted(str(p.relative_to(tmp_path / "got")) for p in (tmp_path / "got").rglob("*.pkl"))
+    assert found == (["0/model.pkl", "1/model.pkl"] if how == "map" else ["model.pkl"])
+    assert pickle.loads((tmp_path / "got" / found[0]).read_bytes()) == {"epochs": 3}
+
+
+def leave(fails):
+    host = os.environ["KINETIC_HOST_INDEX"]
+    log = open("log", "w")
+    log.write(f"host {host}")
+    atexit.register(lambda: Path("summary").write_text("at exit"))
+    if fails and host == "1":
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_host_keeps_its_files_also_those_of_exit_handlers_and_failures(place, fails, capfd):
+    job = kinetic.run("tpu-v6e-8", joins_jax=False)(leave).run_async(fails)
+    with pytest.raises(ValueError, match="no") if fails else contextlib.nullcontext():
+        job.result(timeout=120)
+    store = job._store
+    for host in (0, 1):
+        prefix = layout.HostKeys(job.job_id, 1, host).files
+        kept = {key.rpartition("/")[2]: store.get(key) for key in store.list(prefix)}
+        assert kept["log"] == f"host {host}".encode(), kept
+    capfd.readouterr()
+    assert call(["jobs", "outputs", "--json", job.job_id]) == 0
+    assert {"log", "host-1/log"} <= set(json.loads(capfd.readouterr().out))
+
+
+def test_exit_handlers_are_over_when_a_call_returns(home):
+    job = kinetic.run("cpu")(leave).run_async(fails=False)
+    job.result()
+    prefix = layout.HostKeys(job.job_id, 1, 0).files
+    kept = {key.rpartition("/")[2]: job._store.get(key) for key in job._store.list(prefix)}
+    assert kept == {"log": b"host 0", "summary": b"at exit"}
+
+
+@kinetic.run(accelerator="cpu")
+def checkpoint():
+    kinetic.Checkpointer("checkpoints")
+
+
+def test_a_checkpointer_in_the_work_folder_is_refused(home):
+    """Its second training would begin at step 0, silently."""
+    with pytest.raises(UsageError, match=r"'checkpoints' lies in the work folder"):
+        checkpoint()
