@@ -10,6 +10,7 @@ What a job may carry of the environment is decided in `environment`, which profi
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields, replace
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic._config import parsers
+from kinetic._core import preemption
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
@@ -312,9 +314,26 @@ def profiles_file(environ: Environ | None = None) -> Path:
 
 
 def on_host(environ: Environ | None = None) -> bool:
-    """Whether this process is the worker of a job, where a decorated function runs its body."""
+    """Whether this process is the worker of a job, or a program that its function started: a
+    decorated function runs its body there. The host's folder tells, which ends with the job:
+    without it `KINETIC_JOB_ID` was set by hand, or by a shell that has outlived its job."""
     env = os.environ if environ is None else environ
-    return "KINETIC_JOB_ID" in env
+    job_id = env.get("KINETIC_JOB_ID")
+    if job_id is None or os.path.isdir(env.get(preemption.VARIABLE, "")):
+        return job_id is not None
+    _ignore_job(job_id)
+    return False
+
+
+@functools.cache
+def _ignore_job(job_id: str) -> None:
+    import logging  # needed only here
+
+    logging.getLogger("kinetic.settings").warning(
+        "KINETIC_JOB_ID is %r, but this process is not part of a running job: the variable is "
+        "ignored. Unset it.",
+        job_id,
+    )
 
 
 def worker_environ(environ: Environ | None = None) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from kinetic._compile import topologies
+from kinetic._config import settings
 
 INDEX = "KINETIC_SLICE_INDEX"
 COUNT = "KINETIC_NUM_SLICES"
@@ -38,6 +39,11 @@ def attempt() -> int:
     """Return which start of the function this is, from 1: retries of a job, and every new beginning
     of an elastic one, count; 1 outside a job."""
     return int(os.environ.get(ATTEMPT, "1"))
+
+
+def job_id() -> str:
+    """Return the job that this process is part of; "" outside of jobs."""
+    return read_variable("KINETIC_JOB_ID") if settings.on_host() else ""
 
 
 def read_variable(name: str) -> str:

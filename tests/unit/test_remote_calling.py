@@ -201,14 +201,19 @@ def test_nested_calls_run_the_body(backend):
     assert backend.calls.count("submit") == 1
 
 
-def test_a_call_on_a_host_runs_the_body(backend, monkeypatch):
+@pytest.fixture
+def on_host(monkeypatch, tmp_path):
+    """What a worker has in its environment."""
     monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+    monkeypatch.setenv("KINETIC_PREEMPTION", str(tmp_path))
+
+
+def test_a_call_on_a_host_runs_the_body(backend, on_host):
     assert kinetic.run("cpu")(add)(1) == 2
     assert backend.calls == []
 
 
-def test_a_job_submits_no_jobs(backend, monkeypatch):
-    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+def test_a_job_submits_no_jobs(backend, on_host):
     remote = kinetic.run("cpu")(add)
     for attempt in (
         lambda: remote.run_async(1),
@@ -223,8 +228,7 @@ def test_a_job_submits_no_jobs(backend, monkeypatch):
     assert backend.calls == []
 
 
-def test_async_functions_within_a_job(monkeypatch):
-    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+def test_async_functions_within_a_job(on_host):
     remote = kinetic.run("cpu")(later)
 
     async def outer():
@@ -485,7 +489,8 @@ def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch
         ("project.train", {}, False),
         ("__mp_main__", {}, False),
         ("__main__", {"KINETIC_PRELOAD": "off"}, False),
-        ("__main__", {"KINETIC_JOB_ID": "job-1"}, False),
+        ("__main__", {"KINETIC_JOB_ID": "job-1", "KINETIC_PREEMPTION": "/"}, False),
+        ("__main__", {"KINETIC_JOB_ID": "job-1"}, True),
         ("__main__", {"KINETIC_PRELOAD": "sometimes"}, False),
     ],
 )

@@ -95,9 +95,21 @@ def test_the_process_environment_is_the_default(home):
     assert settings.load().home == home
 
 
-def test_a_worker_is_recognised():
-    assert settings.on_host({"KINETIC_JOB_ID": "job-1"})
+def test_a_worker_is_recognised_by_the_folder_of_its_host(tmp_path):
+    own = {"KINETIC_JOB_ID": "job-1", "KINETIC_PREEMPTION": str(tmp_path)}
+    assert settings.on_host(own)
     assert not settings.on_host({})
+
+
+def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplog):
+    """It is exported by hand, or by a shell that a job has started, which has ended."""
+    settings._ignore_job.cache_clear()
+    by_hand, left = {"KINETIC_JOB_ID": "job-1"}, {"KINETIC_PREEMPTION": str(tmp_path / "gone")}
+    for environ in (by_hand, by_hand | left, by_hand):
+        assert not settings.on_host(environ)
+    (record,) = caplog.records
+    assert "KINETIC_JOB_ID is 'job-1'" in record.getMessage()
+    assert "not part of a running job" in record.getMessage()
 
 
 # -- what a job carries ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kinetic._backends import registry
 from kinetic._backends.base import Processes
-from kinetic._core import layout
+from kinetic._core import layout, preemption
 from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.outcome import Outcome
 from kinetic._core.place import Place
@@ -36,6 +36,7 @@ UNFINISHED_S = 3600.0
 LOCAL = Place("local")
 """Where jobs run on this machine."""
 _NAMED_AT_MOST = 3
+_OF_FUNCTIONS = preemption.VARIABLE.encode()
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 
 
@@ -212,5 +213,7 @@ def _list_processes() -> Iterator[Process]:
                 continue
             pairs = (each.partition(b"=") for each in processes.environ(pid).split(b"\0"))
             environ = {name: value for name, _, value in pairs}
+            if _OF_FUNCTIONS not in environ:  # Who sets KINETIC_JOB_ID by hand is no leftover.
+                continue
             if job_id := environ.get(b"KINETIC_JOB_ID", b"").decode(errors="replace"):
                 yield Process(pid, "a program of the function", job_id, processes.age_s(pid))

@@ -346,7 +346,7 @@ class Checkpointer:
         tier, writer = self._opened.local, self._opened.writer
         if tier is not None:
             self._local_saves = LocalSaves(tier, writer, self._peers, self._warn)
-        if slices.read_variable("KINETIC_JOB_ID"):
+        if slices.job_id():
             opening.unclosed[self] = self.wait
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
         self._sync_points = SyncPoints(self._peers, find_request, self._cadence.every_s)
@@ -355,7 +355,7 @@ class Checkpointer:
         return self._opened
 
     def _tell_why_not_local(self) -> None:
-        job = slices.read_variable("KINETIC_JOB_ID")
+        job = slices.job_id()
         if job and (fault := memory_folder.fault_of(job, "local")):
             self._warn(
                 f"there are no local checkpoints, as this machine gives its hosts no folder in "
@@ -417,12 +417,12 @@ class Checkpointer:
     def _say(self, words: str) -> None:
         """Tell those who read the job's output, once for all hosts."""
         _log.info(words)
-        if self._peers.index == 0 and slices.read_variable("KINETIC_JOB_ID"):
+        if self._peers.index == 0 and slices.job_id():
             streams.say(f"kinetic: {words}")
 
     def _warn(self, words: str) -> None:
         """Warn those who read the job's output; called on all hosts."""
-        if not slices.read_variable("KINETIC_JOB_ID"):
+        if not slices.job_id():
             _log.warning(words)
         elif self._peers.index == 0:
             streams.say(f"kinetic: warning: {words}")
@@ -492,7 +492,7 @@ class Checkpointer:
             opened.lease.check()
         record = {
             "format": 1,
-            "job_id": slices.read_variable("KINETIC_JOB_ID"),
+            "job_id": slices.job_id(),
             "attempt": slices.read_variable("KINETIC_ATTEMPT"),
             "writer": opened.writer,
             "hosts": self._peers.count,

@@ -164,7 +164,7 @@ def open_checkpoints(
 
 
 def _take_lease(directory: str, token: str) -> Lease:
-    me = Owner(slices.read_variable("KINETIC_JOB_ID"), token, os.getpid(), socket.gethostname())
+    me = Owner(slices.job_id(), token, os.getpid(), socket.gethostname())
     held = Lease(lease.place_of(directory), f"folder of checkpoints {directory}", me)
     before = held.acquire()
     if before is not None and before.job_id != me.job_id:
