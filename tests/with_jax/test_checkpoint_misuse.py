@@ -162,11 +162,26 @@ def test_memory_is_freed_when_the_folder_has_the_last_step(tmp_path, monkeypatch
     assert bool(left) is (last == "local")
 
 
+@pytest.mark.parametrize("option", ["directory", "local_directory"])
+@pytest.mark.parametrize("path", ["checkpoints", "tree/sub/../checkpoints", "absolute"])
+def test_a_folder_that_goes_with_the_job_is_refused(tmp_path, monkeypatch, in_job, option, path):
+    """Saved there, a second call would begin at step 0."""
+    (in_job / "tree" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(in_job / "tree")
+    link = tmp_path / "link"
+    link.symlink_to(in_job)
+    path = str(link / "tree" / "run") if path == "absolute" else path
+    folders = {"directory": str(tmp_path / "run")} | {option: path}
+    with pytest.raises(UsageError, match=rf"{option}='.*' lies in the work folder.*output_dir="):
+        kinetic.Checkpointer(**folders)
+    monkeypatch.chdir(tmp_path)
+    kinetic.Checkpointer("run", local_directory="memory")
+
+
 @pytest.mark.parametrize("taken", ["gone", "by a file", "by others"])
-def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd, taken):
+def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd, taken, in_job):
     memory = tmp_path / "shm"
     monkeypatch.setattr(memory_folder, "MEMORY", memory)
-    monkeypatch.setenv("KINETIC_JOB_ID", "job-0000000a")
     folder = memory / f"kinetic-{os.getuid()}"
     if taken != "gone":
         memory.mkdir()

@@ -393,8 +393,8 @@ def test_what_is_saved_is_waited_for_where_the_function_returns(tmp_path):
     ckpt.close()
 
 
+@pytest.mark.usefixtures("in_job")
 def test_an_error_is_told_where_the_function_returns_and_nobody_closes(tmp_path, monkeypatch):
-    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
     ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
     ckpt.restore({"n": 0})
     called = []
@@ -411,8 +411,7 @@ def test_an_error_is_told_where_the_function_returns_and_nobody_closes(tmp_path,
     ckpt._opened.lease.release()
 
 
-def test_of_a_function_that_raised_nothing_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
+def test_of_a_function_that_raised_nothing_is_waited_for(tmp_path, monkeypatch, in_job):
     ckpt = kinetic.Checkpointer(tmp_path, every=1, local_every=None)
     ckpt.restore({"n": 0})
     ckpt._opened.persistent._manager.wait_until_finished = lambda: pytest.fail("it waits")

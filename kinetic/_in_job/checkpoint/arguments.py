@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kinetic._core import preemption
 from kinetic._core.duration import Duration, in_seconds
 from kinetic._core.values import dataclass
 from kinetic._in_job import slices
@@ -27,16 +28,32 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return text if persistent.is_bucket(text) else str(Path(text).absolute())
 
 
+def _beyond_the_job(option: str, path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a folder in which checkpoints stay; a URI as it is.
+
+    Raises:
+        UsageError: it lies in the job's work folder, as a relative path does.
+    """
+    text, work = absolute(path), slices.read_variable(preemption.VARIABLE)
+    if work and Path(os.path.realpath(text)).is_relative_to(os.path.realpath(work)):
+        raise UsageError(
+            f"{option}={os.fspath(path)!r} lies in the work folder, which is removed with the job: "
+            "the next one would begin at step 0. Give an absolute path or a URI that later jobs "
+            "share; without it, checkpoints go below $KINETIC_OUTPUT_DIR, which output_dir= names."
+        )
+    return text
+
+
 def persistent_folder(path: str | os.PathLike[str] | None) -> str:
     """Return the path or URI of the persistent tier.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or it would be removed with the job.
     """
     if path is not None:
         if not os.fspath(path):
             raise UsageError("directory= is empty: give the path of a folder, or a URI.")
-        return absolute(path)
+        return _beyond_the_job("directory", path)
     output = slices.read_variable("KINETIC_OUTPUT_DIR")
     if not output:
         raise UsageError(
@@ -50,7 +67,10 @@ def folder_in_memory(path: str | os.PathLike[str] | None, directory: str) -> Pat
     """Return this host's folder for the local checkpoints of one training; a job may have several.
     None where no memory of the machine is kept between attempts: outside of jobs, and for the only
     process of a single controller on a cluster."""
-    memory = slices.read_variable("KINETIC_LOCAL_DIR") if path is None else Path(path).absolute()
+    if path is None:
+        memory = slices.read_variable("KINETIC_LOCAL_DIR")
+    else:
+        memory = _beyond_the_job("local_directory", path)
     if not memory:
         return None
     return Path(memory, _FOLDER, hashlib.sha256(directory.encode()).hexdigest()[:12])
