@@ -13,8 +13,8 @@ In: a store, the data's tree. Out: a folder.
                                 by the next one
 
 One process builds while the others wait; the kernel frees the lock of one that dies. A copy appears
-in one step. Large files are hard links to the store's own contents where the file system has them,
-so they take space only once; small ones lie in packs there, and are copied.
+in one step. Nothing in it is linked to the store's own contents: a job of root's may change the
+copy where no mount guards it; then the next job makes it again.
 """
 
 # ruff: noqa: PTH101, PTH118
@@ -37,7 +37,7 @@ from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
 from kinetic._source import download, manifest
 from kinetic._store import files as store_files
-from kinetic._store.base import Store, folder_of
+from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
 from kinetic._system import locks
 from kinetic.errors import StoreError, StoreFull
@@ -151,16 +151,11 @@ def remove(copy: CachedCopy) -> None:
 
 
 def size_bytes(copy: CachedCopy) -> int:
-    """Return the size of the files, without links to the store's contents: removing those frees
-    nothing."""
+    """Return the size of the files."""
     files = copy.path / "files"
     if not files.is_dir():
         return 0
-    return sum(
-        info.st_size
-        for _, info in _walk(str(files))
-        if stat.S_ISREG(info.st_mode) and info.st_nlink == 1
-    )
+    return sum(info.st_size for _, info in _walk(str(files)) if stat.S_ISREG(info.st_mode))
 
 
 # -- building --------------------------------------------------------------------------------------
@@ -199,37 +194,8 @@ def _fill(store: Store, tree: Tree, dest: str) -> None:
 
 
 def _place_file(stored: download.StoredTree, file: manifest.File, dest: str) -> None:
-    path = os.path.join(dest, file.path)
-    executable = bool(file.mode & 0o111)
-    if executable or file.digest in stored.packs or not _link(stored, file, path):
-        download.write_file(stored, file, dest)
-    os.chmod(path, 0o555 if executable else 0o444)
-
-
-def _link(stored: download.StoredTree, file: manifest.File, path: str) -> bool:
-    """Make the file a hard link to the store's content and verify it; return False if the file
-    system cannot."""
-    folder = folder_of(stored.store)
-    if folder is None:
-        return False
-    what = f"The stored content of {file.path!r}"
-    try:
-        os.link(folder / layout.blob(file.digest), path)
-    except FileNotFoundError as error:
-        raise stored.explain_missing(what) from error
-    except OSError as error:
-        if error.errno in _FULL:
-            raise
-        return False  # no hard links here, or too many
-    try:
-        with store_files.open_regular(path) as content:
-            size = os.fstat(content.fileno()).st_size
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-    except IsADirectoryError as error:  # a symlink, a FIFO, ...
-        raise stored.explain_damage(what, file.digest) from error
-    if (digest, size) != (file.digest, file.size_bytes):
-        raise stored.explain_damage(what, file.digest)
-    return True
+    download.write_file(stored, file, dest)
+    os.chmod(os.path.join(dest, file.path), 0o555 if file.mode & 0o111 else 0o444)
 
 
 # -- verifying -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kinetic._core import layout
@@ -87,20 +88,20 @@ def test_the_second_use_makes_nothing(store, tree, monkeypatch):
     assert cached_copy.provide(store, tree, cached_copy.root_of(store)) == first
 
 
-def test_large_files_take_their_space_once(store, tree):
+def test_a_write_in_place_reaches_neither_the_store_nor_the_next_job(store, tree):
+    """As root may write where the kernel lets it mount no guard (an ordinary container)."""
     files = cached_copy.provide(store, tree, cached_copy.root_of(store))
-    assert os.path.samefile(files / "large", store.path(layout.blob(digest_of(LARGE))))
-    assert (files / "sub" / "b.sh").stat().st_nlink == 1
+    (files / "large").chmod(0o644)
+    mapped = np.memmap(files / "large", dtype=np.uint8, mode="r+")
+    mapped[:4] = 0
+    mapped.flush()
+    assert store.get(layout.blob(digest_of(LARGE))) == LARGE.encode()
+    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
 
 
-def test_without_hard_links_files_are_copied(store, tree, monkeypatch):
-    def refuse(*_):
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
+def test_nothing_of_a_copy_is_linked_to_the_store(store, tree):
     files = cached_copy.provide(store, tree, cached_copy.root_of(store))
-    assert contents(files) == WHOLE
-    assert (files / "large").stat().st_nlink == 1
+    assert {p.stat().st_nlink for p in files.rglob("*") if p.is_file()} == {1}
 
 
 def test_of_very_many_files_the_first_are_looked_at(store, tree, monkeypatch):
@@ -259,7 +260,7 @@ def test_a_removed_copy_is_gone_and_can_be_made_again(store, tree):
     cached_copy.provide(store, tree, cached_copy.root_of(store))
     (found,) = cached_copy.copies(cached_copy.root_of(store))
     assert found.digest == tree.manifest.digest
-    assert cached_copy.size_bytes(found) == len("a" + "a" + "b")  # the large one is the store's own
+    assert cached_copy.size_bytes(found) == len("a" + "a" + "b" + LARGE)
     cached_copy.remove(found)
     assert cached_copy.copies(cached_copy.root_of(store)) == []
     assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
