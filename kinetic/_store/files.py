@@ -54,6 +54,16 @@ def open_regular(path: str | Path) -> FileIO:
     raise _not_a_file(path)
 
 
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether a folder's entry leads to a regular file; a link that loops leads to none."""
+    try:
+        return entry.is_file()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+
+
 def content(path: str | Path) -> bytes:
     """Return the content of a regular file.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kinetic._core import layout, record
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
+from kinetic._store import files
 from kinetic._store.base import Store, folder_of, is_near
 from kinetic._store.many import at_once, put_many
 from kinetic.errors import CorruptRecord, NotFound, UsageError, name_some
@@ -168,7 +169,7 @@ def _list_misplaced(store: Store) -> list[str]:
             return [
                 f"{layout.REFS}/{e.name}"
                 for e in entries
-                if e.name.endswith(".json") and not e.is_file()
+                if e.name.endswith(".json") and not files.is_file(e)
             ]
     return []
 

@@ -169,7 +169,7 @@ class LocalStore:
             return _remove(self._hide(path))
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists. Its times stay: copies of data may share them."""
+        """Return whether the key exists. Its times stay."""
         return self.has(key)
 
     def parts(self, prefix: str) -> Iterator[str]:
@@ -247,7 +247,9 @@ class LocalStore:
     def _walk(self, folder: str, prefix: str) -> Iterator[str]:
         try:
             with _translate_errors(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
-                children = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
+                children = [
+                    (e.name, e.is_dir(follow_symlinks=False), files.is_file(e)) for e in entries
+                ]
         except (FileNotFoundError, NotADirectoryError):
             if os.path.lexists(self._text) and not os.path.isdir(self._text):
                 raise StoreError(f"The store {self._text} is not a folder. {_REMEDY}") from None

@@ -17,6 +17,7 @@ from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
 from kinetic._store.many import put_many
 from kinetic.cli.root import call
+from kinetic.errors import CorruptRecord
 
 
 def ref_of(number: int, store: Store) -> JobRef:
@@ -131,3 +132,14 @@ def test_damaged_references_are_passed_over_with_a_warning(store, caplog):
     index.add(store, ref_of(1, store))
     assert ids(store) == [ref_of(1, store).job_id]
     assert sorted(r.args[0] for r in caplog.records) == ["refs/job-bad.json", "refs/job-worse.json"]
+
+
+def test_a_link_that_loops_hides_no_job(tmp_path):
+    store = LocalStore(tmp_path)
+    index.add(store, ref_of(1, store))
+    for name in ("job-000000ff.json", "loop"):
+        (tmp_path / layout.REFS / name).symlink_to(name)
+    assert ids(store) == ["job-00000001"]
+    assert [*store.list(layout.REFS)] == [layout.JobKeys("job-00000001").ref]
+    with pytest.raises(CorruptRecord, match="it is not a file"):
+        index.find(store, "job-000000ff")
