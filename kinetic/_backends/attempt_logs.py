@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 from kinetic._backends.base import LogRequest, Status
@@ -132,6 +134,8 @@ def read(
     newest = request.attempt or attempts.newest(store, ref.job_id)
     first = request.attempt or 1
     starts: dict[int, Position] = {}
+    tail = None if request.follow else request.tail
+    left = None if tail is None else dict.fromkeys(range(ref.hosts), tail)
     for host in request.hosts if request.hosts is not None else range(ref.hosts):
         if host in request.after:
             starts[host] = request.after[host]
@@ -157,12 +161,23 @@ def read(
                     yield from _follow(readers, is_over, pause, store.calls_at_once)
             by_turns = request.follow or request.metrics
             for output in [readers] if by_turns else [[reader] for reader in readers]:
-                yield from drain(output, store.calls_at_once)
+                yield from _limit(drain(output, store.calls_at_once), left)
         finally:
             for reader in readers:
                 reader.close()
         if attempt == request.attempt or not _is_repeated(store, ref, attempt):
             return
+
+
+def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator[LogChunk]:
+    """Leave out what follows so many lines of a host: it came after the tail was measured."""
+    for chunk in chunks:
+        if lines is None:
+            yield chunk
+            continue
+        rows = re.findall(rb"[^\n]*\n|[^\n]+", chunk.data)[: lines[chunk.host]]
+        lines[chunk.host] -= sum(row.endswith(b"\n") for row in rows)
+        yield replace(chunk, data=b"".join(rows))
 
 
 def read_of_cluster(

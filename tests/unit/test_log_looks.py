@@ -14,10 +14,11 @@ from doubles.memory_store import MemoryStore
 from kinetic._backends import attempt_logs
 from kinetic._backends.attempt_logs import LogReader
 from kinetic._backends.base import LogRequest
+from kinetic._core import layout
 from kinetic._core.log_format import Segment
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
-from kinetic._store.log_segments import ObjectLog
+from kinetic._store.log_segments import ObjectLog, add_lines
 
 JOB = "job-00c0ffee"
 
@@ -81,3 +82,14 @@ def test_output_that_comes_often_does_not_wait_each_time_for_the_cluster(monkeyp
 
     list(attempt_logs._follow([LogReader(log, 0)], is_over, pause, 8))
     assert len(asked) == pytest.approx(100 * 0.05 / attempt_logs.LOOK_SOON_S, abs=2)
+
+
+@pytest.mark.parametrize(("tail", "lines"), [(2, b"2\n3\n"), (0, b"")])
+def test_a_tail_has_no_more_lines_though_the_job_prints_on(tail, lines):
+    store, key = MemoryStore(), layout.HostKeys(JOB, 1, 0).log
+    ref = JobRef(JOB, Place("gke"), "cpu:1", "f", "f", 0.0, store.uri)
+    add_lines(store, key, "1\n2\n3", 0)
+    output = attempt_logs.read(store, ref, LogRequest(follow=False, tail=tail), lambda: False)
+    assert next(output).data == b"", "the tail is measured"
+    add_lines(store, key, "4\n5", 0)
+    assert b"".join(chunk.data for chunk in output) == lines
