@@ -13,11 +13,13 @@ from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.exits import HostState
 from kinetic._core.plan import Plan
 from kinetic._core.values import dataclass
+from kinetic.errors import name_some
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Document
 
 _LARGEST_SHOWN = 5
+_PACKAGES_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,14 @@ class PlanView:
         documents: what the backend would create.
         warnings: for the caller, before it leaves the machine.
         files: all files of the source tree, (path, bytes), largest first.
+        packages: lines of the requirements.txt that pods install.
     """
 
     plan: Plan
     documents: tuple[Document, ...]
     warnings: tuple[str, ...] = ()
     files: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    packages: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def backend(self) -> str:
@@ -67,7 +71,9 @@ class PlanView:
         more = len(self.files) - len(largest)
         kinds = Counter(str(document.get("kind", "?")) for document in self.documents)
         named = [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
+        packages = [line.split(" --hash")[0] for line in self.packages if line[:1] not in "-# "]
         rows = {
+            "packages": name_some(packages, _PACKAGES_SHOWN),
             "files": ", ".join([*largest, f"{more:,} more"] if more else largest),
             "creates": ", ".join(named),
         }
@@ -90,10 +96,6 @@ def describe_plan(plan: Plan) -> list[tuple[str, str]]:
             f"{files}, {tree.size_bytes:,} bytes of {plan.client_root}, sha256 "
             f"{tree.manifest.digest[:12]}"
         )
-    installs = ""
-    if plan.requirements is not None:
-        digest = plan.requirements.digest[:12]
-        installs = f"kinetic {plan.versions.kinetic}, list sha256 {digest}"
     rows = {
         "backend": place.backend + stands_in,
         "cluster": ", namespace ".join(filter(None, (place.cluster, place.namespace))),
@@ -102,7 +104,7 @@ def describe_plan(plan: Plan) -> list[tuple[str, str]]:
         "payload": f"{plan.payload.size_bytes:,} bytes, sha256 {plan.payload.digest[:12]}",
         "source": source,
         "editable": ", ".join(rel or "." for rel in plan.editable_rel),
-        "installs": installs,
+        "installs": "" if plan.requirements is None else f"kinetic {plan.versions.kinetic}",
         "data": ", ".join(
             data.source + (f" at {data.mount}" if data.mount else "") for data in plan.data
         ),

@@ -371,7 +371,9 @@ class RemoteCallable(Generic[P, R_co]):
         )
         documents = tuple(target.backend.render(planned.plan))
         files = () if planned.bundle is None else tuple(planned.bundle.files())
-        return PlanView(planned.plan, documents, planned.warnings, files)
+        wanted = planned.plan.requirements
+        text = "" if wanted is None else planned.installed[wanted.digest].decode()
+        return PlanView(planned.plan, documents, planned.warnings, files, tuple(text.splitlines()))
 
     @overload
     def local(

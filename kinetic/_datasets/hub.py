@@ -30,8 +30,8 @@ from kinetic._datasets import cached_copy
 from kinetic.errors import KineticError, NotFound, StoreError, UsageError
 
 _REQUIRED = (
-    "{source} needs the package {package} on the host. Add {name} to the requirements of the "
-    "project, or to the image."
+    "{source} needs the package {name} where the job runs: `pip install {name}` here for a "
+    "simulated slice; for a cluster add it to the project's requirements, or to the image."
 )
 ANSWER_S = 20.0
 """How long the hub may take to accept a connection, and to send more."""
@@ -188,12 +188,11 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     """The revision's current commit, and whether `datasets` is there to save it."""
     source = request["source"]
     if find_spec("huggingface_hub") is None:
-        package, name = "huggingface_hub", "huggingface_hub"
-        raise StoreError(_REQUIRED.format(source=source, package=package, name=name))
+        raise StoreError(_REQUIRED.format(source=source, name="huggingface_hub"))
     saved = find_spec("datasets") is not None
     if not saved and (request.get("split") or request.get("config_name")):
         raise StoreError(
-            _REQUIRED.format(source=source, package="datasets", name="datasets")
+            _REQUIRED.format(source=source, name="datasets")
             + f" Without it, hf://{request['repo']} gives the files of the repository as they are."
         )
     from huggingface_hub import HfApi

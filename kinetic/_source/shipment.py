@@ -218,7 +218,12 @@ def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
     if not isinstance(file, str) or file.startswith("<"):
         return cwd
     folder = Path(file).resolve().parent
-    foreign = [Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent]
+    # A script from a pipe, `python <(…)`, lies in /proc.
+    foreign = [
+        Path(__file__).resolve().parents[1],
+        Path(os.__file__).resolve().parent,
+        Path("/proc"),
+    ]
     scripts = {Path(place, "bin").resolve() for place in (sys.prefix, sys.base_prefix)}
     if (
         _INSTALLED & set(folder.parts)

@@ -101,6 +101,32 @@ def check(program: Program | None) -> Program:
     return program
 
 
+def refuse_late(program: Program | None, words: Collection[str]) -> None:
+    """Refuse a switch of `kinetic run` behind a script that does not know it; `words` are before.
+
+    Raises:
+        UsageError: the job would run without it.
+    """
+    if (
+        program is None
+        or program.kind is not ProgramKind.SCRIPT
+        or not Path(program.target).is_file()
+    ):
+        return
+    text = Path(program.target).read_text(errors="replace").replace("-", "_")
+    for switch in ("--dry-run", "--detach", "--all-hosts"):
+        if (
+            switch in program.args
+            and switch not in words
+            and switch[2:].replace("-", "_") not in text
+        ):
+            raise UsageError(
+                f"{switch} follows {program.target}, whose text does not have it. Nothing was run; "
+                f"for kinetic, write\n  kinetic run {switch} … {program.target}\nand for the "
+                f"program\n  kinetic run … -- python {program.target} {switch}"
+            )
+
+
 def _find_script(target: str) -> str:
     """Return the path of the file; of a folder, that of what `python FOLDER` runs."""
     path = Path(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 import traceback
 from pathlib import Path
@@ -199,3 +200,16 @@ def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
     with pytest.raises(ZeroDivisionError, match="a bug"):
         batch.wait(timeout=PATIENCE_S)
     batch._view.stop("done")
+
+
+@pytest.mark.parametrize(("columns", "is_cut"), [(80, False), (50, False), (20, True)])
+def test_the_line_of_a_terminal_fits_it(store, monkeypatch, columns, is_cut):
+    monkeypatch.setattr("sys.stderr", stream := Terminal())
+    monkeypatch.setattr(stream, "fileno", lambda: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((columns, 24)))
+    batch = begin(Scripted(store), 3)
+    batch.wait(timeout=PATIENCE_S)
+    lines = [line.removesuffix("\033[K") for line in stream.getvalue().rstrip().split("\r")]
+    assert max(map(len, lines)) < columns
+    assert ("#" in lines[-1]) is (columns == 80)
+    assert lines[-1].endswith(" 3/3") is not is_cut

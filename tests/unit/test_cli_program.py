@@ -332,3 +332,17 @@ def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
         exec("def f(): pass", vars(module))
         monkeypatch.setitem(sys.modules, "console", module)
         assert shipment.entry_dir(module.f, tmp_path) == tmp_path
+
+
+def test_a_script_from_a_pipe_belongs_to_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python <(…)`: its folder is that of what the process holds open."""
+    read, write_end = os.pipe()
+    module = types.ModuleType("from_a_pipe")
+    module.__file__ = f"/dev/fd/{read}"
+    exec("def f(): pass", vars(module))
+    monkeypatch.setitem(sys.modules, "from_a_pipe", module)
+    assert shipment.entry_dir(module.f, tmp_path) == tmp_path
+    os.close(read)
+    os.close(write_end)

@@ -46,6 +46,25 @@ def test_options_behind_the_program_are_pointed_out(
     assert world.submitted == []
 
 
+@pytest.mark.parametrize("switch", ["--dry-run", "--detach", "--all-hosts"])
+def test_a_switch_behind_a_script_that_does_not_know_it_runs_nothing(
+    world: World, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)")
+    assert world("run", "-a", "cpu", "train.py", "--epochs", "3", switch) == 2
+    _, err = capsys.readouterr()
+    assert f"  kinetic run {switch} … train.py\n" in err
+    assert f"  kinetic run … -- python train.py {switch}\n" in err
+    assert world.submitted == []
+    name = switch.removeprefix("--").replace("-", "_")
+    Path("train.py").write_text(f"add_argument('{name}')")
+    world("run", "-a", "cpu", "train.py", switch)
+    world("run", "-a", "cpu", "--", "python", "train.py", switch)
+    world("run", "-a", "cpu", "-m", "train", switch)
+    assert len(world.submitted) == 3, "it is the program's own, or may be"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -192,3 +211,35 @@ def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -
     for known, rows in (("grp-aa000001", 1), ("aa000002", 1), ("grp-bb000001", 0)):
         assert world("jobs", "list", "--json", "--group", known) == 0
         assert len(json.loads(capsys.readouterr().out)) == rows
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"), [("rm", "cleanup"), ("show", "status"), ("exec", "debug")]
+)
+def test_commands_of_other_tools_lead_to_those_that_serve(
+    world: World, capsys: Capture, word: str, instead: str
+) -> None:
+    assert world("jobs", word, "job-0") == 2
+    assert f"Did you mean `kinetic jobs {instead}`?" in capsys.readouterr().err
+
+
+def test_the_help_of_run_has_first_what_most_need_and_last_what_clusters_use(
+    world: World, capsys: Capture
+) -> None:
+    world("run", "--help")
+    options, clusters = capsys.readouterr().out.split("\nOptions of clusters:\n")
+    flags = [
+        line.split()[0] for line in options.split("\nOptions:\n")[1].splitlines() if "--" in line
+    ]
+    assert flags[:4] == ["-a,", "--env", "--timeout", "-d,"]
+    for flag in ("--queue", "--memory", "--cluster"):
+        assert f"  {flag} " in clusters
+        assert f"  {flag} " not in options
+
+
+def test_a_long_name_leaves_the_list_readable(world: World, capsys: Capture) -> None:
+    world.job("job-00000001", name="n" * 300)
+    world("jobs", "list")
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 130
+    world("jobs", "list", "--json")
+    assert "n" * 300 in capsys.readouterr().out

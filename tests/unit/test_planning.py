@@ -272,8 +272,17 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
     listed = single.installed[single.plan.requirements.digest].decode().splitlines()
     assert f"jax=={metadata.version('jax')}" in listed
     assert any(line.startswith("pathwaysutils") for line in listed)
-    shown = PlanView(made.plan, ())
-    assert f"installs   kinetic {made.plan.versions.kinetic}" in repr(shown)
+    lines = (
+        "--index-url https://me:pw@it",
+        "# mine",
+        "",
+        "scipy --hash=sha256:0",
+        "jax",
+        *"abcdefghijkl",
+    )
+    shown = PlanView(made.plan, (), packages=lines)
+    assert f"installs   kinetic {made.plan.versions.kinetic}\n" in repr(shown)
+    assert "  packages   scipy, jax, a, b, c, d, e, f, g, h, i, j and 2 more\n" in repr(shown)
     assert "  cluster    c\n" in repr(shown)
     shown = PlanView(planned(namespace="ml").plan, ())
     assert "  cluster    c, namespace ml\n" in repr(shown)

@@ -6,6 +6,7 @@ In: the view of a batch. Out: text on a stream. Errors of the stream are ignored
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -86,7 +87,13 @@ class BatchProgress:
         with self._view.changes:
             done, total = len(self._view.finished), len(self._view.states)
             line = progress_line(self._view)
-        self._write(f"\rkinetic: {bar(done, total)} {line}\033[K")
+        try:
+            room = os.get_terminal_size(self._stream.fileno()).columns - 1  # type: ignore[union-attr]
+        except (OSError, ValueError, AttributeError):
+            room = 79
+        text = f"kinetic: {bar(done, total)} {line}"
+        text = text if len(text) <= room else f"kinetic: {line}"[:room]
+        self._write(f"\r{text}\033[K")
 
     def _write(self, text: str) -> None:
         if self._stream is None:

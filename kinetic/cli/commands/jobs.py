@@ -35,6 +35,7 @@ _NARROW = 72
 """Columns of a terminal below which names would not be readable beside everything else."""
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
+_LONGEST_NAME = 60
 _HOSTS_SHOWN = 32
 _MEMBERS_S = 2.0
 """How long the leader of a job on a cluster is asked what its hosts are doing."""
@@ -73,6 +74,7 @@ _COMMANDS = {
     "prune": Lazy(f"{_PACKAGE}.lifecycle:prune", "Remove the records of jobs that ended long ago."),
 }
 
+_OF_OTHERS = {"rm": "cleanup", "show": "status", "exec": "debug"}
 _GROUP_HELP = """List jobs, read their logs and results, stop and remove them.
 
 The beginning of a job's id is enough; --last, or - in place of an id, is the newest job. Jobs that
@@ -114,6 +116,7 @@ Examples:
     cls=LazyGroup,
     lazy=_COMMANDS,
     aliases={"ls": "list"},
+    elsewhere={each: f"kinetic jobs {own}" for each, own in _OF_OTHERS.items()},
     help=_GROUP_HELP,
     short_help="List jobs, read their logs, stop and remove them.",
 )
@@ -195,7 +198,7 @@ def _cells(ref: JobRef, standing: JobStanding, now: float) -> tuple[str, ...]:
     ran = "-" if started_at is None else text.duration((standing.ended_at or now) - started_at)
     return (
         ref.job_id,
-        ref.display_name,
+        f"{ref.display_name:.{_LONGEST_NAME}}" + "…" * (len(ref.display_name) > _LONGEST_NAME),
         ref.accelerator,
         str(ref.hosts),
         standing.state,

@@ -21,12 +21,17 @@ from kinetic._source.project import current_folder
 from kinetic.cli import exit_codes, output
 from kinetic.cli import program as programs
 from kinetic.cli.commands.output import print_failure
-from kinetic.cli.context import AppContext, pass_app
+from kinetic.cli.context import PLACES, AppContext, pass_app
 from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import ASSIGNMENT, DURATION, SLICES, json_option
 from kinetic.cli.program import Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
+_FIRST = ("accelerator", "env", "timeout", "detach")
+_OF_CLUSTERS = (
+    *("queue", "priority", "reservation", "local_storage", "network_devices", "service_account"),
+    *("cpu", "memory", "shm", "privileged", "pathways_flags", *PLACES),
+)
 _ONE_HOST_FLAG, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
 _HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
 
@@ -67,6 +72,7 @@ class _RunCommand(click.Command):
         with_values = {name for option in options if not option.is_flag for name in option.opts}
         words, program = programs.split(args, with_values)
         ctx.meta["kinetic.program"] = program
+        programs.refuse_late(program, words)
         if _ONE_HOST_FLAG in words:
             words += _ONE_HOST
         try:
@@ -83,6 +89,15 @@ class _RunCommand(click.Command):
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show that a program follows the options."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] {SCRIPT | -m MODULE | -- CMD} [ARGS]...")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options that most programs need first, those that only clusters use last."""
+        rows = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        clusters = [rows.pop(name) for name in _OF_CLUSTERS]
+        listed = [*(rows.pop(name) for name in _FIRST), *rows.values()]
+        for title, records in (("Options", listed), ("Options of clusters", clusters)):
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete options, or files: only the program knows its own arguments."""
