@@ -30,7 +30,18 @@ def program(axis, **options):
     ))
 
 
+def unreduced():
+    everywhere = jax.make_mesh((4,), ("c",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def scatter(x):
+        own = jax.lax.pcast(x * (1 + jax.lax.axis_index("c")), "c", to="unreduced")
+        return jax.lax.psum_scatter(own, "c", tiled=True)
+
+    return jax.shard_map(scatter, mesh=everywhere, in_specs=P(), out_specs=P("c"))
+
+
 def cases():
+    yield unreduced(), jnp.arange(8.0)
     yield program(both, tiled=True), jnp.arange(96.0).reshape(32, 3)
     yield program(both), jnp.arange(48.0).reshape(16, 3)
     small = jnp.arange(16, dtype=jnp.int8).reshape(4, 4)
@@ -54,7 +65,7 @@ def test_it_gives_the_same_numbers_by_an_exchange():
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
     line = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == ["False True"] * 5, done.stderr
+    assert done.stdout.splitlines() == ["False True"] * 6, done.stderr
 
 
 def test_a_host_that_is_late_is_waited_for():

@@ -505,7 +505,7 @@ def keep_compiled(folder: str) -> bool:
 def exchange_in_scatter() -> None:
     """Have `psum_scatter` between processors exchange the parts and add them up. Of Gloo's
     collectives, its reduce-scatter alone gives up after 30 s, and has no option for that."""
-    from jax import lax
+    from jax import core, lax
     from jax._src.lax import parallel
     from jax.interpreters import mlir
 
@@ -515,12 +515,19 @@ def exchange_in_scatter() -> None:
         at, shape = scatter_dimension, x.shape
         if options["tiled"]:
             x = x.reshape(*shape[:at], axis_size, shape[at] // axis_size, *shape[at + 1 :])
-        groups = options["axis_index_groups"]
+        groups = options.get("axis_index_groups")
         parts = lax.all_to_all(x, axis_name, at, at, axis_index_groups=groups)
         return parts.sum(at, dtype=x.dtype)
 
+    def lower(context: Any, x: Any, **options: Any) -> Any:
+        # Without its marks: an exchange of what is marked as unreduced is refused.
+        aval = core.ShapedArray(context.avals_in[0].shape, context.avals_in[0].dtype)
+        return rule(context.replace(avals_in=[aval]), x, **options)
+
     rule = mlir.lower_fun(scatter, multiple_results=False)
-    mlir.register_lowering(parallel.reduce_scatter_p, rule, platform="cpu")
+    for name in ("reduce_scatter_p", "unreduced_reduce_scatter_p"):
+        if hasattr(parallel, name):  # Older versions have one.
+            mlir.register_lowering(getattr(parallel, name), lower, platform="cpu")
 
 
 def _number_processes(world: World) -> None:
