@@ -322,3 +322,27 @@ def test_the_attribute_that_cannot_be_pickled_is_named_for_a_class_that_is_regis
     )
     with pytest.raises(PicklingError, match=r"[Aa]ttribute 'lock' of class Point"):
         pack(space["make"])
+
+
+SINKS = """
+import contextvars
+var = contextvars.ContextVar("var")
+class Sink:
+    def __init__(self, path): self._file = open(path, "a")
+class Handler:
+    def __init__(self, path): self._sink = Sink(path)
+class Logger:
+    def __init__(self, path): self.handlers = {1: Handler(path)}
+def use_variable(): return var.get()
+def use_logger(): return logger
+"""
+
+
+def test_advice_can_be_followed(tmp_path):
+    space = in_main(SINKS)
+    space["logger"] = space["Logger"](tmp_path / "log")
+    with pytest.raises(PicklingError, match=r"it is a ContextVar\. Put it into a module"):
+        pack(space["use_variable"])
+    with pytest.raises(PicklingError, match=r"_sink\._file is a TextIOWrapper. Remove the sink"):
+        pack(space["use_logger"])
+    space["logger"].handlers[1]._sink._file.close()
