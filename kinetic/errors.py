@@ -303,11 +303,11 @@ class SupervisorLost(JobFailed):
     """The process that supervised the job died before it could judge it."""
 
 
-def text_of(error: BaseException) -> str:
-    """Return the message of an exception, whose own `__str__` may fail."""
+def text_of(value: object) -> str:
+    """Return `str()` of an exception or of another object of the user's."""
     try:
-        return str(error)
-    except (Exception, SystemExit) as problem:  # noqa: BLE001 (the class's own __str__ may raise anything)
+        return str(value)
+    except BaseException as problem:  # noqa: BLE001 - their own __str__ may raise anything
         return f"<its text could not be made: {type(problem).__name__}>"
 
 

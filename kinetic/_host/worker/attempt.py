@@ -243,15 +243,12 @@ def _adopt_script(func: Any, start: Start) -> None:
     vars(main).update(
         {name: value for name, value in func.__globals__.items() if not name.startswith("__")}
     )
-    script = (
-        code.co_filename.replace(f"{start.client_root.rstrip('/')}/", f"{start.tree}/", 1)
-        if start.client_root
-        else ""
-    )
+    from kinetic._pickling import cells, origin
+
+    places = (start.client_root, start.tree) if start.client_root else None
+    script = origin.map_path(code.co_filename, places)
     if script.startswith(f"{start.tree}/") and Path(script).is_file():
         main.__file__ = script
-        from kinetic._pickling import cells
-
         with contextlib.suppress(OSError, ValueError):  # It may be edited meanwhile.
             cells.remember([{"file": code.co_filename, "source": Path(script).read_text()}])
 

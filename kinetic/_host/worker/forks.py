@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from kinetic._host.channel import Channel
 from kinetic._host.worker import report, streams
-from kinetic.errors import SetupFailed
+from kinetic.errors import SetupFailed, text_of
 
 
 def end_descriptors(channel: Channel, stacks_fd: int, stacks_signal: int) -> None:
@@ -55,7 +55,7 @@ def end(error: BaseException | None) -> NoReturn:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if not isinstance(error.code, int | None):
-            streams.say(report.text(error.code))
+            streams.say(text_of(error.code))
     elif error is not None:
         code = 1
         streams.say(report.traceback_of(error).rstrip())

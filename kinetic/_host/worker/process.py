@@ -30,6 +30,7 @@ from kinetic._host.worker import call as calling
 from kinetic._host.worker.call import Call
 from kinetic._host.worker.start import Start
 from kinetic._system import processes
+from kinetic.errors import text_of
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes the worker write its Python stacks; works while native code blocks."""
@@ -68,7 +69,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
             _report_own_failure(channel, error)
         else:  # By what the function has done to this process: the agent tells how it ended.
             with contextlib.suppress(BaseException):
-                streams.say(f"kinetic: the function broke its process: {report.text(error)}")
+                streams.say(f"kinetic: the function broke its process: {text_of(error)}")
     finally:
         streams.flush()
         os._exit(code)

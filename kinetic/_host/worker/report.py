@@ -24,7 +24,7 @@ from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.worker import jaxworld, signals, streams
 from kinetic._host.worker.signals import Terminated
 from kinetic._host.worker.start import Start
-from kinetic.errors import PicklingError
+from kinetic.errors import PicklingError, text_of
 
 REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
@@ -89,9 +89,9 @@ def report_value(value: Any, start: Start) -> Message:
     except BaseException as error:  # noqa: BLE001 - pickling runs the user's code
         failed = (
             f"The returned value ({_qualified_name(type(value))}) cannot be pickled: "
-            f"{type(error).__name__}: {text(error)}"
+            f"{type(error).__name__}: {text_of(error)}"
         )
-        detail = text(error) if isinstance(error, PicklingError) else failed
+        detail = text_of(error) if isinstance(error, PicklingError) else failed
         return message | {
             "event": Exit.RESULT_UNPICKLABLE,
             "detail": detail,
@@ -142,7 +142,7 @@ def _report_exit(error: SystemExit, start: Start) -> Message:
         return report_value(None, start)
     code = int(error.code) if isinstance(error.code, int) else 1  # sys.exit(True) is 1
     if not isinstance(error.code, int):
-        streams.say(text(error.code))  # as the interpreter does
+        streams.say(text_of(error.code))  # as the interpreter does
     elif code.bit_length() > 31:
         code = 255  # what a process that exits with -1 gives
     ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": exit_detail(error)}
@@ -182,7 +182,7 @@ def describe_error(error: BaseException, start: Start) -> Message:
     explain(error)
     details: Message = {
         "type_name": _qualified_name(type(error)),
-        "message": _short(text(error)),
+        "message": _short(text_of(error)),
         "traceback": _short(_as_seen_by_caller(traceback_of(error), start)),
         "consequence": start.world.processes > 1 and jaxworld.is_consequence(error),
     }
@@ -196,7 +196,7 @@ def describe_error(error: BaseException, start: Start) -> Message:
 def explain(error: BaseException) -> None:
     """Add what to do about errors that come of running in a job: a decorated function is sent as
     the plain function, a debugger finds no terminal, and hosts share neither seeds nor data."""
-    if "keras" in sys.modules and any(words in text(error) for words in _OF_KERAS_ON_HOSTS):
+    if "keras" in sys.modules and any(words in text_of(error) for words in _OF_KERAS_ON_HOSTS):
         error.add_note(_KERAS_ON_HOSTS)
     if type(error).__name__ == "BdbQuit":
         from kinetic._host.worker import breakpoints
@@ -291,14 +291,6 @@ def _is_idle(thread: threading.Thread) -> bool:
     loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
     frame = sys._current_frames().get(thread.ident or 0)
     return loop is not None and frame is not None and frame.f_code is loop.__code__
-
-
-def text(value: object) -> str:
-    """`str()` of a user's object."""
-    try:
-        return str(value)
-    except BaseException as broken:  # noqa: BLE001 - the user's __str__ may do anything
-        return f"<its __str__ raised {type(broken).__name__}>"
 
 
 def _short(whole: str) -> str:
