@@ -162,7 +162,7 @@ def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):
     assert job.losses() == [(1,)]
     story = job.story()
     assert "slice 1 back: the next attempt begins with more slices." in story
-    assert "attempt 3 of 12 begins on all 2 slices." in story
+    assert "attempt 3 of 11 begins on all 2 slices." in story
 
 
 def test_outside_of_elastic_jobs_nobody_is_asked_to_make_room():

@@ -100,7 +100,7 @@ print(call(train, shrinks=True), room.exists())
     assert shrinking == "kinetic: shrinking to 1 slice until it is back."
     assert second == "kinetic: attempt 2 of 4 begins on slice 0 of 2."
     assert back == "kinetic: slice 1 back: the next attempt begins with more slices."
-    assert third == "kinetic: attempt 3 of 5 begins on all 2 slices."
+    assert third == "kinetic: attempt 3 of 4 begins on all 2 slices."
 
 
 def test_it_waits_for_the_slice_and_keeps_its_mesh(run):
