@@ -56,7 +56,7 @@ def space(tmp_path):
     for name, size in sent.items():
         (tree / name).write_text("x" * size)
         os.utime(tree / name, ns=(0, 0))
-    return SimpleNamespace(tree=tree, sent=sent, ready_ns=1)
+    return SimpleNamespace(tree=tree, cwd=tree, sent=sent, ready_ns=1)
 
 
 def files_of(store, prefix=PREFIX):
@@ -89,6 +89,15 @@ def test_what_was_made_or_changed_is_kept_and_caches_are_not(space, kept_in):
         "model.pkl": b"m" * 2000, "runs/1/events": b"e", "sub/data": b"abc",
     }  # fmt: skip
     assert len(kept) == 3
+
+
+def test_names_are_those_that_the_function_used(space):
+    space.cwd = space.tree / "sub"
+    for name in ("sub/a", "a", "subs"):
+        (space.tree / name).write_text("x")
+    store = MemoryStore()
+    assert workspace.keep_written(space, store, PREFIX, {}) == "a, project/a, project/subs (3 B)"
+    assert set(files_of(store)) == {"a", "project/a", "project/subs"}
 
 
 def test_what_exit_handlers_write_is_kept_too(space, kept_in):

@@ -148,25 +148,30 @@ def keep_written(
         space: where the function ran.
         store: where they are kept.
         prefix: of their keys.
-        kept: size and time of those that are kept already, by path. Only what has changed since is
-            kept again; what is kept now is added.
+        kept: size and time of those that are kept already, by name: the path from the working
+            directory, or "project/" and the path in the tree. Only what has changed since is kept
+            again; what is kept now is added.
     """
-    start = len(str(space.tree)) + 1
+    start, cwd = len(str(space.tree)) + 1, f"{space.cwd}/"
     written = sorted(
-        (info.st_size, path[start:], info.st_mtime_ns)
+        (info.st_size, path, info.st_mtime_ns)
         for path, info in _files(str(space.tree))
         if info.st_size != space.sent.get(path[start:]) or info.st_mtime_ns > space.ready_ns
     )
+
+    def name(path: str) -> str:
+        return path.removeprefix(cwd) if path.startswith(cwd) else f"project/{path[start:]}"
+
     sizes = itertools.accumulate(size for size, *_ in written)
     fitting = min(bisect.bisect([*sizes], KEPT_BYTES), MOST_KEPT)
 
     def keep(file: tuple[int, str, int]) -> str:
         """Return why the file could not be kept; "" if it is."""
-        size, rel, changed = file
+        size, path, changed = file
         try:
-            if kept.get(rel) != (size, changed):
-                _keep_file(store, space, rel, f"{prefix}/{rel}")
-            kept[rel] = size, changed
+            if kept.get(name(path)) != (size, changed):
+                _keep_file(store, Path(path), f"{prefix}/{name(path)}")
+            kept[name(path)] = size, changed
         except (KineticError, OSError, ValueError) as error:  # ValueError: a name without UTF-8
             return str(error)
         return ""
@@ -175,28 +180,29 @@ def keep_written(
     lost = [*itertools.compress(written, problems), *written[fitting:]]
     bound = f"a host keeps {_in_words(KEPT_BYTES)} in {MOST_KEPT:,} files"
     why = next(filter(None, problems), f"{bound}. Write more below $KINETIC_OUTPUT_DIR.")
-    words = [_describe((size, rel) for rel, (size, _) in kept.items())] if kept else []
-    words += [f"Not kept: {_describe((size, rel) for size, rel, _ in lost)}: {why}"] if lost else []
+    words = [_describe((size, each) for each, (size, _) in kept.items())] if kept else []
+    if lost:
+        words += [f"Not kept: {_describe((size, name(path)) for size, path, _ in lost)}: {why}"]
     return ". ".join(words)
 
 
 def _describe(sized: Iterable[tuple[int, str]]) -> str:
     """Return the names of the largest files, and the size of all."""
     largest = sorted(sized, key=lambda file: (-file[0], file[1]))
-    names = [rel if rel.isprintable() else ascii(rel) for _, rel in largest]
+    names = [name if name.isprintable() else ascii(name) for _, name in largest]
     return f"{name_some(names, _NAMED)} ({_in_words(sum(size for size, _ in largest))})"
 
 
-def _keep_file(store: Store, space: Workspace, rel: str, key: str) -> None:
+def _keep_file(store: Store, path: Path, key: str) -> None:
     """Put a file into the store; into a folder as a link, which takes neither time nor space."""
     if (root := folder_of(store)) is not None:
         with contextlib.suppress(OSError):  # The file system has no links, or the job was removed.
             target = root / key
             files.make_below(target.parent, root / layout.JobKeys(layout.job_of(key)).prefix)
             target.unlink(missing_ok=True)
-            os.link(space.tree / rel, target)
+            os.link(path, target)
             return
-    store.put(key, space.tree / rel)
+    store.put(key, path)
 
 
 def as_client_names(text: str, tree: Path | None, plan: Plan) -> str:

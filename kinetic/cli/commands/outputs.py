@@ -25,8 +25,9 @@ from kinetic.errors import UsageError
 _HELP = """List the files that a function wrote into its work folder, which are kept, and into
 $KINETIC_OUTPUT_DIR; with --to, fetch them. Takes the id of a batch, too.
 
-Files of the leader in the last attempt have their own names; those of others are below `host-N`
-and `attempt-N`, those of $KINETIC_OUTPUT_DIR below `output-dir`.
+Files of the leader in the last attempt have their names in its working directory; those of others
+are below `host-N` and `attempt-N`, those elsewhere in the project below `project`, and those of
+$KINETIC_OUTPUT_DIR below `output-dir`.
 
 \b
 Examples:
