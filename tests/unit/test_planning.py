@@ -282,7 +282,7 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
     )
     shown = PlanView(made.plan, (), packages=lines)
     assert f"installs   kinetic {made.plan.versions.kinetic}\n" in repr(shown)
-    assert "  packages   scipy, jax, a, b, c, d, e, f, g, h, i, j and 2 more\n" in repr(shown)
+    assert "  packages   scipy, jax, a, b, c, d, e, f, g, h, i, j and 2 more" in repr(shown)
     assert "  cluster    c\n" in repr(shown)
     shown = PlanView(planned(namespace="ml").plan, ())
     assert "  cluster    c, namespace ml\n" in repr(shown)
