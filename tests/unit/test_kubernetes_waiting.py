@@ -8,9 +8,10 @@ import pytest
 import recorded
 from recorded import by_name
 
-from kinetic._backends.kubernetes import nodes
+from kinetic._backends.kubernetes import nodes, states
 from kinetic._backends.kubernetes.diagnosis import JobCause, JobDiagnosis, Observed, diagnose
 from kinetic._backends.kubernetes.resources import seconds_of
+from kinetic._core.state import JobStatus
 
 Document = dict[str, Any]
 HOPELESS = True
@@ -623,3 +624,30 @@ def test_a_leader_that_has_all_hosts_started_again_is_not_lost() -> None:
     assert diagnose(Observed(jobset(2), [leader, made_pod(1, 0)])) is None
     found = of(Observed(jobset(2), [evicted, ended(1, 137, reason="OOMKilled")]))
     assert (found.kind, found.hosts) == (JobCause.OUT_OF_MEMORY, (1,))
+
+
+def test_a_leader_that_its_hosts_have_lost_is_named_before_the_cluster_gives_it_up() -> None:
+    """Its machine is gone: for 40 s the cluster counts its pod as running."""
+    leader, lost = made_pod(0, 0), [ended(host, 1) for host in (1, 2)]
+    for each in (leader, *lost):
+        each["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
+    said = states.status_of(jobset(3), [leader, *lost])
+    words = "hosts 1, 2 have lost host 0, which leads: its node n0 may be gone"
+    assert (said.phase, said.reason) == (JobStatus.RUNNING, words)
+    leader["status"]["conditions"] = []
+    found = of(Observed(jobset(3), [leader, *lost]))
+    assert (found.kind, found.hosts) == (JobCause.NODE_LOST, (0, 1, 2))
+    assert "Host 0 was lost: its node n0 does not answer" in found.sentence
+
+
+def test_pods_that_do_not_end_are_named_while_all_hosts_are_to_start_again() -> None:
+    """Those on a dead node end when the cluster gives that up."""
+    leader, rest = ended(0, 3), [made_pod(host, 0) for host in (1, 2)]
+    for each in (leader, *rest):
+        each["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
+    for each in rest:
+        each["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:10Z"
+    said = states.status_of(jobset(3), [leader, *rest])
+    words = "its hosts start again once hosts 1, 2 on n1, n2 have ended"
+    assert (said.phase, said.reason) == (JobStatus.RUNNING, words)
+    assert said.hosts[0].reason == "it has all hosts started again"

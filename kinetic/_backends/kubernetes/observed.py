@@ -225,7 +225,7 @@ class Pod:
         memory_limit: of its container, as written, or "".
         noun, number: what users call it: "host 2", "head 0", or "worker 0" for one of Pathways.
         leads: whether it leads the gang.
-        wants_restart: whether it led, and ended so that the cluster starts all hosts again.
+        code: what kinetic's program ended with, if it did by itself.
     """
 
     name: str
@@ -253,12 +253,22 @@ class Pod:
     noun: str
     number: int
     leads: bool = False
-    wants_restart: bool = False
+    code: ProgramCode | None = None
 
     @property
     def called(self) -> str:
         """What users call it."""
         return f"{self.noun} {self.number}"
+
+    @property
+    def wants_restart(self) -> bool:
+        """Whether it led, and ended so that the cluster starts all hosts again."""
+        return self.leads and self.code in (ProgramCode.START_AGAIN, ProgramCode.TAKEN_AWAY)
+
+    @property
+    def has_lost_leader(self) -> bool:
+        """Whether it ended because its leader did not answer."""
+        return self.code is ProgramCode.UNDELIVERED and not self.leads
 
     @property
     def is_up(self) -> bool:
@@ -319,10 +329,13 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         noun=of.noun,
         number=host - of.first_host,
         leads=host == shape.leader,
-        wants_restart=host == shape.leader
-        and JOB_LABEL in labels(document)
-        and terminated.get("exitCode") in (ProgramCode.START_AGAIN, ProgramCode.TAKEN_AWAY),
+        code=_code_of(document, terminated.get("exitCode")),
     )
+
+
+def _code_of(pod: Document, code: int | None) -> ProgramCode | None:
+    is_own = JOB_LABEL in labels(pod) and code in [*ProgramCode]
+    return ProgramCode(code) if is_own and code is not None else None
 
 
 def name_pods(pods: Iterable[Pod]) -> str:

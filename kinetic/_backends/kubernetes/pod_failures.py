@@ -198,7 +198,7 @@ def _rank(pod: Pod) -> int:
         return 5
     if pod.exit_code is None:  # it is silent
         return 1
-    echoes = any(word in pod.exit_message.lower() for word in _ECHOES)
+    echoes = pod.has_lost_leader or any(w in pod.exit_message.lower() for w in _ECHOES)
     if pod.exit_code < 128:
         return 3 if echoes else 1
     return 4 if echoes or pod.exit_code == 143 else 2
@@ -227,7 +227,7 @@ def _cause(pod: Pod) -> tuple[JobCause, str, bool]:
             pod.exit_message or pod.exit_reason or "its pod failed",
             False,
         )
-    text = _code(pod.exit_code)
+    text = "its leader was lost" if pod.has_lost_leader else _code(pod.exit_code)
     if pod.exit_code in (126, 127):
         return JobCause.BAD_COMMAND, f"{text}, so a command was not found{_tail(pod)}", True
     return JobCause.HOST_FAILED, f"{text}{_tail(pod)}", False

@@ -108,13 +108,37 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
         phase = JobStatus.PENDING if never_ran else JobStatus.RUNNING
         failed = [p for p in ending if p.has_ended and not (p.is_deleting or p.wants_restart)]
         over = over or broken or all(pod.has_ended for pod in pods)
-        reason = ENDING if over else ""
+        reason = _explain_restart(pods) or (ENDING if over else "")
         if failed:
-            reason = f"{name_pods(failed)} {'have' if len(failed) > 1 else 'has'} failed"
+            reason = _of_silent_leader(pods) or f"{name_pods(failed)} {_have(failed)} failed"
     else:
         phase, reason = JobStatus.PENDING, _waiting_for(workload, pods, wanted)
     hosts = [_host(pod) for pod in pods]
     return Status(phase, reason, tuple(h for h in hosts if h.reason or h.phase is not phase))
+
+
+def _of_silent_leader(pods: Iterable[Pod]) -> str:
+    """A leader that its hosts have lost, and the cluster has not: it waits for the leader's node
+    for a while."""
+    lost = [pod for pod in pods if pod.has_lost_leader]
+    leader = next((pod for pod in pods if pod.leads and not pod.has_ended), None)
+    if not lost or leader is None:
+        return ""
+    whom = f"{name_pods(lost)} {_have(lost)} lost {leader.called}, which leads"
+    return f"{whom}: its node {leader.node} may be gone"
+
+
+def _explain_restart(pods: Iterable[Pod]) -> str:
+    """A cluster starts no host again before the pods of all have ended, also on dead nodes."""
+    ending = [pod for pod in pods if not pod.has_ended]
+    if not ending or not any(pod.wants_restart for pod in pods):
+        return ""
+    nodes = ", ".join(sorted({pod.node for pod in ending}))
+    return f"its hosts start again once {name_pods(ending)} on {nodes} {_have(ending)} ended"
+
+
+def _have(pods: Sequence[Pod]) -> str:
+    return "have" if len(pods) > 1 else "has"
 
 
 def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
@@ -164,6 +188,10 @@ def _end_of(pod: Pod) -> str:
         return ""
     if pod.disruption:
         return f"the cluster ended its pod: {pod.disruption}"
+    if pod.wants_restart:
+        return "it has all hosts started again"
+    if pod.has_lost_leader:
+        return "it has lost its leader"
     if pod.exit_code is None:
         return pod.exit_reason or "its pod failed"
     named = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
@@ -216,7 +244,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     if status.phase is JobStatus.RUNNING:
         return _judge_running(job, workload, status), None
     if status.phase is JobStatus.FAILED and _is_led(job.pods):
-        return Status(JobStatus.RUNNING, ENDING, hosts), None
+        return Status(JobStatus.RUNNING, _of_silent_leader(job.pods) or ENDING, hosts), None
     waits = status.phase is JobStatus.PENDING
     if waits and job.ref.has_head and job.has_begun():
         head = next((pod for pod in select_starting(job.pods) if pod.leads), None)
