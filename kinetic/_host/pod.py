@@ -102,13 +102,16 @@ def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
         return []
 
 
-def attempt_of(who: Identity, plan: Plan) -> int:
-    """Return the attempt that a pod joins.
+def attempt_of(who: Identity, plan: Plan, store: Store) -> int:
+    """Return the attempt that a pod joins. A queue that has stopped and resumed all pods counts no
+    restart.
 
     Raises:
         CoordinatorLost: host 0 did not come up within the start timeout.
     """
-    return _ask_leader(who, plan.limits.start_timeout_s) if who.restarts else 1
+    retries = plan.options.retries
+    is_first = not (who.restarts or (retries and attempts.newest(store, plan.job_id) > 1))
+    return 1 if is_first else _ask_leader(who, plan.limits.start_timeout_s)
 
 
 def is_cancelled(store: Store, job_id: str) -> bool:

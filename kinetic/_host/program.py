@@ -223,7 +223,8 @@ class _Joining(_HostProgram):
     """A host of a gang that another one leads."""
 
     def _first_attempt(self) -> int:
-        return pod.attempt_of(self._who, self._plan) if self._who.is_pod else self._who.attempt
+        who, plan = self._who, self._plan
+        return pod.attempt_of(who, plan, self._store) if who.is_pod else who.attempt
 
     def _take_part(self) -> int:
         policy = make_policy(self._plan, attempt=self._who.attempt)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from doubles.cluster import problems
 from doubles.cluster.fixtures import SHARES_FILES
+from doubles.cluster.kinds import JOB_SETS
 from gangs import wait_until
 from on_pods import finish, save, wait_at_first, wait_at_second, wait_at_third, wait_for_ever
 
@@ -151,3 +152,24 @@ def test_an_older_jobset_is_named_before_anything_is_sent(on_cluster):
     with pytest.raises(PreflightError, match=r"JobSet is older than 0\.10"):
         kinetic.run(accelerator=GANG)(wait_at_third)("m")
     assert not on_cluster.left_over()
+
+
+def set_suspended(cluster, handle, is_suspended):
+    """Suspend or resume a job as a queue does, which counts as no restart."""
+
+    def change(jobset):
+        jobset["spec"]["suspend"] = is_suspended
+
+    cluster.store.update(JOB_SETS, cluster.namespace, f"kinetic-{handle.job_id}", change)
+
+
+def test_a_job_that_its_queue_stops_and_resumes_begins_its_next_attempt_once(on_cluster, home):
+    handle = begun(on_cluster, wait_at_first, home.parent / "m", "tpu-v6e-8", slices=2, retries=1)
+    set_suspended(on_cluster, handle, True)
+    on_cluster.wait_for(lambda: not on_cluster.objects("pods"))
+    set_suspended(on_cluster, handle, False)
+    assert handle.result(timeout=120, cleanup=False) == "again"
+    assert handle.outcome().attempt == 2
+    (jobset,) = on_cluster.objects("jobsets")
+    assert jobset["status"]["restarts"] == 0, "a restart was wasted"
+    handle.cleanup()
