@@ -46,8 +46,6 @@ _STARTS = range(2, 1 << 31)
 leader counts."""
 
 
-_ABSENT = (Exit.NEVER_JOINED, Exit.AGENT_LOST)
-
 MakeHosts = Callable[[Plan, Store], Hosts]
 
 
@@ -174,7 +172,8 @@ class _Leading(_HostProgram):
         verdicts.conclude(self._store, self._plan.job_id, ended, self._plan)
         own = next((report for report in ended.outcome.reports if report.host == 0), None)
         report = ended.outcome.first if self._who.role == "head" else own
-        if self._who.role != "head" and any(r.exit in _ABSENT for r in ended.outcome.reports):
+        exits = {report.exit for report in ended.outcome.reports}
+        if self._who.role != "head" and exits & {Exit.NEVER_JOINED, Exit.AGENT_LOST}:
             return ProgramCode.CODE_FAILED  # Hosts that are not there cannot end their pods.
         return ProgramCode.DELIVERED if report is None else program_code(report)
 

@@ -206,7 +206,7 @@ class KubernetesBackend:
             return {}
         snapshot = self._read(refs)
         statuses = {ref.job_id: self._judge(ref, snapshot) for ref in refs}
-        if self._reader.is_patient and any(
+        if not snapshot.is_fresh and any(
             statuses[ref.job_id].status.phase is JobStatus.PENDING and stored.runs(self._store, ref)
             for ref in refs
         ):
@@ -298,7 +298,7 @@ class KubernetesBackend:
             return f"{states.REMOVED_FROM_CLUSTER.capitalize()}." if is_known else ""
         finding = diagnose(snapshot.observe_job(ref, workload, waits=False), self._api.now())
         if finding is None or finding.kind not in _ENDS | {JobCause.QUEUE_REFUSED}:
-            return ""  # A queue or a cluster that it waits for does not explain a loss.
+            return ""  # What it waits for now does not explain a loss.
         if host not in states.select_hosts(ref, finding):
             return ""
         return finding.sentence

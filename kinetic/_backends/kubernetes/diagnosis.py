@@ -13,7 +13,7 @@ because they remain for an hour after their cause is gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from kinetic._backends.kubernetes import pod_failures, queueing, scheduling
 from kinetic._backends.kubernetes.findings import JobCause, JobDiagnosis
@@ -76,10 +76,6 @@ _QUOTA = re.compile(
 )
 
 
-def _find_none(_name: str) -> Sequence[Document]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Observed:
     """What is known of a job. Only the workload is needed; what is unknown makes the finding less
@@ -93,18 +89,16 @@ class Observed:
         nodes: of the cluster; None if they may not be listed.
         queue_workload: Kueue's Workload of the job.
         queue_position: how many jobs of the queue come before it, or None.
-        secrets: names of the job's own secrets that exist; None if not looked up.
         own_secret: the name of the secret that kinetic makes for the job.
     """
 
     workload: Document
     pods: Sequence[Document] = ()
     jobs: Sequence[Document] = ()
-    events: EventsOf = _find_none
+    events: EventsOf = lambda _: ()
     nodes: Sequence[Document] | None = None
     queue_workload: Document | None = None
     queue_position: int | None = None
-    secrets: Collection[str] | None = None
     own_secret: str = ""
 
 
@@ -144,7 +138,7 @@ def diagnose(
     finding = scheduling.why_unscheduled(
         workload, pods, observed.events, observed.nodes, now=now, scale_up_s=scale_up_s
     )
-    return finding or _secret_missing(observed, pods) or _find_preparing(observed, pods)
+    return finding or _find_preparing(observed, pods)
 
 
 def _make_final(workload: Document, finding: JobDiagnosis) -> JobDiagnosis:
@@ -260,15 +254,6 @@ def _explain_own_secret(name: str) -> JobDiagnosis:
         f"The job's own secret {name} is not there: its submission is going on, or was "
         "interrupted. If nothing submits it any more, cancel the job and run it again.",
     )
-
-
-def _secret_missing(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
-    wanted = (
-        observed.own_secret and observed.secrets is not None and not any(p.has_run for p in pods)
-    )
-    if not wanted or observed.own_secret in (observed.secrets or ()):
-        return None
-    return _explain_own_secret(observed.own_secret)
 
 
 def _volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:

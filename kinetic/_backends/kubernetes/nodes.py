@@ -6,6 +6,7 @@ jobs that find no node. Pure. A pool that is scaled to zero has no nodes and is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from kinetic._backends.base import PoolRow
@@ -23,13 +24,7 @@ RESERVATION_LABEL = "cloud.google.com/reservation-name"
 MACHINE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TPU, GPU = "google.com/tpu", "nvidia.com/gpu"
-_PASSING_TAINTS = (
-    "node.kubernetes.io/",
-    "cloudprovider.kubernetes.io/",
-    "Autoscaler",
-    "karpenter.sh/",
-    "impending-node-termination",
-)
+_PASSING_TAINTS = re.compile(r"\bnode\.kubernetes|cloudprovider|Autoscaler|karpenter|impending")
 
 
 @dataclass(frozen=True)
@@ -109,18 +104,6 @@ def amount_on(node: Document, resource: str) -> str:
     return str(offered.get(resource) or "")
 
 
-def keeps_off(node: Document, tolerations: Iterable[Document]) -> list[str]:
-    """Return the taints for which a node never takes pods with these tolerations. Taints that come
-    and go with the node's health do not count."""
-    return [
-        taint["key"]
-        for taint in (node.get("spec") or {}).get("taints") or ()
-        if taint.get("effect") != "PreferNoSchedule"
-        and not any(words in taint["key"] for words in _PASSING_TAINTS)
-        and not any(_tolerates(toleration, taint) for toleration in tolerations)
-    ]
-
-
 def _tolerates(toleration: Document, taint: Document) -> bool:
     fits = toleration.get("operator") == "Exists" or toleration.get("value") == taint.get("value")
     return fits and all(toleration.get(k) in (None, "", taint.get(k)) for k in ("key", "effect"))
@@ -139,10 +122,15 @@ def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list
 
 
 def select_open_nodes(nodes: Iterable[Document], pod: Document) -> list[Document]:
-    """Return the nodes that a pod with this spec selects, and whose taints it tolerates."""
-    tolerations = pod.get("tolerations") or ()
+    """Return the nodes that a pod with this spec selects, and whose taints it tolerates; those that
+    come and go with a node's health do not count."""
+
+    def is_open(taint: Document) -> bool:
+        passes = taint.get("effect") == "PreferNoSchedule" or _PASSING_TAINTS.search(taint["key"])
+        return bool(passes) or any(_tolerates(t, taint) for t in pod.get("tolerations") or ())
+
     alike = select_nodes(nodes, pod.get("nodeSelector") or {})
-    return [node for node in alike if not keeps_off(node, tolerations)]
+    return [n for n in alike if all(map(is_open, (n.get("spec") or {}).get("taints") or ()))]
 
 
 def live_accelerators(nodes: Iterable[Document]) -> tuple[PoolRow, ...]:

@@ -127,8 +127,7 @@ def _from_nodes(
 ) -> JobDiagnosis:
     hosts = tuple(pod.host for pod in stuck)
     spec = of.template.get("spec") or {}
-    selector, tolerations = spec.get("nodeSelector") or {}, spec.get("tolerations") or ()
-    kind = _kind_of(selector)
+    kind = _kind_of(spec.get("nodeSelector") or {})
     fitting = None if nodes is None else pools.select_open_nodes(nodes, spec)
     scheduler = _strip_notes(stuck[0].unschedulable)
     if placed:
@@ -141,10 +140,6 @@ def _from_nodes(
         )
     if fitting == [] or (fitting is None and not _is_short(scheduler)):
         text = f"No node of the cluster has {kind or 'what the pods ask for'}. {_offers(nodes)}"
-        if tainted := pools.select_nodes(nodes or (), selector):
-            taints = sorted({key for n in tainted for key in pools.keeps_off(n, tolerations)})
-            text = f"The nodes{kind and f' with {kind}'} have taints that the pods do not tolerate"
-            text = f"{text}: {', '.join(taints)}. "
         return JobDiagnosis(
             JobCause.NO_NODE_POOL, f"{text}{_quote_scheduler(scheduler)}", hosts=hosts
         )

@@ -280,11 +280,6 @@ class SnapshotReader:
                     return replace(last, workloads=workloads, is_fresh=False)
             return self._take()
 
-    @property
-    def is_patient(self) -> bool:
-        """Whether the cluster is asked less and less, since all jobs wait."""
-        return self._rounds > 0
-
     def hurry(self) -> None:
         """Ask soon again: a job was seen to run by other means."""
         self._rounds = 0

@@ -108,37 +108,28 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
         phase = JobStatus.PENDING if never_ran else JobStatus.RUNNING
         failed = [p for p in ending if p.has_ended and not (p.is_deleting or p.wants_restart)]
         over = over or broken or all(pod.has_ended for pod in pods)
-        reason = _explain_restart(pods) or (ENDING if over else "")
+        reason = ENDING if over else ""
         if failed:
-            reason = _of_silent_leader(pods) or f"{name_pods(failed)} {_have(failed)} failed"
+            reason = f"{name_pods(failed)} {'have' if len(failed) > 1 else 'has'} failed"
+        reason = _explain_ends(pods) or reason
     else:
         phase, reason = JobStatus.PENDING, _waiting_for(workload, pods, wanted)
     hosts = [_host(pod) for pod in pods]
     return Status(phase, reason, tuple(h for h in hosts if h.reason or h.phase is not phase))
 
 
-def _of_silent_leader(pods: Iterable[Pod]) -> str:
-    """A leader that its hosts have lost, and the cluster has not: it waits for the leader's node
-    for a while."""
-    lost = [pod for pod in pods if pod.has_lost_leader]
-    leader = next((pod for pod in pods if pod.leads and not pod.has_ended), None)
-    if not lost or leader is None:
+def _explain_ends(pods: Sequence[Pod]) -> str:
+    """What pods that have ended tell of the others. For a while a cluster counts those of a dead
+    node as running, and it starts no host again before all have ended."""
+    rest, lost = [p for p in pods if not p.has_ended], [p for p in pods if p.has_lost_leader]
+    leader = next((pod for pod in rest if pod.leads), None)
+    if lost and leader is not None:
+        whom = f"{name_pods(lost)} lost {leader.called}, which leads"
+        return f"{whom}: its node {leader.node} may be gone"
+    if not rest or not any(pod.wants_restart for pod in pods):
         return ""
-    whom = f"{name_pods(lost)} {_have(lost)} lost {leader.called}, which leads"
-    return f"{whom}: its node {leader.node} may be gone"
-
-
-def _explain_restart(pods: Iterable[Pod]) -> str:
-    """A cluster starts no host again before the pods of all have ended, also on dead nodes."""
-    ending = [pod for pod in pods if not pod.has_ended]
-    if not ending or not any(pod.wants_restart for pod in pods):
-        return ""
-    nodes = ", ".join(sorted({pod.node for pod in ending}))
-    return f"its hosts start again once {name_pods(ending)} on {nodes} {_have(ending)} ended"
-
-
-def _have(pods: Sequence[Pod]) -> str:
-    return "have" if len(pods) > 1 else "has"
+    nodes = ", ".join(sorted({pod.node for pod in rest}))
+    return f"its hosts start again once these have ended: {name_pods(rest)} on {nodes}"
 
 
 def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
@@ -188,10 +179,8 @@ def _end_of(pod: Pod) -> str:
         return ""
     if pod.disruption:
         return f"the cluster ended its pod: {pod.disruption}"
-    if pod.wants_restart:
-        return "it has all hosts started again"
-    if pod.has_lost_leader:
-        return "it has lost its leader"
+    if pod.wants_restart or pod.has_lost_leader:
+        return "it has all hosts started again" if pod.leads else "it has lost its leader"
     if pod.exit_code is None:
         return pod.exit_reason or "its pod failed"
     named = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
@@ -244,7 +233,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     if status.phase is JobStatus.RUNNING:
         return _judge_running(job, workload, status), None
     if status.phase is JobStatus.FAILED and _is_led(job.pods):
-        return Status(JobStatus.RUNNING, _of_silent_leader(job.pods) or ENDING, hosts), None
+        return Status(JobStatus.RUNNING, _explain_ends(job.pods) or ENDING, hosts), None
     waits = status.phase is JobStatus.PENDING
     if waits and job.ref.has_head and job.has_begun():
         head = next((pod for pod in select_starting(job.pods) if pod.leads), None)
