@@ -341,12 +341,14 @@ def test_all_metrics_are_drawn_in_groups_and_found_by_name(show, shown):
     ref = show.add(1)
     show.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
     names = ["loss", *(f"grads/layer_{number}" for number in range(40)), "host/<i>x</i>"]
-    for step in (1, 2):
-        log(show, ref, dict.fromkeys(names, -1.25e-5 * step), step)
+    for step in (1, 12_345_678):
+        log(show, ref, dict.fromkeys(names, -1.235e-5), step)
     shown.open(f"jobs/{ref.job_id}").wait_for("layer_39", "#groups")
     assert shown.count("#groups figure") == len(names)
     assert shown.count("#groups details[open]") == 3
-    clipped = """return [...document.querySelectorAll(".high, .low")]
+    ActionChains(shown.browser).move_to_element(shown.find("#groups svg")).perform()
+    shown.wait_for("1: -1.235e-05", "#groups .at")
+    clipped = """return [...document.querySelectorAll(".high, .low, .ends")]
         .filter((label) => label.scrollWidth > label.clientWidth)
         .map((label) => label.textContent)"""
     assert shown.run(clipped) == []
