@@ -31,8 +31,8 @@ from kinetic._core.place import Place
 from kinetic._core.plan import BUCKETS, Blob, Cell, Cost, Limits, Plan, Versions, needs_jax
 from kinetic._core.ref import new_job_id
 from kinetic._core.spec import name_of
-from kinetic._core.start_variables import select_start_variables
 from kinetic._core.values import dataclass
+from kinetic._core.variables import looks_secret, select_start_variables
 from kinetic.errors import UsageError
 from kinetic.version import __version__
 
@@ -380,7 +380,7 @@ def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]
     selected = environment.select_env_vars(options.capture_env_vars, variables)
     free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}
     hidden = select_start_variables(free)
-    hidden |= {k: v for k, v in free.items() if environment.looks_secret(k)}
+    hidden |= {k: v for k, v in free.items() if looks_secret(k)}
     secrets = environment.secret_values(options.secrets, variables) | hidden
     return {k: v for k, v in free.items() if k not in hidden}, secrets
 

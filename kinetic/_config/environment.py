@@ -8,17 +8,15 @@ names, never the values, of what was captured.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kinetic._core.variables import looks_secret
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
     import logging
 
-
-_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 _OF_THIS_MACHINE = """
     PATH HOME PYTHONPATH LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL
@@ -48,11 +46,6 @@ _OF_HOSTS = frozenset(
 """Variables of hosts that look like those of settings."""
 _ALIKE = 0.85
 _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret."""
-    return _SECRET.search(name) is not None
 
 
 def select_env_vars(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeVar, cast, get_args
 
 from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
-from kinetic._core.start_variables import OF_THE_INTERPRETER
+from kinetic._core.variables import OF_THE_INTERPRETER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]

@@ -39,9 +39,11 @@ def holding(secret, home, handle):
 
 def test_secrets_rest_nowhere_while_attempts_run(monkeypatch, home):
     secret = "-".join(["s3cret", "canary", "of", "the", "test"])
-    monkeypatch.setenv("MY_TOKEN", secret)
+    names = ["MY_TOKEN", "LD_SDK_KEY"]  # The loader reads variables that begin so at a start.
+    for name in names:
+        monkeypatch.setenv(name, secret)
 
-    @kinetic.run(accelerator="cpu", secrets=["MY_TOKEN"], retries=2)
+    @kinetic.run(accelerator="cpu", secrets=names, retries=2)
     def hold(folder):
         here = Path(folder) / os.environ["KINETIC_ATTEMPT"]
         here.touch()

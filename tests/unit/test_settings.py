@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._config import environment, settings
+from kinetic._core.variables import looks_secret
 from kinetic.errors import UsageError, UsageTypeError
 
 HOME = {"HOME": "/home/me"}
@@ -180,7 +181,7 @@ def test_a_missing_secret_is_named():
 def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
     kept = settings.worker_environ(environ)
     # It names a file, which lies where other programs of the user find it.
-    secret = {name for name in kept if environment.looks_secret(name)}
+    secret = {name for name in kept if looks_secret(name)}
     assert secret <= {"GOOGLE_APPLICATION_CREDENTIALS"}
     assert set(environ) - set(kept) <= {"HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"}
 

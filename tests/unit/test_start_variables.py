@@ -12,7 +12,7 @@ from manifest_cases import PLACE, SETTINGS, env_of, planned
 
 from kinetic._backends.kubernetes.manifests import render
 from kinetic._backends.local import launcher
-from kinetic._core.start_variables import select_start_variables
+from kinetic._core.variables import select_start_variables
 from kinetic._host import identity
 from kinetic._host.agent import start_message
 
@@ -30,6 +30,16 @@ AT_START = {name: ENV[name] for name in tuple(ENV)[:4]}
 
 def test_what_is_read_later_needs_no_process_of_its_own():
     assert select_start_variables(ENV) == AT_START
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_SDK_KEY", "LANGFUSE_HOST", "PYTHON_TOKEN", "TZKT_API", "PYTHONHOME"]
+)
+def test_what_only_begins_like_them_stays_out_of_the_environment_of_processes(name):
+    assert select_start_variables({name: "x", "TZ": "UTC", "LC_ALL": "C"}) == {
+        "TZ": "UTC",
+        "LC_ALL": "C",
+    }
 
 
 @pytest.mark.parametrize("slices", [1, (1, 2)])

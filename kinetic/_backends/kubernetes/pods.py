@@ -33,8 +33,8 @@ from kinetic._backends.kubernetes.observed import (
     RESTART_LABEL,
 )
 from kinetic._core.plan import Plan
-from kinetic._core.start_variables import select_start_variables
 from kinetic._core.values import dataclass
+from kinetic._core.variables import select_start_variables
 
 CONTAINER = "kinetic"
 _RESERVATION_PROJECT = "cloud.google.com/reservation-project"

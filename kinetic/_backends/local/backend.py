@@ -24,8 +24,8 @@ from kinetic._backends.base import (
 from kinetic._backends.local import liveness, simulation
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
-from kinetic._core.start_variables import select_start_variables
 from kinetic._core.state import JobStatus
+from kinetic._core.variables import select_start_variables
 from kinetic._store import files
 from kinetic._store.base import folder_of
 from kinetic._system import locks, machine, memory_folder, pipes

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from kinetic._core.start_variables import READ_AT_START
+from kinetic._core.variables import READ_AT_START
 from kinetic._store import files
 from kinetic.errors import KineticError, StoreFull, SubmitError
 
@@ -36,7 +36,7 @@ _SILENT = {
 }
 
 _READ_BY_ZYGOTES = (
-    *(*READ_AT_START, "JAX_", "XLA_", "TMPDIR", "HOME"),
+    *(*READ_AT_START, "LANG", "TZ", "JAX_", "XLA_", "TMPDIR", "HOME"),
     *("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_"),
     *("SSL_", "REQUESTS_CA_", "CURL_CA_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "HF_"),
 )

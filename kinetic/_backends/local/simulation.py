@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic._core import layout
 from kinetic._core.plan import needs_jax
-from kinetic._core.start_variables import THREADS
+from kinetic._core.variables import THREADS
 from kinetic.errors import InsufficientMemory, PreflightError, UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kinetic._core import preemption
 from kinetic._core.plan import Plan
-from kinetic._core.start_variables import LOADER_PATH
+from kinetic._core.variables import LOADER_PATH
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
 from kinetic._host.identity import Identity
 from kinetic._host.worker import jaxworld

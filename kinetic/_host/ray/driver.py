@@ -28,7 +28,7 @@ from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.outcome import HostReport
 from kinetic._core.plan import Plan
 from kinetic._core.quantities import amount_of, bytes_of
-from kinetic._core.start_variables import select_start_variables
+from kinetic._core.variables import select_start_variables
 from kinetic._host import identity, program
 from kinetic._host.agents import WORKER_LOST
 from kinetic._host.hosts import RemoteHosts
