@@ -122,7 +122,8 @@ def compile_steps(local_every, folder):
 
     count = jax.numpy.zeros((), int)
     everywhere = jax.sharding.NamedSharding(kinetic.make_mesh(), jax.sharding.PartitionSpec())
-    weights = jax.make_array_from_callback((3,), everywhere, lambda index: np.ones(3)[index])
+    ones = np.ones(3, jax.numpy.bfloat16)  # which x, a weakly typed number, must leave so
+    weights = jax.make_array_from_callback((3,), everywhere, lambda index: ones[index])
 
     @jax.jit
     def once(s):
@@ -137,7 +138,8 @@ def compile_steps(local_every, folder):
             state = once(state)
             ckpt.save(step, state)
         ckpt.wait()
-    return start, int(state["step"]), int(state["count"]), float(state["x"]), state["x"].dtype
+    types = [str(state[name].dtype) for name in ("x", "w")]
+    return start, int(state["step"]), int(state["count"]), float(state["x"]), types
 
 
 class Numbers:
