@@ -32,6 +32,7 @@ from kinetic.errors import (
     KineticError,
     NotFound,
     ResultUnavailable,
+    UnsupportedVersion,
     UsageError,
     UserCodeFailed,
 )
@@ -127,13 +128,14 @@ def error(
     first = outcome.first
     if first is None:
         return exception_of(Evidence(ref.job_id, ref.display_name, outcome))
+    key = "" if first.error is None else first.error.key
+    found = _read_original(board, ref, key) if key else ""
     evidence = Evidence(
         ref.job_id,
         ref.display_name,
         outcome,
-        original=_read_original(board, ref, first.error.key)
-        if first.error is not None and first.error.key
-        else None,
+        original=found if isinstance(found, BaseException) else None,
+        unreadable=found if isinstance(found, str) else "",
         tail=last_lines(first.host),
         stacks=summarize_groups(stacks(outcome), outcome.blamed) if first.exit is Exit.HANG else "",
     )
@@ -212,7 +214,8 @@ def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) 
         )
 
 
-def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | None:
+def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | str:
+    """Return the exception, or why it cannot be rebuilt; "" if its class is the reason."""
     from kinetic._pickling import results
 
     try:
@@ -220,7 +223,8 @@ def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | No
         return _load_in_project(board, ref, lambda: results.unpack_exception(data))
     except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code; the error's text is still available
         _log.info("the exception of %s cannot be rebuilt here: %s", ref.job_id, problem)
-        return None
+        is_foreign = isinstance(problem, UnsupportedVersion)
+        return "another version of kinetic wrote it down" if is_foreign else ""
 
 
 _searching = threading.RLock()

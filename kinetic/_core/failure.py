@@ -37,6 +37,9 @@ _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised in the caller, these would end its process or loop instead of reporting the failure."""
 
 
+_NO_CLASS = "its class cannot be rebuilt here"
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What is known about a job that failed.
@@ -47,6 +50,7 @@ class Evidence:
         outcome: the verdict.
         original: the exception that the blamed host raised, rebuilt here; None if it raised none
             or it cannot be rebuilt.
+        unreadable: why not, if its class is not the reason.
         tail: the last lines that the blamed host printed, unless the caller has seen them.
         stacks: the hosts' stacks, if the gang hung.
     """
@@ -55,6 +59,7 @@ class Evidence:
     name: str
     outcome: Outcome
     original: BaseException | None = None
+    unreadable: str = ""
     tail: str = ""
     stacks: str = ""
 
@@ -202,7 +207,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     maybe = "probably " if first.guessed else ""
     sentences = {
         Exit.RAISED: f"{who} raised {_describe_error(first)}"
-        f"{'' if evidence.original else ' (its class cannot be rebuilt here)'}.",
+        f"{'' if evidence.original else f' ({evidence.unreadable or _NO_CLASS})'}.",
         Exit.SYS_EXIT: f"{_lower_first(_describe_exit(first))} on {who}.",
         Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or "
         "smaller batches.",

@@ -20,7 +20,7 @@ from dataclasses import asdict
 
 from kinetic._core.plan import Versions
 from kinetic._core.values import dataclass
-from kinetic.errors import CorruptRecord
+from kinetic.errors import CorruptRecord, UnsupportedVersion
 from kinetic.version import __version__
 
 SCHEMA = 3
@@ -81,15 +81,16 @@ def read_header(data: bytes) -> Header:
     """Read the first line; unpickles nothing.
 
     Raises:
-        CorruptRecord: the bytes were not written by this module, or by a newer version of it.
+        CorruptRecord: the bytes were not written by this module.
+        UnsupportedVersion: another version of kinetic wrote them.
     """
     end = data.find(b"\n")
     try:
         line = json.loads(data[: max(end, 0)])
         if line["schema"] != SCHEMA:
-            raise CorruptRecord(
-                f"The record has schema {line['schema']!r}; this kinetic reads {SCHEMA}. Use the "
-                "version that wrote it."
+            raise UnsupportedVersion(
+                f"The record was written by another version of kinetic (schema {line['schema']!r}, "
+                f"not {SCHEMA}). Read it with that version, or submit the job again."
             )
         versions, function = Versions(**line["fingerprint"]), str(line.get("function", ""))
         header = Header(

@@ -154,7 +154,9 @@ class TreeRecord:
         try:
             document = json.loads(data)
             if document["schema"] != _SCHEMA:
-                raise ValueError(f"it has schema {document['schema']!r}, not {_SCHEMA}")
+                raise CorruptRecord(
+                    "The record of the source tree was written by another version of kinetic."
+                )
             texts: dict[str, tuple[str, ...]] = {}
             for name in _TEXTS:
                 value = document[name]

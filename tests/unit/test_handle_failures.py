@@ -341,3 +341,13 @@ def test_long_tracebacks_fit_on_a_screen(store, job, handle):
     assert len(shown.splitlines()) < 70
     assert len(shown) < 10_000
     assert caught.value.remote_traceback == text
+
+
+def test_an_exception_that_another_version_wrote_is_called_so(store, job, handle):
+    report = raised(store, job, 0, ValueError("nine"))
+    put_outcome(store, job, report)
+    data = store.get(report.error.key)
+    store.put(report.error.key, data.replace(b'"schema": 3', b'"schema": 1', 1))
+    with pytest.raises(errors.UserCodeFailed, match="another version of kinetic wrote it") as info:
+        handle.result()
+    assert "class cannot be rebuilt" not in str(info.value)

@@ -21,6 +21,7 @@ from kinetic._pickling.modules import Shipped, classify
 from kinetic.errors import (
     CorruptRecord,
     PicklingError,
+    UnsupportedVersion,
 )
 
 project = payload_cases.project
@@ -139,7 +140,7 @@ def test_a_truncated_record_and_the_wrong_kind_are_corrupt():
 
 def test_a_newer_schema_is_refused():
     data = results.pack_value(1).replace(b'"schema": 3', b'"schema": 9', 1)
-    with pytest.raises(CorruptRecord, match="schema 9"):
+    with pytest.raises(UnsupportedVersion, match="by another version of kinetic"):
         results.unpack_value(data)
 
 

@@ -31,7 +31,14 @@ from kinetic._store import index as job_index
 from kinetic._store.base import Store
 from kinetic._store.many import get_many
 from kinetic._system import machine, processes
-from kinetic.errors import CorruptRecord, KineticError, NotFound, SubmitError, text_of
+from kinetic.errors import (
+    CorruptRecord,
+    KineticError,
+    NotFound,
+    SubmitError,
+    UnsupportedVersion,
+    text_of,
+)
 
 SCHEMA_VERSION = 2
 STAMP_EVERY_S = 30.0
@@ -68,12 +75,14 @@ class Batch(Record, called="The record of the batch"):
         """Rebuild from `to_json`; unknown keys are ignored.
 
         Raises:
-            CorruptRecord: it is no such object, or one of another version of kinetic.
+            CorruptRecord: it is no such object.
+            UnsupportedVersion: another version of kinetic wrote it.
         """
-        version = data.get("schema_version") if isinstance(data, dict) else None
-        if version != SCHEMA_VERSION:
-            raise CorruptRecord(
-                f"The batch has schema version {version!r}; use the kinetic that began it."
+        known = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else None
+        if known not in (SCHEMA_VERSION, None):
+            raise UnsupportedVersion(
+                "The record of the batch was written by another version of kinetic: read it with "
+                "that one. `kinetic jobs list --all` shows its jobs."
             )
         return super().from_json(data)
 
