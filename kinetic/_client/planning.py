@@ -50,8 +50,7 @@ _MB = 1_000_000
 STILL_NOTICE_S = 60.0
 """How long all hosts stand still before a line of output says which of them holds the others up."""
 _LARGEST_SHOWN = 5
-SECRET_BYTES = 1_000_000
-"""A Secret of a cluster may have 1 MiB, with what the gang itself keeps there."""
+SECRET_BYTES = 1_000_000  # A Secret may have 1 MiB, with what the gang itself keeps there.
 _DATA = "kinetic._datasets.data"
 """The module of `kinetic.Data`."""
 
@@ -379,8 +378,7 @@ def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
     free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}
-    hidden = select_start_variables(free)
-    hidden |= {k: v for k, v in free.items() if looks_secret(k)}
+    hidden = {k: v for k, v in free.items() if looks_secret(k)} | select_start_variables(free)
     secrets = environment.secret_values(options.secrets, variables) | hidden
     return {k: v for k, v in free.items() if k not in hidden}, secrets
 
@@ -397,11 +395,8 @@ def _check_secrets(secrets: Mapping[str, str], place: Place) -> None:
         )
 
 
-def _check_checkpoints(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    """Refuse a `Checkpointer` for a bucket, if its place is a constant, a global or an
-    argument, that hosts here cannot write."""
+def _check_checkpoints(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what shows itself as a `Checkpointer` for a bucket that hosts here cannot write."""
     code = getattr(func, "__code__", None)
     if code is None or "Checkpointer" not in code.co_names or find_spec("gcsfs"):
         return

@@ -12,7 +12,6 @@ LOADER_PATH = "LD_LIBRARY_PATH"
 THREADS = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_")
 READ_AT_START = ("LD_", "GLIBC_", "MALLOC_", "PYTHON", "LC_", *THREADS)
 """The beginnings of their names."""
-_ALSO_AT_START = ("LANG", "LANGUAGE", "TZ")
 OF_THE_INTERPRETER = ("PYTHONHOME", "PYTHONPLATLIBDIR")
 _OF_EACH_HOST = ("PYTHONPATH", *OF_THE_INTERPRETER)
 """A host imports kinetic by its own PYTHONPATH; it adds the folders of the job's."""
@@ -30,6 +29,6 @@ def select_start_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variables.items()
-        if (name.startswith(READ_AT_START) or name in _ALSO_AT_START)
+        if (name.startswith(READ_AT_START) or name in ("LANG", "LANGUAGE", "TZ"))
         and not (name in _OF_EACH_HOST or looks_secret(name))
     }

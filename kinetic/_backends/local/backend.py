@@ -85,10 +85,6 @@ class LocalBackend:
 
         return settings.worker_environ()
 
-    def _start_environ(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """What the processes of a job that sets these variables are started with."""
-        return self._environ | select_start_variables(variables)
-
     def preflight(self, plan: Plan) -> None:
         """Refuse what this machine cannot hold or reach."""
         simulation.check_system(self._system, plan.place)
@@ -117,14 +113,15 @@ class LocalBackend:
 
         modules = simulation.preload_modules(needs_jax=needs_jax, variables=variables)
         more = simulation.preload_libraries(libraries, variables=variables) if modules else ()
-        launcher.warm_up(modules, self._start_environ(variables), libraries=more)
+        launcher.warm_up(modules, self._environ | select_start_variables(variables), libraries=more)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
         """Start the supervisor; it holds the job's lock when this returns."""
         from kinetic._backends.local import launcher
 
         (gang,) = documents
-        folder, environ = self._folder(ref), self._start_environ({**gang["env"], **secrets})
+        environ = self._environ | select_start_variables({**gang["env"], **secrets})
+        folder = self._folder(ref)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
