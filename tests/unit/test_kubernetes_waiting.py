@@ -582,7 +582,7 @@ def test_processors_that_no_node_has_are_not_waited_for() -> None:
     found = of(Observed(asking(cpu="500"), [pod(0, NO_CPU)], nodes=there), now=NOW)
     assert (found.kind, found.hopeless) == (JobCause.NO_NODE_POOL, True)
     assert found.sentence.startswith(
-        "No node has the 500 CPUs that a pod asks for; they have up to 80. cpu= reserves them: ask"
+        "No node has the 500 CPUs that a pod asks for; they have up to 80. Ask for less: cpu="
     )
     found = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=there), now=NOW)
     assert found.kind is JobCause.NO_ROOM

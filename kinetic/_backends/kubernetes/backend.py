@@ -206,11 +206,10 @@ class KubernetesBackend:
             return {}
         snapshot = self._read(refs)
         statuses = {ref.job_id: self._judge(ref, snapshot) for ref in refs}
-        if not snapshot.is_fresh and any(
-            statuses[ref.job_id].status.phase is JobStatus.PENDING and stored.runs(self._store, ref)
-            for ref in refs
-        ):
-            self._reader.hurry()
+        for ref in () if snapshot.is_fresh else refs:
+            is_pending = statuses[ref.job_id].status.phase is JobStatus.PENDING
+            if is_pending and stored.runs(self._store, ref):
+                snapshot.context.waiting.discard(ref.job_id)  # Its cluster is asked soon again.
         if not snapshot.is_fresh:
             unsure = [
                 ref

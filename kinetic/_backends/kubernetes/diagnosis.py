@@ -300,16 +300,12 @@ def _not_created(
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 
-    def is_of_this_start(event: Document) -> bool:
-        uid = (event.get("involvedObject") or {}).get("uid")
-        return not (uid and status.get("restarts")) or uid in uids
-
     name = str(workload.get("name", ""))
     refused = [
         event
         for event in _sort_events(observed, *dict.fromkeys((name, shape.job_of(name, missing[0]))))
         if event.get("reason") in ("FailedCreate", "JobCreationFailed")
-        and is_of_this_start(event)
+        and (not status.get("restarts") or (event.get("involvedObject") or {}).get("uid") in uids)
         and not any(words in (event.get("message") or "") for words in _ORDINARY)
         and event_time(event) >= admitted_at(event)
     ]

@@ -225,7 +225,7 @@ class Pod:
         memory_limit: of its container, as written, or "".
         noun, number: what users call it: "host 2", "head 0", or "worker 0" for one of Pathways.
         leads: whether it leads the gang.
-        code: what kinetic's program ended with, if it did by itself.
+        code: the exit code of kinetic's program, a `ProgramCode` if it ended by itself.
     """
 
     name: str
@@ -253,7 +253,7 @@ class Pod:
     noun: str
     number: int
     leads: bool = False
-    code: ProgramCode | None = None
+    code: int | None = None
 
     @property
     def called(self) -> str:
@@ -268,7 +268,7 @@ class Pod:
     @property
     def has_lost_leader(self) -> bool:
         """Whether it ended because its leader did not answer."""
-        return self.code is ProgramCode.UNDELIVERED and not self.leads
+        return self.code == ProgramCode.UNDELIVERED and not self.leads
 
     @property
     def is_up(self) -> bool:
@@ -300,14 +300,14 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
     refused = scheduled if scheduled.get("status") == "False" else {}
     disruption = condition(document, "DisruptionTarget") or {}
     stage = _stage(document, state)
-    of, host = shape.set_of(document), shape.host_of(document)
+    of, host, pod_labels = shape.set_of(document), shape.host_of(document), labels(document)
     # the kubelet's reason, such as Evicted or NodeShutdown, is more precise than the container's
     ended = status if stage is Stage.FAILED else {}
     return Pod(
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
         host=host,
-        restart=_number(labels(document).get(RESTART_LABEL)),
+        restart=_number(pod_labels.get(RESTART_LABEL)),
         created_at=meta.get("creationTimestamp") or "",
         node=spec.get("nodeName") or "",
         stage=stage,
@@ -329,13 +329,8 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
         noun=of.noun,
         number=host - of.first_host,
         leads=host == shape.leader,
-        code=_code_of(document, terminated.get("exitCode")),
+        code=terminated.get("exitCode") if JOB_LABEL in pod_labels else None,
     )
-
-
-def _code_of(pod: Document, code: int | None) -> ProgramCode | None:
-    is_own = JOB_LABEL in labels(pod) and code in [*ProgramCode]
-    return ProgramCode(code) if is_own and code is not None else None
 
 
 def name_pods(pods: Iterable[Pod]) -> str:

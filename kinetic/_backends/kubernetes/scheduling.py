@@ -40,10 +40,7 @@ _PASSING = (
 """In what an autoscaler says when it cannot add nodes now, but knows a pool that may have some."""
 _GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
 _REQUEST = ("AcceptedProvisioningRequest", "ProvisioningRequestPending")
-_AMOUNTS = {
-    "memory": ("{} of memory", "memory= and local_storage= reserve memory: ask for less."),
-    "cpu": ("{} CPUs", "cpu= reserves them: ask for less."),
-}
+_ASK_FOR_LESS = "Ask for less: cpu=, memory= and local_storage= reserve it."
 
 
 def why_unscheduled(
@@ -168,13 +165,10 @@ def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
         offered = [pools.amount_on(node, name) for node in fitting]
         most = max(offered, key=amount_of, default="")
         if most and all(offered) and sum(map(amount_of, amounts)) > amount_of(most):
-            words, advice = _AMOUNTS.get(name, (f"{{}} {name}", "Ask for less."))
-            kind, asked = (
-                _kind_of(spec.get("nodeSelector") or {}),
-                words.format(" + ".join(amounts)),
-            )
+            kind, amount = _kind_of(spec.get("nodeSelector") or {}), " + ".join(amounts)
+            asked = f"{amount} CPUs" if name == "cpu" else f"{amount} of {name}"
             text = f"No node{kind and f' with {kind}'} has the {asked} that a pod asks for"
-            return f"{text}; they have up to {most}. {advice}"
+            return f"{text}; they have up to {most}. {_ASK_FOR_LESS}"
     return ""
 
 

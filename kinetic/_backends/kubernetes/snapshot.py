@@ -189,6 +189,7 @@ class ClusterSnapshot:
         context, pods = self.context, self.pods_of(ref)
         if waits:
             context.waiting.add(ref.job_id)
+        lacks_nodes = not all((pod.get("spec") or {}).get("nodeName") for pod in pods)
         was_started_again = (workload.get("status") or {}).get("restarts")
         needs_jobs = not waits or was_started_again or condition(workload, "Failed")
         queued = QUEUE_LABEL in labels(workload) and (waits or is_suspended(workload))
@@ -200,7 +201,7 @@ class ClusterSnapshot:
             if needs_jobs and resource_of(ref) is JOBSETS
             else (),
             events=context.events_of,
-            nodes=context.nodes if waits and any(map(_is_unscheduled, pods)) else None,
+            nodes=context.nodes if waits and lacks_nodes else None,
             queue_workload=of_queue,
             queue_position=_position(of_queue, context.queues or ())
             if waits and of_queue
@@ -280,10 +281,6 @@ class SnapshotReader:
                     return replace(last, workloads=workloads, is_fresh=False)
             return self._take()
 
-    def hurry(self) -> None:
-        """Ask soon again: a job was seen to run by other means."""
-        self._rounds = 0
-
     def _all_wait(self, last: ClusterSnapshot) -> bool:
         return self._followed.keys() <= last.context.waiting
 
@@ -354,11 +351,6 @@ def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
 def resource_of(ref: JobRef) -> Resource:
     """Return the kind of the job's workload."""
     return JOBS if ref.hosts == 1 and not ref.has_single_controller else JOBSETS
-
-
-def _is_unscheduled(pod: Document) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c.get("type") == "PodScheduled" and c.get("status") == "False" for c in conditions)
 
 
 def _owners(thing: Document) -> list[str]:

@@ -127,10 +127,8 @@ def _orphan_verdict(
             now=now,
             attempt=attempt,
         )
-        if not verdict.given_up:
-            return verdict
-        given_up = f"attempt {attempt}: {verdict.given_up}"
-        return replace(verdict, reason=given_up, given_up=given_up)
+        given_up = verdict.given_up and f"attempt {attempt}: {verdict.given_up}"
+        return replace(verdict, reason=given_up or verdict.reason, given_up=given_up)
     reason = (
         "the job was never started: its submission was interrupted"
         if is_unknown
