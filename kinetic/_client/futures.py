@@ -32,6 +32,7 @@ from kinetic._core.outcome import Outcome
 from kinetic._core.ref import JobRef
 from kinetic._core.tracebacks import hide_frames
 from kinetic._core.values import dataclass
+from kinetic._system import pipes
 from kinetic.errors import KineticError, NotFound, UsageTypeError, WaitTimeout, a_type, name_some
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class _Watched:
 
     def close(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            with contextlib.suppress(OSError):  # The program may have closed it.
+                os.close(self.fd)
             self.fd = -1
 
 
@@ -123,9 +125,7 @@ class EndWatcher:
         self._lock = threading.Lock()
         self._jobs: dict[AwaitedJob, _Watched] = {}
         self._thread: threading.Thread | None = None
-        self._bell, self._ringer = os.pipe()
-        for end in (self._bell, self._ringer):
-            os.set_blocking(end, False)
+        self._bell = self._ringer = self._inode = -1
 
     def start(self) -> None:
         """Start the thread, which ends with the process: from Python 3.12 on nobody can start one
@@ -212,11 +212,13 @@ class EndWatcher:
     def sleep(self) -> None:
         """Sleep until a job is due or signals its end, or the jobs have changed."""
         with self._lock:
+            self._check_bell()
+            bell = self._bell
             by_fd = {watched.fd: watched for watched in self._jobs.values() if watched.fd >= 0}
             due = min((watched.due for watched in self._jobs.values()), default=math.inf)
             pause_s = max(due - self._clock(), 0.0)
         poll = select.poll()
-        for fd in (self._bell, *by_fd):
+        for fd in (bell, *by_fd):
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(None if due == math.inf else math.ceil(pause_s * 1000))]
         with self._lock:
@@ -224,12 +226,21 @@ class EndWatcher:
                 # A signal comes once: ask now, and from then on as for a job without signals.
                 watched.close()
                 watched.due, watched.pause_s = self._clock(), FIRST_POLL_S
-        if self._bell in ready:
-            os.read(self._bell, 4096)
+        if bell in ready and pipes.is_same(bell, self._inode):
+            os.read(bell, 4096)
 
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # A wake-up is already pending.
+        with self._lock, contextlib.suppress(BlockingIOError):  # A wake-up is already pending.
+            self._check_bell()
             os.write(self._ringer, b"!")
+
+    def _check_bell(self) -> None:
+        """Open a pipe if there is none, or not any more: the program may have closed it."""
+        if not all(pipes.is_same(end, self._inode) for end in (self._bell, self._ringer)):
+            self._bell, self._ringer = os.pipe()
+            self._inode = os.fstat(self._bell).st_ino
+            for end in (self._bell, self._ringer):
+                os.set_blocking(end, False)
 
 
 @functools.cache

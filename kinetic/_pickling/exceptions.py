@@ -202,7 +202,7 @@ def _parts(
 def _repr(value: object) -> str:
     try:
         return repr(value)
-    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the user's __repr__ may raise anything
+    except BaseException as problem:  # noqa: BLE001 - the user's __repr__ may raise anything
         return f"<{type(value).__qualname__}: its repr raised {type(problem).__name__}>"
 
 
@@ -225,7 +225,7 @@ def _from_parts(
     error: BaseException = builtin.__new__(cls, *init_args)
     if members is None:
         # The built-in constructor fills in what it knows: errno, the codec's position.
-        with suppress(Exception, SystemExit):
+        with suppress(BaseException):
             builtin.__init__(error, *args)
         _fill(error, "args", args)
     error.__dict__.update(state)

@@ -36,3 +36,12 @@ def tell(path: Path, text: str) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def is_same(fd: int, inode: int) -> bool:
+    """Whether a descriptor still leads to the file of this inode: a program may close descriptors
+    that are not its own, and open other files in their place."""
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False

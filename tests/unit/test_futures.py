@@ -283,6 +283,24 @@ def test_a_watch_that_broke_passes_over_whom_it_has_told(source, monkeypatch, ca
     assert messages in (["jobs cannot be watched any more"], [])
 
 
+def test_a_watch_goes_on_though_the_program_has_closed_its_descriptors(source, tmp_path):
+    watching = EndWatcher()
+    before, after = jobs(source, 2)
+    told = {job: threading.Event() for job in (before, after)}
+    watching.add(before, lambda job, end: told[job].set())
+    for fd in (watching._bell, watching._ringer):
+        os.close(fd)
+    (tmp_path / "own").write_text("own")
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context((tmp_path / "own").open("r+b")) for _ in range(20)]
+        watching.add(after, lambda job, end: told[job].set())
+        for job in (after, before):
+            source.release(job.group_index)
+            assert told[job].wait(PATIENCE_S)
+        assert [file.tell() for file in files] == [0] * 20
+    assert (tmp_path / "own").read_text() == "own"
+
+
 def test_a_signal_wakes_whoever_sleeps(source):
     watching, ends = ByHand(clock=Clock()), []
     for job in jobs(source, 3):

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from kinetic._core.variables import READ_AT_START
 from kinetic._store import files
+from kinetic._system import pipes
 from kinetic.errors import KineticError, StoreFull, SubmitError
 
 _lock = threading.Lock()
@@ -96,10 +97,7 @@ class Zygote:
     @property
     def is_open(self) -> bool:
         """Whether it takes requests, as far as is known: the descriptor may be another's now."""
-        try:
-            return os.fstat(self._socket.fileno()).st_ino == self._inode
-        except OSError:
-            return False
+        return pipes.is_same(self._socket.fileno(), self._inode)
 
     def launch(self, request: dict[str, Any]) -> int:
         """Fork a supervisor; return its process id once it holds the job's lock.
