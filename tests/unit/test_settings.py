@@ -115,7 +115,8 @@ def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplo
 
 # -- what a job carries ----------------------------------------------------------------------------
 
-ENV = {"SEED": "1", "WANDB_PROJECT": "p", "WANDB_API_KEY": "k", "PATH": "/bin", "PYTHONPATH": "x"}
+ENV = {"SEED": "1", "WANDB_PROJECT": "p", "WANDB_API_KEY": "k"}
+ENV |= {"PATH": "/bin", "PYTHONPATH": "x", "PYTHONHOME": "/usr"}
 
 
 @pytest.mark.parametrize(
