@@ -46,6 +46,11 @@ def job_id() -> str:
     return read_variable("KINETIC_JOB_ID") if settings.on_host() else ""
 
 
+def is_shown() -> bool:
+    """True on host 0, whose output the caller sees; JAX may number another one 0."""
+    return read_variable("KINETIC_HOST_INDEX") == "0"
+
+
 def read_variable(name: str) -> str:
     """Return what the worker told the function in this variable; "" if nothing."""
     return os.environ.get(name, "")

@@ -24,5 +24,6 @@ def in_job(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     """Make this process look like the worker of a job; return the folder of its host."""
     folder = tmp_path_factory.mktemp("host")
     monkeypatch.setenv("KINETIC_JOB_ID", "job-0000000a")
+    monkeypatch.setenv("KINETIC_HOST_INDEX", "0")
     monkeypatch.setenv("KINETIC_PREEMPTION", str(folder))
     return folder

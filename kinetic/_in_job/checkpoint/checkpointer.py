@@ -417,14 +417,14 @@ class Checkpointer:
     def _say(self, words: str) -> None:
         """Tell those who read the job's output, once for all hosts."""
         _log.info(words)
-        if self._peers.index == 0 and slices.job_id():
+        if slices.is_shown() and slices.job_id():
             streams.say(f"kinetic: {words}")
 
     def _warn(self, words: str) -> None:
         """Warn those who read the job's output; called on all hosts."""
         if not slices.job_id():
             _log.warning(words)
-        elif self._peers.index == 0:
+        elif slices.is_shown():
             streams.say(f"kinetic: warning: {words}")
 
     def _give_up(self, *, waits: bool) -> None:
