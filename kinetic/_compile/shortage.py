@@ -38,11 +38,8 @@ _CULPRIT = re.compile(r"(?:on stack for |XLA label: )%?([\w.\-]+) = .*?([a-z][\w
 
 def explain_core(message: str, module: Module) -> str:
     """Return which kernel or fusion takes more than a core has of its own memory, and its line; ""
-    where the text is about the chip's memory: only there could a larger slice help.
-
-    Args:
-        message: of the compiler.
-        module: the program before it was optimized.
+    where the text is about the chip's memory: only there could a larger slice help. The module is
+    that before it was optimized.
     """
     memory, sizes, culprit = (p.search(message) for p in (_OF_CORE, _OF_CORE_SIZES, _CULPRIT))
     if memory is None:
@@ -54,9 +51,9 @@ def explain_core(message: str, module: Module) -> str:
     source = module.source_of(own) or module.source_of(made_by)
     what = {"custom-call": "kernel", "": "program"}.get(opcode, opcode)
     who = " ".join(filter(None, (what, name, source and f"at {source}")))
-    memory_of_core = {"vmem": "vector memory (VMEM)"}.get(memory[1], memory[1])
-    amounts = f"{sizes[1]} of a core's {memory_of_core}, and may take {sizes[2]}" if sizes else ""
-    return f"The {who} takes {amounts or f'more {memory_of_core} than a core has'}"
+    name_of_memory = {"vmem": "vector memory (VMEM)"}.get(memory[1], memory[1])
+    limit = f", {sizes[1]} where {sizes[2]} are allowed" if sizes else ""
+    return f"The {who} takes more {name_of_memory} than a core has{limit}"
 
 
 def read_shortage(message: str) -> MemoryUse:

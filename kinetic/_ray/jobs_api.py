@@ -62,31 +62,21 @@ class Submission:
         entrypoint: the command of its driver, for a shell.
         runtime_env: what its processes find, in Ray's words. Everybody can read it.
         metadata: kept with the job. Everybody can read it.
-        resources: what the driver takes of its node, by name, CPU and GPU among them.
-        labels: of the node on which the driver runs; none for the head.
     """
 
     job_id: str
     entrypoint: str
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    resources: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return what the dashboard takes."""
-        rest = {name: n for name, n in self.resources.items() if name not in ("CPU", "GPU")}
-        document = {
+        return {
             "submission_id": self.job_id,
             "entrypoint": self.entrypoint,
             "runtime_env": dict(self.runtime_env),
             "metadata": dict(self.metadata),
-            "entrypoint_num_cpus": self.resources.get("CPU"),
-            "entrypoint_num_gpus": self.resources.get("GPU"),
-            "entrypoint_resources": rest or None,
-            "entrypoint_label_selector": dict(self.labels) or None,
         }
-        return {name: value for name, value in document.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -98,7 +88,6 @@ class RayJob:
         status: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED.
         message: why, as a sentence of Ray's.
         metadata: as it was submitted.
-        node_id: where the driver runs; "" while it does not.
         exit_code: of the driver, once it has ended.
         error_type: in Ray's words; "" while nothing failed.
         entrypoint, runtime_env: as they were submitted.
@@ -108,7 +97,6 @@ class RayJob:
     status: str
     message: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    node_id: str = ""
     exit_code: int | None = None
     entrypoint: str = ""
     runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -392,7 +380,6 @@ def _read_job(row: Mapping[str, Any]) -> RayJob:
         str(row.get("status") or ""),
         str(row.get("message") or ""),
         {str(name): str(value) for name, value in (row.get("metadata") or {}).items()},
-        str(row.get("driver_node_id") or ""),
         row.get("driver_exit_code"),
         str(row.get("entrypoint") or ""),
         dict(row.get("runtime_env") or {}),

@@ -24,7 +24,7 @@ CONTENT = f"{FOLDER}/store"
 RESPONSES = f"{FOLDER}/responses"
 UPLOADS = f"{FOLDER}/uploads"
 SERVER = f"{FOLDER}/server.json"
-"""What the store server tells of itself. It has the record lock of this file while it runs."""
+"""The store server has the record lock of this file while it runs."""
 PACKAGE_PREFIX = "kinetic-request-"
 LONGEST_NAME = 120
 """Of a response in a file's name, which has at most 255 bytes."""

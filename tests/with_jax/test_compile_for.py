@@ -418,7 +418,7 @@ def test_a_kernel_that_takes_too_much_vector_memory_is_no_program_that_is_too_la
     assert report.verdict is CompileVerdict.REFUSED, report.detail
     line = kernel.__code__.co_firstlineno + 2
     assert f"at {__file__}:{line} (" in summarize(report)
-    assert "of a core's vector memory (VMEM), and may take" in summarize(report)
+    assert "takes more vector memory (VMEM) than a core has, " in summarize(report)
 
 
 @needs_libtpu

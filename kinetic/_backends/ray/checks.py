@@ -5,10 +5,9 @@ In: settings; what the cluster's dashboard says. Out: findings, rows.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kinetic._backends.base import PoolRow
 from kinetic._backends.ray import backend
@@ -18,9 +17,8 @@ from kinetic._core.findings import Finding, ok, problem, warn
 from kinetic._core.values import dataclass
 from kinetic._ray import store_servers
 from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, RayNode
-from kinetic.errors import KineticError
+from kinetic.errors import KineticError, PreflightError
 
-TESTED_RAY = (2, 60)
 _LIMITS = JobsApiLimits(connect_s=5.0, read_s=20.0, tries=2)
 _RESOURCES = ("CPU", "GPU", "TPU")
 _TYPE, _SHAPE = "ray.io/tpu-pod-type", "ray.io/tpu-topology"
@@ -72,7 +70,7 @@ def check(settings: Settings) -> tuple[Finding, ...]:
 
 
 def judge(
-    facts: RayFacts, store: str, python: Sequence[int] = tuple(sys.version_info[:2])
+    facts: RayFacts, store: str, python: str = f"{sys.version_info[0]}.{sys.version_info[1]}"
 ) -> tuple[Finding, ...]:
     """Return what to say of a cluster. Pure.
 
@@ -83,20 +81,17 @@ def judge(
     """
     if facts.fault:
         return (problem("ray", facts.fault),)
-    return (_check_ray(facts), _check_resources(facts), *_check_python(facts, python),
-            *_check_store(facts, store))  # fmt: skip
+    findings = (_check_versions(facts, python), _check_resources(facts))
+    return (*findings, *_check_store(facts, store))
 
 
-def _check_ray(facts: RayFacts) -> Finding:
-    numbers = tuple(map(int, re.findall(r"\d+", facts.ray)[:2]))
-    if numbers < TESTED_RAY:
-        return warn(
-            "ray",
-            f"The cluster at {facts.address} runs Ray {facts.ray}, which may lack what jobs need, "
-            "such as the reservation of whole TPU slices.",
-            f"Use Ray {'.'.join(map(str, TESTED_RAY))} or later there: it is what is tested.",
-        )
-    return ok("ray", f"Ray {facts.ray} answers at {facts.address}.")
+def _check_versions(facts: RayFacts, python: str) -> Finding:
+    try:
+        backend.check_versions(facts.ray, facts.python, python)
+    except PreflightError as error:
+        return problem("ray", str(error))
+    runs = f"Ray {facts.ray}" + (f" with Python {facts.python}" if facts.python else "")
+    return ok("ray", f"{runs} answers at {facts.address}.")
 
 
 def _check_resources(facts: RayFacts) -> Finding:
@@ -112,23 +107,6 @@ def _check_resources(facts: RayFacts) -> Finding:
             "Start nodes with resources, for example `ray start --num-cpus=4`.",
         )
     return ok("ray resources", f"{many} with {amounts}.")
-
-
-def _check_python(facts: RayFacts, python: Sequence[int]) -> list[Finding]:
-    theirs = tuple(map(int, facts.python.split(".")[:2])) if facts.python else ()
-    ours = ".".join(map(str, python[:2]))
-    if not theirs:
-        return []
-    if theirs == tuple(python[:2]):
-        return [ok("ray python", f"Python {facts.python} runs there, as here.")]
-    return [
-        problem(
-            "ray python",
-            f"Python {facts.python} runs there, {ours} here: functions of scripts and notebooks "
-            "cannot be sent.",
-            f"Use a cluster with Python {ours}, or Python {'.'.join(map(str, theirs))} here.",
-        )
-    ]
 
 
 def _check_store(facts: RayFacts, store: str) -> list[Finding]:

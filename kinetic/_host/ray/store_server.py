@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Mapping
@@ -229,19 +227,8 @@ def main() -> int:
     sign = os.open(folder / ray_protocol.SERVER, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.try_hold_record(sign):
         return 0
-    os.ftruncate(sign, 0)
-    os.write(sign, json.dumps(_describe(ray.__version__)).encode())
     _keep(StoreServer(folder, _ControlStore()))
     return 1
-
-
-def _describe(ray_version: str) -> dict[str, str]:
-    return {
-        "kinetic": __version__,
-        "python": platform.python_version(),
-        "ray": ray_version,
-        "executable": sys.executable,
-    }
 
 
 def _keep(server: StoreServer) -> None:
