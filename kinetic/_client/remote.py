@@ -74,7 +74,7 @@ class RemoteCallable(Generic[P, R_co]):
         origin.see(func)
         is_function = inspect.isroutine(func)
         functools.update_wrapper(self, func, updated=("__dict__",) if is_function else ())
-        if not hasattr(func, "__name__"):
+        if not hasattr(self, "__qualname__"):
             self.__name__ = self.__qualname__ = spec.name_of(func)
         self._func = func
         self._options = options

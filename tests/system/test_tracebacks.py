@@ -270,6 +270,7 @@ import os, sys, time, traceback
 import helper, kinetic
 
 @kinetic.run(accelerator="cpu", joins_jax=False)
+@helper.Logged
 def train(edited):
     while not os.path.exists(edited): time.sleep(0.01)
     helper.fail(
@@ -286,6 +287,18 @@ except ValueError:
     traceback.print_exc()
 print(handle.outcome().first.error.traceback)
 """
+EDITED_TOO = """
+class Logged:
+    def __init__(self, func):
+        self.__wrapped__ = func
+        self.__name__ = "train"
+
+    def __call__(self, *args):
+        return self.__wrapped__(*args)
+
+def fail(why):
+    raise ValueError(why)
+"""
 
 
 def test_the_lines_of_a_file_that_was_edited_meanwhile_are_those_that_ran(tmp_path: Path) -> None:
@@ -293,7 +306,7 @@ def test_the_lines_of_a_file_that_was_edited_meanwhile_are_those_that_ran(tmp_pa
     project.mkdir()
     (project / "pyproject.toml").touch()
     (project / "main.py").write_text(EDITED)
-    (project / "helper.py").write_text("def fail(why):\n    raise ValueError(why)\n")
+    (project / "helper.py").write_text(EDITED_TOO)
     done = subprocess.run(
         [sys.executable, "main.py", str(tmp_path / "edited")],
         cwd=project,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import functools
 import hashlib
 import os
 import sys
@@ -234,17 +233,16 @@ def _adopt_script(func: Any, start: Start) -> None:
     If the script itself was shipped, processes that multiprocessing spawns can import it as on the
     caller's machine.
     """
-    while isinstance(func, functools.partial):
-        func = func.func
+    from kinetic._pickling import cells, origin, uses
+
+    func = uses.unwrap(func)
     code = getattr(func, "__code__", None)
-    if code is None or func.__module__ not in ("__main__", "__mp_main__"):
+    if code is None or func.__module__ not in origin.MAIN:
         return
     main = sys.modules["__main__"]
     vars(main).update(
         {name: value for name, value in func.__globals__.items() if not name.startswith("__")}
     )
-    from kinetic._pickling import cells, origin
-
     places = (start.client_root, start.tree) if start.client_root else None
     script = origin.map_path(code.co_filename, places)
     if script.startswith(f"{start.tree}/") and Path(script).is_file():
