@@ -223,3 +223,16 @@ def test_a_slice_that_has_come_ends_no_wait_for_another_one(monkeypatch):
     first.places = place_on("a")
     made._keep_telling(second, over)
     assert said == [""]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("Failed to set up runtime environment.\nx\nLast 50 lines of stdout:\n  no", "no"),
+        ("The actor died.\n\tpid: 7\nIt was killed.", "It was killed."),
+        ("The actor died.\n\tpid: 7", "The actor died."),
+        ("", "ValueError"),
+    ],
+)  # fmt: skip
+def test_the_end_of_an_actor_is_said_in_a_line(message, said):
+    assert hosts.cluster.describe_death(ValueError(message)) == said

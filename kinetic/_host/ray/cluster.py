@@ -18,13 +18,7 @@ from typing import Any
 import ray
 from ray._private import state
 from ray._private.accelerators.tpu import infer_tpu_pod_type_from_topology
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    NodeDiedError,
-    RayError,
-    RuntimeEnvSetupError,
-)
+from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayError
 from ray.util import tpu
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -304,7 +298,7 @@ def take_away(place: HostPlace) -> None:
 def describe_death(error: BaseException) -> str:
     """Say how an actor has ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, RuntimeEnvSetupError):
+    if lines and "runtime env" in lines[0]:  # it could not be set up: the cause comes last
         return last_words(str(error))
     cause = next((line for line in lines if "unexpectedly" in line or "killed" in line), "")
     return cause or (lines[0] if lines else type(error).__name__)
