@@ -294,6 +294,13 @@ def test_an_attempt_that_took_no_time_is_drawn():
     assert last.ready < last.end <= 1000
 
 
+def test_a_function_that_was_over_before_it_left_an_event_has_a_length():
+    reports = [HostReport(0, Exit.RAISED, started_at=3.0)]
+    outcome = Outcome(Verdict.FAILED, (0,), reports=(*reports,), ended_at=5.0)
+    (bar,) = scene.draw_bars(picture_of([], 1, outcome).attempts, 1.0, 5.0)
+    assert (bar.state, bar.length, bar.ready) == ("failed", "2.0s", 0)
+
+
 def test_the_number_in_a_name_is_not_said_twice():
     assert shape.name_slice(resolve("cpu:2")) == "cpu:2"
     assert shape.name_slice(resolve("tpu-v6e-16")) == "tpu-v6e-16 · 4x4"

@@ -205,11 +205,12 @@ def _apply_outcome(attempt: AttemptPicture, outcome: Outcome) -> AttemptPicture:
     for report in outcome.reports:
         if 0 <= report.host < len(hosts):
             hosts[report.host] = HostPicture(report.exit.kind.shown, report.exit, report.detail)
-    started = [report.started_at for report in outcome.reports if report.started_at]
+    started_at = min((r.started_at for r in outcome.reports if r.started_at), default=None)
     return replace(
         attempt,
         hosts=tuple(hosts),
-        ready_at=attempt.ready_at or min(started, default=None),
+        began_at=attempt.began_at or started_at,
+        ready_at=attempt.ready_at or started_at,
         ended_at=outcome.ended_at or attempt.ended_at,
         verdict=outcome.verdict,
         reason=outcome.reason,
