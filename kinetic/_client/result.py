@@ -42,7 +42,6 @@ _TAIL_LINES = 60
 """More than are shown: some say nothing."""
 
 _NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
-
 _log = logging.getLogger("kinetic.collecting")
 
 

@@ -104,8 +104,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.plain_types: set[type] = set()
-        """Of objects that pickle may send as it does."""
+        self.plain_types: set[type] = set()  # Pickle may send their objects as it does.
         self.cells: dict[int, tuple[CellType, CellType]] = {}
         """By the id of a closure's cell: it, and the empty one that stands for it."""
 
@@ -131,11 +130,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def reduce_object(self, obj: Any) -> Any:
-        """Return how an object is pickled of which pickle would lose a part.
-
-        Raises:
-            Unsuitable: it could not be unpickled.
-        """
+        """Reduce an object of which pickle would lose a part, or refuse it as `Unsuitable`."""
         kind: Any = type(obj)
         own = kind.__reduce_ex__, kind.__reduce__
         if own == (object.__reduce_ex__, object.__reduce__) and kind not in self.dispatch_table:

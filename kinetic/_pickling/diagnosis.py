@@ -187,9 +187,7 @@ def _advice(type_name: str, path: str, *, returned: bool) -> str:
     # absl parses them only where the program starts.
     if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
-    return (
-        "Create it inside the function or in a module of the project, or pass what it is made from."
-    )
+    return "Create it inside the function or in a project's module, or pass what it is made from."
 
 
 # -- what makes a call large -----------------------------------------------------------------------

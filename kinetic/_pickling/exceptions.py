@@ -37,7 +37,6 @@ Loads = Callable[[bytes], Any]
 
 _MOST_NODES = 200
 _FIRST_FRAMES, _LAST_FRAMES = 50, 150
-_MOST_BODY_BYTES = 1 << 20
 Frame = tuple[Any, ...]
 """file, function, line, first line of the function, last line of the expression, its first column,
 its last column."""
@@ -142,7 +141,7 @@ def _read_body(error: Any) -> Any:
     """Return urllib's HTTPError with its content in place of its connection; others as they are."""
     if type(error) is getattr(sys.modules.get("urllib.error"), "HTTPError", None):
         with suppress(Exception):
-            body = io.BytesIO(error.read(_MOST_BODY_BYTES))
+            body = io.BytesIO(error.read(1 << 20))
             copy = type(error)(error.url, error.code, error.msg, error.hdrs, body)
             vars(copy)["__notes__"] = getattr(error, "__notes__", [])
             return copy

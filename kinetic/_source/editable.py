@@ -199,7 +199,7 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
         never: real paths of folders that hold anything: home, `/`, those for temporary files.
     """
     named = [os.path.realpath(entry) for entry in python_path.split(os.pathsep) if entry]
-    # What the program has put there itself: sys.path.append("../shared").
+    # As in sys.path.append("../shared"):
     named += [os.path.realpath(entry) for entry in search if ".." in Path(entry).parts]
     linked = [os.path.realpath(entry) for entry in pth_entries()]
     active = {os.path.realpath(entry) for entry in search if entry} if linked or named else set()

@@ -25,8 +25,7 @@ _LIST = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--dir
 _PATHS = ("rev-parse", "--git-path", "index", "--git-path", "info/exclude", "--git-path", "config")
 _EXCLUDES = ("config", "--type=path", "--get", "core.excludesFile")
 _NOT_FOUND = 127
-SLOW_S = 5.0
-"""After this time a line says what a submission waits for."""
+SLOW_S = 5.0  # Then a line says what a submission waits for.
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ def tell(path: Path, text: str) -> bool:
 
 
 def is_same(fd: int, inode: int) -> bool:
-    """Whether a descriptor still leads to the file of this inode: a program may close descriptors
-    that are not its own, and open other files in their place."""
+    """Whether a descriptor still leads to this inode: a program may have closed it."""
     try:
         return os.fstat(fd).st_ino == inode
     except OSError:

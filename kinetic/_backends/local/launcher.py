@@ -26,8 +26,7 @@ from kinetic.errors import KineticError, StoreFull, SubmitError
 _lock = threading.Lock()
 _zygotes: dict[tuple[object, ...], Zygote] = {}
 MOST_ZYGOTES = 6  # A sweep over variables that take effect at a start needs one for each.
-_lost: list[Zygote] = []
-"""Zygotes without their socket: to free them would close descriptors that may be another's now."""
+_lost: list[Zygote] = []  # To free them would close descriptors that may be another's now.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _SILENT = {
     "GRPC_VERBOSITY": "NONE",
