@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 _OF_THIS_MACHINE = """
-    PATH HOME PYTHONPATH PYTHONHOME LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX SHELL
-    CONDA_DEFAULT_ENV TMPDIR TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST
-    KERAS_BACKEND"""
+    PATH HOME PYTHONPATH LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL
+    TMPDIR TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND
+"""
 _OF_ANY_PROCESS = """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS LINES
     XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME PYTHONPATH PYTHONHOME PYTHONUTF8
@@ -90,9 +90,9 @@ def _warn_once(names: str) -> None:
 def _match_vars(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
     if not pattern.endswith("*"):
         return {pattern: env[pattern]} if pattern in env else {}
-    from kinetic._core.checks import OF_THE_JOB
+    from kinetic._core.checks import OF_EACH_HOST
 
-    skipped, prefix = MACHINE_BOUND | OF_THE_JOB, pattern[:-1]
+    skipped, prefix = MACHINE_BOUND | OF_EACH_HOST, pattern[:-1]
     return {k: v for k, v in env.items() if k.startswith(prefix) and k not in skipped}
 
 

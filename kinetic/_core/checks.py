@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeVar, cast, get_args
 
 from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
-from kinetic._core.variables import OF_THE_INTERPRETER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
@@ -338,13 +337,13 @@ def variable(where: str, name: object) -> str:
 
 VARIABLE_BYTES = 131_072
 """How long a variable may be, with its name: MAX_ARG_STRLEN of execve(2)."""
-OF_THE_JOB = frozenset(
+OF_EACH_HOST = frozenset(
     f"KINETIC_{name}"
     for name in (
         *("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "SLICE_INDEX", "OUTPUT_DIR"),
     )
-)
-"""Variables that every host sets."""
+) | {"PYTHONHOME", "PYTHONPLATLIBDIR"}
+"""Variables that every host sets, and those of its interpreter."""
 
 
 def variables(name: str, value: object) -> dict[str, str]:
@@ -354,7 +353,7 @@ def variables(name: str, value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
     for key, content in value.items():
-        if variable(name, key) in OF_THE_JOB or key in OF_THE_INTERPRETER:
+        if variable(name, key) in OF_EACH_HOST:
             option = "--output-dir" if name.startswith("--") else "output_dir="
             way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else "Leave it out."
             raise UsageError(f"{name}: each host sets {key} itself. {way}")

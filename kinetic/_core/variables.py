@@ -12,8 +12,7 @@ LOADER_PATH = "LD_LIBRARY_PATH"
 THREADS = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_")
 READ_AT_START = ("LD_", "GLIBC_", "MALLOC_", "PYTHON", "LC_", *THREADS)
 """The beginnings of their names."""
-OF_THE_INTERPRETER = ("PYTHONHOME", "PYTHONPLATLIBDIR")
-_OF_EACH_HOST = ("PYTHONPATH", *OF_THE_INTERPRETER)
+_OF_EACH_HOST = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR")
 """A host imports kinetic by its own PYTHONPATH; it adds the folders of the job's."""
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
