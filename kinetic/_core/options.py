@@ -248,7 +248,8 @@ class Options(documents.Record, called="The options of the job"):
     )
     memory: str | None = option(
         checks.size,
-        "The memory that each pod requests, with all its folders in memory.",
+        "The memory that each pod requests, with all its folders in memory. On Ray it only chooses "
+        "nodes: nothing ends a function that takes more.",
         flag=Flag(("--memory",), "SIZE"),
     )
     shm: str | None = option(

@@ -22,6 +22,7 @@ from gangs import is_titled, kill, train, wait_until
 import kinetic
 from kinetic import errors
 from kinetic._client import debugging
+from kinetic._client.access import open_access
 from kinetic._core.exits import Exit
 from kinetic._ray.jobs_api import JobsApi
 from kinetic._store import attempts
@@ -260,8 +261,15 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
     wait_until(lambda: f"loss {STEPS // 3} " in "".join(job.handle.logs()), "it does not train")
     on_ray.kill_node(nodes[1])
     wait_for(tmp_path, "2-1-0")
+    access = open_access({})
+
+    def waits_for():
+        return access.board.look_at(access.find(job.handle.job_id)).reason
+
+    wait_until(lambda: "it waits for 1 node" in waits_for(), "it does not say what it waits for")
     on_ray.mend()
     wait_for(tmp_path, "3-2-0", "3-2-1")
+    wait_until(lambda: waits_for() == "", "it still says that it waits")
     assert job.handle.result(timeout=LIMIT_S) == (3, 2)
     assert [len(slices) for slices in job.slices()] == [2, 1, 2]
     told = re.findall(r"loss (\d+) (\S+)", "".join(job.handle.logs()))
