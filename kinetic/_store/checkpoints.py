@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +132,8 @@ class Checkpoints:
 
     def _look(self) -> None:
         self._store = _open_existing(self.where)
-        try:
+        with _explain_errors(self.where):
             self._keys = list(self._store.list(""))
-        except StoreError as error:
-            why = getattr(error.__context__, "strerror", None) or str(error)
-            raise CheckpointError(f"The folder {self.where} cannot be read: {why}.") from error
         self._files: dict[str, list[str]] = {}
         for key in self._keys:
             top, below, rest = key.partition("/")
@@ -298,10 +295,19 @@ class Checkpoints:
         return not any((number_of(name) or 0) < step for name in marked)
 
     def _document(self, key: str) -> dict[str, Any]:
-        with contextlib.suppress(LookupError, ValueError):
+        with contextlib.suppress(LookupError, ValueError), _explain_errors(self.where):
             document = json.loads(self._store.get(key))
             return document if isinstance(document, dict) else {}
         return {}
+
+
+@contextlib.contextmanager
+def _explain_errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:  # whose advice is about kinetic's own store
+        why = getattr(error.__context__, "strerror", None) or str(error)
+        raise CheckpointError(f"The folder {where} cannot be read: {why}.") from error
 
 
 def layout_of(name: str, files: Collection[str]) -> Layout:

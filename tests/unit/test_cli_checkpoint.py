@@ -144,6 +144,22 @@ def test_a_file_is_no_folder_of_checkpoints(world: World, tmp_path: Path, capsys
     assert "KINETIC_HOME" not in err
 
 
+def test_a_file_that_may_not_be_read_is_told_without_advice_about_the_store(
+    world: World, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = str(tmp_path / "run")
+    put(LocalStore(tmp_path / "run"), "4/kinetic/metadata", {})
+
+    def refuse(path: str) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("kinetic._store.files.content", refuse)
+    assert world("checkpoint", "ls", where) == 1
+    err = capsys.readouterr().err
+    assert f"{where} cannot be read: Permission denied" in err
+    assert "KINETIC_HOME" not in err
+
+
 def test_what_another_program_has_saved(world: World, tmp_path: Path, capsys: Capture) -> None:
     put(LocalStore(tmp_path / "run"), "3/default/d/x", {})
     assert world("checkpoint", "inspect", str(tmp_path / "run")) == 0

@@ -33,7 +33,6 @@ _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
 _COMMITTED = "commit_success.txt"
 """What a step in a bucket has when it is whole."""
 _OF_ALL_STEPS = "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED"
-"""Of memory, rights and storage."""
 _LIMIT_S = 600
 """How long Orbax lets the hosts wait for each other."""
 
