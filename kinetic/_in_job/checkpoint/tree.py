@@ -101,10 +101,7 @@ class TreeState(NamedTuple):
 
     def is_abstract(self) -> bool:
         """Whether arrays are described that do not exist."""
-        import jax
-
-        count = sum(isinstance(value, jax.ShapeDtypeStruct) for value in self.values)
-        return len(self.described) < count
+        return len(self.described) < sum(hasattr(value, "sharding") for value in self.values)
 
     def make_room(self) -> None:
         """Free the arrays that are described here where a device has no room for as many again."""
