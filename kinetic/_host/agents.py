@@ -141,7 +141,8 @@ class Agents:
         try:
             return self._run_agent(identity, alive)
         except Exception as error:
-            os.write(last_words, f"{_RAISED}{type(error).__name__}: {error}\n".encode())
+            words = f"{_RAISED}{type(error).__name__}: {processes.name_limit(error)}\n"
+            os.write(last_words, words.encode())
             raise
         finally:
             # Its program, which would do it, was killed.
@@ -156,10 +157,13 @@ class Agents:
         cause = cause_of_death(status)
         if raised and os.WIFEXITED(status):
             return f"{cause[:-1]}: {raised[-1].removeprefix(_RAISED)}"
-        crashes = list(_CRASH.finditer(words))
-        if crashes and os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHING:
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        crashes = list(_CRASH.finditer(words)) if signum in _CRASHING else []
+        if crashes:
             at = crashes[-1]
-            return f"{cause[:-1]} at {at['file']}:{at['line']} in {at['function']}."
+            cause = f"{cause[:-1]} at {at['file']}:{at['line']} in {at['function']}."
+        if signum == signal.SIGALRM or (signum == signal.SIGABRT and " at grpc/" in cause):
+            cause = f"{cause[:-1]}; {processes.find_limit()}."  # gRPC gets no threads.
         return cause
 
     def _run_agent(self, identity: Identity, alive: int) -> int:

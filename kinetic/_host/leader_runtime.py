@@ -18,6 +18,7 @@ from kinetic._core.gang.machine import Gang
 from kinetic._host.hosts import Hosts
 from kinetic._rpc.server import Coordinator
 from kinetic._store.base import Store, is_near
+from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError, NotFound
 
 LOOK_S = 0.1
@@ -47,7 +48,8 @@ class LeaderRuntime:
 
     async def open(self, handlers: Mapping[signal.Signals, Callable[[], None]]) -> None:
         """Serve, and handle these signals."""
-        await self._coordinator.start()
+        with processes.dying_when_stuck():
+            await self._coordinator.start()
         for signum, handler in handlers.items():
             asyncio.get_running_loop().add_signal_handler(signum, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
@@ -124,7 +126,8 @@ class LeaderRuntime:
     async def close(self) -> None:
         """Serve no more. SIGTERM stays pending from now on: it must not kill this process before it
         has written the verdict."""
-        await self._coordinator.stop()
+        with processes.dying_when_stuck():
+            await self._coordinator.stop()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 

@@ -328,10 +328,10 @@ def fork() -> int:
     try:
         return os.fork()
     except BlockingIOError as error:
-        raise BlockingIOError(error.errno, f"{error.strerror}: {_name_limit()}") from None
+        raise BlockingIOError(error.errno, f"{error.strerror}: {find_limit()}") from None
 
 
-def check_threads(number: int = 16) -> None:
+def check_threads(number: int = 8) -> None:
     """Start so many threads, and end them: gRPC, which needs about as many, never answers where it
     can start none.
 
@@ -345,12 +345,32 @@ def check_threads(number: int = 16) -> None:
         for _ in range(number):
             threading.Thread(target=gate.wait, daemon=True).start()
     except RuntimeError as error:
-        raise BlockingIOError(errno.EAGAIN, f"{error}: {_name_limit()}") from None
+        raise BlockingIOError(errno.EAGAIN, name_limit(error)) from None
     finally:
         gate.set()
 
 
-def _name_limit() -> str:
+STUCK_S = 30
+
+
+@contextlib.contextmanager
+def dying_when_stuck() -> Iterator[None]:
+    """Have the kernel kill this process, by SIGALRM, if the block does not end: below Python, gRPC
+    may wait for ever where the system makes no threads."""
+    signal.alarm(STUCK_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def name_limit(error: BaseException) -> str:
+    """Return the text of an error; that of a thread that cannot be started names the limit."""
+    text = str(error)
+    return f"{text}: {find_limit()}" if text == "can't start new thread" else text
+
+
+def find_limit() -> str:
     """Name the lowest limit of processes and threads that holds here, with its value."""
     import resource
 

@@ -79,6 +79,19 @@ def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
     assert agents.cause_of_death(0, 1 << 8) == "Its agent process ended with exit code 1."
 
 
+@pytest.mark.parametrize("signum", [signal.SIGALRM, signal.SIGABRT])
+def test_of_an_agent_in_which_grpc_got_no_threads_the_limit_is_told(signum):
+    """It aborts where it can start none, or waits for ever, and the kernel is asked to end that."""
+    agents = Agents(None, None)
+    words = f"Fatal Python error: Aborted\n\nCurrent thread 0x1 (most):\n{FRAME}"
+    last_words(agents, 0, words.format("grpc/_channel") if signum == signal.SIGABRT else "")
+    told = agents.cause_of_death(0, signum)
+    assert told.startswith(f"Its agent process was killed by {signum.name}")
+    assert "; the limit of processes and threads (" in told
+    last_words(agents, 0, words.format("numpy/core"))
+    assert "limit" not in agents.cause_of_death(0, signal.SIGABRT)
+
+
 def test_what_an_agent_said_when_it_ended_is_not_said_of_a_killed_one():
     agents = Agents(None, None)
     last_words(agents, 0, "raised: OSError: no space\n")

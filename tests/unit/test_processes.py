@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -75,3 +76,25 @@ def test_the_limit_that_allows_no_more_processes_or_threads_is_named():
     named = ": the limit of processes and threads (ulimit -u) is 1"
     assert fork == f"[Errno 11] Resource temporarily unavailable{named}"
     assert threads == f"[Errno 11] can't start new thread{named}"
+
+
+STUCK = """
+import signal, threading
+from kinetic._system import processes
+
+processes.STUCK_S = 1
+with processes.dying_when_stuck():
+    pass
+signal.sigtimedwait([], 1.5)  # It lives on.
+print("lives", flush=True)
+with processes.dying_when_stuck():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+"""
+
+
+def test_a_process_that_gets_stuck_below_python_is_ended_by_the_kernel():
+    command = [sys.executable, "-c", STUCK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("lives\n", -signal.SIGALRM)

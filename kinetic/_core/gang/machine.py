@@ -38,7 +38,7 @@ from kinetic._core.exits import (
 )
 from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
-from kinetic._core.gang.members import Roster, Silence
+from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
 from kinetic._core.gang.rendezvous import FailureWindow
 from kinetic._core.gang.stops import Stop
@@ -70,7 +70,6 @@ class Gang:
         self._now = self._started = now
         self._hangs = HangWatch(spec, self._hosts, now)
         self._watched = 0.0
-        self._silence = Silence(self._hosts, spec.heartbeat_timeout_s)
         self._silent: tuple[int, ...] = ()
         self._notice = ""
         self._ready_at: float | None = None
@@ -207,7 +206,8 @@ class Gang:
         return events
 
     def _watch_silence(self) -> None:
-        silent, limit_s = self._silence.take_overdue(self._watched), self.spec.heartbeat_timeout_s
+        limit_s = self.spec.heartbeat_timeout_s
+        silent = self._hosts.find_silent(self._watched - limit_s)
         if self.spec.sees_deaths:  # Their agents live.
             hosts = tuple(sorted(host for _, host in silent))
             if hosts and hosts != self._silent:
@@ -215,7 +215,7 @@ class Gang:
                 self._tell_waiting(f"{stops.name_places(hosts, self.spec)}: {why}", hosts)
             self._silent = hosts
             limit_s = max(limit_s, self.spec.hang_timeout_s or math.inf)
-            silent = [each for each in silent if self._watched - each[0] > limit_s]
+            silent = self._hosts.find_silent(self._watched - limit_s)
         self._lose_all(silent, f"fell silent: no sign of life for {limit_s:g} s")
 
     def _tell_waiting(self, notice: str, hosts: tuple[int, ...] = ()) -> None:

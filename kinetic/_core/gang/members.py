@@ -166,6 +166,10 @@ class Roster:
         busy = self.find_busy()
         return busy if busy and all(self[i].stood_s >= limit_s for i in busy) else ()
 
+    def find_silent(self, since: float) -> list[tuple[float, int]]:
+        """(when, host) of those that were last heard from before."""
+        return [each for each in self.find_in_touch() if each[0] < since]
+
     def find_in_touch(self) -> list[tuple[float, int]]:
         """(when, host) of all hosts that are active, or connected and about to join, or have
         returned, and must live until all have."""
@@ -246,20 +250,3 @@ class Roster:
             "returned": self.returned,
             "members": [m.describe(i, watched) for i, m in enumerate(self._members)],
         }
-
-
-class Silence:
-    """Hosts that have not been heard from for too long, in watched time."""
-
-    def __init__(self, hosts: Roster, limit_s: float) -> None:
-        self._hosts = hosts
-        self._limit_s = self._due = limit_s
-
-    def take_overdue(self, watched: float) -> list[tuple[float, int]]:
-        """Return the hosts that are silent, and when each was last heard from."""
-        if watched < self._due:
-            return []
-        heard = self._hosts.find_in_touch()
-        # Next due when the host that was heard from longest ago could be too late.
-        self._due = min((heard_at for heard_at, _ in heard), default=watched) + self._limit_s
-        return [(heard_at, host) for heard_at, host in heard if watched - heard_at > self._limit_s]

@@ -149,12 +149,13 @@ class Link:
 
         who = self._identity
         try:
-            client = AgentClient(
-                who.endpoint,
-                who.host,
-                unreachable_after_s=who.unreachable_after_s,
-                join_timeout_s=who.join_timeout_s,
-            )
+            with processes.dying_when_stuck():
+                client = AgentClient(
+                    who.endpoint,
+                    who.host,
+                    unreachable_after_s=who.unreachable_after_s,
+                    join_timeout_s=who.join_timeout_s,
+                )
             with contextlib.closing(client):
                 self._serve(client)
         except _HungUpError:

@@ -84,7 +84,8 @@ def _report_own_failure(channel: Channel, error: BaseException) -> None:
         channel.send(
             {
                 "event": Exit.SETUP_FAILED,
-                "detail": f"kinetic's own code failed; this is not the function's fault:\n{trace}",
+                "detail": "kinetic's own code failed; this is not the function's fault: "
+                f"{processes.name_limit(error)}\n{trace}",
             }
         )
 
