@@ -184,9 +184,9 @@ def _looked(chunks, site, call):
 @pytest.mark.long
 @pytest.mark.double
 @pytest.mark.settles_within(60)
-def test_many_jobs_at_once(site, home, monkeypatch):
-    monkeypatch.setenv("KINETIC_POD_STORE", f"file://{home}")  # The bucket is not what is tried.
-    monkeypatch.delenv("KINETIC_STORE")
+def test_many_jobs_at_once(site, disk_path, monkeypatch):
+    for name in ("KINETIC_STORE", "KINETIC_POD_STORE"):  # The bucket is not what is tried.
+        monkeypatch.setenv(name, f"file://{disk_path}")
     run = kinetic.run(accelerator="cpu")(abs)
     begun = time.monotonic()
     batch = run.run_async_map(range(-JOBS, 0), max_concurrent=JOBS)
