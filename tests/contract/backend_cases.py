@@ -68,7 +68,7 @@ def kubernetes(store):
 
 BACKENDS = [
     pytest.param((local, folder), id="local"),
-    pytest.param((kubernetes, beside_cluster), id="kubernetes"),
+    pytest.param((kubernetes, beside_cluster), id="kubernetes", marks=pytest.mark.kubernetes),
 ]
 """What makes the backend from a store, and what opens the store."""
 
