@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic._config import parsers
-from kinetic._core import preemption
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
@@ -317,6 +316,8 @@ def on_host(environ: Environ | None = None) -> bool:
     """Whether this process is the worker of a job, or a program that its function started: a
     decorated function runs its body there. The host's folder tells, which ends with the job:
     without it `KINETIC_JOB_ID` was set by hand, or by a shell that has outlived its job."""
+    from kinetic._core import preemption  # lists of jobs do without
+
     env = os.environ if environ is None else environ
     job_id = env.get("KINETIC_JOB_ID")
     if job_id is None or os.path.isdir(env.get(preemption.VARIABLE, "")):
@@ -329,11 +330,8 @@ def on_host(environ: Environ | None = None) -> bool:
 def _ignore_job(job_id: str) -> None:
     import logging  # needed only here
 
-    logging.getLogger("kinetic.settings").warning(
-        "KINETIC_JOB_ID is %r, but this process is not part of a running job: the variable is "
-        "ignored. Unset it.",
-        job_id,
-    )
+    text = "KINETIC_JOB_ID is %r, but this process is not part of a running job: it is ignored."
+    logging.getLogger("kinetic.settings").warning(text, job_id)
 
 
 def worker_environ(environ: Environ | None = None) -> dict[str, str]:

@@ -215,15 +215,11 @@ def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
     folder the project.
     """
     file = getattr(sys.modules.get(_module_of(func)), "__file__", None)
-    if not isinstance(file, str) or file.startswith("<"):
+    # `python <(…)` reads a pipe, in the folder of what the process holds open.
+    if not isinstance(file, str) or file.startswith("<") or Path(file).is_fifo():
         return cwd
     folder = Path(file).resolve().parent
-    # A script from a pipe, `python <(…)`, lies in /proc.
-    foreign = [
-        Path(__file__).resolve().parents[1],
-        Path(os.__file__).resolve().parent,
-        Path("/proc"),
-    ]
+    foreign = [Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent]
     scripts = {Path(place, "bin").resolve() for place in (sys.prefix, sys.base_prefix)}
     if (
         _INSTALLED & set(folder.parts)

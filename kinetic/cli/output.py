@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kinetic._client.board.line_prefix import Prefixer
     from kinetic._core.log_format import LogChunk
 
-_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _LINES_BELOW = 3
 
 
@@ -51,28 +50,7 @@ def notice(words: str) -> None:
 def error(words: str, hint: str = "") -> None:
     """Print an error and, if there is one, a hint what to do next."""
     words = text.printable_lines(words)
-    notice(_wrap_lines(f"error: {words}" + (f"\n{hint}" if hint else "")))
-
-
-def _wrap_lines(words: str) -> str:
-    """On a terminal, wrap lines, but not within `commands`; indented lines (traces) stay whole."""
-    if not sys.stderr.isatty():
-        return words
-    import re
-    import shutil
-    from textwrap import fill
-
-    columns = shutil.get_terminal_size().columns
-    lines = re.sub(
-        r"`[^`\n]+`", lambda command: command[0].replace(" ", _NO_BREAK_SPACE), words
-    ).split("\n")
-    wrapped = "\n".join(
-        line
-        if line[:1].isspace()
-        else fill(line, columns, break_long_words=False, break_on_hyphens=False)
-        for line in lines
-    )
-    return wrapped.replace(_NO_BREAK_SPACE, " ")
+    notice(f"error: {words}" + (f"\n{hint}" if hint else ""))
 
 
 def traceback_of(problem: BaseException) -> None:

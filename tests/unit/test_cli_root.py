@@ -21,7 +21,6 @@ from kinetic._core.exits import Exit
 from kinetic._core.log_format import STDERR
 from kinetic._core.outcome import HostReport
 from kinetic._core.state import JobStatus
-from kinetic.cli import output
 from kinetic.cli.context import AppContext
 from kinetic.cli.root import call, root
 from kinetic.errors import HostLost
@@ -440,26 +439,6 @@ def test_the_configured_store_is_read(home: Path, capsys: Capture) -> None:
     assert call(["jobs", "list", "--json"]) == 0
     (job,) = json.loads(capsys.readouterr().out)
     assert (job["job_id"], job["state"]) == ("job-00000007", "UNKNOWN")
-
-
-def test_on_a_terminal_errors_break_between_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    words = (
-        "These words are too long for the terminal at hand, `kinetic jobs list` with "
-        "some-thing-with-hyphens."
-    )
-    code = "  File x, line 1, as it is, long or not"
-    output.error(f"{words}\n{code}\nlast", "hint")
-    assert capsys.readouterr().err == f"error: {words}\n{code}\nlast\nhint\n"
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    output.error(f"{words}\n{code}\nlast", "hint")
-    lines = capsys.readouterr().err.splitlines()
-    lines.remove(code)
-    assert max(map(len, lines)) <= 30
-    assert " ".join(lines) == f"error: {words} last hint"
-    assert any("`kinetic jobs list`" in line for line in lines)
 
 
 @pytest.mark.starts_processes

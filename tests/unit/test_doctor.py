@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -237,15 +236,6 @@ def test_a_submission_that_was_killed_before_its_reference(store: LocalStore) ->
     assert "kinetic jobs prune" in found.remedy
 
 
-@pytest.mark.parametrize(("age_s", "is_old"), [(3599, False), (3601, True)])
-def test_a_write_that_was_never_finished(store: LocalStore, age_s: int, is_old: bool) -> None:
-    write = Path(store.uri) / ".tmp" / "1-a"
-    write.parent.mkdir(parents=True, exist_ok=True)
-    write.touch()
-    os.utime(write, (NOW - age_s, NOW - age_s))
-    assert (probe(store)["leftovers"].remedy == f"rm -r {write}") is is_old
-
-
 def test_a_job_whose_supervisor_was_killed_is_judged_by_whoever_asks_for_it(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,23 +284,6 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
         os.waitpid(child, 0)
         os.close(reader)
         os.close(writer)
-
-
-def test_folders_of_sockets_are_known_by_whether_somebody_listens(
-    store: LocalStore, tmp_path: Path
-) -> None:
-    for name in ("kinetic-dead", "kinetic-live", "kinetic-other", "kinetic-empty"):
-        (tmp_path / "tmp" / name).mkdir()
-    (tmp_path / "tmp" / "kinetic-other" / "file").touch()
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "tmp/kinetic-dead/socket"))
-    with socket.socket(socket.AF_UNIX) as live:
-        live.bind(str(tmp_path / "tmp/kinetic-live/socket"))
-        live.listen()
-        for folder in (tmp_path / "tmp").iterdir():
-            os.utime(folder, (NOW - 61, NOW - 61))
-        found = probe(store)["leftovers"].remedy
-    assert {Path(path).name for path in found.split()[2:]} == {"kinetic-dead", "kinetic-empty"}
 
 
 def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:

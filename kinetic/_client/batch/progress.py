@@ -6,7 +6,6 @@ In: the view of a batch. Out: text on a stream. Errors of the stream are ignored
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -87,13 +86,8 @@ class BatchProgress:
         with self._view.changes:
             done, total = len(self._view.finished), len(self._view.states)
             line = progress_line(self._view)
-        try:
-            room = os.get_terminal_size(self._stream.fileno()).columns - 1  # type: ignore[union-attr]
-        except (OSError, ValueError, AttributeError):
-            room = 79
-        text = f"kinetic: {bar(done, total)} {line}"
-        text = text if len(text) <= room else f"kinetic: {line}"[:room]
-        self._write(f"\r{text}\033[K")
+        # Without wrapping, which a line that is drawn over would leave behind.
+        self._write(f"\033[?7l\rkinetic: {line} {bar(done, total)}\033[K\033[?7h")
 
     def _write(self, text: str) -> None:
         if self._stream is None:

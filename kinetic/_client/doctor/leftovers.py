@@ -1,4 +1,4 @@
-"""What jobs left behind on this machine: jobs without a verdict, processes, files, damaged records.
+"""What jobs left behind on this machine: jobs without a verdict, processes, damaged records.
 
 Nothing is repaired here: whoever looks at an orphaned job judges it, and `kinetic jobs prune`
 removes records.
@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from kinetic._backends import registry
 from kinetic._backends.base import Processes
@@ -31,8 +28,6 @@ from kinetic.errors import KineticError, NotFound, UnsupportedVersion, name_some
 
 SETTLED_S = 60.0
 """Anything younger may belong to a job that is just beginning or ending."""
-UNFINISHED_S = 3600.0
-"""A write that has not grown for this long is abandoned."""
 LOCAL = Place("local")
 """Where jobs run on this machine."""
 _NAMED_AT_MOST = 3
@@ -53,7 +48,7 @@ class Process:
 def probe(
     store: LocalStore, now: float, list_processes: Callable[[], Iterator[Process]] | None = None
 ) -> list[Finding]:
-    """Look for what jobs left in the store, among the processes and among temporary files.
+    """Look for what jobs left in the store and among the processes.
 
     Args:
         store: of this machine.
@@ -101,9 +96,6 @@ def probe(
         findings.append(
             warn("leftovers", f"{text}{name_some(unfinished, _NAMED_AT_MOST)}.", remedy)
         )
-    if scraps := [*_find_writes(store, now), *_find_socket_folders(now)]:
-        text = f"Temporary files that nobody uses any more: {name_some(scraps, _NAMED_AT_MOST)}."
-        findings.append(warn("leftovers", text, f"rm -r {' '.join(scraps)}"))
     in_order = f"None: {_count(len(local), 'job')} of this machine, all in order."
     return findings or [ok("leftovers", in_order)]
 
@@ -162,42 +154,6 @@ def _find_unfinished(store: LocalStore, now: float) -> Iterator[str]:
             is_held = locks.is_record_held(folder / "local" / "lock")
             if not is_held and now - folder.lstat().st_mtime >= SETTLED_S:
                 yield job_id
-
-
-def _find_writes(store: LocalStore, now: float) -> Iterator[str]:
-    """Writes of the store that were never finished."""
-    with contextlib.suppress(OSError):
-        for entry in (Path(store.uri) / ".tmp").iterdir():
-            if now - entry.lstat().st_mtime >= UNFINISHED_S:
-                yield str(entry)
-
-
-def _find_socket_folders(now: float) -> Iterator[str]:
-    """Folders that supervisors made because their job's path was too long for a socket, and in
-    which no process listens."""
-    for entry in Path(tempfile.gettempdir()).glob("kinetic-*"):
-        with contextlib.suppress(OSError):
-            facts = entry.lstat()
-            is_mine = facts.st_uid == os.geteuid() and entry.is_dir() and not entry.is_symlink()
-            if (
-                is_mine
-                and now - facts.st_mtime >= SETTLED_S
-                and {p.name for p in entry.iterdir()} <= {"socket"}
-                and not _listens(entry / "socket")
-            ):
-                yield str(entry)
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(1.0)
-        try:
-            caller.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True  # unknown: assume it does
-        return True
 
 
 def _list_processes() -> Iterator[Process]:

@@ -35,7 +35,7 @@ _NARROW = 72
 """Columns of a terminal below which names would not be readable beside everything else."""
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
-_LONGEST_NAME = 60
+_LONGEST_NAME = 100
 _HOSTS_SHOWN = 32
 _MEMBERS_S = 2.0
 """How long the leader of a job on a cluster is asked what its hosts are doing."""
