@@ -473,3 +473,45 @@ def save_without_closing(end):
     for step in range(2):
         checkpointer.save(step, state)
     end()
+
+
+def go_on_with_what_is_described(folder):
+    """A state that the second attempt describes only: what slices share, what they split, and what
+    each host has for itself."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = kinetic.make_mesh()
+    split, everywhere = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+    whole = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
+
+    def init():
+        shared = {"w": jnp.asarray(whole), "rate": jnp.asarray(0.5), "key": jax.random.key(3)}
+        return shared | {"own": jnp.ones(3)}
+
+    where = {"w": split, "rate": everywhere, "key": everywhere}
+    described = {
+        name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=where.get(name))
+        for name, each in jax.eval_shape(init).items()
+    }
+    make = jax.jit(lambda: {name: init()[name] for name in where}, out_shardings=where)
+    found = []
+    for local_every in (None, 1):
+        tiers = {"every": 100 if local_every else 1, "local_every": local_every}
+        with kinetic.Checkpointer(Path(folder, str(local_every)), **tiers) as ckpt:
+            state, start = ckpt.restore(described, init=lambda: make() | {"own": jnp.ones(3)})
+            if kinetic.attempt() == 1:
+                state |= {name: state[name] + 1 for name in ("w", "rate", "own")}
+                ckpt.save(1, state)
+                ckpt.wait()
+                continue
+        right = all((s.data == whole[s.index] + 1).all() for s in state["w"].addressable_shards)
+        laid_out = [state[name].sharding == where[name] for name in ("w", "rate")]
+        alone = state["own"].tolist(), state["rate"].weak_type
+        found.append((start, ckpt.restored.tier, bool(right), laid_out, alone))
+    if kinetic.attempt() == 1:
+        raise OSError("once more")
+    return found

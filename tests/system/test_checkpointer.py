@@ -14,6 +14,7 @@ import pytest
 from gangs import wait_until
 from on_saving_hosts import (
     compile_steps,
+    go_on_with_what_is_described,
     hold,
     read_numbers,
     save_another_kind,
@@ -210,3 +211,12 @@ def test_iterators_go_on_where_each_host_was(tmp_path):
     job = run(twice).run_async(read_numbers, str(tmp_path), 7)
     job.result()
     assert job.results() == [[(7, 7), (5, 7)], [(7, 1007), (5, 1007)]]
+
+
+def test_a_described_state_is_restored_on_several_hosts(tmp_path):
+    run = kinetic.run("cpu:2", slices=2, retries=1, all_hosts=True)
+    job = run(go_on_with_what_is_described).run_async(str(tmp_path))
+    job.result()
+    alone = ([2.0] * 3, True)
+    found = [(2, tier, True, [True, True], alone) for tier in ("persistent", "local")]
+    assert job.results() == [found] * 2
