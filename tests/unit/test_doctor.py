@@ -286,6 +286,20 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
         os.close(writer)
 
 
+@pytest.mark.starts_processes
+def test_a_shell_that_exports_the_id_of_a_job_is_no_leftover_of_it() -> None:
+    by_hand = {"KINETIC_JOB_ID": "job-00000001"}
+    environs = (by_hand, by_hand | {"KINETIC_PREEMPTION": "/gone"})
+    pids = [os.posix_spawnp("sleep", ["sleep", "60"], each) for each in environs]
+    try:
+        seen = {process.pid for process in leftovers._list_processes()}
+        assert [pid in seen for pid in pids] == [False, True]
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
 def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
     seen = probes.read_folder(tmp_path / "a" / "b")
     assert seen.free_bytes
