@@ -138,6 +138,14 @@ def test_more_files_than_a_host_keeps_are_named(space, kept_in, monkeypatch):
     assert "Not kept: b (1 B)" in workspace.keep_written(space, kept_in, PREFIX, {})
 
 
+def test_a_name_that_no_store_takes_is_named(space, kept_in):
+    for name in ("a\nb", "c"):
+        (space.tree / name).write_text("x")
+    words = workspace.keep_written(space, kept_in, PREFIX, {})
+    assert words.startswith("c (1 B). Not kept: 'a\\nb' (1 B): ")
+    assert set(files_of(kept_in)) == {"c"}
+
+
 def test_a_store_that_takes_nothing_costs_no_job(space):
     class Full(MemoryStore):
         def put(self, *args, **more):

@@ -25,7 +25,7 @@ from kinetic._host.identity import Identity
 from kinetic._host.worker.home import Home
 from kinetic._source import download, ignore, manifest
 from kinetic._store import files
-from kinetic._store.base import Store, folder_of
+from kinetic._store.base import Store, check_key, folder_of
 from kinetic._store.many import at_once
 from kinetic._system import memory_folder
 from kinetic.errors import KineticError, SetupFailed, StoreError, name_some
@@ -195,6 +195,7 @@ def _describe(sized: Iterable[tuple[int, str]]) -> str:
 
 def _keep_file(store: Store, path: Path, key: str) -> None:
     """Put a file into the store; into a folder as a link, which takes neither time nor space."""
+    check_key(key)
     if (root := folder_of(store)) is not None:
         with contextlib.suppress(OSError):  # The file system has no links, or the job was removed.
             target = root / key
