@@ -271,7 +271,8 @@ class AgentClient:
                     logger.error("%s", self._caller.translate(codec.WATCH, error))
                     return  # the agent's next call raises the same error
                 is_renewal = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if pause_s == _FIRST_PAUSE_S and not (is_renewal or self._caller.closed.is_set()):
+                has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
+                if has_broken and not self._caller.closed.is_set():
                     why = error.code().name, error.details()
                     logger.warning("host %d connects again: %s, %s", self._host, *why)
             except ValueError:
