@@ -109,9 +109,8 @@ def attempt_of(who: Identity, plan: Plan, store: Store) -> int:
     Raises:
         CoordinatorLost: host 0 did not come up within the start timeout.
     """
-    retries = plan.options.retries
-    is_first = not (who.restarts or (retries and attempts.newest(store, plan.job_id) > 1))
-    return 1 if is_first else _ask_leader(who, plan.limits.start_timeout_s)
+    repeats = who.restarts or (plan.options.retries and attempts.newest(store, plan.job_id) > 1)
+    return _ask_leader(who, plan.limits.start_timeout_s) if repeats else 1
 
 
 def is_cancelled(store: Store, job_id: str) -> bool:

@@ -300,10 +300,11 @@ def _not_created(
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 
-    name = str(workload.get("name", ""))
+    name, of = str(workload.get("name", "")), shape.set_at(missing[0])
+    job = f"{name}-{of.name}-{(missing[0] - of.first_host) // of.pods_each}" if of.name else name
     refused = [
         event
-        for event in _sort_events(observed, *dict.fromkeys((name, shape.job_of(name, missing[0]))))
+        for event in _sort_events(observed, *dict.fromkeys((name, job)))
         if event.get("reason") in ("FailedCreate", "JobCreationFailed")
         and (not status.get("restarts") or (event.get("involvedObject") or {}).get("uid") in uids)
         and not any(words in (event.get("message") or "") for words in _ORDINARY)

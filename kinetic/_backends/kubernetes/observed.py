@@ -144,12 +144,6 @@ class GangShape:
         of = self.set_at(host)
         return f"{of.noun} {host - of.first_host}"
 
-    def job_of(self, workload: str, host: int) -> str:
-        """Return the name of the Job that makes the pod with this index."""
-        of = self.set_at(host)
-        slice_index = (host - of.first_host) // of.pods_each
-        return f"{workload}-{of.name}-{slice_index}" if of.name else workload
-
     def host_named(self, pod: str) -> int:
         """Return the index of a pod's host from its name: <workload>-<replicated job>-<job>-<pod>,
         or <workload>-<pod> in a Job, and random letters."""

@@ -197,8 +197,7 @@ def check_memory(api: Api) -> Sequence[Document] | None:
 
 
 def check_sizes(api: Api, sets: Sequence[PodSet]) -> None:
-    """Refuse pods that are larger than all nodes. Where a cloud makes the nodes, larger ones may be
-    added: then the job finds out."""
+    """Refuse pods that are larger than all nodes. A cloud that adds nodes may add larger ones."""
     try:
         nodes = api.list(NODES).items
     except (NotFound, PreflightError):
