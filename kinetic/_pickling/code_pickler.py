@@ -138,7 +138,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if issubclass(kind, base):
                     _, parts = self.dispatch_table[base](obj)
                     return unpickler.make_descriptor, (kind, base, *parts), vars(obj)
-            _check_bare(kind)
+            _check_bare(obj)
         if not callable(obj):
             self.plain_types.add(kind)
         return NotImplemented
@@ -176,11 +176,13 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return make, args, (attributes, slots), *rest
 
 
-def _check_bare(kind: Any) -> None:
-    """Refuse a class whose `__getattr__` fails on an object without attributes: unpickling makes
-    one first, and asks it for `__setstate__`."""
+def _check_bare(obj: Any) -> None:
+    """Refuse an object whose `__getattr__` fails where there are no attributes: unpickling makes an
+    empty one, and asks that for `__setstate__` if it has attributes to set."""
+    kind: Any = type(obj)
+    is_asked = hasattr(kind, "__getattr__") and obj.__reduce_ex__(2)[2] is not None
     try:
-        if hasattr(kind, "__getattr__") and kind.__new__ is object.__new__:
+        if is_asked and kind.__new__ is object.__new__:
             getattr(object.__new__(kind), "__setstate__", None)
     except Exception as error:
         raise Unsuitable(

@@ -175,6 +175,8 @@ class Made(Store):
         made = super().__new__(cls)
         made._inner = {}
         return made
+class Bare:
+    def __getattr__(self, name): return {}[name]
 s, t = Store({"a": 1}), Table({"a": 1})
 def use(): return s.get("a")
 def use_table(): return t.a
@@ -204,6 +206,12 @@ def test_an_object_that_forwards_and_can_be_unpickled_is_sent(name: str) -> None
     _, (copy,), _ = call.unpack(pack(len, value).data)
     assert copy._inner == {"a": 1}
     assert copy.get("a") == 1
+
+
+def test_an_object_without_attributes_is_sent_whatever_its_class_answers() -> None:
+    bare = in_main(FORWARDING)["Bare"]
+    _, (copy,), _ = call.unpack(pack(len, bare()).data)
+    assert type(copy) is bare
 
 
 @pytest.fixture
