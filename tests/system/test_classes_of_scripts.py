@@ -202,3 +202,41 @@ here, there = look.local(), look()
 print(here == there, here[0] == there[0])
 """
     assert lines(run(tmp_path, {"main.py": main})) == ["True True"]
+
+
+def test_what_a_script_reaches_arrives(tmp_path: Path) -> None:
+    main = """
+import sys
+sys.path.append("../shared")
+import concurrent.futures, xml.etree.ElementTree
+import wrapt
+import early, kinetic
+
+class classproperty(property):
+    def __get__(self, obj, owner): return self.fget(owner)
+
+class Net:
+    lib = concurrent
+    @classproperty
+    def params(cls): return 64
+
+@wrapt.decorator
+def traced(wrapped, instance, args, kwargs): return "traced", wrapped(*args, **kwargs)
+
+@kinetic.run(accelerator="cpu", joins_jax=False)
+@traced
+def look(net):
+    import late
+    names = getattr(xml, "etree").__name__, vars(net.lib)["futures"].__name__
+    return early.X, late.Y, names, net.params, Net.params, sys.argv, late.ARGS
+
+print(look(Net()))
+"""
+    files = {
+        "../shared/early.py": "X = 1",
+        "../shared/late.py": "import sys\nY, ARGS = 2, sys.argv",
+    }
+    (tmp_path / "project").mkdir()
+    (line,) = lines(run(tmp_path / "project", {"main.py": main} | files))
+    names = ("xml.etree", "concurrent.futures")
+    assert line == str(("traced", (1, 2, names, 64, 64, ["main.py"], ["main.py"])))
