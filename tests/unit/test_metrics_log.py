@@ -318,12 +318,25 @@ def test_what_the_children_of_a_pool_log_last_is_kept(logged):
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
 
 
+POOL = """
+import multiprocessing, sys
+import kinetic
+
+def log(step):
+    kinetic.log(step=step, loss=0.5)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        pool.map(log, range(6))
+"""
+
+
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_what_the_children_of_a_pool_log_before_they_are_killed_is_kept(logged, method):
+def test_what_the_children_of_a_pool_log_before_they_are_killed_is_kept(logged, tmp_path, method):
     """A pool is terminated at the end of its block: its children get SIGTERM."""
-    with multiprocessing.get_context(method).Pool(2) as pool:
-        assert pool.map(log_in_a_child, range(6)) == list(range(6))
+    (tmp_path / "pool.py").write_text(POOL)
+    subprocess.run([sys.executable, str(tmp_path / "pool.py"), method], check=True, timeout=120)
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
 
 
