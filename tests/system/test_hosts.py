@@ -290,3 +290,12 @@ def test_hosts_draw_hash_seeds_of_their_own_if_they_are_told_to(place, retries):
     job = gang(draw).run_async()
     assert len(set(job.results())) == 2
     job.cleanup()
+
+
+@pytest.mark.parametrize("options", [{}, {"PYTHONHASHSEED": "random"}], ids=["forks", "own"])
+def test_no_function_takes_precedence_over_other_programs(options):
+    def look():
+        return os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0) == os.getpid()
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert kinetic.run(accelerator="cpu", env=options)(look)() == (mine, True)

@@ -91,6 +91,15 @@ def test_what_was_made_or_changed_is_kept_and_caches_are_not(space, kept_in):
     assert len(kept) == 3
 
 
+def test_folders_without_end_are_not_walked(space, kept_in):
+    """A walk that goes down with them would end the host."""
+    (space.tree / "made").write_text("x")
+    below = space.tree.joinpath(*["d"] * 150)
+    below.mkdir(parents=True)
+    (below / "deep").write_text("x")
+    assert workspace.keep_written(space, kept_in, PREFIX, {}) == "made (1 B)"
+
+
 def test_names_are_those_that_the_function_used(space):
     space.cwd = space.tree / "sub"
     for name in ("sub/a", "a", "subs"):

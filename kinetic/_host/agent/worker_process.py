@@ -160,6 +160,7 @@ def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
 
 
 def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
+    processes.yield_precedence()  # Only a fork knows what from.
     if os.environ.get("PYTHONHASHSEED") == "random":  # A fork has the seed of its parent.
         for fd in fds:
             os.set_inheritable(fd, True)

@@ -35,6 +35,8 @@ REFORM_FILE = "reform-requested"
 KEPT_BYTES, MOST_KEPT = 1 << 30, 10_000
 """How much a host keeps of what its function has written into the work folder."""
 _NAMED = 3
+_MOST_LEVELS = 100
+"""Of folders below each other: a program that makes more has gone astray."""
 _LOCAL_FOLDER = "KINETIC_LOCAL_DIR"
 
 
@@ -224,7 +226,7 @@ def _in_words(size_bytes: int) -> str:
     return f"{amount:.1f} GiB"
 
 
-def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+def _files(folder: str, levels: int = _MOST_LEVELS) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the regular files below the folder, without caches and environments."""
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
         entries = [each for each in scan if each.name not in ignore.ALWAYS | ignore.DEFAULTS]
@@ -233,7 +235,8 @@ def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    yield from _files(entry.path)
+                    if levels:
+                        yield from _files(entry.path, levels - 1)
                 elif entry.is_file(follow_symlinks=False):
                     yield entry.path, entry.stat()
 

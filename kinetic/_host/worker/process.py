@@ -91,8 +91,7 @@ def _report_own_failure(channel: Channel, error: BaseException) -> None:
 
 
 def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
-    """Detach from the parent: own session, streams and descriptors."""
-    processes.yield_precedence()
+    """Detach from the parent: own streams and descriptors."""
     processes.die_with_parent(parent_pid)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out, 1), (err, 2)):
