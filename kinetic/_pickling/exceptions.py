@@ -22,6 +22,7 @@ from __future__ import annotations
 import ast
 import io
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -37,6 +38,8 @@ Loads = Callable[[bytes], Any]
 
 _MOST_NODES = 200
 _FIRST_FRAMES, _LAST_FRAMES = 50, 150
+_BODY_BYTES, _BODY_S = 1 << 20, 5.0
+"""How much of a server's answer is sent, and how long it may take to arrive."""
 Frame = tuple[Any, ...]
 """file, function, line, first line of the function, last line of the expression, its first column,
 its last column."""
@@ -141,11 +144,21 @@ def _read_body(error: Any) -> Any:
     """Return urllib's HTTPError with its content in place of its connection; others as they are."""
     if type(error) is getattr(sys.modules.get("urllib.error"), "HTTPError", None):
         with suppress(Exception):
-            body = io.BytesIO(error.read(1 << 20))
+            parts: list[bytes] = []
+            reading = threading.Thread(target=_read_into, args=(parts, error), daemon=True)
+            reading.start()
+            reading.join(_BODY_S)  # An answer such as a stream of events may never end.
+            body = io.BytesIO(b"".join(parts))
             copy = type(error)(error.url, error.code, error.msg, error.hdrs, body)
             vars(copy)["__notes__"] = getattr(error, "__notes__", [])
             return copy
     return error
+
+
+def _read_into(parts: list[bytes], answer: Any) -> None:
+    with suppress(Exception):
+        while (left := _BODY_BYTES - sum(map(len, parts))) and (part := answer.read1(left)):
+            parts.append(part)
 
 
 def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:
