@@ -48,6 +48,7 @@ WITHOUT_KINETIC = IN_PROGRAMS | {
 MAY_LOCK = WITHOUT_KINETIC
 MAY_NAME_PROC = WITHOUT_KINETIC | {
     "kinetic/_datasets/call_data.py",  # refuses to put data there
+    "kinetic/_source/shipment.py",  # takes no script from there for the project's
     "kinetic/_host/worker/mounts.py",  # writes what a namespace needs, and names what it mounts
 }
 PARTICIPLES = re.compile(
