@@ -225,7 +225,7 @@ def test_accelerators(world: World, capsys: Capture) -> None:
 def test_on_a_terminal_only_names_are_cut(
     world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    world.job("job-00000001", name="a" * 100)
+    world.job("job-00000001", name="a" * 60)
     world.job("job-00000002", name="[red]bracket :smile:")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
@@ -238,7 +238,7 @@ def test_on_a_terminal_only_names_are_cut(
     assert out.count("tpu-v6e-8") == 2
     assert out.count("RUNNING") == 2
     assert "[red]bracket :smile:" in out
-    assert ("a" * 100 in out) is (columns == 200)
+    assert ("a" * 60 in out) is (columns == 200)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
