@@ -107,24 +107,17 @@ def refuse_late(program: Program | None, words: Collection[str]) -> None:
     Raises:
         UsageError: the job would run without it.
     """
-    if (
-        program is None
-        or program.kind is not ProgramKind.SCRIPT
-        or not Path(program.target).is_file()
-    ):
+    script = program.target if program and program.kind is ProgramKind.SCRIPT else ""
+    if program is None or not Path(script).is_file():
         return
-    text = Path(program.target).read_text(errors="replace").replace("-", "_")
-    for switch in ("--dry-run", "--detach", "--all-hosts"):
-        if (
-            switch in program.args
-            and switch not in words
-            and switch[2:].replace("-", "_") not in text
-        ):
-            raise UsageError(
-                f"{switch} follows {program.target}, whose text does not have it. Nothing was run; "
-                f"for kinetic, write\n  kinetic run {switch} … {program.target}\nand for the "
-                f"program\n  kinetic run … -- python {program.target} {switch}"
-            )
+    text = Path(script).read_text(errors="replace").replace("_", "-")
+    late = {"--dry-run", "--detach", "--all-hosts"}.intersection(program.args).difference(words)
+    for switch in sorted(each for each in late if each[2:] not in text):
+        raise UsageError(
+            f"{switch} follows {script}, whose text does not have it. Nothing was run; for "
+            f"kinetic, write\n  kinetic run {switch} … {script}\nand for the program\n"
+            f"  kinetic run … -- python {script} {switch}"
+        )
 
 
 def _find_script(target: str) -> str:
