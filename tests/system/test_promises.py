@@ -225,14 +225,16 @@ def test_timeout_ends_the_job_and_lets_it_clean_up(home):
     assert marker.exists()
 
 
-def test_cancel_reaches_the_functions_own_handler(home):
+@pytest.mark.parametrize("code", [0, 1])
+def test_cancel_reaches_the_functions_own_handler(home, code):
+    """One that exits with 0, after it has saved, has not returned."""
     marker = home.parent / "handled"
 
     @kinetic.run(accelerator="cpu")
     def patient(path):
         def handler(signum, frame):
             open(path, "w").close()
-            sys.exit(1)
+            sys.exit(code)
 
         signal.signal(signal.SIGTERM, handler)
         print("ready", flush=True)

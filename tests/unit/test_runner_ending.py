@@ -48,6 +48,14 @@ def test_a_value_stands_even_when_the_gang_was_stopped():
     assert report.leftover_threads == ("t",)
 
 
+@pytest.mark.parametrize("kind", [Exit.CANCELLED, Exit.TIMEOUT, Exit.EVICTED])
+def test_an_exit_with_0_stands_unless_it_came_after_the_stop(kind):
+    stop = HostView(stop=True, stop_exit=kind, stop_reason="because")
+    exits = RETURNED | {"by_exit": True}
+    assert ending_of(exits, None, None, 1).exit is Exit.RETURNED
+    assert ending_of(exits, None, stop, 1).exit is kind
+
+
 def test_an_exception_stands_unless_it_came_after_the_stop():
     assert ending_of(RAISED, None, None, 1).exit is Exit.RAISED
     assert ending_of(RAISED, None, None, 1).error.message == "no"

@@ -75,11 +75,12 @@ def ending_of(
 ) -> HostReport:
     """Decide how the host ended.
 
-    In this order: a value that was returned, or an exception raised before the agent was asked to
-    stop; the coordinator's reason (cancelled, timeout, hang, stopped); the worker's last message;
-    its wait status.
+    In this order: a value that was returned, or an exception raised (or `sys.exit`, also with 0)
+    before the agent was asked to stop; the coordinator's reason (cancelled, timeout, hang,
+    stopped); the worker's last message; its wait status.
     """
-    if end is not None and (stop is None or end["event"] == Exit.RETURNED):
+    has_value = end is not None and end["event"] == Exit.RETURNED and not end.get("by_exit")
+    if end is not None and (stop is None or has_value):
         return _report_from_end(end, host, peak_bytes)
     if stop is not None and stop.stop_exit is not None:
         return HostReport(

@@ -139,7 +139,7 @@ def report_error(error: BaseException, start: Start) -> Message:
 
 def _report_exit(error: SystemExit, start: Start) -> Message:
     if error.code in (None, 0):
-        return report_value(None, start)
+        return report_value(None, start) | {"by_exit": True}
     code = int(error.code) if isinstance(error.code, int) else 1  # sys.exit(True) is 1
     if not isinstance(error.code, int):
         streams.say(text_of(error.code))  # as the interpreter does
