@@ -155,8 +155,10 @@ def describe_files(of: str, outcomes: Iterable[Outcome]) -> str:
     if not reports:
         return ""
     kept = text.count(sum(report.kept_files for report in reports), "file")
+    many = len(reports) > 1
+    where = f"{len(reports)} work folders; in the first" if many else "the work folder"
     return (
-        f"kept {kept} of the work folder: {reports[0].written.rstrip('.')}. Fetch with `kinetic "
+        f"kept {kept} of {where}: {reports[0].written.rstrip('.')}. Fetch with `kinetic "
         f"jobs outputs {of} --to DIR`."
     )
 

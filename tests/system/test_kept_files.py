@@ -40,8 +40,10 @@ def test_a_file_saved_beside_the_function_is_kept_and_named_in_the_last_line(
         assert batch.results(progress=False) == [3, 4]
     last = capfd.readouterr().err.splitlines()[-1]
     name = batch.group_id if how == "map" else kinetic.list_jobs()[0].job_id
-    files = "2 files" if how == "map" else "1 file"
-    assert last.startswith(f"kinetic: kept {files} of the work folder: model.pkl (")
+    kept = (
+        "2 files of 2 work folders; in the first" if how == "map" else "1 file of the work folder"
+    )
+    assert last.startswith(f"kinetic: kept {kept}: model.pkl (")
     assert last.endswith(f"Fetch with `kinetic jobs outputs {name} --to DIR`.")
     assert call(["jobs", "outputs", name, "--to", str(tmp_path / "got")]) == 0
     found = sorted(str(p.relative_to(tmp_path / "got")) for p in (tmp_path / "got").rglob("*.pkl"))

@@ -223,7 +223,7 @@ def test_a_batch_counts_the_files_of_all_inputs(tmp_path, capsys):
 
     batch = begin(Writing(LocalStore(tmp_path)), 3)
     batch.results(timeout=PATIENCE_S, progress=False)
-    what = "kept 3 files of the work folder: model.pkl, log (3 KiB)"
+    what = "kept 3 files of 3 work folders; in the first: model.pkl, log (3 KiB)"
     assert capsys.readouterr().err == say(batch.group_id, what)
 
 
