@@ -168,8 +168,9 @@ class LocalBackend:
         """Read the hosts' files, one attempt after the other, until the job has ended."""
         from kinetic._backends import attempt_logs  # not needed for a list of running jobs
 
-        def has_ended() -> bool:
-            return not self._is_supervised(ref) and self._status(ref).phase.ended
+        def has_ended() -> bool:  # The supervisor cleans up after its verdict.
+            is_judged = self._store.has(layout.JobKeys(ref.job_id).outcome)
+            return is_judged or (not self._is_supervised(ref) and self._status(ref).phase.ended)
 
         return attempt_logs.read(
             self._store, ref, request, has_ended, functools.partial(self._watch, ref, request)
