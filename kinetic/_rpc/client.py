@@ -273,8 +273,7 @@ class AgentClient:
                 is_renewal = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
                 if has_broken and not self._caller.closed.is_set():
-                    why = error.code().name, error.details()
-                    logger.warning("host %d connects again: %s, %s", self._host, *why)
+                    logger.warning("host %d connects again: %s", self._host, error.details())
             except ValueError:
                 return  # the channel was closed between two tries
             self._caller.closed.wait(pause_s)

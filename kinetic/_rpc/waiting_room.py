@@ -105,8 +105,8 @@ class WaitingRoom:
             place = await self._wait(index, start)
         finally:  # Also when the connection breaks, which cancels this.
             self._asking[index] -= 1
-            if self._leave and index in self._waiting:
-                self._look_later(index, start, AWAY_S / 2, looks=2)
+            if self._leave:
+                self._look(index, start)
         if place is None and self._counts(index, start):
             self._listener.on_told(index)
         return place
@@ -144,17 +144,13 @@ class WaitingRoom:
             self._waiting.discard(index)
             self._listener.on_start(index)
 
-    def _look_later(self, index: int, start: int, delay_s: float, *, looks: int) -> None:
-        """See whether the host has come back. Two looks, because the first one may come too early:
-        after a pause of this process, before what hosts have sent was read."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(delay_s, self._look, index, start, delay_s, looks - 1)
-
-    def _look(self, index: int, start: int, delay_s: float, looks: int) -> None:
+    def _look(self, index: int, start: int, looks: int = 2) -> None:
+        """Take a host for gone unless it comes back. The first look may be too early: after a
+        pause of this process, before what hosts have sent was read."""
         if self._asking[index] or index not in self._waiting or not self._counts(index, start):
             return
         if looks:
-            self._look_later(index, start, delay_s, looks=looks)
+            asyncio.get_running_loop().call_later(AWAY_S / 2, self._look, index, start, looks - 1)
             return
         self._waiting.discard(index)
         self._listener.on_leave(index)

@@ -41,7 +41,7 @@ def group():
     folder.rmdir()
 
 
-@pytest.mark.parametrize("most", [6, 14])
+@pytest.mark.parametrize("most", [1, 6, 14])
 def test_a_limit_of_processes_and_threads_is_named(most, group):
     """The supervisor hung for ever below gRPC, and its agents were dead."""
     (group / "pids.max").write_text(str(most))

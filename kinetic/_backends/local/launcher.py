@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from kinetic._core.variables import READ_AT_START
 from kinetic._store import files
-from kinetic._system import pipes
+from kinetic._system import pipes, processes
 from kinetic.errors import KineticError, StoreFull, SubmitError
 
 _lock = threading.Lock()
@@ -61,8 +61,9 @@ class Zygote:
         except OSError as error:
             ours.close()
             self._errors.close()
+            limit = f" ({processes.find_limit()})" if isinstance(error, BlockingIOError) else ""
             raise SubmitError(
-                f"Python could not be started: {error.strerror}: "
+                f"Python could not be started: {error.strerror}{limit}: "
                 f"{error.filename or sys.executable}."
             ) from error
         finally:
