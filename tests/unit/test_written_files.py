@@ -256,6 +256,13 @@ def test_outputs_are_listed(world, capfd):
     assert json.loads(capfd.readouterr().out) == dict.fromkeys(NAMES, 1500) | {NAMES[3]: 6}
 
 
+def test_a_job_that_has_left_no_files_says_so(world, capfd):
+    world.job("job-00000002")
+    assert world("jobs", "outputs", "job-00000002") == 0
+    out, err = capfd.readouterr()
+    assert (out, "job-00000002 has left no files" in err) == ("", True)
+
+
 def test_outputs_are_fetched_and_overwrite_nothing(world, tmp_path, capfd):
     place = tmp_path / "here"
     assert world("jobs", "outputs", "job-0", "--to", str(place)) == 0

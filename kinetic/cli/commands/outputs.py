@@ -72,6 +72,9 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
         output.line(f"Fetched {text.count(len(files), 'file')} ({total}) into {folder}.")
     elif as_json:
         output.json_document({name: entry.size_bytes for name, entry in files.items()})
+    elif not files:
+        name = job_id if job_id.startswith(BATCH) else refs[0].job_id
+        output.notice(f"{name} has left no files. They are kept when the function has ended.")
     else:
         rows = [(name, text.size(entry.size_bytes)) for name, entry in files.items()]
         output.table(("FILE", "SIZE"), rows, right=("SIZE",))
