@@ -130,7 +130,14 @@ def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
 
 
 @pytest.mark.starts_processes
-def test_a_zygote_whose_interpreter_cannot_start_says_why():
-    environ = {**os.environ, "PYTHONHASHSEED": "abc"}
-    with pytest.raises(SubmitError, match=r"died: Fatal Python error: .*PYTHONHASHSEED must be"):
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PYTHONHASHSEED", "abc", r"died: Fatal Python error: .*PYTHONHASHSEED must be"),
+        ("PYTHONIOENCODING", "abc", r"died: Fatal Python error: .*; LookupError: unknown.* abc"),
+    ],
+)
+def test_a_zygote_whose_interpreter_cannot_start_says_why(variable, value, words):
+    environ = {**os.environ, variable: value}
+    with pytest.raises(SubmitError, match=words):
         launcher.launch({"job_id": "job-1"}, modules=(), environ=environ)

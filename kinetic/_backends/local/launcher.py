@@ -122,8 +122,8 @@ class Zygote:
             raise
         if not answer:
             lines = self._last_words().splitlines()
-            fatal = [line for line in lines if line.startswith("Fatal Python error")]
-            raise _ZygoteDied((fatal or lines)[-1])
+            errors = [line for line in lines if line.partition(": ")[0].endswith("rror")]
+            raise _ZygoteDied("; ".join(errors) or lines[-1])
         reply = json.loads(answer)
         if "error" in reply:
             raise _refusal(request["job_id"], reply["error"], reply.get("errno"))
@@ -150,7 +150,7 @@ class Zygote:
         self._end()
         with self._errors:
             self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()[-8:]
         return ":\n" + "\n".join(lines) if lines else "."
 
     def try_out(self, limit_s: float) -> str:
