@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -51,36 +52,45 @@ def test_a_file_saved_beside_the_function_is_kept_and_named_in_the_last_line(
     assert pickle.loads((tmp_path / "got" / found[0]).read_bytes()) == {"epochs": 3}
 
 
-def leave(fails):
-    host = os.environ["KINETIC_HOST_INDEX"]
-    log = open("log", "w")
-    log.write(f"host {host}")
-    atexit.register(lambda: Path("summary").write_text("at exit"))
+def leave(marker, fails):
+    """Every host writes, and when all of them have, one may fail."""
+    host, hosts = os.environ["KINETIC_HOST_INDEX"], int(os.environ["KINETIC_HOSTS"])
+    Path("log").write_text(f"host {host}")
+    Path(f"{marker}-{host}").touch()
+    while not all(Path(f"{marker}-{each}").exists() for each in range(hosts)):
+        time.sleep(0.01)
     if fails and host == "1":
         raise ValueError("no")
 
 
+@pytest.mark.shares_files
 @pytest.mark.parametrize("fails", [False, True])
-def test_each_host_keeps_its_files_also_those_of_exit_handlers_and_failures(place, fails, capfd):
-    job = kinetic.run("tpu-v6e-8", joins_jax=False)(leave).run_async(fails)
+def test_each_host_keeps_its_files_also_where_one_fails(place, fails, capfd):
+    job = kinetic.run("tpu-v6e-8", joins_jax=False)(leave).run_async(str(place.marker()), fails)
     with pytest.raises(ValueError, match="no") if fails else contextlib.nullcontext():
         job.result(timeout=120)
     store = job._store
     for host in (0, 1):
         prefix = layout.HostKeys(job.job_id, 1, host).files
         kept = {key.rpartition("/")[2]: store.get(key) for key in store.list(prefix)}
-        assert kept["log"] == f"host {host}".encode(), kept
+        assert kept == {"log": f"host {host}".encode()}
     capfd.readouterr()
     assert call(["jobs", "outputs", "--json", job.job_id]) == 0
-    assert {"log", "host-1/log"} <= set(json.loads(capfd.readouterr().out))
+    assert set(json.loads(capfd.readouterr().out)) == {"log", "host-1/log"}
+
+
+def leave_at_exit():
+    log = open("log", "w")  # closed by the interpreter
+    log.write("at last")
+    atexit.register(lambda: Path("summary").write_text("at exit"))
 
 
 def test_exit_handlers_are_over_when_a_call_returns(home):
-    job = kinetic.run("cpu")(leave).run_async(fails=False)
+    job = kinetic.run("cpu")(leave_at_exit).run_async()
     job.result()
     prefix = layout.HostKeys(job.job_id, 1, 0).files
     kept = {key.rpartition("/")[2]: job._store.get(key) for key in job._store.list(prefix)}
-    assert kept == {"log": b"host 0", "summary": b"at exit"}
+    assert kept == {"log": b"at last", "summary": b"at exit"}
 
 
 @kinetic.run(accelerator="cpu")
