@@ -93,6 +93,17 @@ def test_exit_handlers_are_over_when_a_call_returns(home):
     assert kept == {"log": b"at last", "summary": b"at exit"}
 
 
+def test_a_file_that_only_an_exit_handler_writes_is_kept(home):
+    @kinetic.run("cpu")
+    def end():
+        atexit.register(lambda: Path("profile").write_text("at exit"))
+
+    job = end.run_async()
+    job.result()
+    key = f"{layout.HostKeys(job.job_id, 1, 0).files}/profile"
+    assert job._store.get(key) == b"at exit"
+
+
 @kinetic.run(accelerator="cpu")
 def checkpoint():
     kinetic.Checkpointer("checkpoints")

@@ -449,7 +449,9 @@ class Agent:
             tee.drain()
         self._log.close()
         self._metrics.close()
-        if self._written or (self._started_at > 0 and self._preemption.is_known):
+        if self._started_at > 0 and (
+            self._written or self._preemption.is_known or workspace.has_new_entries(self._workspace)
+        ):
             self._reporter.keep_files(self._workspace)  # What exit handlers have written, too.
         if not self._is_swept_up():
             workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")

@@ -188,6 +188,13 @@ def keep_written(
     return ". ".join(words)
 
 
+def has_new_entries(space: Workspace) -> bool:
+    """Whether something was made in the working directory, as far as a look at it alone tells."""
+    with contextlib.suppress(OSError):  # The function may have removed it.
+        return space.cwd.stat().st_mtime_ns > space.ready_ns
+    return False
+
+
 def _describe(sized: Iterable[tuple[int, str]]) -> str:
     """Return the names of the largest files, and the size of all."""
     largest = sorted(sized, key=lambda file: (-file[0], file[1]))
