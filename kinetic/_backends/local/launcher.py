@@ -253,8 +253,7 @@ def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
     if key not in _zygotes or not _zygotes[key].is_open:
         if not _zygotes:
             atexit.register(_close_all)
-        lost = [k for k, zygote in _zygotes.items() if not zygote.is_open]
-        _lost.extend(map(_zygotes.pop, lost))
+        _lost.extend(_zygotes.pop(k) for k, each in [*_zygotes.items()] if not each.is_open)
         own = [k for k, zygote in _zygotes.items() if zygote.owner == os.getpid()]
         for oldest in own[: 1 - MOST_ZYGOTES]:
             _zygotes.pop(oldest).close()
