@@ -165,6 +165,17 @@ def test_a_follower_is_woken_by_output_by_the_verdict_and_by_the_end(home, monke
         watch.close()
 
 
+def test_a_follower_bears_that_the_program_closes_its_descriptors(home, monkeypatch):
+    home.mkdir(parents=True)
+    closed = os.open(os.devnull, os.O_RDONLY)
+    os.close(closed)
+    monkeypatch.setattr(liveness, "ending_fd", lambda _: closed)
+    watch = liveness.JobWatch(home)
+    for _ in range(2):
+        watch.wait()
+    watch.close()
+
+
 def test_a_follower_of_a_job_of_another_machine_is_woken_now_and_then(home):
     """There is no process here whose end could wake it."""
     home.mkdir(parents=True)

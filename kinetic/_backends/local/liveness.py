@@ -75,7 +75,8 @@ class JobWatch:
     def close(self) -> None:
         """Stop watching."""
         if self._fd >= 0:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # The program may have closed it.
+                os.close(self._fd)
         self._fd = -1
 
 
