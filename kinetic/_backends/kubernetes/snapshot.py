@@ -62,7 +62,9 @@ class ClusterContext:
 
     def __init__(self, api: Api, jobs: Collection[str] = ()) -> None:
         """Ask nothing yet; `jobs` are those that were asked for."""
-        self._api, self._is_alone = api, len(jobs) == 1
+        self._api = api
+        self.covered = set(jobs)
+        """Jobs that are explained: also those that were created since the list."""
         self.selection = Selector(labels=names.selector(jobs))
         self._lock = threading.RLock()
         self._listed: dict[str, Sequence[Document] | None] = {}
@@ -72,7 +74,7 @@ class ClusterContext:
 
     def events_of(self, name: str) -> Sequence[Document]:
         """Return the events about an object, by its name. Those of many jobs are listed at once."""
-        if self._is_alone:
+        if len(self.covered) == 1:
             about = Selector(fields=f"involvedObject.name={name}")
             listed = self._list_once(f"events {name}", lambda: self._list_if_allowed(EVENTS, about))
             return listed or ()
@@ -172,6 +174,7 @@ class ClusterSnapshot:
     def is_removed(self, ref: JobRef) -> bool:
         """Whether a job without a workload had one: the cluster has events about it for an hour. A
         job that was created after the list has events too, so its workload is looked up again."""
+        self.context.covered.add(ref.job_id)
         name = names.workload_of(ref.job_id)
         kind = PATHWAYS_HEAD if ref.has_single_controller else HOSTS
         if not any(self.context.events_of(about) for about in (name, f"{name}-{kind}-0")):
@@ -187,6 +190,7 @@ class ClusterSnapshot:
             waits: whether it waits for nodes or a queue, so that these matter.
         """
         context, pods = self.context, self.pods_of(ref)
+        context.covered.add(ref.job_id)
         if waits:
             context.waiting.add(ref.job_id)
         lacks_nodes = not all((pod.get("spec") or {}).get("nodeName") for pod in pods)
