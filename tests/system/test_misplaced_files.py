@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gangs import wait_until
 
 import kinetic
 from kinetic import errors
@@ -93,6 +94,7 @@ def test_every_reader_answers(make, home):
 
     handle = function.run_async()
     assert handle.result() == "value"
+    wait_until(lambda: not (home / f"jobs/{handle.job_id}/local/work").exists(), "it stays")
     records = [
         p for p in home.rglob("*") if p.is_file() and ("jobs" in p.parts or "refs" in p.parts)
     ]

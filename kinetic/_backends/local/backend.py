@@ -169,8 +169,8 @@ class LocalBackend:
         from kinetic._backends import attempt_logs  # not needed for a list of running jobs
 
         def has_ended() -> bool:  # The supervisor cleans up after its verdict.
-            is_judged = self._store.has(layout.JobKeys(ref.job_id).outcome)
-            return is_judged or (not self._is_supervised(ref) and self._status(ref).phase.ended)
+            is_over = self._is_judged(ref) or not self._is_supervised(ref)
+            return is_over and self._status(ref).phase.ended
 
         return attempt_logs.read(
             self._store, ref, request, has_ended, functools.partial(self._watch, ref, request)
@@ -208,12 +208,13 @@ class LocalBackend:
 
     def cleanup(self, ref: JobRef) -> None:
         """Free the memory in which the job's hosts left something; records stay."""
-        if not self._is_supervised(ref):
+        if self._is_judged(ref) or not self._is_supervised(ref):
             memory_folder.remove(ref.job_id)
 
     def control(self, ref: JobRef) -> Endpoint | None:
         """The coordinator of a running job."""
-        if not (supervisor := self._is_supervised(ref) and self._supervisor(ref)):
+        runs = self._is_supervised(ref) and not self._is_judged(ref)
+        if not (supervisor := runs and self._supervisor(ref)):
             return None
         from kinetic._core.endpoint import Endpoint
 
@@ -283,6 +284,9 @@ class LocalBackend:
         return time.monotonic() - since <= LINGER_S and any(
             liveness.is_agent(pid, ref.job_id) for pid in agents.values()
         )
+
+    def _is_judged(self, ref: JobRef) -> bool:
+        return self._store.has(layout.JobKeys(ref.job_id).outcome)
 
     def _verdict(self, ref: JobRef) -> Status | None:
         try:

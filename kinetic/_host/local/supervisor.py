@@ -127,6 +127,7 @@ class Supervisor:
         from kinetic._host import verdicts
 
         job_id = self._request.job_id
+        memory_folder.remove_unused(job_id)
         try:
             verdicts.conclude(self._store, job_id, ended, plan)
         finally:  # Also where the store is gone.
@@ -309,7 +310,6 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------------
 
     def _sweep_up(self) -> None:
-        memory_folder.remove_unused(self._request.job_id)
         free_memory_of_ended(self._store, time.time())
         for name in ("socket", "supervisor.json", *ATTEMPT_FILES):
             (self._own / name).unlink(missing_ok=True)
