@@ -107,7 +107,8 @@ def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
     environment remains."""
     before = dict(os.environ)
     folder = playground / str(next(_numbers))
-    if request.node.get_closest_marker("kubernetes") and folder.is_relative_to(MEMORY):
+    on_pods = any(map(request.node.get_closest_marker, ("kubernetes", "double")))
+    if on_pods and folder.is_relative_to(MEMORY):
         folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))  # Pods mount their own memory.
     others = {"GOOGLE_CLOUD_PROJECT", "TERM"}
     for name in [n for n in os.environ if n.startswith("KINETIC_") or n in others]:

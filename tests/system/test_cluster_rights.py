@@ -21,7 +21,7 @@ from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.resources import BY_KIND
 from kinetic._backends.kubernetes.volumes import DEVICE_CLASS, MULTI_TIER_DRIVER
 from kinetic.cli.root import call
-from kinetic.errors import PreflightError, SetupFailed
+from kinetic.errors import PreflightError, SetupFailed, UsageError
 
 pytestmark = pytest.mark.double
 
@@ -151,7 +151,7 @@ def test_jobs_one_by_one_ask_once(on_cluster):
 def test_a_secret_that_no_program_could_be_started_with_is_refused(on_cluster, monkeypatch):
     monkeypatch.setenv("MODEL_KEY", "k" * 131_072)
     call = kinetic.run(accelerator="cpu", secrets=["MODEL_KEY"])(abs)
-    with pytest.raises(PreflightError, match="The secret MODEL_KEY has 131,083 bytes"):
+    with pytest.raises(UsageError, match="The secret MODEL_KEY has 131,083 bytes"):
         call(-3)
     assert not on_cluster.left_over()
     monkeypatch.setenv("MODEL_KEY", "k" * (131_072 - len("MODEL_KEY=") - 1))

@@ -19,7 +19,7 @@ from kernels import Kernel
 
 MAC = Path(__file__).parent / "macos"
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.double]
 
 
 @pytest.fixture
