@@ -19,6 +19,16 @@ import kinetic
 PATIENCE_S = 200.0
 
 
+def read_files(folder: Path) -> dict[Path, bytes]:
+    """The files below a folder; a supervisor that is still cleaning up may remove some meanwhile."""
+    contents = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                contents[path] = path.read_bytes()
+    return contents
+
+
 def wait_until(look, what):
     """Return the first true answer; what takes long to look at is looked at less often."""
     deadline = time.monotonic() + PATIENCE_S

@@ -10,7 +10,7 @@ import sys
 import textwrap
 
 import pytest
-from gangs import PATIENCE_S, stop, wait_until
+from gangs import PATIENCE_S, read_files, stop, wait_until
 
 import kinetic
 from kinetic import errors
@@ -117,9 +117,9 @@ def test_secrets_rest_nowhere(monkeypatch, home):
         return len(os.environ["MY_TOKEN"])
 
     assert quiet() == 24
-    files = [p for p in home.rglob("*") if p.is_file()]
+    files = read_files(home)
     assert files
-    assert not [p for p in files if secret.encode() in p.read_bytes()]
+    assert not [path for path, content in files.items() if secret.encode() in content]
 
 
 # -- the life of a job -----------------------------------------------------------------------------

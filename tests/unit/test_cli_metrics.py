@@ -118,6 +118,7 @@ def test_a_chart_of_one_value_or_none_is_no_error(app, capsys, tmp_path):
     assert "nan" in capsys.readouterr().out
 
 
+@pytest.mark.starts_processes  # matplotlib asks fc-list for the fonts
 def test_a_picture_has_a_chart_for_each_metric(app, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("loss.png", "loss.svg"):
