@@ -19,10 +19,15 @@ import kinetic
 PATIENCE_S = 200.0
 
 
+def list_paths(folder: Path) -> list[Path]:
+    """The files and folders below a folder from which a supervisor may still remove some."""
+    return [Path(top, name) for top, *names in os.walk(folder) for name in (*names[0], *names[1])]
+
+
 def read_files(folder: Path) -> dict[Path, bytes]:
-    """The files below a folder; a supervisor that is still cleaning up may remove some meanwhile."""
+    """The contents of the files below a folder from which a supervisor may still remove some."""
     contents = {}
-    for path in folder.rglob("*"):
+    for path in list_paths(folder):
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
                 contents[path] = path.read_bytes()

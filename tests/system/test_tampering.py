@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from bad_input_cases import PATIENCE_S, run
+from gangs import list_paths
 
 import kinetic
 from kinetic import errors
@@ -271,7 +272,7 @@ def move(home: Path, job_id: str, by_s: float) -> None:
         for field in fields:
             document[field] += by_s
         file.write_text(json.dumps(document))
-    for file in home.rglob("*"):
+    for file in list_paths(home):
         with contextlib.suppress(FileNotFoundError):  # the supervisor is ending
             os.utime(file, (time.time() + by_s,) * 2)
 
