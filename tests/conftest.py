@@ -129,7 +129,7 @@ def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
     os.environ |= before
     # What interrupted tests would say at the end of this process.
     if "kinetic._client.board.console" in sys.modules:
-        atexit.unregister(sys.modules["kinetic._client.board.console"]._tell_unless_shown)
+        atexit.unregister(sys.modules["kinetic._client.board.console"]._print_unless_shown)
 
 
 @pytest.fixture

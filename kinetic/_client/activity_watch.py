@@ -63,7 +63,7 @@ class ActivityWatch:
         self._unanswered.clear()
         lines: list[HostLine] = []
         active = self._active()
-        standings = self._app.board.look(active)
+        standings = self._app.board.read_standings(active)
         for ref in active:
             state = standings[ref.job_id].state
             if state not in _ACTIVE:
@@ -115,7 +115,7 @@ class ActivityWatch:
 
         poll = self._polls.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
         with contextlib.suppress(KineticError):
-            if (answer := poll.look()) is not None:
+            if (answer := poll.read_answer()) is not None:
                 return answer
         self._unanswered.add(ref.job_id)
         return None

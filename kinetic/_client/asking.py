@@ -20,7 +20,7 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, WaitTimeout
 
 ANSWER_S = 30.0
 """How long a leader may take: in a bucket it looks for requests every ten seconds."""
-LOOK_EVERY_S = 0.25
+POLL_EVERY_S = 0.25
 
 
 def stacks(
@@ -46,7 +46,7 @@ def stacks(
             return {int(host): str(text) for host, text in answer["stacks"].items()}
         if ended():
             return {}
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
     raise WaitTimeout(
         f"Host 0 of {ref.job_id} has not answered within {patience_s:g} s. It may be starting: try "
         "again. Or look into a pod yourself: `kubectl exec POD -- pip install py-spy`, then "
@@ -63,7 +63,7 @@ class ActivityPoll:
         self._answered_id = ""
         self._activity: dict[str, Any] | None = None
 
-    def look(self) -> dict[str, Any] | None:
+    def read_answer(self) -> dict[str, Any] | None:
         """Return the newest answer, as `Gang.snapshot` makes it, without waiting for one; None
         while there is none."""
         place = self._ref.job_id, attempts.newest(self._store, self._ref.job_id)

@@ -125,7 +125,7 @@ def check_programs(
     except KeyboardInterrupt as interrupt:
         call = f'kinetic.attach("{ref.job_id}").compile_report()'
         words = f"kinetic: the compilers were ended; {call} goes on with what they had done."
-        console.tell_last(interrupt, words)
+        console.print_last(interrupt, words)
         raise
     with contextlib.suppress(StoreError):  # pages show it; here it is returned
         text = json.dumps(check.report.to_json())
@@ -137,9 +137,9 @@ def show_report(make: Callable[[], CheckReport]) -> None:
     """Print the report below what the function printed; a fault of it costs neither the function's
     value nor its error."""
     try:
-        console.notice(str(make()), once=False)
+        console.notice(str(make()), repeat=True)
     except KineticError as error:
-        console.notice(f"kinetic: compile_check: {error}", once=False)
+        console.notice(f"kinetic: compile_check: {error}", repeat=True)
 
 
 class CompileProgress:

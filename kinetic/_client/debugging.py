@@ -31,7 +31,7 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, UsageError, Us
 
 _log = logging.getLogger("kinetic.debug")
 DEFAULT_PORT = 5678
-LOOK_EVERY_S = 0.1
+POLL_EVERY_S = 0.1
 CHECK_EVERY_S = 1.0
 _HOW_TO = "Set debug=True in @kinetic.run(...), and call the function again."
 
@@ -96,7 +96,7 @@ class PortForward:
     kill = terminate
 
     def _serve(self) -> None:
-        self._listener.settimeout(LOOK_EVERY_S)
+        self._listener.settimeout(POLL_EVERY_S)
         next_check = time.monotonic() + self._check_every_s
         with contextlib.ExitStack() as at_end:
             at_end.callback(self._over.set)
@@ -282,7 +282,7 @@ def _wait(
             )
         if debugger is not None and debugger.listens:
             return debugger
-        pause(LOOK_EVERY_S)
+        pause(POLL_EVERY_S)
 
 
 def _listener(port: object) -> socket.socket:

@@ -37,8 +37,8 @@ TRIES = 10
 """Failures in a row, without output in between: half a minute."""
 QUIET_S = 60.0
 """Failures further apart than this do not count as "in a row"."""
-TRIES_UNTOLD = 3
-LOOK_EVERY_S = 0.25
+TRIES_BEFORE_WARNING = 3
+POLL_EVERY_S = 0.25
 EXPLAIN_EVERY_S = 2.0
 
 
@@ -216,7 +216,7 @@ class _OutputReading:
             self._failures = 0
         self._failed_at = now
         self._failures += 1
-        if self._failures == TRIES_UNTOLD:
+        if self._failures == TRIES_BEFORE_WARNING:
             _log.warning(
                 "%s cannot be read at present, and is tried again: %s", self._ref.job_id, error
             )
@@ -234,14 +234,14 @@ class _StartReasons:
     def __init__(self, backend: Backend | None, ref: JobRef) -> None:
         self._backend: Explains | None = backend if isinstance(backend, Explains) else None
         self._ref = ref
-        self._look_at = -math.inf
+        self._next_ask_at = -math.inf
         self._reason = ""
 
     def news(self, now: float) -> Waiting | Tick:
         """Ask, if it is time to."""
-        if self._backend is None or now < self._look_at:
+        if self._backend is None or now < self._next_ask_at:
             return Tick()
-        self._look_at = now + EXPLAIN_EVERY_S
+        self._next_ask_at = now + EXPLAIN_EVERY_S
         try:
             reason = self._backend.why_waiting(self._ref)
         except BackendUnavailable:
@@ -267,13 +267,13 @@ class StatusWatch:
         self._on_status = on_status
         self._clock = clock
         self._last: JobStatus | None = None
-        self._next_look = -math.inf
+        self._next_poll_at = -math.inf
 
     def __call__(self, outcome: Outcome | None = None) -> None:
         """Ask, if it is time to; with a verdict, report that."""
-        if self._on_status is None or (outcome is None and self._clock() < self._next_look):
+        if self._on_status is None or (outcome is None and self._clock() < self._next_poll_at):
             return
-        self._next_look = self._clock() + LOOK_EVERY_S
+        self._next_poll_at = self._clock() + POLL_EVERY_S
         try:
             status = self._status() if outcome is None else status_of_verdict(outcome.verdict)
         except (BackendUnavailable, StoreError):

@@ -457,7 +457,7 @@ def _yield_ended(jobs: list[J], limit_s: float | None) -> Iterator[J]:
         interrupt.__traceback__ = None
         go = "goes" if len(running) == 1 else "go"
         words = f"{_name_jobs(running)} {go} on; see `kinetic jobs list`."
-        console.notice(f"\nkinetic: {words}", once=False)
+        console.notice(f"\nkinetic: {words}", repeat=True)
         raise
     finally:
         for job in running.values():

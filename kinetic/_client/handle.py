@@ -163,7 +163,7 @@ class JobHandle(Generic[R_co]):
 
     def status(self) -> JobStatus:
         """Return the job's status: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or NOT_FOUND."""
-        return self._board.look_at(self.ref).status
+        return self._board.read_standing(self.ref).status
 
     def outcome(self) -> Outcome | None:
         """Return the verdict over all hosts, or None while the job runs."""
@@ -171,7 +171,7 @@ class JobHandle(Generic[R_co]):
 
     def look(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
         """Return where jobs with the same place and store as this one stand, by id."""
-        return self._board.look(refs)
+        return self._board.read_standings(refs)
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
         """Return the verdicts of jobs with the same place and store as this one, by id; an error
@@ -219,7 +219,7 @@ class JobHandle(Generic[R_co]):
         if attempt is not None:
             attempts.check(self._store, self.job_id, attempt)
         reader = MetricsReader(self._store, self.ref, hosts=hosts, attempt=attempt)
-        reader.look()
+        reader.read_new()
         return Metrics(self.job_id, reader.recording.series(repeats=repeats))
 
     def events(self) -> list[dict[str, Any]]:
@@ -387,7 +387,7 @@ class JobHandle(Generic[R_co]):
             working_dir=working_dir,
             ended=lambda: self.status().ended,
         )
-        console.notice(forward.instructions, once=False)
+        console.notice(forward.instructions, repeat=True)
         return forward
 
     # -- waiting -----------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ class JobHandle(Generic[R_co]):
         """
         from kinetic._client.compiling import check_programs
 
-        tell = functools.partial(console.notice, once=False)
+        tell = functools.partial(console.notice, repeat=True)
         return check_programs(self._board, self.ref, self.wait().attempt, tell)
 
     # -- as a future -------------------------------------------------------------------------------
@@ -742,11 +742,11 @@ class JobHandle(Generic[R_co]):
                     show()
                 fault = event.fault if isinstance(event, Tick) else ""
                 if abandoned is not None and abandoned.is_set():
-                    console.notice(f"\n{self._parting_words()}", once=False)
+                    console.notice(f"\n{self._parting_words()}", repeat=True)
                     raise WaitTimeout(f"The wait for {self.job_id} was given up.")
                 if self._clock() >= deadline and not self._is_known_to_be_over():
                     why = f"{self.job_id} has not ended within {patience:g} s."
-                    raise WaitTimeout(f"{why} {console.say_it_goes_on(self.job_id, fault)}")
+                    raise WaitTimeout(f"{why} {console.describe_timeout(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
     def _is_known_to_be_over(self) -> bool:
@@ -758,7 +758,7 @@ class JobHandle(Generic[R_co]):
 
     def _parting_words(self) -> str:
         has_value = self._collected is not None
-        return console.say_how_it_is(self.job_id, ended=self._is_over, is_here=has_value)
+        return console.describe_interrupted(self.job_id, ended=self._is_over, has_value=has_value)
 
     @property
     def _backend(self) -> Backend:
@@ -798,7 +798,7 @@ class _InterruptNotice:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, KeyboardInterrupt) and not getattr(error, "__notes__", ()):
             handle = self._handle
-            console.tell_last(error, handle._parting_words(), handle._is_known_to_be_over)
+            console.print_last(error, handle._parting_words(), handle._is_known_to_be_over)
 
 
 def _call_back(

@@ -83,7 +83,7 @@ class MetricsReader(RowsReader):
         super().__init__(store, ref, request)
         self.recording = Recording()
 
-    def look(self) -> bool:
+    def read_new(self) -> bool:
         """Read what is new; return whether there was anything. Does not wait for more.
 
         Raises:

@@ -274,7 +274,7 @@ def take_back(ref: JobRef, backend: Backend, store: Store, interrupt: BaseExcept
         _log.info("%s could not be taken back: %s", job_id, error)
     finally:  # A second Ctrl-C leaves it.
         if isinstance(interrupt, KeyboardInterrupt):
-            console.tell_last(interrupt, words)
+            console.print_last(interrupt, words)
         else:
             console.notice(words)
 

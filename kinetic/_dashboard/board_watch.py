@@ -160,7 +160,7 @@ class BoardWatch:
         read_before = [ref for ref in self._open if self._rows[ref.job_id].standing.state]
         unread = [ref for ref in self._open if not self._rows[ref.job_id].standing.state]
         refs = read_before + unread[:_FIRST_READ]
-        for job_id, standing in self._access.board.look(refs).items():
+        for job_id, standing in self._access.board.read_standings(refs).items():
             self._rows[job_id] = self._rows[job_id]._replace(standing=standing)
         self._open = [ref for ref in self._open if self._rows[ref.job_id].standing.state in _ACTIVE]
         running = [ref for ref in self._open if self._rows[ref.job_id].standing.state]

@@ -119,7 +119,7 @@ class ChartReader:
         Raises:
             StoreError: the store does not answer.
         """
-        if not self._reader.look() and not self._is_behind:
+        if not self._reader.read_new() and not self._is_behind:
             return []
         series = {one.name: one for one in self._reader.recording.series() if len(one)}
         marks = {name: (len(one), one.times[-1]) for name, one in series.items()}

@@ -172,7 +172,7 @@ class JobCamera:
         board, ref = self._access.board, self._ref
         if self._last is not None and self._access.store.has(layout.JobKeys(ref.job_id).ref):
             return self._last
-        standing = board.look_at(ref)
+        standing = board.read_standing(ref)
         if standing.error is not None:
             raise standing.error
         if standing.state == JobStatus.NOT_FOUND:

@@ -49,7 +49,7 @@ class Swept:
 def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
     """Return the jobs that had ended by the moment (seconds since the epoch), oldest first."""
     refs = app.board.refs()
-    standings = app.board.look(refs)
+    standings = app.board.read_standings(refs)
     return [ref for ref in reversed(refs) if _end_time(ref, standings[ref.job_id]) <= moment]
 
 

@@ -264,7 +264,7 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
     access = open_access({})
 
     def waits_for():
-        return access.board.look_at(access.find(job.handle.job_id)).reason
+        return access.board.read_standing(access.find(job.handle.job_id)).reason
 
     wait_until(lambda: "it waits for 1 node" in waits_for(), "it does not say what it waits for")
     on_ray.mend()

@@ -42,34 +42,34 @@ def job() -> JobRef:
 def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
     store = MemoryStore()
     leader, asked = Leader(store, job), ActivityPoll(store, job)
-    assert asked.look() is None
+    assert asked.read_answer() is None
     assert leader.look("waiting")
-    assert asked.look() == {"members": ["waiting"]}
-    assert asked.look() == {"members": ["waiting"]}
+    assert asked.read_answer() == {"members": ["waiting"]}
+    assert asked.read_answer() == {"members": ["waiting"]}
     assert leader.look("running")
     assert not leader.look("running"), "it is asked once at a time"
-    assert asked.look() == {"members": ["running"]}
+    assert asked.read_answer() == {"members": ["running"]}
 
 
 def test_what_was_answered_to_somebody_long_ago_is_not_shown(job: JobRef) -> None:
     store = MemoryStore()
     leader = Leader(store, job)
-    ActivityPoll(store, job).look()
+    ActivityPoll(store, job).read_answer()
     leader.look("old")
     asked = ActivityPoll(store, job)
-    assert asked.look() is None
+    assert asked.read_answer() is None
     leader.look("new")
-    assert asked.look() == {"members": ["new"]}
+    assert asked.read_answer() == {"members": ["new"]}
 
 
 def test_two_who_ask_at_once_both_hear(job: JobRef) -> None:
     store = MemoryStore()
     leader, one, two = Leader(store, job), ActivityPoll(store, job), ActivityPoll(store, job)
     for each in (one, two):
-        assert each.look() is None
+        assert each.read_answer() is None
     leader.look("running")
     for each in (one, two):
-        assert each.look() == {"members": ["running"]}
+        assert each.read_answer() == {"members": ["running"]}
 
 
 def test_a_question_that_could_not_be_put_is_put_again(
@@ -80,8 +80,8 @@ def test_a_question_that_could_not_be_put_is_put_again(
     with monkeypatch.context() as broken:
         broken.setattr(store, "put", _fail)
         with pytest.raises(StoreError):
-            asked.look()
-    assert asked.look() is None
+            asked.read_answer()
+    assert asked.read_answer() is None
     assert Leader(store, job).look("running")
 
 

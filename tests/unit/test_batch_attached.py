@@ -172,7 +172,7 @@ def test_where_inputs_stand_follows_from_the_records():
     assert inputs_of(4, {0}, {1}, None) == [live, refused, waiting, waiting]
     assert inputs_of(4, {0}, {1}, None, is_left=True) == [live, refused, refused, refused]
     end = BatchEnd("an input failed", frozenset({3}))
-    assert inputs_of(4, {0}, {1}, end) == [live, refused, InputState.GONE, InputState.SKIPPED]
+    assert inputs_of(4, {0}, {1}, end) == [live, refused, InputState.REMOVED, InputState.SKIPPED]
 
 
 class Killed(BaseException):

@@ -136,7 +136,7 @@ def test_jobs_that_have_ended_are_read_once(home, monkeypatch, tmp_path):
     refs = [put_job(world.store, plan, number) for number in range(30)]
     for ref in refs:
         end_job(world.store, ref, started_at=NOW - 2, ended_at=NOW)
-    standings = world.app.board.look(refs)
+    standings = world.app.board.read_standings(refs)
     jobs = [(ref, standings[ref.job_id]) for ref in refs]
     get = LocalStore.get
     monkeypatch.setattr(LocalStore, "get", lambda s, key: (keys.append(key), get(s, key))[1])

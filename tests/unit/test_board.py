@@ -47,7 +47,7 @@ def test_a_list_reads_only_what_runs_or_failed_and_asks_a_backend_once():
     board = JobBoard(store, lambda _: backend, lambda: NOW)
     store.forget_calls()
     refs = board.refs()
-    found = board.look(refs)
+    found = board.read_standings(refs)
     states = [found[job.job_id].state for job in reversed(refs)]
     ten = [JobStatus.RUNNING, JobStatus.FAILED, *[JobStatus.SUCCEEDED] * 8]
     assert states == ten * (JOBS // 10)
@@ -109,7 +109,7 @@ def test_a_backend_that_does_not_answer_hides_no_other_job():
     backend.status = refuse
     board = JobBoard(store, lambda _: backend, lambda: NOW)
     refs = board.refs()
-    found, settled = board.look(refs), board.settle(refs)
+    found, settled = board.read_standings(refs), board.settle(refs)
     assert (found["job-00000000"].state, found["job-00000000"].reason) == ("UNKNOWN", str(away))
     with pytest.raises(BackendUnavailable):
         found["job-00000000"].status  # noqa: B018

@@ -79,7 +79,7 @@ def test_an_object_that_fails_in_place_of_a_stream_is_left_alone(monkeypatch, ca
     printer = Printer()
     for stream in (STDOUT, STDERR, STDOUT):
         printer.write(chunk(b"a\n", stream=stream))
-    console.notice("told to nobody", once=False)
+    console.notice("told to nobody", repeat=True)
     assert len(caplog.records) == 2
 
 
@@ -132,6 +132,6 @@ def test_prefixes_stand_at_the_start_of_each_line_and_nowhere_else(pieces):
 def test_a_notice_is_told_once(capsys):
     console.notice("only once, please")
     console.notice("only once, please")
-    console.notice("again", once=False)
-    console.notice("again", once=False)
+    console.notice("again", repeat=True)
+    console.notice("again", repeat=True)
     assert capsys.readouterr().err == "only once, please\nagain\nagain\n"

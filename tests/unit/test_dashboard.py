@@ -181,7 +181,7 @@ def test_trouble_hides_no_job(world: World, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise StoreError("unplugged")
 
-    monkeypatch.setattr(world.access.board, "look", refuse)
+    monkeypatch.setattr(world.access.board, "read_standings", refuse)
     found = look_again(watch)
     assert (found.trouble, len(found.rows)) == ("unplugged", 1)
     monkeypatch.undo()
@@ -201,7 +201,7 @@ def test_who_comes_while_another_one_looks_does_not_wait(
         held.wait()
         return {}
 
-    monkeypatch.setattr(world.access.board, "look", hang)
+    monkeypatch.setattr(world.access.board, "read_standings", hang)
     thread = threading.Thread(target=look_again, args=[watch])
     thread.start()
     looks.wait()

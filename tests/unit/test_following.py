@@ -354,7 +354,7 @@ def test_a_job_that_was_removed_meanwhile_is_not_judged(moment, tmp_path, backen
     store.moment = moment
     job = put_ref(store, ref("job-0000abcd"))
     backend.phases[job.job_id] = JobStatus.FAILED
-    assert board(backend, store, time.time()).look_at(job).status is JobStatus.NOT_FOUND
+    assert board(backend, store, time.time()).read_standing(job).status is JobStatus.NOT_FOUND
     assert list(store.parts(layout.JOBS)) == []
     job = put_ref(store, ref("job-0000abcd"))
     with pytest.raises(NotFound, match="were removed"):
@@ -378,6 +378,6 @@ def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, backend, w
     now = time.time()
     made = ref("job-0000abcd", created_at=now + wrong_by_s)
     job = put_ref(store, dataclasses.replace(made, place=Place("pathways")))
-    assert board(backend, store, now).look_at(job).state == JobStatus.PENDING
+    assert board(backend, store, now).read_standing(job).state == JobStatus.PENDING
     os.utime(folder_of(store) / layout.JobKeys(job.job_id).plan, (now - 3600, now - 3600))
-    assert board(backend, store, now).look_at(job).state == JobStatus.FAILED
+    assert board(backend, store, now).read_standing(job).state == JobStatus.FAILED

@@ -199,7 +199,7 @@ try:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
-        console.tell_last(interrupt, "it goes on")
+        console.print_last(interrupt, "it goes on")
         raise
 except %s as caught:
     print("caught", file=sys.stderr)

@@ -247,7 +247,7 @@ def test_decimation_keeps_peaks_ends_and_what_is_no_number():
 
 def read_metrics(store, ref, **given):
     reader = MetricsReader(store, ref, **given)
-    reader.look()
+    reader.read_new()
     return reader.recording.series()
 
 
@@ -261,15 +261,15 @@ def test_metrics_are_read_from_any_store(store, tmp_path):
 
 def test_a_reader_goes_on_where_it_was_through_attempts(store, tmp_path):
     reader = MetricsReader(store, ref_to(store))
-    assert not reader.look()
+    assert not reader.read_new()
     one, two = frame([0, 1], loss=[3, 2]).encode(), frame([2], loss=[1]).encode()
     write(store, tmp_path, one + two[:10])
-    assert reader.look()
-    assert not reader.look()
+    assert reader.read_new()
+    assert not reader.read_new()
     verdict = Outcome(Verdict.FAILED).to_json()
     store.put(layout.AttemptKeys(JOB, 1).outcome, json.dumps(verdict).encode())
     write(store, tmp_path, frame([1, 2], loss=[2.5, 1.5]).encode(), attempt=2)
-    assert reader.look()
+    assert reader.read_new()
     (loss,) = reader.recording.series()
     assert points(loss) == [(0, 3), (1, 2.5), (2, 1.5)]
 

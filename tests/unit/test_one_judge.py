@@ -47,7 +47,7 @@ def ask_python(store, backend, job):
 
 
 def ask_cli(store, backend, job):
-    return app(store, backend).board.look_at(job).state
+    return app(store, backend).board.read_standing(job).state
 
 
 def ask_wait(store, backend, job):
@@ -120,17 +120,17 @@ def test_a_job_that_was_cancelled_and_never_judged(store, backend, ask):
 def test_asking_how_an_interrupted_submission_ended_changes_nothing(store, backend, capsys):
     job = put_ref(store, ref())
     later = job.created_at + 3600.0
-    assert app(store, backend, later).board.look_at(job).state == "FAILED"
+    assert app(store, backend, later).board.read_standing(job).state == "FAILED"
     assert not store.has(layout.JobKeys(job.job_id).outcome), "its submission may yet go on"
     assert "never started" in app(store, backend, later).board.outcome(job).reason
-    assert app(store, backend, later).board.look_at(job).state == "FAILED"
+    assert app(store, backend, later).board.read_standing(job).state == "FAILED"
     assert call(["jobs", "status", "--json", job.job_id], app(store, backend, later)) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
 
 
 def test_why_a_job_is_not_known_to_its_backend_yet_is_said(store, backend):
     job = put_ref(store, ref())
-    soon = app(store, backend, job.created_at + 1.0).board.look_at(job)
+    soon = app(store, backend, job.created_at + 1.0).board.read_standing(job)
     assert (soon.state, soon.reason) == ("PENDING", "it is being submitted")
 
 
@@ -142,7 +142,7 @@ def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
         HostReport(1, Exit.RETURNED),
     )
     ask_cli(store, backend, job)
-    found = app(store, backend).board.look_at(job)
+    found = app(store, backend).board.read_standing(job)
     assert (found.state, found.ended_at) == ("SUCCEEDED", NOW + 1)
 
 
@@ -153,7 +153,7 @@ def test_a_job_that_nobody_ever_started_has_failed_also_when_the_clock_was_set_b
     job = put_ref(store, ref())
     monkeypatch.setattr("kinetic._client.handle.time.time", lambda: job.created_at + later_s)
     assert ask_python(store, backend, job) == "FAILED"
-    assert app(store, backend, job.created_at + later_s).board.look_at(job).state == "FAILED"
+    assert app(store, backend, job.created_at + later_s).board.read_standing(job).state == "FAILED"
 
 
 def test_nobody_is_to_blame_for_a_cancel():
@@ -186,5 +186,5 @@ def test_a_job_whose_leader_was_killed_ended_when_its_hosts_were_last_heard_from
     job = killed_after(store, backend, *[HostReport(0, Exit.STOPPED)] * left)
     if left:
         os.utime(store.path(layout.HostKeys(job.job_id, 1, 0).report), times=(NOW + 5, NOW + 5))
-    ended_at = app(store, backend, NOW + 74).board.look_at(job).ended_at
+    ended_at = app(store, backend, NOW + 74).board.read_standing(job).ended_at
     assert ended_at == (NOW + 5 if left else job.created_at)

@@ -103,7 +103,7 @@ class BatchHandle(Generic[R_co]):
         }
         statuses |= {i: status_of_verdict(outcome.verdict) for i, outcome in outcomes.items()}
         statuses |= {
-            i: JobStatus.NOT_FOUND for i in view.list_inputs(InputState.GONE) if view.handles[i]
+            i: JobStatus.NOT_FOUND for i in view.list_inputs(InputState.REMOVED) if view.handles[i]
         }
         return sorted(statuses.items())
 
@@ -131,7 +131,7 @@ class BatchHandle(Generic[R_co]):
         """Ids of jobs whose records are missing, by index."""
         self._view.catch_up()
         batch = self._view.records.batch
-        return {i: batch.job_id(i) for i in self._view.list_inputs(InputState.GONE)}
+        return {i: batch.job_id(i) for i in self._view.list_inputs(InputState.REMOVED)}
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class BatchHandle(Generic[R_co]):
                 return
             for index in indices:
                 job = self._view.handles[index]
-                if job is not None and self._view.states[index] is not InputState.GONE:
+                if job is not None and self._view.states[index] is not InputState.REMOVED:
                     yield job
 
     @overload
@@ -370,7 +370,7 @@ class BatchHandle(Generic[R_co]):
                 if rest_s <= 0:
                     raise WaitTimeout(
                         f"{self._describe_ends()} within {patience:g} s. It keeps running; "
-                        f"{way_back(self.group_id)}"
+                        f"{describe_reattaching(self.group_id)}"
                     )
                 view.wait_for_event(
                     min(rest_s, notebook.QUICK_S) if drawing is not None else rest_s, known_events
@@ -392,13 +392,13 @@ class BatchHandle(Generic[R_co]):
             rest = "; this process goes on submitting the rest" * self._view.is_submitting
             console.notice(
                 f"\nkinetic: {self._describe_ends()}, the others go on{rest}; "
-                f"{way_back(self.group_id)}",
-                once=False,
+                f"{describe_reattaching(self.group_id)}",
+                repeat=True,
             )
             raise
 
 
-def way_back(group_id: str) -> str:
+def describe_reattaching(group_id: str) -> str:
     """Return how to come back to a batch, and how to stop it."""
     return (
         f'come back to it with kinetic.attach_batch("{group_id}").results(), '

@@ -87,7 +87,7 @@ def _names(index: int, item: Mapping[Any, Any]) -> dict[str, Any]:
 class InputState(StrEnum):
     """Where one input stands.
 
-    WAITING -> SUBMITTING -> LIVE -> SUCCEEDED | FAILED | GONE
+    WAITING -> SUBMITTING -> LIVE -> SUCCEEDED | FAILED | REMOVED
        |           +-> REFUSED
        +-> SKIPPED, when the batch is stopped
     """
@@ -97,7 +97,7 @@ class InputState(StrEnum):
     LIVE = "live"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    GONE = "gone"
+    REMOVED = "gone"
     REFUSED = "refused"
     SKIPPED = "skipped"
 
@@ -150,6 +150,6 @@ def inputs_of(
             return InputState.REFUSED
         if end is None:
             return InputState.REFUSED if is_left else InputState.WAITING
-        return InputState.SKIPPED if index in end.skipped else InputState.GONE
+        return InputState.SKIPPED if index in end.skipped else InputState.REMOVED
 
     return [state_of(index) for index in range(total)]

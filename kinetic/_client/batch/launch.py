@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
-from kinetic._client.batch.handle import BatchHandle, way_back
+from kinetic._client.batch.handle import BatchHandle, describe_reattaching
 from kinetic._client.batch.records import BatchRecords, new_batch
 from kinetic._client.batch.run import BatchRules, BatchSubmitter, BatchView
 from kinetic._client.batch.sources import JobSource
@@ -130,8 +130,8 @@ def _take_back(view: BatchView, submitter: BatchSubmitter) -> None:
         others = "" if submitted == total else ", the others are not"
         words = (
             f"{submitted:,} {of_all} {'was' if submitted == 1 else 'were'} submitted{others}; "
-            f"{way_back(group_id)}"
+            f"{describe_reattaching(group_id)}"
             if submitted
             else f"none {of_all} was submitted."
         )
-        console.notice(f"\nkinetic: {what} {words}", once=False)
+        console.notice(f"\nkinetic: {what} {words}", repeat=True)

@@ -28,7 +28,8 @@ def progress_line(view: BatchView) -> str:
     """Return the text: how many inputs have ended, failed, run."""
     counts = view.counts()
     failed = sum(
-        counts.get(state, 0) for state in (InputState.FAILED, InputState.REFUSED, InputState.GONE)
+        counts.get(state, 0)
+        for state in (InputState.FAILED, InputState.REFUSED, InputState.REMOVED)
     )
     parts = [f"{len(view.finished)}/{len(view.states)}"]
     parts += [f"{failed} failed"] if failed else []

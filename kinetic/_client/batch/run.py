@@ -158,7 +158,7 @@ class BatchView:
                 self.outcomes[index] = end
                 self.end_input(index, InputState.SUCCEEDED if end.ok else InputState.FAILED)
         elif isinstance(end, NotFound):
-            self.end_input(index, InputState.GONE)
+            self.end_input(index, InputState.REMOVED)
         else:
             with self.changes:
                 self._broken = end

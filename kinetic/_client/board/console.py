@@ -106,9 +106,9 @@ def _try_flush(raw: Any) -> bool:
 _printed: set[str] = set()
 
 
-def notice(text: str, *, once: bool = True) -> None:
+def notice(text: str, *, repeat: bool = False) -> None:
     """Print a line on stderr; the same text only once in a process."""
-    if once and text in _printed:
+    if text in _printed and not repeat:
         return
     _printed.add(text)
     try:
@@ -118,41 +118,41 @@ def notice(text: str, *, once: bool = True) -> None:
         _log.info("%s", text)
 
 
-def tell_last(
+def print_last(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
 ) -> None:
     """Have this text printed last: after what Python prints of an interrupt or, if that is caught,
     at the end of the process, unless what it tells of is over by then."""
     interrupt.add_note(text)
-    atexit.register(_tell_unless_shown, interrupt, text, is_over)
+    atexit.register(_print_unless_shown, interrupt, text, is_over)
 
 
-def _tell_unless_shown(
+def _print_unless_shown(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool]
 ) -> None:
     # the exception that the interpreter, or a notebook, has printed
     if getattr(sys, "last_value", None) is not interrupt and not is_over():
-        notice(text, once=False)
+        notice(text, repeat=True)
 
 
-def say_how_it_is(job_id: str, *, ended: bool, is_here: bool) -> str:
+def describe_interrupted(job_id: str, *, ended: bool, has_value: bool) -> str:
     """For who is interrupted; whether the job has ended, and whether the handle has its value, so
     that the records may be removed."""
     if not ended:
-        return f"kinetic: {job_id} keeps running; {_way_back(job_id)}"
-    way = "this handle's result()" if is_here else f'kinetic.attach("{job_id}").result()'
+        return f"kinetic: {job_id} keeps running; {_describe_reattaching(job_id)}"
+    way = "this handle's result()" if has_value else f'kinetic.attach("{job_id}").result()'
     return f"kinetic: {job_id} has ended: {way} returns its value, or raises its error."
 
 
-def say_it_goes_on(job_id: str, fault: str) -> str:
+def describe_timeout(job_id: str, fault: str) -> str:
     """For an error; `fault` is why it cannot be told whether the job runs."""
     it = "It keeps running"
     if fault:
         it = f"Whether it keeps running cannot be told now ({fault.rstrip('.')})"
-    return f"{it}; {_way_back(job_id)}"
+    return f"{it}; {_describe_reattaching(job_id)}"
 
 
-def _way_back(job_id: str) -> str:
+def _describe_reattaching(job_id: str) -> str:
     return (
         f'reattach with kinetic.attach("{job_id}").result() or `kinetic jobs logs -f {job_id}`, '
         f"stop it with `kinetic jobs cancel {job_id}`."

@@ -65,7 +65,9 @@ class JobBoard:
         refs, self._listed = index.list_jobs(self.store)
         return refs
 
-    def look(self, refs: Sequence[JobRef], *, settles: bool = False) -> dict[str, JobStanding]:
+    def read_standings(
+        self, refs: Sequence[JobRef], *, settles: bool = False
+    ) -> dict[str, JobStanding]:
         """Return where the jobs stand, by id. What cannot be asked hides no other job.
 
         A job whose leader is gone is judged. One that was never started has failed, but is judged
@@ -95,9 +97,9 @@ class JobBoard:
                 standings[ref.job_id] = _try(conclude)
         return standings
 
-    def look_at(self, ref: JobRef) -> JobStanding:
+    def read_standing(self, ref: JobRef) -> JobStanding:
         """Return where one job stands."""
-        return self.look([ref])[ref.job_id]
+        return self.read_standings([ref])[ref.job_id]
 
     def select(
         self, refs: Sequence[JobRef], limit: int | None, states: Collection[str] = ()
@@ -107,7 +109,7 @@ class JobBoard:
         page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
         selected: list[tuple[JobRef, JobStanding]] = []
         for begin in range(0, len(refs), page):
-            standings = self.look(refs[begin : begin + page])
+            standings = self.read_standings(refs[begin : begin + page])
             for number, ref in enumerate(refs[begin : begin + page], begin + 1):
                 if not states or standings[ref.job_id].state in states:
                     selected.append((ref, standings[ref.job_id]))
@@ -118,7 +120,7 @@ class JobBoard:
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
         """Return the verdicts of the jobs, by id: None while a job runs, an error if its verdict
         cannot be told or its records were removed."""
-        standings = self.look(refs, settles=True)
+        standings = self.read_standings(refs, settles=True)
         return {job_id: each.outcome or each.error for job_id, each in standings.items()}
 
     def outcome(self, ref: JobRef) -> Outcome | None:

@@ -225,7 +225,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     gang = app.board.gang(ref, outcome)
     attempts, cost = gang.attempts, app.board.cost(ref, gang)
     if outcome is None:
-        standing = app.board.look_at(ref)
+        standing = app.board.read_standing(ref)
     else:
         standing = standing_of_verdict(outcome.to_json(), ref.created_at)
     standing = standing._replace(started_at=gang.started_at)

@@ -129,7 +129,7 @@ def metrics(
         _print_rows(app, watched, choice, as_json=as_json, as_csv=as_csv)
     else:
         for job in watched:
-            job.reader.look()
+            job.reader.read_new()
     if picture is not None:
         _draw_picture(picture, watched, choice)
     if tensorboard is not None:

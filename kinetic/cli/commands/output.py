@@ -110,7 +110,7 @@ def logs(
     chosen = None if all_hosts else check_hosts(ref, hosts or (0,))
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
-    if follow and app.board.look_at(ref).reason == SUBMITTING:
+    if follow and app.board.read_standing(ref).reason == SUBMITTING:
         output.notice(f"kinetic: {ref.job_id} does not run yet: {SUBMITTING}.")
     chunks = app.handle_of(ref).chunks(request, output.notice)
     if not output.copy_log(chunks, prefixer, flush=follow) and tail != 0:
