@@ -3,4 +3,4 @@
 In: nothing. Out: `__version__`.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
