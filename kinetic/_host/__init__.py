@@ -1,1 +1,1 @@
-"""What runs on a machine of a slice. Laptop modules never import it."""
+"""The code that runs on a machine of a slice. Client modules never import it."""

@@ -1,7 +1,7 @@
-"""The agents that one process has forked: their start, their deaths, their end.
+"""The agents that one process has forked: starts them, reaps them, explains their deaths.
 
-In: an identity for each host. Out: process ids; which agent died and how; a report left in the
-store.
+Agents must not outlive the process that forked them: they read end-of-file from a pipe that only
+that process holds open.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport
 
 GANG_MODULES = ("kinetic._host.agent.loop", "kinetic._host.leader_runtime", "kinetic._rpc.client")
-"""What a gang's processes need to communicate; importing it takes longer than a small job."""
-WORKER_LOST = "Its worker process was killed while it waited for its place."
+"""Modules with which a gang's processes communicate; importing them takes longer than a small
+job."""
+WORKER_LOST = "Its worker process was killed while it waited for the next attempt."
 _MOST_WORDS_BYTES = 1 << 16
 _RAISED = "raised: "
-"""Before the exception that has ended an agent, in its last words."""
+"""Prefix of the line with the exception that ended an agent, in its last words."""
 _CRASH = re.compile(
     r"^Current thread.*\n"
     r'  File "(?:[^"]*/)?(?P<file>[^"/]+/[^"/]+)", line (?P<line>\d+) in (?P<function>\S+)',
     re.MULTILINE,
 )
-"""The innermost frame of a process that a fatal signal has ended, as faulthandler prints it."""
+"""The innermost frame of a process that a fatal signal ended, as faulthandler prints it."""
 _CRASHING = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
-"""The signals that faulthandler tells of: whoever was killed by another has not crashed there."""
+"""The signals that faulthandler handles. With any other signal, the last frame is no crash site."""
 
 
 class Agents:
@@ -60,15 +61,15 @@ class Agents:
         self._alive = -1
         self._fork_server: ForkServer | None = None
         self.pids: dict[int, int] = {}
-        """The host of each process id that has not been reaped."""
+        """Host of each agent that has not been reaped, by process id."""
         self._last_words: dict[int, int] = {}
-        """By host: the file into which its latest agent writes what ends it."""
+        """File in which the latest agent of a host writes its last words, by host."""
 
     def fork(self, identities: Iterable[Identity], *, may_repeat: bool = False) -> None:
-        """Fork an agent for each identity; this process must not have started a thread (gRPC does).
-        `may_repeat` is whether hosts may be started again later."""
-        # SIGCHLD stays blocked until a gang is served; `await_signal` takes it. SIGCONT waits until
-        # an agent can act on it.
+        """Fork an agent for each identity. This process must not have started a thread yet (gRPC
+        does). With `may_repeat`, `fork_again` can start hosts again."""
+        # SIGCHLD stays blocked until a gang is served; `await_signal` takes it. SIGCONT stays
+        # pending until an agent can act on it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGCONT])
         read_end, write_end = os.pipe()
         if may_repeat:
@@ -99,25 +100,25 @@ class Agents:
         return ForkServer(run, f"kinetic-forks {self._plan.job_id}", without=[write_end])
 
     def fork_again(self, index: int, place: HostAssignment | None = None, start: int = 1) -> None:
-        """Start a host again that has ended: for this place, or to wait for one.
+        """Start a host again that has ended, with its assignment or to wait for one.
 
         Raises:
             OSError: no process could be forked.
         """
         if self._fork_server is None:
-            raise OSError("the agents of this job are forked once")
+            raise OSError("the hosts of this job cannot be started again")
         request = {"index": index, "start": start, "place": place and to_document(place)}
         self.pids[self._fork_server.fork(request, [self._open_last_words(index)])] = index
 
     def end(self, indices: Collection[int]) -> None:
-        """Kill these agents with all that is below them, and forget them."""
+        """Kill the agents of these hosts and all their descendants, and forget them."""
         for pid in [pid for pid, host in self.pids.items() if host in indices]:
             del self.pids[pid]
             for victim in (pid, *processes.descendants(pid)):
                 processes.kill(victim, signal.SIGKILL)
 
     def end_orphans(self) -> None:
-        """Kill what agents that were killed have left to this process."""
+        """Kill the orphans of killed agents, which this process has adopted."""
         own = {*self.pids, *(() if self._fork_server is None else (self._fork_server.pid,))}
         for pid in processes.children(os.getpid()):
             if pid not in own:
@@ -129,14 +130,14 @@ class Agents:
             os.close(fd)
 
     def _open_last_words(self, host: int) -> int:
-        """A new file for what the next agent of a host writes as it ends."""
+        """Return a new file for the last words of a host's next agent."""
         if (before := self._last_words.pop(host, None)) is not None:
             os.close(before)
         self._last_words[host] = os.memfd_create("kinetic-last-words")
         return self._last_words[host]
 
     def _be_agent(self, identity: Identity, alive: int, last_words: int) -> int:
-        # Where native code of gRPC's has crashed can be told only from here.
+        # The only trace of a crash in gRPC's native code.
         faulthandler.enable(last_words)
         try:
             return self._run_agent(identity, alive)
@@ -145,13 +146,13 @@ class Agents:
             os.write(last_words, words.encode())
             raise
         finally:
-            # Its program, which would do it, was killed.
+            # The host's program removes the folder, unless it was killed.
             if identity.is_program and select.select([alive], [], [], 0)[0]:
                 shutil.rmtree(identity.scratch, ignore_errors=True)
 
     def cause_of_death(self, host: int, status: int) -> str:
-        """Return a sentence for the wait status of an agent, with the exception that has ended it,
-        if one has."""
+        """Return a sentence for the wait status of a host's agent, with the exception or the crash
+        site if known."""
         words = os.pread(self._last_words[host], _MOST_WORDS_BYTES, 0).decode(errors="replace")
         raised = [line for line in words.splitlines() if line.startswith(_RAISED)]
         cause = cause_of_death(status)
@@ -168,8 +169,7 @@ class Agents:
 
     def _run_agent(self, identity: Identity, alive: int) -> int:
         processes.set_title(f"kinetic-agent {identity.job_id} host {identity.host}")
-        # They say that this host is taken away, and that its leader listens; the agent unblocks
-        # them.
+        # SIGTERM: the host is taken away. SIGCONT: its leader listens. The agent unblocks both.
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM, signal.SIGCONT])
         os.setpgid(0, 0)
         processes.take_precedence()
@@ -190,13 +190,13 @@ class Agents:
         return AttemptLoop(identity, self._plan, self._store, logs=logs, alive_fd=alive).run()
 
     def await_signal(self, timeout_s: float) -> int | None:
-        """Wait for a child's death (SIGCHLD; call `dead` for details) or SIGTERM, which must be
-        blocked; return which came, or None."""
+        """Wait for SIGCHLD (a child died: call `dead`) or SIGTERM, which must both be blocked.
+        Return the signal, or None after `timeout_s`."""
         info = signal.sigtimedwait([signal.SIGCHLD, signal.SIGTERM], timeout_s)
         return None if info is None else info.si_signo
 
     def dead(self) -> Iterator[tuple[int, int]]:
-        """Reap all children; yield host and wait status of each agent among them."""
+        """Reap all dead children; yield host and wait status of each agent among them."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -209,15 +209,15 @@ class Agents:
                 yield host, status
 
     def signal(self, signum: int, hosts: Iterable[int] | None = None) -> None:
-        """Send a signal to the agents of these hosts, by default to all that are left."""
+        """Send a signal to the agents of these hosts, by default to all agents."""
         wanted = None if hosts is None else set(hosts)
         for pid, host in self.pids.items():
             if wanted is None or host in wanted:
                 processes.kill(pid, signum)
 
     def report_left_by(self, host: int, attempt: int) -> HostReport | None:
-        """Return the report that an agent left in the store; the agent of a gang of one need not
-        deliver it."""
+        """Return the report that a host's agent stored, or None. The agent of a gang of one stores
+        its report without delivering it."""
         from kinetic._core.outcome import HostReport
 
         with contextlib.suppress(KineticError, LookupError):
@@ -227,25 +227,25 @@ class Agents:
 
 
 def import_gang_modules() -> None:
-    """Import what needs gRPC."""
+    """Import the modules that need gRPC."""
     for name in GANG_MODULES:
         importlib.import_module(name)
 
 
 def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
-    """Return the files of a host's output in an attempt: in the store if that is a folder, else
-    new ones beside the workspace."""
+    """Return the paths of a host's log and its index in an attempt: in the store if that is a
+    folder, else new files in the host's scratch folder."""
     if (folder := folder_of(store)) is not None:
         key = layout.HostKeys(who.job_id, who.attempt, who.host).log
         return folder / key, folder / layout.log_index(key)
     own = Path(who.scratch) / f"log-{who.index}", Path(who.scratch) / f"log-{who.index}.idx"
-    for file in own:  # By an attempt before: it is in the store.
+    for file in own:  # Of an earlier attempt, whose log is already in the store.
         file.unlink(missing_ok=True)
     return own
 
 
 def read_delivered_code(status: int) -> ProgramCode | None:
-    """Return the exit code of an agent that has delivered its report; None for any other end."""
+    """Return the exit code of an agent that delivered its report; None for any other end."""
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else ProgramCode.UNDELIVERED
     good = (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED)
     return ProgramCode(code) if code in good else None

@@ -1,16 +1,17 @@
 """Make a bare pod a host: fetch kinetic, install what the job requires, become the runner.
 
-It ends as `python -m kinetic.runner`; or with one sentence on stderr and in the pod's termination
-message, and an exit code.
+On success this program becomes `python -m kinetic.runner`. On failure it writes one sentence to
+stderr and to the pod's termination message, and exits with a code.
 
-Its text is the pod's command (`python -c`): one file, the standard library alone, Python >= 3.9.
+Its source text is the pod's command (`python -c`). So it must stay one file that needs only the
+standard library of Python 3.9 or later.
 
     KINETIC_STORE           a folder, file:// or gs://
     KINETIC_RUNTIME         SHA-256 of kinetic's archive
     KINETIC_REQUIREMENTS    SHA-256 of the list of requirements; empty: install nothing
-    KINETIC_VERSION         an installed kinetic of this version will do; empty: none will
-    KINETIC_IMAGE_RUNTIME, KINETIC_IMAGE_REQUIREMENTS    what the image says that it holds
-    KINETIC_POD_PATIENCE_S  how long to retry what does not answer; default: 30
+    KINETIC_VERSION         use an installed kinetic of this version; empty: always fetch kinetic
+    KINETIC_IMAGE_RUNTIME, KINETIC_IMAGE_REQUIREMENTS    digests of what the image already has
+    KINETIC_POD_PATIENCE_S  seconds for which failed reads of a gs:// store are retried; default: 30
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ NO_ANSWER = r"(?i)dns error|name resolution|sending request|connection|timed out
 
 
 class Failed(Exception):
-    """This pod cannot become a host: an exit code, and why."""
+    """This pod cannot become a host; the arguments are an exit code and a sentence."""
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process has no default
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no default action for process 1
     try:
         if sys.version_info < (3, 11):
             why = f"the image has Python {sys.version.split()[0]}, and kinetic needs 3.11 or later"
@@ -74,7 +75,7 @@ def main() -> None:
         if os.path.isdir(NVIDIA):  # a program reads these when it starts
             for name, folder in (("LD_LIBRARY_PATH", "lib64"), ("PATH", "bin")):
                 env[name] = ":".join(filter(None, (ENV.get(name), f"{NVIDIA}/{folder}")))
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it has a handler again
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until the runner handles it
         os.execve(python, [python, "-m", "kinetic.runner"], env)
     say(text)
     if os.path.exists("/dev/termination-log"):
@@ -83,14 +84,14 @@ def main() -> None:
 
 
 def kinetic() -> str:
-    """Return the folder that has the package; "" if the image's own will do."""
+    """Return the folder that has the package; "" if the image has the right one."""
     digest, version = ENV["KINETIC_RUNTIME"], ENV.get("KINETIC_VERSION")
     if digest == ENV.get("KINETIC_IMAGE_RUNTIME") or (version and version == installed_version()):
         say("kinetic: in the image")
         return ""
 
     folder = f"{HOME}/runtime-{digest[:24]}"
-    if not os.path.isdir(folder):  # an earlier start of this pod may have made it
+    if not os.path.isdir(folder):  # an earlier start of this pod may have unpacked it
         unpacked = make("kinetic", lambda into: unpack(digest, into))
         with contextlib.suppress(OSError):
             os.rename(unpacked, folder)
@@ -127,7 +128,7 @@ def install(folder: str, digest: str) -> None:
     command += ["-r", listed]
     held = {distribution.metadata["Name"] for distribution in metadata.distributions()}
     if held - {"pip", "setuptools", "wheel", "uv"}:
-        # uv looks at one environment only, so it is given only what the image lacks.
+        # uv reads one environment only, so it gets only what the image lacks.
         output = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
         lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", output)
         options = [line for line in text.splitlines() if line.startswith("-")]
@@ -138,14 +139,14 @@ def install(folder: str, digest: str) -> None:
 
 
 def uv_options(text: str) -> list[str]:
-    """Return the options that uv reads on its command line alone. It has no --prefer-binary."""
+    """Return the options of the list that uv reads only on its command line."""
     options = ["--prerelease=allow"] if re.search("(?m)^--pre$", text) else []
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", text)
     return options + [f"--allow-insecure-host={host}" for host in hosts]
 
 
 def find_uv() -> str:
-    """Return the path of uv, which pip installs where there is none."""
+    """Return the path of uv; install it with pip if the image has none."""
     command = [sys.executable, *PIP, "uv>=0.5", "--target"]
     program = shutil.which("uv")
     return program or make("uv", lambda folder: run([*command, folder])) + "/bin/uv"
@@ -155,10 +156,10 @@ def run(command: list[str]) -> str:
     """Run an installer, without the gang's secrets, and return its output."""
     env = {k: v for k, v in ENV.items() if not k.startswith("KINETIC_")}
     for name, uvs in AS_UV.items():
-        if f"PIP_{name}" in env and f"UV_{name}" not in env:  # the older names of uv, which win
+        if f"PIP_{name}" in env and f"UV_{name}" not in env:  # uv's older names have precedence
             env.setdefault(f"UV_{uvs}", env[f"PIP_{name}"])
     env = {"UV_CACHE_DIR": f"{HOME}/uv-cache", "UV_PYTHON_DOWNLOADS": "never", **env}
-    # A signal between the installer's start and the assignment would leave it running.
+    # SIGTERM between the installer's start and the assignment would leave the installer running.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     pipe = subprocess.PIPE
     installer = subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
@@ -180,7 +181,7 @@ def run(command: list[str]) -> str:
 
 
 def make(what: str, fill: Callable[[str], object]) -> str:
-    """Return a new folder, filled."""
+    """Return a new folder that `fill` has filled."""
     begun, folder = time.monotonic(), tempfile.mkdtemp(dir=HOME)
     fill(folder)
     say(f"{what}: ready after {time.monotonic() - begun:.1f} s")
@@ -196,7 +197,7 @@ def advice() -> str:
 
 
 def fetch(digest: str, what: str) -> bytes:
-    """Return the stored content with this digest."""
+    """Return the stored content with this digest; `what` names it in errors."""
     store, key = ENV["KINETIC_STORE"], f"blobs/sha256/{digest[:2]}/{digest[2:]}"
     scheme, separator, rest = store.partition("://")
     if separator and scheme not in ("file", "gs"):
@@ -209,10 +210,10 @@ def fetch(digest: str, what: str) -> bytes:
             with open(f"{folder}/{key}", "rb") as file:
                 data = file.read()
     except FileNotFoundError:
-        raise Failed(MISSING, f"{what} is not in {store} any more: submit the job again.") from None
+        raise Failed(MISSING, f"{what} is no longer in {store}: submit the job again.") from None
     except PermissionError as error:
-        why = f"{what} in {store} may not be read ({error}): grant it to the pod's service account"
-        raise Failed(DENIED, f"{why}, for a bucket by roles/storage.objectUser.") from error
+        why = f"the pod may not read {what} in {store} ({error}): give its service account access"
+        raise Failed(DENIED, f"{why} (roles/storage.objectUser for a bucket).") from error
     except (OSError, http.client.HTTPException) as error:
         why = f"{store} does not answer ({error}): let the cluster reach it"
         raise Failed(UNREACHABLE, f"{why}, and submit the job again.") from error
@@ -237,7 +238,7 @@ def from_bucket(place: str, key: str) -> bytes:
             code = getattr(error, "code", 0)
             if code == 404:
                 raise FileNotFoundError(name) from error
-            if time.monotonic() > deadline:  # a new pod's account may take a while to work
+            if time.monotonic() > deadline:  # a new pod's account may be refused at first
                 if code in (401, 403):
                     raise PermissionError(str(error)) from error
                 raise

@@ -1,7 +1,4 @@
-"""Messages between an agent and its worker: one JSON object per line, over a socket pair.
-
-In: dicts. Out: dicts.
-"""
+"""Messages between an agent and its worker: one JSON object per line, over a socket pair."""
 
 from __future__ import annotations
 
@@ -17,24 +14,24 @@ READ_BYTES = 1 << 16
 
 
 class WorkerEvent(StrEnum):
-    """What a worker reports under "event"; its last message there has an `Exit`."""
+    """Values of "event" in a worker's messages. The last message has an `Exit` instead."""
 
     ARMED = "armed"
-    """It is ready to start the function."""
+    """The worker is ready to start the function."""
     STANDS_BY = "stands_by"
-    """Names the thread that takes the signal for stacks."""
+    """The message names the thread that takes the signal for stacks."""
     STARTED = "started"
-    """The function is called."""
+    """The worker is about to call the function."""
     ENDING = "ending"
-    """The function has ended; the message that says how comes next."""
+    """The function has ended; the last message, with its exit, follows."""
     DEBUGGER_LISTENING = "debugger_listening"
     DEBUGGER_ATTACHED = "debugger_attached"
     DEBUGGER_HELD = "debugger_held"
-    """It waits until the leader's debugger has attached."""
+    """The worker waits until the leader's debugger has attached."""
 
 
 class Channel:
-    """One end of the conversation. Not thread-safe."""
+    """One end of the socket pair. Not thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -42,20 +39,20 @@ class Channel:
         self._searched = 0
 
     def fileno(self) -> int:
-        """File descriptor, for a selector."""
+        """Return the file descriptor, for a selector."""
         return self._sock.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send; return False if the other end is gone."""
+        """Send a message; return False if the peer has closed its end."""
         try:
-            # The first newline ends what other code may have written into the channel.
+            # The first newline ends any text that other code may have written into the channel.
             self._sock.sendall(b"\n" + json.dumps(message, separators=(",", ":")).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
 
     def receive(self) -> Message | None:
-        """Wait for the next message; None if the other end is gone."""
+        """Wait for the next message; return None if the peer has closed its end."""
         while True:
             for message in self._whole():
                 return message
@@ -63,8 +60,8 @@ class Channel:
                 return None
 
     def available(self) -> tuple[list[Message], bool]:
-        """Return the complete messages that have arrived, without waiting for more, and whether the
-        other end is still open."""
+        """Return the complete messages that have arrived, without waiting, and True if the peer's
+        end is still open."""
         is_open = self._fill(socket.MSG_DONTWAIT)
         return list(self._whole()), is_open
 
@@ -83,7 +80,7 @@ class Channel:
         return bool(data)
 
     def _whole(self) -> Iterator[Message]:
-        """Take whole messages out of the buffer; skip what is not a message."""
+        """Take complete messages out of the buffer; skip lines that are no messages."""
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]

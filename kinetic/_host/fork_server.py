@@ -1,7 +1,7 @@
-"""A fork server: a process without threads, from which a process that has threads gets children.
+"""A fork server: a process without threads that forks children for a process that has threads.
 
-gRPC starts threads, and a fork copies the locks that they hold: so a fork server is forked before
-the first thread, and forks when it is asked. What it forks are children of the process that asked.
+gRPC starts threads, and a fork copies the locks that they hold. So the fork server is forked before
+the first thread, and forks on request; its forks become children of the requesting process.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any, NoReturn
 from kinetic._system import processes
 
 Run = Callable[[dict[str, Any], Sequence[int]], int]
-"""Takes a request and the descriptors that came with it; returns an exit code."""
+"""The body of a child: takes a request and the descriptors sent with it; returns an exit code."""
 _ANSWER_S = 10.0
 _MOST_BYTES, _MOST_FDS = 1 << 16, 8
 
 
 class ForkServer:
-    """Forks children for its owner, which must have called `adopt_orphans`: the kernel gives them
-    to it because their own parent ends at once. Nobody replaces one that is killed.
+    """Forks children for its owner, which must have called `adopt_orphans`: each child's parent
+    ends at once, so the kernel gives the child to the owner. A killed fork server is not replaced.
 
     Attributes:
-        pid: of its process.
+        pid: process id of the fork server.
     """
 
     def __init__(self, run: Run, title: str, *, without: Sequence[int] = ()) -> None:
-        """Fork it; `without` are descriptors that it must not hold open."""
+        """Fork the server; it closes the descriptors in `without`."""
         owner = os.getpid()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = processes.fork()
@@ -42,26 +42,26 @@ class ForkServer:
             processes.exit_with(functools.partial(_serve, theirs, run, title, owner))
         theirs.close()
         self._requests.settimeout(_ANSWER_S)
-        # Names this process also when somebody has waited for it, and its id is another's.
+        # Unlike the process id, it stays valid when another thread has reaped the server.
         self._pidfd = os.pidfd_open(self.pid)
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Return the process id of a new child that runs this request.
 
         Raises:
-            OSError: the fork server is gone, or the system has no room for a process.
+            OSError: the fork server has died, or the system has no room for a process.
         """
         try:
             socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
             answer = self._requests.recv(1024).decode()
         except OSError as error:
-            raise OSError(f"the process that forks for this one is gone: {error}") from error
+            raise OSError(f"the fork server does not answer: {error}") from error
         if not answer.isdecimal():
-            raise OSError(answer or "the process that forks for this one has ended")
+            raise OSError(answer or "the fork server has ended")
         return int(answer)
 
     def close(self) -> None:
-        """End it; its children live on."""
+        """Kill the fork server; its children live on."""
         self._requests.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -96,7 +96,7 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
 
 
 def _fork_on(requests: socket.socket, act: Callable[[], int]) -> NoReturn:
-    """Fork again and end, so that the child becomes one of the owner."""
+    """Fork the child and exit, so that the kernel makes it a child of the owner."""
     try:
         child = processes.fork()
     except OSError as error:
@@ -110,8 +110,8 @@ def _fork_on(requests: socket.socket, act: Callable[[], int]) -> NoReturn:
 def _run_once_adopted(
     requests: socket.socket, freed: int, run: Callable[[], int], owner: int
 ) -> int:
-    """Answer only once the fork server has waited for the process between, and so closed the other
-    end of `freed`: before, the owner has no child of this id to wait for."""
+    """Answer once the fork server has reaped the intermediate process and closed the other end of
+    `freed`. Before that, the owner has no child with this id to wait for."""
     os.read(freed, 1)
     os.close(freed)
     if os.getppid() != owner:
@@ -119,6 +119,6 @@ def _run_once_adopted(
     try:
         requests.send(str(os.getpid()).encode())
     except OSError:
-        return 1  # nobody waits for it any more
+        return 1  # The owner has closed its end.
     requests.close()
     return run()

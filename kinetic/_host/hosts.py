@@ -1,10 +1,8 @@
-"""The agents of a job as its leader sees them: who is there, which start of each counts, what can
-be done to them.
+"""The hosts of a job, as its leader uses them: which are ready or dead, how to end or restart them.
 
-In: hosts, by index among all hosts of the job; what agents ask and how they end. Out: deaths;
-places in the next attempt. Three kinds: agents that the leader's process forks (`ForkedHosts`),
-those of programs of which one leads (`JoinedHosts`), and those of programs that somebody else
-starts again, one by one (`RemoteHosts`).
+Hosts are named by their index among all hosts of the job. There are three kinds: agents that the
+leader's process forks (`ForkedHosts`), hosts whose programs start and end together, one of which
+leads (`JoinedHosts`), and hosts that a cluster replaces one by one (`RemoteHosts`).
 """
 
 from __future__ import annotations
@@ -26,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class NeedsNewPrograms(Exception):
-    """Hosts are gone that this leader cannot start again: whoever started them has to start all."""
+    """Dead hosts that this leader cannot restart: the backend has to start all programs again."""
 
 
 class HostsListener(Protocol):
-    """The leader, as its hosts call it back."""
+    """The callbacks of a leader for events on its hosts."""
 
     def on_death(self, index: int, why: str) -> None:
-        """The agent of a host has ended."""
+        """Handle the death of a host's agent; `why` is a sentence."""
         ...
 
     def on_report(self, report: HostReport) -> None:
-        """A host has ended that does not report itself: the only one of its gang, or one that could
-        not begin."""
+        """Handle a report that did not arrive over the network: from the only host of a gang, or
+        for a host that could not begin."""
         ...
 
     def on_change(self) -> None:
-        """A host waits for its place, or knows that nothing follows."""
+        """Handle a change in which hosts wait for the next attempt, or have been dismissed."""
         ...
 
 
@@ -50,19 +48,19 @@ class Hosts(ABC):
     """The agents of all hosts.
 
     Promises:
-        1. What is ended here, or dies, is over with all that it has started.
-        2. Of each host one start counts: what another one asks is not answered with a place.
-        3. When the job is over, agents end by themselves as soon as they are told.
+        1. When an agent is ended or dies, everything that it started ends too.
+        2. One start of each host counts: requests from any other start get no assignment.
+        3. When the job is over, agents end by themselves once they are dismissed.
 
     Attributes:
-        announced: whether hosts announce their starts, which somebody else makes.
-        alone: whether one host, forked here, has all of the gang, and need not deliver its report.
-        stay: whether agents outlive an attempt, and wait for their place in the next one; otherwise
-            each attempt has new ones.
-        come_later: whether hosts of the first attempt may be started long after the leader.
-        sees_deaths: whether all agents are children of this process, whose deaths it sees.
-        takes_orders: whether callers have the leader do something on the hosts: kill programs, to
-            rehearse a loss, or bring a port to a tunnel.
+        announced: hosts are started by a cluster, and announce each start.
+        alone: the gang is one host, forked by this process, which need not deliver its report.
+        stay: agents outlive an attempt and wait for the next one; otherwise each attempt has new
+            agents.
+        come_later: hosts of the first attempt may be started long after the leader.
+        sees_deaths: all agents are children of this process, which sees their deaths.
+        takes_orders: callers may have the leader act on the hosts: kill programs, to rehearse a
+            loss, or connect a port to a tunnel.
     """
 
     announced = takes_orders = sees_deaths = False
@@ -71,110 +69,109 @@ class Hosts(ABC):
     def __init__(self, *, stay: bool, alone: bool = False) -> None:
         self.stay, self.alone = stay, alone
         self._dead: set[int] = set()
-        """Hosts whose agents have ended, and were not started again."""
+        """Hosts whose agents have ended and were not restarted."""
         self._informed: set[int] = set()
-        """Hosts that know that nothing follows."""
+        """Hosts that know that no attempt follows."""
         self._joined: set[int] = set()
         """Hosts that have joined the current attempt."""
         self._places: Mapping[int, HostAssignment] = {}
-        """In the current attempt, by index."""
+        """Assignments of the current attempt, by index."""
         self._listener: HostsListener
 
     @functools.cached_property
     def waiting_room(self) -> WaitingRoom:
-        """The room in which agents wait for their places in the next attempt."""
+        """The room in which agents wait for their assignments to the next attempt."""
         from kinetic._rpc.waiting_room import WaitingRoom
 
         return WaitingRoom(self, announced=self.announced, leave=self.come_later)
 
     def listen(self, listener: HostsListener) -> None:
-        """Call this listener back from now on."""
+        """Call this listener from now on."""
         self._listener = listener
 
-    # -- who is there ------------------------------------------------------------------------------
+    # -- readiness ---------------------------------------------------------------------------------
 
     @property
     def dead(self) -> frozenset[int]:
-        """Hosts whose agents have ended, and were not started again."""
+        """Hosts whose agents have ended and were not restarted."""
         return frozenset(self._dead)
 
     def are_ready(self, indices: Collection[int]) -> bool:
-        """Whether all of these can take part in the next attempt."""
+        """True if all of these hosts can take part in the next attempt."""
         return not self.stay or (
             self.waiting_room.is_complete(indices) and self._dead.isdisjoint(indices)
         )
 
     def may_write(self, index: int) -> bool:
-        """Whether this host's agent may still write to the log of the last attempt."""
+        """True if this host's agent may still write to the log of the last attempt."""
         return self.stay and index not in self._dead and not self.waiting_room.waits(index)
 
     @abstractmethod
     def all_gone(self) -> bool:
-        """Whether nobody is left to wait for at the end of the job."""
+        """True if the leader need not wait for any host at the end of the job."""
 
     # -- attempts ----------------------------------------------------------------------------------
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """An attempt begins, in which these hosts take part."""
+        """Begin an attempt: hand each host its assignment."""
         self._places, self._joined = places, set()
         self.waiting_room.give(places)
 
     def end_attempt(self) -> None:
-        """The attempt has ended: nobody takes part in it any more."""
+        """End the attempt: withdraw the assignments."""
         self._places = {}
         if self.stay:
             self.waiting_room.give({})
 
     @abstractmethod
     def end(self, indices: Collection[int]) -> None:
-        """End what is left on the hosts of a lost slice; what their agents have asked for counts no
-        more."""
+        """End the agents on the hosts of a lost slice, and ignore their open requests."""
 
     @abstractmethod
     def restart(self, indices: Collection[int]) -> None:
-        """Have the hosts of a lost slice started again.
+        """Restart the hosts of a lost slice.
 
         Raises:
-            OSError: one cannot be started.
-            NeedsNewPrograms: as said there.
+            OSError: a host cannot be started.
+            NeedsNewPrograms: a dead host's program has to be started by the backend.
         """
 
     def close(self, informed: Collection[int]) -> None:
-        """Tell agents that the job is over; `informed` are hosts that know it already."""
+        """Dismiss the agents: the job is over. The hosts in `informed` know that already."""
         self._informed.update(informed)
         self.waiting_room.close()
 
     # -- processes ---------------------------------------------------------------------------------
 
     def await_death(self, limit_s: float) -> bool:
-        """Wait for an agent of this process to end; return whether one has in time, and before
-        SIGTERM, which stays pending. Only where nothing else waits."""
+        """Block until a forked agent ends; return False after `limit_s` seconds or on SIGTERM,
+        which stays pending. For a process that serves nothing else."""
         return False
 
     @abstractmethod
     def reap(self) -> None:
-        """Tell the listener of agents that have died, as far as this process sees it."""
+        """Report dead agents to the listener, as far as this process sees their deaths."""
 
     @abstractmethod
     def take_away(self) -> None:
-        """Tell the agents of this machine that it is taken away."""
+        """Tell the agents on this machine that the cluster takes it away."""
 
     def connect(self) -> None:  # noqa: B027 - only forked hosts are alone
-        """Have a host that is alone connect now, if it has not yet: the leader listens."""
+        """Have the only host of a gang connect now: the leader listens."""
 
     @abstractmethod
     def kill(self, indices: Collection[int] | None = None) -> None:
-        """Kill what does not end by itself; by default on all hosts."""
+        """Kill the agents of these hosts, by default of all hosts."""
 
     def kill_programs(self, indices: Collection[int]) -> Collection[int]:
         """Kill the programs of these hosts as the loss of a machine would; return those that ran.
-        Only where this `takes_orders`."""
+        Only for hosts with `takes_orders`."""
         return ()
 
-    # -- what is known from the gang ---------------------------------------------------------------
+    # -- events of the gang ------------------------------------------------------------------------
 
     def note_event(self, event: GangEvent, index: int) -> None:
-        """Something has happened to a host."""
+        """Note an event of the gang about this host."""
         if event.kind is EventKind.JOINED:
             self._joined.add(index)
         is_end = event.kind is EventKind.REPORT and event.exit in (Exit.AGENT_LOST, Exit.EVICTED)
@@ -183,37 +180,37 @@ class Hosts(ABC):
 
     @abstractmethod
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Note that the gang says that the agent of a host has ended, or is about to."""
+        """Note that a host's agent has ended or is about to, according to the gang."""
 
     def note_late(self, indices: Collection[int]) -> None:
-        """Take those of these hosts for gone that do not wait for their places yet."""
+        """Count those of these hosts as dead that do not wait for the next attempt yet."""
         for index in indices:
             if not self.are_ready([index]):
                 self.note_gone(index, is_taken_away=False)
 
-    # -- from the waiting room ---------------------------------------------------------------------
+    # -- callbacks of the waiting room -------------------------------------------------------------
 
     def on_enter(self, index: int) -> None:
-        """A host waits for its place."""
+        """Handle a host that waits for its assignment."""
         self._listener.on_change()
 
     def on_start(self, index: int) -> None:
-        """A host was started again: what was there before is dead, if nobody knew it yet."""
+        """Handle a new start of a host: its agent before is dead, even if no one noticed."""
         if index in self._dead:
             return
         place = self._places.get(index)
         if place is not None and index not in self._joined:
             self.waiting_room.give_again(index, place)
         else:
-            self._die(index, "its agent ended, and was started again.")
+            self._die(index, "its agent ended and was restarted.")
 
     def on_leave(self, index: int) -> None:
-        """A host that waited is gone."""
+        """Handle a broken connection of a host that waited for its assignment."""
         if index not in self._dead:
-            self._die(index, "its connection broke while it waited for its place.")
+            self._die(index, "its connection broke while it waited for the next attempt.")
 
     def on_told(self, index: int) -> None:
-        """A host knows that nothing follows."""
+        """Handle a host's receipt of its dismissal."""
         self._informed.add(index)
         self._listener.on_change()
 
@@ -223,7 +220,7 @@ class Hosts(ABC):
 
 
 class ForkedHosts(Hosts):
-    """Children of this process."""
+    """Hosts whose agents are children of this process."""
 
     sees_deaths = True
 
@@ -235,20 +232,20 @@ class ForkedHosts(Hosts):
         self._attempt = attempt
 
     def are_ready(self, indices: Collection[int]) -> bool:
-        """Whether all of these can take part in the next attempt. Agents that do not stay are
-        forked anew, once the last ones were reaped: their ends are not those of the next."""
+        """True if all of these hosts can take part in the next attempt. Agents that do not stay
+        must all be reaped first, so that their ends are not taken for those of the next ones."""
         return super().are_ready(indices) if self.stay else not self._agents.pids
 
     def may_write(self, index: int) -> bool:
-        """Whether this host's agent may still write to the log; not once it was reaped."""
+        """True if this host's agent may still write to the log, which ends when it is reaped."""
         return index in self._agents.pids.values() and super().may_write(index)
 
     def all_gone(self) -> bool:
-        """Whether all agents have been reaped."""
+        """True if all agents have been reaped."""
         return not self._agents.pids
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """Give places to agents that stay; fork those that do not, with their places."""
+        """Hand assignments to agents that stay; otherwise fork an agent for each assignment."""
         if self.stay:
             super().give(places)
             return
@@ -260,13 +257,13 @@ class ForkedHosts(Hosts):
                 self._die(index, f"its agent could not be started: {error}.")
 
     def end(self, indices: Collection[int]) -> None:
-        """Kill these agents with all that is below them; their next start counts."""
+        """Kill these agents and all their descendants; from now on the next start counts."""
         self._agents.end(indices)
         for index in indices if self.stay else ():
             self.waiting_room.expect_next(index)
 
     def restart(self, indices: Collection[int]) -> None:
-        """Fork agents that stay anew; others are forked when they have their places."""
+        """Fork new agents if agents stay; otherwise `give` forks them."""
         self.end(indices)
         for index in indices:
             if self.stay:
@@ -281,7 +278,7 @@ class ForkedHosts(Hosts):
         return came == signal.SIGCHLD
 
     def reap(self) -> None:
-        """Tell the listener how agents have ended, by their wait statuses."""
+        """Report the ends of agents to the listener, by their wait statuses."""
         for index, status in self._agents.dead():
             delivered = read_delivered_code(status) is not None
             report = None
@@ -293,19 +290,19 @@ class ForkedHosts(Hosts):
                 is_early = delivered and not self.alone
                 why = "Its agent process ended early."
                 self._die(index, why if is_early else self._agents.cause_of_death(index, status))
-        if self.stay or self.alone:  # Others end with their gang.
+        if self.stay or self.alone:  # Other agents end with their gang.
             self._agents.end_orphans()
         self._listener.on_change()
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Do nothing: the wait status of the agent will say so."""
+        """Do nothing: `reap` will see the agent's wait status."""
 
     def take_away(self) -> None:
         """Send SIGTERM to the agents."""
         self._agents.signal(signal.SIGTERM)
 
     def connect(self) -> None:
-        """Send SIGCONT to an agent that is alone: it connects now."""
+        """Send SIGCONT to the only agent: it connects now."""
         if self.alone:
             self._agents.signal(signal.SIGCONT)
 
@@ -315,8 +312,8 @@ class ForkedHosts(Hosts):
 
 
 class JoinedHosts(ForkedHosts):
-    """Programs, of which the leader's has forked the agent of its own host; whoever started them
-    starts all of them again, or none."""
+    """Hosts with a program each; the leader's program has forked the agent of its own host. The
+    backend starts all programs again or none."""
 
     come_later = True
 
@@ -329,27 +326,27 @@ class JoinedHosts(ForkedHosts):
         self._is_incomplete = False
 
     def all_gone(self) -> bool:
-        """Whether the own agent has been reaped, and others that wait have been told."""
+        """True if the own agent has been reaped and all waiting agents know of their dismissal."""
         waiting = self._others - self._informed - self._dead if self.stay else ()
         return super().all_gone() and not waiting
 
     def end(self, indices: Collection[int]) -> None:
-        """Kill the own agent if it is one of these; the others end with their gang."""
+        """Kill the own agent if it is one of these; the other agents end with their gang."""
         super().end([index for index in indices if index not in self._others])
 
     def restart(self, indices: Collection[int]) -> None:
-        """Fork the own agent anew; whoever started the other programs must start them again."""
+        """Fork a new own agent; only the backend can restart the other programs."""
         if self._is_incomplete or not self._others.isdisjoint(self._dead):
             raise NeedsNewPrograms
         super().restart([index for index in indices if index not in self._others])
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Note that the hosts are incomplete: nobody starts one of them again alone."""
+        """Note that the hosts are incomplete: the backend never restarts a single one."""
         self._is_incomplete |= is_taken_away or index in self._others
 
 
 class RemoteHosts(Hosts):
-    """Programs elsewhere, which a cluster replaces one by one."""
+    """Hosts on other machines, which a cluster replaces one by one."""
 
     announced = True
     come_later = True
@@ -359,14 +356,14 @@ class RemoteHosts(Hosts):
         self._hosts = hosts
 
     def all_gone(self) -> bool:
-        """Whether all hosts know that nothing follows, or are dead."""
+        """True if every host is dead or knows that no attempt follows."""
         return (self._informed | self._dead).issuperset(range(self._hosts))
 
     def end(self, indices: Collection[int]) -> None:
-        """Do nothing: the gang tells the agents to end their workers, and they stay."""
+        """Do nothing: the gang has the agents end their workers, and the agents stay."""
 
     def restart(self, indices: Collection[int]) -> None:
-        """Do nothing: the cluster starts dead hosts again."""
+        """Do nothing: the cluster restarts dead hosts."""
 
     def reap(self) -> None:
         """Do nothing: the coordinator sees the connections of the hosts."""
@@ -375,13 +372,13 @@ class RemoteHosts(Hosts):
         """Do nothing: the head's machine is taken away, not those of the hosts."""
 
     def kill(self, indices: Collection[int] | None = None) -> None:
-        """Do nothing: the hosts end when their leader is gone."""
+        """Do nothing: the hosts end when their leader has ended."""
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Count the host as dead until it comes back as another start."""
+        """Count the host as dead until a new start of it waits for an assignment."""
         self._dead.add(index)
 
     def on_enter(self, index: int) -> None:
-        """Count a host that waits for its place as alive."""
+        """Count a host that waits for its assignment as alive."""
         self._dead.discard(index)
         super().on_enter(index)

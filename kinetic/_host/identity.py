@@ -1,7 +1,7 @@
-"""Who this host is: the only file on a host that reads the environment.
+"""The identity of a host, read from the environment (on a cluster) or made by the supervisor (on
+this machine).
 
-In: environment variables (on a cluster) or values from the supervisor (on this machine). Out:
-`Identity`.
+No other module that runs on a host reads kinetic's variables from the environment.
 """
 
 from __future__ import annotations
@@ -22,45 +22,46 @@ ALONE_S = 1.0
 
 
 def alone_s(limit_s: float | None) -> float:
-    """Return when the only host of a simulated slice connects to the coordinator: it has no peers
-    to wait for, and a small job is over before then, also on a busy machine. Connecting takes a
-    while: a job that is limited must be served when its limit comes."""
+    """Return the delay in seconds after which the only host of a gang connects to the coordinator.
+    A small job ends before that, and so needs no coordinator. Connecting takes a while, so a job
+    with a time limit connects at half of it at the latest."""
     return ALONE_S if limit_s is None else min(limit_s / 2, ALONE_S)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a host is and whom it talks to.
+    """The identity of a host in one attempt, and how to reach its leader and its store.
 
     Attributes:
         store_uri: root of the store.
-        job_id: the job.
+        job_id: id of the job.
         host: index in the gang; 0 is the leader.
         hosts: size of the gang.
         target: gRPC target of the coordinator.
         token: the job's token.
         certificate: PEM of the coordinator's certificate over TCP; "" for a Unix socket.
-        address: how the other hosts reach this one (an IP address or a name).
+        address: IP address or name at which the other hosts reach this one.
         scratch: folder for the source tree and temporary files; removed at the end.
         key: PEM of the certificate's private key; "" in all programs but the leader's.
-        role: "head" leads an elastic job and runs no function, "host" is a host that it leads;
-            "" where host 0 leads, or the gang's supervisor.
-        is_program: whether the agent's parent is this host's program, not the gang's supervisor.
-        simulated: whether the chips are virtual devices of the processor.
-        is_mirrored: whether the agent repeats the worker's output on its own standard streams.
-        attempt: which start of the gang this is, from 1.
-        is_pod: whether a cluster started this host, and may start it again.
-        restarts: how often the cluster has restarted all pods; 0 if it does not say.
+        role: "head" leads an elastic job and runs no function; "host" is a host that a head leads;
+            "" if host 0 or the supervisor leads.
+        is_program: the agent's parent is this host's program, not the gang's supervisor.
+        simulated: the chips are virtual devices of the processor.
+        is_mirrored: the agent repeats the worker's output on its own standard streams.
+        attempt: number of the attempt, from 1.
+        is_pod: a cluster started this host, and may start it again.
+        restarts: how often the cluster has restarted all pods; 0 if unknown.
         base_env: variables that the worker starts from.
         secrets: values of the plan's secrets.
-        heartbeat_s: between two heartbeats.
-        assignment: the place of the host in this attempt, where there may be another one.
-        lost_at: when the failure happened that this attempt recovers from, on this machine's
-            monotonic clock; 0.0 for none.
-        assigned_index: its index among all hosts of the job then, the same in all attempts.
-        stays: whether its agent waits for its place in the next attempt.
-        start: which start of the host this is, from 1: a lost one is started again.
-        debug_port: where the debugger of a debug job listens; 0 for any free port.
+        heartbeat_s: seconds between two heartbeats.
+        assignment: the host's assignment to this attempt; None if the job has only one attempt.
+        lost_at: time of the failure that this attempt recovers from, on this machine's monotonic
+            clock; 0.0 for none.
+        assigned_index: with an assignment, the index among all hosts of the job, the same in all
+            attempts.
+        stays: the agent waits for an assignment to the next attempt.
+        start: number of the host's start, from 1: a lost host is started again.
+        debug_port: port for the debugger of a debug job; 0 for any free port.
         unreachable_after_s: how long the coordinator may be unreachable before the worker is
             ended.
         join_timeout_s: how long the coordinator may take to come up.
@@ -99,22 +100,21 @@ class Identity:
 
     @property
     def leads(self) -> bool:
-        """Whether this program leads the gang."""
+        """True if this program leads the gang."""
         return _leads(self.role, self.host)
 
     @property
     def is_led_from_afar(self) -> bool:
-        """Whether a program on another machine leads, and stays when this host is lost to it."""
+        """True if a head leads, which outlives the loss of this host."""
         return self.role == "host"
 
     @property
     def index(self) -> int:
-        """What tells this host's files from those of the others on the machine: its index among all
-        hosts of the job."""
+        """Index among all hosts of the job; names this host's files on a machine with several."""
         return self.host if self.assignment is None else self.assigned_index
 
     def take_place(self, place: HostAssignment) -> Identity:
-        """Return who this host is in an attempt."""
+        """Return the identity of this host with an assignment."""
         return replace(
             self,
             host=place.host,
@@ -126,7 +126,7 @@ class Identity:
 
     @property
     def endpoint(self) -> Endpoint:
-        """How to call the coordinator."""
+        """Endpoint at which this host calls the coordinator."""
         return Endpoint(
             self.target, self.token, self.job_id, self.attempt, self.certificate, self.restarts
         )
@@ -177,8 +177,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         )
     except KeyError as error:
         raise UsageError(
-            f"{error.args[0]} is not set: python -m kinetic.runner is started by a backend, not by "
-            "hand."
+            f"{error.args[0]} is not set: a backend starts python -m kinetic.runner, not a user."
         ) from error
     except OSError as error:
         raise UsageError(
@@ -194,7 +193,7 @@ def _leads(role: str, host: int) -> bool:
 
 
 class _Secrets(NamedTuple):
-    """What a host needs to take part in its gang; the key is needed only to lead it."""
+    """A host's credentials in its gang; `key` is "" unless the host leads."""
 
     token: str
     certificate: str
@@ -221,8 +220,8 @@ def _secrets(env: Mapping[str, str], *, leads: bool) -> _Secrets:
 
 
 def _target(coordinator: str, address: str, *, leads: bool) -> str:
-    """Where this host reaches the leader. The leader itself listens on its own address: several may
-    share a machine, and a cluster may not know its name yet."""
+    """Return the address at which this host reaches the leader. The leader listens on its own
+    address: several may share a machine, and the cluster may not resolve its name yet."""
     if not leads:
         return coordinator
     port = coordinator.rpartition(":")[2]
@@ -236,7 +235,7 @@ HIDDEN_FROM_FUNCTION = frozenset(
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
         *("TLS_CERTIFICATE", "TLS_KEY", "TLS_KEY_DIR", "TOKEN", "UNREACHABLE_AFTER_S"),
         *("JOIN_TIMEOUT_S", "PARENT", "RESTARTS", "ROLE"),
-        # the bootstrap's
+        # Of the bootstrap.
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
     )
@@ -244,11 +243,11 @@ HIDDEN_FROM_FUNCTION = frozenset(
 
 
 def variables_of_the_job() -> dict[str, str]:
-    """Return the variables of this process that tell a function its job and host."""
+    """Return the KINETIC_* variables of this process, which tell a function its job and host."""
     return {name: value for name, value in os.environ.items() if name.startswith("KINETIC_")}
 
 
 def environ_with(variables: Mapping[str, str], without: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment of this process with these variables, for a program that it starts."""
-    left_out = set(without)
-    return {n: value for n, value in os.environ.items() if n not in left_out} | dict(variables)
+    excluded = set(without)
+    return {n: value for n, value in os.environ.items() if n not in excluded} | dict(variables)

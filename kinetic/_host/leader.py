@@ -1,9 +1,8 @@
-"""The leader of a job: one attempt after the other, until one is the last.
+"""The leader of a job: it runs one attempt after the other, until one is the last.
 
-In: a plan, a store of any kind, the agents of all hosts (`Hosts`), an address of any transport, a
-policy. Out: events and outcomes in the store, and lines in the log that tell the story of an
-elastic job. What to do is decided by `AttemptPolicy`; this module does it. On one machine the
-supervisor leads; in a gang of programs, host 0's does; where a cluster replaces hosts, a head.
+`AttemptPolicy` decides what to do; this module does it, on any kind of hosts, store and transport.
+On one machine the supervisor leads; in a gang of programs, the program of host 0; in an elastic
+job on a cluster, a head.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
     from kinetic._rpc.server import Coordinator
 
 LEAVE_S = 3.0
-"""How long agents may take to exit, once everything has been reported."""
+"""Time that agents have to exit once everything has been reported."""
 FIRST_SIGN_S = 60.0
-"""How long a host that is there may take to be heard from."""
+"""Time that a started host has until its first request."""
 TO_JOIN_S = 10.0
-"""How long hosts that are there may take to join when others do not come in time."""
+"""Time that is left for started hosts to join when others do not come up in time."""
 _SILENT = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 
 
@@ -62,13 +61,13 @@ class Leader:
     """Leads all attempts of a job.
 
     Promises:
-        1. A slice with a dead host is ended as a whole, with all that its hosts have started.
+        1. A slice with a dead host is ended as a whole, with everything that its hosts started.
         2. Agents of the other slices live on.
-        3. SIGTERM cancels the job at any time, also between two attempts; at the end it stays
-           pending. Where `is_cancelled` says that nobody asked for it, the agents are told that
-           their host is taken away, and a head makes room for another one.
-        4. A gang of one host that is over at once is never served: no event loop, no gRPC.
-        5. When it returns, all agents have ended, or know that they should.
+        3. SIGTERM cancels the job at any time, even between two attempts; once the job has ended,
+           it stays pending. If `is_cancelled` returns False, the job goes on: the agents learn
+           that their host is taken away, and a head exits so that another one can replace it.
+        4. A gang of one host that ends at once is never served: no event loop, no gRPC.
+        5. When `lead` returns, all agents have ended or been dismissed.
     """
 
     def __init__(
@@ -87,9 +86,19 @@ class Leader:
         on_agents: Callable[[int], None] = lambda attempt: None,
         free_space: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_cancelled` says whether SIGTERM means that the job was cancelled, `is_judged` whether
-        somebody else has ended it. `on_agents` is called with the attempt when there are other
-        agents, or another attempt."""
+        """Make a leader.
+
+        Args:
+            plan, store, hosts, policy: of the job.
+            heartbeat_timeout_s: silence after which a host counts as lost.
+            has_records: True while the job's records exist.
+            is_cancelled: True if SIGTERM means that the job was cancelled; None if it always does.
+            is_judged: True if another process has ended the job.
+            reads_questions: answer requests that callers put into the store.
+            on_ready: called when all hosts are ready.
+            on_agents: called with the attempt's number after agents or the attempt have changed.
+            free_space: called when the store is full, before one more try.
+        """
         self._plan = plan
         self._store = store
         self._hosts = hosts
@@ -115,8 +124,8 @@ class Leader:
         hosts.listen(self)
 
     def lead(self, endpoint: Endpoint, key: str = "") -> Attempt:
-        """Lead the job until it has ended; return its last attempt. `key` belongs to the endpoint's
-        certificate."""
+        """Lead the job until it has ended; return its last attempt. `key` is the private key of the
+        endpoint's certificate."""
         ended = self._lead_alone() if self._hosts.alone else None
         if ended is None:
             import_gang_modules()
@@ -130,7 +139,7 @@ class Leader:
     # -- a gang of one host that ends at once ------------------------------------------------------
 
     def _lead_alone(self) -> Attempt | None:
-        """Return how the job has ended; None where its host runs on."""
+        """Return the job's last attempt, or None if its host still runs and must be served."""
         while self._hosts.await_death(alone_s(self._gang.spec.shortest_s)):
             self._hosts.reap()
             if not self._gang.finished:
@@ -140,7 +149,7 @@ class Leader:
                 return ended
             if ended.unwanted or signal.SIGTERM in signal.sigpending():
                 return ended.mark_cancelled()
-            while not isinstance(decision := self._look(), Form | GiveUp):
+            while not isinstance(decision := self._decide(), Form | GiveUp):
                 if self._needs_programs:
                     return replace(ended, needs_programs=True)
             if isinstance(decision, GiveUp):
@@ -188,10 +197,10 @@ class Leader:
         return ended
 
     def _dismiss(self, ended: Attempt) -> None:
-        """Tell all hosts that nothing follows; those that have returned know it. Do not wait for
-        agents that never joined or fell silent, nor, when the records were removed, for those that
-        would connect: the socket is gone with the records."""
-        with contextlib.suppress(KineticError, OSError):  # Not known: they are not removed.
+        """Dismiss all hosts; those that have returned need not be told. Do not wait for agents that
+        never joined or fell silent. If the records were removed, wait for no agent that would
+        connect: the socket was removed with the records."""
+        with contextlib.suppress(KineticError, OSError):  # On an error they count as existing.
             self._removed |= self._hosts.stay and not self._has_records()
         indices, reports = self._indices_of(self._policy.slices), self._gang.reports
         silent = [indices[r.host] for r in reports if r.exit in _SILENT or self._removed]
@@ -213,12 +222,12 @@ class Leader:
         while True:
             finished = asyncio.create_task(coordinator.wait_finished())
             while not finished.done():
-                self._look()
+                self._decide()
                 await runtime.pause(finished, is_due=self._hosts.stay)
             before, ended = len(self._policy.slices), self._end_attempt()
             if not self._goes_on(ended.outcome):
                 return ended
-            decision = await self._next(runtime)
+            decision = await self._await_decision(runtime)
             if isinstance(decision, Form):
                 self._story.tell_of_next(decision, before)
             self._story.flush()
@@ -236,15 +245,15 @@ class Leader:
                 return replace(ended.mark_cancelled(), removed=self._removed)
 
     async def _gather(self, runtime: LeaderRuntime) -> None:
-        """Where hosts come one by one: wait until enough slices are there for the first attempt.
-        If they are not in time, it is on all slices, and its gang says which hosts are missing."""
+        """Wait until enough slices are ready for the first attempt, if hosts come one by one. After
+        the limit, begin on all slices, so that the gang reports which hosts are missing."""
         if not self._hosts.announced:
             return
         limit_s = self._plan.limits.start_timeout_s
         until = time.monotonic() + max(limit_s - TO_JOIN_S, limit_s / 2)
         self._policy.gather(time.monotonic())
         while not (self._gang.unwanted or self._gang.finished) and time.monotonic() < until:
-            if isinstance(decision := self._look(), Form):
+            if isinstance(decision := self._decide(), Form):
                 if len(decision.slices) < self._policy.rules.most:
                     self._gang = self._make_gang()
                     self._serve_next(self._gang)
@@ -259,8 +268,8 @@ class Leader:
         return Attempt(verdicts.judge_gang(self._gang), self._gang.unwanted, self._removed)
 
     def _goes_on(self, outcome: Outcome) -> bool:
-        """Whether another attempt may follow one that has ended like this; if so, it is noted
-        why."""
+        """Tell the policy and the story how an attempt has ended; return True if another may
+        follow."""
         loss = None if self._policy.is_fixed else loss_of(outcome, self._policy.slices)
         self._policy.count_time(time.monotonic() - self._ready_at if self._ready_at else 0.0)
         self._ready_at = 0.0
@@ -275,11 +284,11 @@ class Leader:
             return False
         return True
 
-    async def _next(self, runtime: LeaderRuntime) -> Decision | None:
-        """Wait until it is decided how to go on; None when nobody wants to any more, or not with
-        these programs."""
+    async def _await_decision(self, runtime: LeaderRuntime) -> Decision | None:
+        """Wait for the decision how to go on; None if the job was cancelled, or if the backend must
+        start the programs again."""
         while not self._gang.unwanted:
-            decision = self._look()
+            decision = self._decide()
             if self._needs_programs or isinstance(decision, Form | GiveUp):
                 return None if self._needs_programs else decision
             if not self._hosts.may_write(self._indices(self._policy.slices[0])[0]):
@@ -287,8 +296,9 @@ class Leader:
             await runtime.pause()
         return None
 
-    def _look(self) -> Decision | None:
-        """See who is there, and do what is due."""
+    def _decide(self) -> Decision | None:
+        """Note which slices are ready or late, ask the policy for a decision, and do what must be
+        done at once."""
         policy, now = self._policy, time.monotonic()
         for which in policy.missing:
             if not policy.stays_away(which) and self._hosts.are_ready(self._indices(which)):
@@ -305,7 +315,7 @@ class Leader:
         return decision
 
     def _fail(self, loss: Loss) -> None:
-        """Count the failure of an attempt, and end what is left of the slices it has lost."""
+        """Count the failure of an attempt, and end the rest of the slices that it has lost."""
         slices = tuple(sorted({*loss.slices, *self._find_dead()}))
         self._policy.note_failure(replace(loss, slices=slices), time.monotonic())
         self._story.tell_news()
@@ -314,7 +324,7 @@ class Leader:
             self._story.tell_of_waiting()
 
     def _repeat(self, outcome: Outcome) -> None:
-        """The attempt has failed, and the function may try again."""
+        """Count a failure of the function that is retried, and end slices with dead hosts."""
         slices = self._find_dead()
         if self._policy.is_fixed:
             slices = tuple(sorted({*slices, *slices_to_end(outcome, self._hosts_per_slice)}))
@@ -327,7 +337,7 @@ class Leader:
         self._end(slices)
 
     def _find_dead(self) -> tuple[int, ...]:
-        """Slices that took part, and of which hosts are dead."""
+        """Return the attempt's slices that have dead hosts."""
         dead = {index // self._hosts_per_slice for index in self._hosts.dead}
         return tuple(sorted(dead & {*self._policy.slices}))
 
@@ -350,23 +360,23 @@ class Leader:
         self._wake()
 
     def _end_story(self, outcome: Outcome) -> None:
-        """Another attempt follows; what happens from now on happens to its gang."""
+        """Write the events that end an attempt, and make the gang of the next one."""
         for event in (verdicts.end_event(outcome), verdicts.retry_event(outcome)):
             self._story.write(event)
         self._gang, self._has_asked = self._make_gang(), False
         self._story.attempt = self._policy.attempt
 
     def _record(self, outcome: Outcome) -> bool:
-        """Write how an attempt has ended; return False where somebody else has ended the job."""
+        """Write the outcome of an attempt; return False if another process has ended the job."""
         if self._is_judged():
             return False
         verdicts.write_outcome(self._store, self._plan.job_id, outcome, free_space=self._free_space)
         return True
 
     def _begin(self, failed_before: str) -> None:
-        """Begin the attempt that was decided on."""
+        """Begin the attempt on which the policy has decided."""
         self._story.tell_of_form()
-        if self._hosts.alone and self._hosts.come_later:  # As its program says of the first one.
+        if self._hosts.alone and self._hosts.come_later:  # Its program wrote that of the first one.
             self._story.write(GangEvent(EventKind.BEGUN, 0))
         self._serve_next(self._gang)
         self._give_places(failed_before)
@@ -383,8 +393,8 @@ class Leader:
         self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
 
     def _make_gang(self, *, are_there: bool = True) -> Gang:
-        """`are_there`: all hosts, which were forked or have waited for their places; one that is
-        alone connects when it has prepared."""
+        """Make the gang of the policy's attempt. `are_there`: all hosts have been started; the only
+        host of a gang connects after it has prepared."""
         spec = make_gang_spec(self._plan, self._policy, self._beat_s)
         spec = replace(
             spec,
@@ -394,11 +404,10 @@ class Leader:
         )
         return Gang(spec, time.monotonic())
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- signals, hosts and the gang ---------------------------------------------------------------
 
     def _on_sigterm(self) -> None:
-        """Cancel the job; or, where a cluster stops this pod for another reason, let the agent say
-        so: the gang finds out which pod was lost first."""
+        """Cancel the job, or note that the cluster stops this pod for another reason."""
         if self._is_cancelled is None:
             self._cancel()
         else:
@@ -410,7 +419,7 @@ class Leader:
         elif self._hosts.announced:
             self._story.close()
             os._exit(ProgramCode.TAKEN_AWAY)  # The hosts wait for the head that replaces this one.
-        else:
+        else:  # The own agent reports it, and the gang decides which pod was lost first.
             self._needs_programs |= self._policy.forming
             self._hosts.take_away()
             self._wake()
@@ -425,16 +434,16 @@ class Leader:
         self._cancel("The job's records were removed while it ran.")
 
     def on_change(self) -> None:
-        """A host has come, or is gone."""
+        """Decide again: a host has begun to wait, or was dismissed."""
         self._wake()
 
     def on_report(self, report: HostReport) -> None:
-        """A host has ended; the only one of a gang may not have joined."""
+        """Pass a host's report to the gang, which the host may not have joined."""
         self._gang.report(report, time.monotonic())
         self._sweep()
 
     def on_death(self, index: int, why: str) -> None:
-        """The agent of a host has ended."""
+        """Count a host as lost, in the running attempt or while the next one is formed."""
         which, slices = index // self._hosts_per_slice, self._policy.slices
         if self._over:
             return
@@ -447,8 +456,8 @@ class Leader:
         self._wake()
 
     def _lose(self, which: int, why: str) -> None:
-        """A slice was lost that takes part in no attempt."""
-        # Hosts that a cluster starts again may come and go while their slice is away.
+        """Count a slice as lost that takes part in no attempt."""
+        # Hosts that a cluster restarts may come and go while their slice is away.
         counts = not self._hosts.announced or self._policy.state_of(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
         self._story.tell_news()
@@ -459,9 +468,9 @@ class Leader:
         if event.host is not None:
             self._hosts.note_event(event, self._indices_of(self._policy.slices)[event.host])
         if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
-            # The pods of a cancelled job are stopped in any order, after the request was recorded.
-            may_be, self._has_asked = not self._has_asked, True
-            if may_be and self._is_cancelled is not None:
+            # A cluster stops the pods of a cancelled job in any order, after the request is stored.
+            is_first, self._has_asked = not self._has_asked, True
+            if is_first and self._is_cancelled is not None:
                 self._ask(self._is_cancelled, lambda is_so: self._cancel() if is_so else None)
         if event.kind is EventKind.READY:
             self._ready_at = time.monotonic() - event.ago_s

@@ -1,6 +1,6 @@
 """The leader's event loop: its server, its signals, its periodic reads of the store.
 
-The leader waits here between two decisions, and is woken whenever something has happened.
+The leader waits in `pause` between two decisions; `wake` ends the pause.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError, NotFound
 
 LOOK_S = 0.1
-"""How often the leader looks what there is to do when nothing wakes it."""
+"""Longest pause between two decisions while something may be due."""
 RECORDS_S, FAR_RECORDS_S = 0.5, 10.0
-"""How often it checks that the job's records still exist; where each check is a request."""
+"""Time between two checks that the job's records exist: in a folder, in a remote store."""
 MISSES = 2
 """Checks in a row that find no records before the job counts as removed."""
 DUMP_S = 5.0
-"""How long hosts may take to dump their stacks."""
+"""Time that hosts have to dump their stacks."""
 LOOK_SOON_S, WATCHED_S = 2.0, 30.0
-"""How often to look while somebody watches what the hosts are doing, and for how long after the
-last question."""
+"""Polling interval while a caller follows the activity of the hosts, and how long after its last
+request that interval lasts."""
 _Row = tuple[str, str, Callable[[Mapping[str, Any]], Awaitable[dict[str, object]]]]
-"""Where it is asked, where the answer goes, and what finds it."""
+"""Key of a request, key of its response, and the function that makes the response."""
 
 
 class LeaderRuntime:
@@ -47,7 +47,7 @@ class LeaderRuntime:
         self._watching: list[asyncio.Task[None]] = []
 
     async def open(self, handlers: Mapping[signal.Signals, Callable[[], None]]) -> None:
-        """Serve, and handle these signals."""
+        """Start the server, and handle these signals."""
         with processes.dying_when_stuck():
             await self._coordinator.start()
         for signum, handler in handlers.items():
@@ -57,9 +57,9 @@ class LeaderRuntime:
     def watch_records(
         self, has_records: Callable[[], bool], on_removal: Callable[[], None]
     ) -> None:
-        """Call back once when the job has no records any more: it could not be found, watched or
-        cancelled. Two checks in a row must say so: a file system of a network may miss a file for
-        a moment. A store that is slow, or does not answer, keeps nobody waiting here."""
+        """Call `on_removal` once when the job's records are gone: nobody could find, watch or
+        cancel it. Two checks in a row must miss them, because a network file system may miss a file
+        for a moment. A store that is slow or does not answer does not block the loop."""
 
         async def watch() -> None:
             misses = 0
@@ -75,24 +75,24 @@ class LeaderRuntime:
         self._watching.append(asyncio.create_task(watch()))
 
     async def ask(self, question: Callable[[], bool]) -> bool:
-        """Return what the store answers; the gang is served meanwhile, also where that takes
-        minutes."""
+        """Put a question to the store and return the answer. The gang is served meanwhile, even if
+        the store takes minutes."""
         is_far = not is_near(self._store)
         return await asyncio.to_thread(question) if is_far else question()
 
     def ask_for(self, question: Callable[[], bool], then: Callable[[bool], None]) -> None:
-        """Call this later with what the store answers; where it does not, that is no."""
+        """Put a question to the store, and call `then` with the answer; False on an error."""
 
-        async def find_out() -> None:
+        async def ask() -> None:
             answer = False
             with contextlib.suppress(KineticError, OSError):
                 answer = await self.ask(question)
             then(answer)
 
-        self._watching.append(asyncio.create_task(find_out()))
+        self._watching.append(asyncio.create_task(ask()))
 
     def answer_questions(self, hosts: Hosts, gang: Callable[[], Gang]) -> None:
-        """Answer those that are asked in the store."""
+        """Answer the requests that callers put into the store."""
         about = self._store, self._job_id, self._coordinator, hosts
         answers = answer_questions(*about, gang=gang, far_s=self._records_s)
         self._watching.append(asyncio.create_task(answers))
@@ -102,14 +102,14 @@ class LeaderRuntime:
         return RECORDS_S if is_near(self._store) else FAR_RECORDS_S
 
     def wake(self) -> None:
-        """Something has happened."""
+        """End the current or the next pause."""
         self._changed.set()
 
     async def pause(
         self, finished: asyncio.Task[None] | None = None, *, is_due: bool = True
     ) -> None:
-        """Until something has happened, this has finished, or, where something may be due, a moment
-        has passed."""
+        """Wait until `wake` is called or `finished` is done; with `is_due`, at most LOOK_S
+        seconds."""
         waking = asyncio.create_task(self._changed.wait())
         awaited = {waking} if finished is None else {waking, finished}
         await asyncio.wait(
@@ -119,13 +119,13 @@ class LeaderRuntime:
         self._changed.clear()
 
     def stop_watching(self) -> None:
-        """Look for nothing in the store any more."""
+        """Stop polling the store."""
         for task in self._watching:
             task.cancel()
 
     async def close(self) -> None:
-        """Serve no more. SIGTERM stays pending from now on: it must not kill this process before it
-        has written the verdict."""
+        """Stop the server. SIGTERM stays pending from now on: it must not kill this process before
+        it has written the verdict."""
         with processes.dying_when_stuck():
             await self._coordinator.stop()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -140,14 +140,14 @@ async def answer_questions(
     gang: Callable[[], Gang],
     far_s: float,
 ) -> None:
-    """Answer the questions of callers that do not reach the leader's port, until it is cancelled:
-    they ask in the store, for stacks, for what the hosts are doing, or to kill some. Who has asked
-    for activity asks again.
+    """Answer requests that callers put into the store because they cannot reach the leader's port:
+    for stacks, for the activity of the hosts, or to kill hosts. Runs until it is cancelled.
 
     Args:
         store, job_id, coordinator, hosts: of the job.
-        gang: that of the current attempt.
-        far_s: how often to look while nobody asks.
+        gang: returns the gang of the current attempt.
+        far_s: seconds between two polls; shorter for a while after a request for activity, whose
+            caller asks repeatedly.
     """
 
     async def stacks(_: Mapping[str, Any]) -> dict[str, object]:
@@ -162,17 +162,13 @@ async def answer_questions(
     obeyed: dict[str, dict[str, object]] = {}
     while True:
         await asyncio.sleep(min(far_s, LOOK_SOON_S) if time.monotonic() < watched_until else far_s)
-        place = job_id, gang().spec.attempt
+        keys = layout.AttemptKeys(job_id, gang().spec.attempt)
         rows: list[_Row] = [
-            (layout.AttemptKeys(*place).stacks_wanted, layout.AttemptKeys(*place).stacks, stacks),
-            (
-                layout.AttemptKeys(*place).activity_wanted,
-                layout.AttemptKeys(*place).activity,
-                activity,
-            ),
+            (keys.stacks_wanted, keys.stacks, stacks),
+            (keys.activity_wanted, keys.activity, activity),
         ]
         for wanted, key, act in rows:
-            # It is asked again, or answered next time; or it is no question of ours.
+            # A lost answer is sent in the next round; a malformed request is ignored.
             with contextlib.suppress(KineticError, LookupError, TypeError, ValueError):
                 request = await asyncio.to_thread(_read_request, store, wanted)
                 if request["id"] in ("", answered.get(wanted)):
@@ -183,22 +179,21 @@ async def answer_questions(
                 if act is activity:
                     watched_until = time.monotonic() + WATCHED_S
         if hosts.takes_orders:
-            with contextlib.suppress(KineticError):  # They are looked for again.
-                await _obey_orders(store, place, hosts, obeyed)
+            with contextlib.suppress(KineticError):  # The next round reads the orders again.
+                await _obey_orders(store, keys, hosts, obeyed)
 
 
 async def _obey_orders(
     store: Store,
-    place: tuple[str, int],
+    attempt_keys: layout.AttemptKeys,
     hosts: Hosts,
     obeyed: dict[str, dict[str, object]],
 ) -> None:
-    """Kill hosts as ordered, once for each order: its answer may not have arrived in the store.
-    Several callers may order something at the same time."""
-    keys = await asyncio.to_thread(lambda: list(store.list(layout.AttemptKeys(*place).orders)))
-    for key in keys:
+    """Kill hosts as ordered, exactly once for each order: it may be read again if its answer did
+    not reach the store. Several callers may put orders at the same time."""
+    for key in await asyncio.to_thread(lambda: list(store.list(attempt_keys.orders))):
         request_id = key.rpartition("/")[2].removesuffix(".json")
-        # What raises these is no order of ours.
+        # Malformed orders are deleted unanswered.
         with contextlib.suppress(CorruptRecord, LookupError, TypeError, ValueError):
             order = await asyncio.to_thread(_read_request, store, key)
             if order["id"] != request_id:
@@ -206,9 +201,7 @@ async def _obey_orders(
             if request_id not in obeyed:
                 obeyed[request_id] = {"hosts": sorted(hosts.kill_programs(order["hosts"]))}
             data = json.dumps({"id": request_id} | obeyed[request_id]).encode()
-            await asyncio.to_thread(
-                store.put, layout.AttemptKeys(*place).order_answer(request_id), data
-            )
+            await asyncio.to_thread(store.put, attempt_keys.order_answer(request_id), data)
         await asyncio.to_thread(store.delete, key)
 
 

@@ -1,11 +1,8 @@
-"""A host that a cluster started, and may start again: where its job stands.
+"""The state of a job for a pod that a cluster may have restarted, read from the store.
 
-In: an identity, the plan, a store. Out: the attempt to join; for a leader, the policy to go on
-with, or how the job has ended, so that a finished function never runs again.
-
-A cluster restarts pods without saying how the earlier ones ended. What they left in the store says
-it: a verdict on the job means that it has ended; an attempt that has begun, and has no verdict,
-lost its leader.
+A cluster restarts pods without saying how the earlier ones ended, but their records in the store
+do. A job with a verdict has ended, and its function must never run again. An attempt that has begun
+and has no outcome lost its leader.
 """
 
 from __future__ import annotations
@@ -31,14 +28,14 @@ from kinetic.errors import CoordinatorLost, NotFound
 
 
 def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
-    """Return the policy of a leader that begins, or goes on where another one was lost; or how the
-    job ends, if it does not go on."""
+    """Return the policy with which this leader begins, or goes on after a lost leader; or the last
+    attempt of a job that does not go on."""
     number = attempts.newest(store, plan.job_id)
     lost = _judge_lost(plan, store, number)
     if lost is not None:
         verdicts.write_verdict(store, plan.job_id, lost)
         if not _may_follow(read_policy(plan, store, number), lost):
-            return Attempt(lost)  # Nobody was left to say it.
+            return Attempt(lost)  # The lost leader could not write it.
         verdicts.repeat(store, plan.job_id, lost)
         number += 1
     policy = read_policy(plan, store, number)
@@ -52,8 +49,7 @@ def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
 
 
 def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
-    """Return what decides on the attempts of a job from this one on, by the verdicts on those
-    before."""
+    """Return the policy for a job from this attempt on, given the outcomes of the earlier ones."""
     job_id, retries = plan.job_id, plan.options.retries
     if plan.elastic_gang is None:
         away = attempts.count_taken_away(store, job_id, attempt) if retries else 0
@@ -71,7 +67,7 @@ def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
 
 
 def _judge_lost(plan: Plan, store: Store, number: int) -> Outcome | None:
-    """The verdict on an attempt that lost its leader; None if it has not begun."""
+    """Return the outcome of an attempt that lost its leader; None if it has not begun."""
     own = [event for event in _read_events(plan, store) if event.attempt == number]
     is_elastic = plan.elastic_gang is not None
     formed = [len(event.hosts) for event in own if event.kind is events.EventKind.FORMED]
@@ -83,7 +79,7 @@ def _judge_lost(plan: Plan, store: Store, number: int) -> Outcome | None:
 
 
 def _may_follow(policy: AttemptPolicy, lost: Outcome) -> bool:
-    """Whether another attempt may follow one that lost its leader."""
+    """True if another attempt may follow one that lost its leader."""
     if policy.is_fixed:
         return policy.may_repeat(lost)
     goes_on = policy.retries_left > 0 or not _has_failed_by_itself(lost)
@@ -91,7 +87,7 @@ def _may_follow(policy: AttemptPolicy, lost: Outcome) -> bool:
 
 
 def _has_failed_by_itself(outcome: Outcome) -> bool:
-    """Whether the function has failed, and no slice was lost."""
+    """True if the function failed and no slice was lost."""
     return outcome.first is not None and program_code(outcome.first) is ProgramCode.CODE_FAILED
 
 
@@ -103,8 +99,8 @@ def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
 
 
 def attempt_of(who: Identity, plan: Plan, store: Store) -> int:
-    """Return the attempt that a pod joins. A queue that has stopped and resumed all pods counts no
-    restart.
+    """Return the attempt that a pod joins. `restarts` does not tell it: a queue that stops and
+    resumes all pods counts no restart.
 
     Raises:
         CoordinatorLost: host 0 did not come up within the start timeout.
@@ -114,13 +110,13 @@ def attempt_of(who: Identity, plan: Plan, store: Store) -> int:
 
 
 def is_cancelled(store: Store, job_id: str) -> bool:
-    """Whether the cluster stops the job's pods because somebody has cancelled the job."""
+    """True if the cluster stops the job's pods because the job was cancelled."""
     return cancellation.is_agreed(store, job_id)
 
 
 def _ask_leader(who: Identity, start_timeout_s: float) -> int:
-    """Ask host 0, which knows from the store, and waits for this host. While the leader before it
-    still ends, its name leads there: that one does not answer hosts of a later start."""
+    """Ask host 0 for the attempt. Until the previous leader has ended, host 0's name resolves to
+    it; that leader refuses hosts of a later start, so ask again."""
     from dataclasses import replace
 
     from kinetic._rpc.client import ControlClient

@@ -1,8 +1,8 @@
-"""One host of a gang whose hosts are programs: its agent's parent; on host 0, the gang's leader.
+"""The program of a host, started by a backend: parent of the host's agent, and leader on host 0.
 
-In: an identity (`KINETIC_*` variables), the plan in a store of any kind. Out: a `ProgramCode`.
-Host 0 leads: it serves the gang over TCP and writes the outcome. The others join it; where there
-may be another attempt, their agents wait for their places in it.
+It reads its identity from `KINETIC_*` variables and the plan from the store; it exits with a
+`ProgramCode`. Host 0, or the head of an elastic job, serves the gang over TCP and writes the
+outcome. The agents of the other hosts join it, and wait for the next attempt if there may be one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from kinetic._system import memory_folder, processes, streams
 from kinetic.errors import KineticError
 
 REPORT_S = 5.0
-"""How long the host of a dead agent tries to report to the leader."""
+"""Time for which a program tries to report the death of its agent to the leader."""
 LONG_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 0.5, 30.0
 _STARTS = range(2, 1 << 31)
-"""Numbers of starts: never used before, so that a head knows a new one. 1 is that of a host whose
-leader counts."""
+"""Numbers for starts, drawn at random so that a head recognizes a new start. 1 is for hosts whose
+leader counts the starts."""
 
 
 MakeHosts = Callable[[Plan, Store], Hosts]
@@ -54,8 +54,8 @@ def _make_remote(plan: Plan, _: Store) -> Hosts:
 
 
 def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make_remote) -> int:
-    """Run this host until the job has ended. `environ` takes the place of the environment;
-    `make_hosts` makes the hosts that a head leads."""
+    """Run this host until the job has ended; return a `ProgramCode`. `environ` replaces the
+    environment; `make_hosts` makes the hosts that a head leads."""
     streams.replace_closed()
     try:
         who = identity.from_environ(environ)
@@ -63,16 +63,16 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
             processes.die_with_parent(who.parent)
         store = open_store(who.store_uri, existing=True)
         plan = Plan.read(store.get(layout.JobKeys(who.job_id).plan))
-        if who.is_pod:  # A pod before it, killed on this machine, may have left something.
+        if who.is_pod:  # A pod that was killed on this machine may have left its folder.
             shutil.rmtree(who.scratch, ignore_errors=True)
-        if who.role != "head":  # It runs no agent, and may be killed.
+        if who.role != "head":  # A head runs no agent; if killed, it would leave the folder.
             Path(who.scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
     except (KineticError, OSError) as error:
         sys.stderr.write(f"kinetic.runner: {error}\n")
         return ProgramCode.UNUSABLE
     name = "head" if who.role == "head" else f"host {who.host}"
     processes.set_title(f"kinetic-host {who.job_id} {name}")
-    if who.is_pod:  # The first process of a pod does not get SIGTERM without a handler.
+    if who.is_pod:  # The kernel drops SIGTERM to the first process of a pod without a handler.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     processes.raise_file_limit()
@@ -85,7 +85,7 @@ def main(environ: Mapping[str, str] | None = None, make_hosts: MakeHosts = _make
 
 
 class _HostProgram(ABC):
-    """What all programs do: take part in a job that has not ended."""
+    """The common part of all programs: take part in a job that has not ended."""
 
     def __init__(self, who: Identity, plan: Plan, store: Store) -> None:
         self._who = who
@@ -93,14 +93,14 @@ class _HostProgram(ABC):
         self._store = store
 
     def run(self) -> int:
-        """Return when this program is not needed any more."""
-        # Agents get the signal, and the leader decides who is to blame: it takes it while it
-        # serves.
+        """Take part in the job; return the exit code once this program is no longer needed."""
+        # Blocked until `await_signal` or the leader's event loop takes it: agents must learn of it,
+        # and the leader decides which host is to blame.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             if self._is_judged():
-                ended = f"{self._plan.job_id} has ended: nothing is run again."
-                sys.stderr.write(f"kinetic.runner: {ended}\n")
+                text = f"{self._plan.job_id} has already ended: nothing is run."
+                sys.stderr.write(f"kinetic.runner: {text}\n")
                 return ProgramCode.DELIVERED
             self._who = replace(self._who, attempt=self._first_attempt())
         except KineticError as error:
@@ -112,25 +112,26 @@ class _HostProgram(ABC):
         """Return the attempt that this program joins first.
 
         Raises:
-            KineticError: it cannot be found out.
+            KineticError: the attempt cannot be determined.
         """
         return self._who.attempt
 
     @abstractmethod
     def _take_part(self) -> int:
-        """Take part in the job; return what to exit with."""
+        """Take part in the job; return the exit code."""
 
     def _is_judged(self) -> bool:
-        """Whether the job has ended: it did before this pod began, or its workload was removed."""
+        """True if the job has an outcome: it ended before this pod began, or its workload was
+        removed."""
         return self._who.is_pod and self._store.has(layout.JobKeys(self._plan.job_id).outcome)
 
     def _assign(self, policy: AttemptPolicy) -> Identity:
-        """This host, with its place in the attempt that a policy begins with."""
+        """Return this host's identity in the first attempt of a policy."""
         place = replace(first_assignment(self._plan, policy), host=self._who.host)
         return replace(self._who, assignment=place, assigned_index=self._who.host)
 
     def _fork_agent(self, policy: AttemptPolicy) -> Agents:
-        """Fork the agent of this host, for the attempt that a policy begins with."""
+        """Fork the agent of this host for the first attempt of a policy."""
         plan, may_repeat = self._plan, self._plan.options.retries > 0
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that agents share it.
@@ -141,8 +142,8 @@ class _HostProgram(ABC):
         return agents
 
     def _await_agent(self, agents: Agents) -> tuple[bool, int]:
-        """Wait until the agent of this host has ended; return whether the host was taken away
-        meanwhile, which the agent is told, and its wait status."""
+        """Wait for the agent's end, and pass SIGTERM on to it. Return True if SIGTERM came (the
+        host is taken away), and the agent's wait status."""
         is_taken_away = False
         while not (dead := list(agents.dead())):
             if agents.await_signal(1.0) == signal.SIGTERM:
@@ -153,8 +154,8 @@ class _HostProgram(ABC):
 
 
 class _Leading(_HostProgram):
-    """Host 0, or the head of an elastic job: it runs no function, so that the loss of any slice
-    leaves it alone."""
+    """Host 0 of a gang, or the head of an elastic job, which runs no function and so survives the
+    loss of any slice."""
 
     def __init__(self, who: Identity, plan: Plan, store: Store, make_hosts: MakeHosts) -> None:
         super().__init__(who, plan, store)
@@ -174,7 +175,7 @@ class _Leading(_HostProgram):
         report = ended.outcome.first if self._who.role == "head" else own
         exits = {report.exit for report in ended.outcome.reports}
         if self._who.role != "head" and exits & {Exit.NEVER_JOINED, Exit.AGENT_LOST}:
-            return ProgramCode.CODE_FAILED  # Hosts that are not there cannot end their pods.
+            return ProgramCode.CODE_FAILED  # Missing hosts cannot end their pods themselves.
         return ProgramCode.DELIVERED if report is None else program_code(report)
 
     def _lead_to_end(self) -> Attempt:
@@ -206,12 +207,12 @@ class _Leading(_HostProgram):
         return pod.is_cancelled(self._store, self._plan.job_id)
 
     def _make_hosts(self, policy: AttemptPolicy) -> Hosts:
-        """Return those that a head leads, or those of which this is one: with its agent."""
+        """Return the hosts to lead; fork the agent of this host unless it is a head."""
         plan, attempt = self._plan, policy.attempt
         if self._who.role == "head":
             return self._make_led(plan, self._store)
         is_alone = plan.hosts == 1
-        if is_alone and self._who.is_pod:  # A pod that replaces this one must know at once.
+        if is_alone and self._who.is_pod:  # A pod that replaces this one must see that it began.
             begun = GangEvent(EventKind.BEGUN, 0)
             verdicts.write_event(self._store, plan.job_id, attempt, begun)
         agents, stay = self._fork_agent(policy), plan.options.retries > 0 and not is_alone
@@ -219,7 +220,7 @@ class _Leading(_HostProgram):
 
 
 class _Joining(_HostProgram):
-    """A host of a gang that another one leads."""
+    """A host of a gang that host 0 leads."""
 
     def _first_attempt(self) -> int:
         who, plan = self._who, self._plan
@@ -232,12 +233,12 @@ class _Joining(_HostProgram):
         processes.kill_descendants()
         shutil.rmtree(self._who.scratch, ignore_errors=True)
         if code is ProgramCode.CODE_FAILED:
-            # A cluster ends all hosts when one exits with a failure: the leader comes first.
+            # A cluster ends all hosts when one exits with a failure: wait for the leader to end.
             from kinetic._rpc import client, codec
 
             endpoint = replace(self._who.endpoint, attempt=0)
             request = codec.PlaceRequest(self._who.host, start=1)
-            with contextlib.suppress(KineticError):  # It is gone.
+            with contextlib.suppress(KineticError):  # The leader has ended.
                 client.place_of(endpoint, request, unreachable_after_s=0.0)
         return code
 
@@ -246,12 +247,12 @@ class _Joining(_HostProgram):
             return code
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == ProgramCode.UNDELIVERED:
             return ProgramCode.UNDELIVERED
-        return self._tell_of(cause_of_death(status))
+        return self._report_death(cause_of_death(status))
 
-    def _tell_of(self, death: str) -> ProgramCode:
+    def _report_death(self, death: str) -> ProgramCode:
         from kinetic._rpc.client import AgentClient
 
-        who = replace(self._who, attempt=0)  # Its agent may have been in a later one.
+        who = replace(self._who, attempt=0)  # The agent may have been in a later attempt.
         client = AgentClient(who.endpoint, who.host, unreachable_after_s=REPORT_S)
         lost = HostReport(who.host, Exit.AGENT_LOST, death)
         with contextlib.closing(client), contextlib.suppress(KineticError):
@@ -261,11 +262,11 @@ class _Joining(_HostProgram):
 
 
 class _Joined(_HostProgram):
-    """A host that a head leads: it stays while agents come and go."""
+    """A host that a head leads: its program outlives its agents."""
 
     def _take_part(self) -> int:
-        """Run agents until one ends by itself. One that was killed is replaced, at once if it had
-        run for a while: it takes much longer to start a program, or a pod."""
+        """Run agents until one ends by itself. Replace a killed agent here, because starting
+        another program or pod takes much longer."""
         who = replace(self._assign(make_policy(self._plan)), stays=True)
         pause_s = 0.0
         while True:
@@ -285,12 +286,12 @@ class _Joined(_HostProgram):
 
 
 def pause_before_next(ran_s: float, last_s: float) -> float:
-    """How long to wait before an agent that was killed is replaced: none if it had run for a while,
-    else longer and longer."""
+    """Return the pause in seconds before a killed agent is replaced: 0 after a long run, else
+    twice the last one, within bounds."""
     return 0.0 if ran_s >= LONG_S else min(max(2 * last_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
 
 
 def leave(code: int) -> None:
-    """End this process; gRPC's threads would delay it."""
+    """End this process without waiting for gRPC's threads."""
     sys.stderr.flush()
     os._exit(code)

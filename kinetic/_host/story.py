@@ -1,7 +1,7 @@
-"""What is told of a job: its events; of an elastic one also its slices, and lines in the log of its
-last attempt's leader.
+"""The story of a job for its users: events, and for an elastic job also events of its slices and
+lines in the log.
 
-In: what its leader does, and the policy that has decided it. Out: events and lines in the store.
+Lines go to the log of host 0 in the last attempt, and only while no agent writes to it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from kinetic.errors import KineticError
 
 
 class Story:
-    """Events are written at once; lines when nobody else writes to that log.
+    """Writes events at once, and lines of the log when `flush` is called.
 
     Attributes:
-        attempt: the current one, or the last.
-        lost_at: when the failure happened that the next attempt recovers from, on the monotonic
-            clock; 0.0 for none.
+        attempt: number of the current attempt, or the last.
+        lost_at: monotonic time of the failure that the next attempt recovers from; 0.0 for none.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Story:
         self._is_elastic = not policy.is_fixed
         self.attempt = policy.attempt
         self.lost_at = self._failed_at = 0.0
-        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
+        self._reported_losses, self._reported_faults = len(policy.failures), len(policy.faults)
 
     def write(self, event: GangEvent) -> None:
         """Write an event of the current attempt."""
@@ -60,31 +59,33 @@ class Story:
         self._events.write(verdicts.line_of(self.attempt, event))
 
     def close(self) -> None:
-        """Write no more events."""
+        """Close the events."""
         self._events.close()
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- slices and attempts -----------------------------------------------------------------------
 
     def tell_of_form(self) -> None:
-        """An attempt begins on some of the slices."""
+        """Tell that an attempt begins on the policy's slices."""
         self._failed_at = 0.0
         slices = self._policy.slices
         self._tell(EventKind.FORMED, slices, hosts=indices_of(slices, self._hosts_per_slice))
 
     def tell_of_return(self, which: int) -> None:
-        """All hosts of a slice are ready; it may have been lost before."""
+        """Tell that a slice is back, now that all its hosts are ready, if it was lost before."""
         if self._policy.state_of(which) is SliceState.AWAY:
             self._tell(EventKind.SLICE_BACK, (which,))
 
     def tell_news(self) -> Sequence[Failure]:
-        """Tell of what was counted since the last time; return the losses."""
+        """Tell of the losses and faults that the policy has counted since the last call; return
+        the losses."""
         policy = self._policy
-        losses = policy.failures[self._told_losses :]
-        for number, failure in enumerate(losses, self._told_losses + 1):
+        losses = policy.failures[self._reported_losses :]
+        for number, failure in enumerate(losses, self._reported_losses + 1):
             self._tell_of_failure(failure, number)
-        for number, fault in enumerate(policy.faults[self._told_faults :], self._told_faults + 1):
+        faults = policy.faults[self._reported_faults :]
+        for number, fault in enumerate(faults, self._reported_faults + 1):
             self._tell_of_fault(fault, number)
-        self._told_losses, self._told_faults = len(policy.failures), len(policy.faults)
+        self._reported_losses, self._reported_faults = len(policy.failures), len(policy.faults)
         return losses
 
     def _tell_of_failure(self, failure: Failure, number: int) -> None:
@@ -96,27 +97,27 @@ class Story:
         self._say(f"{what} (failure {number} {limit}): {failure.why}")
 
     def tell_of_repeat(self, why: str) -> None:
-        """The function has failed, and is called again."""
+        """Tell that the function has failed and is called again."""
         retries = self._policy.retries_left
         more = f"{retries} {'retry' if retries == 1 else 'retries'} left after the next attempt"
-        if self._is_elastic:  # Hosts tell it where the next attempt begins.
+        if self._is_elastic:  # In any other job the hosts log it when the next attempt begins.
             self._say(f"attempt {self.attempt} failed: {why.rstrip('.')} ({more}).")
 
     def _tell_of_fault(self, fault: Failure, number: int) -> None:
-        """A process of kinetic's own has failed."""
+        """Tell that one of kinetic's own processes has failed."""
         self._note_loss(fault)
         self._say(
-            f"{fault.why}: this is kinetic's own fault, and counts against nothing ({number} of at "
-            f"most {MOST_FAULTS}){'; the job is formed again' if number < MOST_FAULTS else ''}."
+            f"{fault.why}: this is kinetic's own fault, and counts against no limit ({number} of "
+            f"at most {MOST_FAULTS}){'; the job is formed again' if number < MOST_FAULTS else ''}."
         )
 
     def _note_loss(self, failure: Failure) -> None:
-        # Survivors may take seconds to end: that is time lost, too.
+        # The time that survivors take to end is lost, too; it may be seconds.
         self.lost_at = self.lost_at or self._failed_at or time.monotonic()
         self._tell(EventKind.SLICE_LOST, failure.slices, failure.why)
 
     def tell_of_waiting(self) -> None:
-        """Say for which slices the next attempt waits, unless it goes on without them."""
+        """Tell for which slices the next attempt waits, unless it goes on without them."""
         policy, rules = self._policy, self._policy.rules
         away = tuple(one for one in policy.missing if policy.state_of(one) is SliceState.AWAY)
         is_over = len(policy.failures) > rules.max_failures
@@ -127,19 +128,19 @@ class Story:
         self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
 
     def tell_what_is_back(self) -> None:
-        """The function has left its attempt, to make room."""
+        """Tell which slices are back, after the function has left its attempt for them."""
         policy = self._policy
         back = [s for s in range(policy.rules.most) if policy.state_of(s) is SliceState.READY]
         self._say(describe_returned(back))
 
     def tell_of_next(self, form: Form, before: int) -> None:
-        """Say that the next attempt has fewer slices than the last one, which had `before`."""
+        """Tell that the next attempt has fewer slices than the last one, which had `before`."""
         if len(form.slices) < before:
             they = "it is" if self._policy.rules.most - len(form.slices) == 1 else "they are"
             self._say(f"shrinking to {count_slices(len(form.slices))} until {they} back.")
 
     def tell_of_recovery(self) -> None:
-        """All hosts are ready again, if something was lost."""
+        """Tell that all hosts are ready again, if a slice was lost."""
         if self.lost_at:
             self._tell(EventKind.RECOVERED, (), f"after {time.monotonic() - self.lost_at:.1f} s")
             self.lost_at = 0.0
@@ -151,7 +152,7 @@ class Story:
         detail: str = "",
         hosts: tuple[int, ...] = (),
     ) -> None:
-        """Write an event of slices: only those of an elastic job come and go."""
+        """Write an event of slices if the job is elastic: only its slices come and go."""
         if self._is_elastic:
             self.write(GangEvent(kind, detail=detail, hosts=hosts, slices=slices))
 
@@ -161,13 +162,13 @@ class Story:
         self._lines.append(f"kinetic: {text}")
 
     def flush(self) -> None:
-        """Add to the log of the last attempt, which is the one that people read now."""
+        """Add the lines to the log of the last attempt, which is the one that people read now."""
         if not self._lines:
             return
         key, text = layout.HostKeys(self._job_id, self.attempt, 0).log, "\n".join(self._lines)
         self._lines.clear()
         if (folder := folder_of(self._store)) is None:
-            with contextlib.suppress(KineticError):  # The events tell it as well.
+            with contextlib.suppress(KineticError):  # The events have the same information.
                 log_segments.add_lines(self._store, key, text, time.time_ns())
             return
         files = folder / key, folder / layout.log_index(key)

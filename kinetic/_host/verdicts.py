@@ -1,6 +1,6 @@
-"""What the leader of a job leaves in the store: events, the outcome of each attempt and of the job.
+"""The leader's records in the store: events, the outcome of each attempt, the outcome of the job.
 
-In: what has happened in an attempt. Out: records, each written once.
+Each record is written once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CANCELLED = "The job was cancelled before its next attempt. The last one:"
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one attempt ended.
+    """The end of one attempt.
 
     Attributes:
-        outcome: its verdict.
-        unwanted: the job was cancelled, perhaps too late to change the verdict.
+        outcome: outcome of the attempt.
+        unwanted: the job was cancelled, perhaps too late to change the outcome.
         removed: the job's records were removed while it ran.
         needs_programs: another attempt follows once all programs of the job were started again.
     """
@@ -44,23 +44,23 @@ class Attempt:
 
     @property
     def is_taken_away(self) -> bool:
-        """Whether it ended because the cluster took a host away."""
+        """True if the attempt ended because the cluster took a host away."""
         first = self.outcome.first
         return first is not None and first.exit is Exit.EVICTED
 
     def mark_given_up(self, reason: str) -> Attempt:
-        """The same attempt, of a job that goes on no more."""
+        """Return this attempt as the last one of a job that gives up for `reason`."""
         return replace(self, outcome=replace(self.outcome, reason=reason, given_up=reason))
 
     def mark_cancelled(self) -> Attempt:
-        """The same attempt, of a job that was cancelled before the next one."""
+        """Return this attempt as the last one of a job that was cancelled before the next one."""
         reason = f"{CANCELLED} {self.outcome.reason}"
         ended = replace(self.outcome, verdict=Verdict.CANCELLED, blamed=(), reason=reason)
         return replace(self, outcome=ended)
 
 
 def judge_gang(gang: Gang) -> Outcome:
-    """Return the verdict on an attempt whose gang has finished."""
+    """Return the outcome of an attempt whose gang has finished."""
     return judge(
         gang.spec.hosts,
         gang.reports,
@@ -72,44 +72,44 @@ def judge_gang(gang: Gang) -> Outcome:
 
 
 def write_event(store: Store, job_id: str, attempt: int, event: GangEvent) -> None:
-    """Add to the job's events."""
+    """Append an event to the job's events."""
     with contextlib.closing(EventLog(store, layout.JobKeys(job_id).events)) as events:
         events.write(line_of(attempt, event))
 
 
 def write_verdict(store: Store, job_id: str, outcome: Outcome) -> None:
-    """Add to the events of a job how an attempt has ended, for a leader that could not."""
+    """Write the end event of an attempt on behalf of a leader that died before it could."""
     write_event(store, job_id, outcome.attempt, end_event(outcome))
 
 
 def end_event(outcome: Outcome) -> GangEvent:
-    """Return the event that tells how an attempt has ended: without a verdict where the function
-    has left, to make room."""
+    """Return the event for the end of an attempt. It has no verdict if the function left on all
+    hosts so that the gang can form again."""
     reason, blamed = outcome.reason, outcome.blamed
     verdict = None if has_left(outcome) else outcome.verdict
     return GangEvent(EventKind.ENDED, detail=reason, hosts=blamed, verdict=verdict)
 
 
 def has_left(outcome: Outcome) -> bool:
-    """Whether the function has left on all hosts, to make room."""
+    """True if the function left on all hosts, so that the gang can form again."""
     departures = [report.exit is Exit.LEFT for report in outcome.reports]
     return bool(departures) and all(departures)
 
 
 def line_of(attempt: int, event: GangEvent) -> str:
-    """Return the line of an event that happens now, or has happened `ago_s` before."""
+    """Return the JSON line of an event that happened `event.ago_s` seconds before now."""
     at = time.time() - event.ago_s
     return json.dumps(event._replace(time=at, attempt=attempt).to_json()) + "\n"
 
 
 def repeat(store: Store, job_id: str, outcome: Outcome) -> None:
-    """Have another attempt follow one that has ended like this, for a leader that could not."""
+    """Record that the attempt is repeated, on behalf of a leader that died before it could."""
     write_event(store, job_id, outcome.attempt, retry_event(outcome))
     write_outcome(store, job_id, outcome)
 
 
 def retry_event(outcome: Outcome) -> GangEvent:
-    """Return the event that tells why another attempt follows."""
+    """Return the event that says why another attempt follows."""
     return GangEvent(EventKind.RETRY, detail=outcome.reason)
 
 
@@ -121,7 +121,7 @@ def write_outcome(
     free_space: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the outcome of an attempt that is repeated; from then on the job is in the next one.
-    Another leader's outcome stands: this one may come back from a network partition."""
+    An outcome that is already stored stays: this leader may come back from a network partition."""
     key, data = layout.AttemptKeys(job_id, outcome.attempt).outcome, json.dumps(outcome.to_json())
     try:
         store.put(key, data.encode(), if_absent=True)
@@ -131,9 +131,8 @@ def write_outcome(
 
 
 def conclude(store: Store, job_id: str, attempt: Attempt, plan: Plan | None) -> None:
-    """Write the outcome, the last record of a job; clean up after a job whose records were removed.
-    Without a supervisor, a process that saw the job's end from outside may have judged it before:
-    that verdict stands."""
+    """Write the outcome of the job, its last record; clean up if the job's records were removed.
+    A job without a supervisor may already have been judged from outside: that outcome stays."""
     if attempt.removed and not store.has(layout.JobKeys(job_id).plan):
         store.delete(layout.JobKeys(job_id).prefix)
         return

@@ -208,6 +208,6 @@ def test_a_retry_that_nobody_can_fork_is_said_to(home, tmp_path):
         if accelerator != "cpu":
             assert handle.result() == "again"
             continue
-        with pytest.raises(errors.HostLost, match="the process that forks for this one "):
+        with pytest.raises(errors.HostLost, match="the fork server "):
             handle.result()
         assert handle.outcome().attempt == 2

@@ -181,7 +181,7 @@ def test_nothing_that_forks_is_left(begin):
     assert (
         "kinetic's own failed 3 times, which is no fault of the function: attempt 1: the" in words
     )
-    assert "the process that forks for this one " in words
+    assert "the fork server " in words
     assert "max_failures was not used up by them. Losses besides: attempt 1: slice 1" in words
 
 

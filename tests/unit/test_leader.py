@@ -97,7 +97,7 @@ def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
         await asyncio.sleep(0)
         leader._fail(Loss((1,), "its worker was killed"))
         assert hosts.agents.pids == {100: 0}
-        leader._look()
+        leader._decide()
         assert leader._policy.state_of(1) is SliceState.AWAY
         assert await first is None
         await returned(leader, hosts)
@@ -112,8 +112,8 @@ def test_the_agent_of_a_lost_slice_elsewhere_stays_and_waits_for_its_place():
         first = asyncio.create_task(leader._hosts.waiting_room.ask(1, 5))
         await asyncio.sleep(0)
         leader._fail(Loss((1,), "its worker was killed"))
-        leader._look()
-        leader._look()
+        leader._decide()
+        leader._decide()
         assert leader._policy.state_of(1) is SliceState.READY
         first.cancel()
 
@@ -128,8 +128,8 @@ def test_an_agent_elsewhere_that_says_that_it_ends_is_not_counted_on(how):
         await asyncio.sleep(0)
         leader._on_event(GangEvent(EventKind.REPORT, 1, exit=how))
         leader._fail(Loss((1,), "its machine is taken away"))
-        leader._look()
-        leader._look()
+        leader._decide()
+        leader._decide()
         assert leader._policy.state_of(1) is SliceState.AWAY
         asking.cancel()
 
@@ -141,7 +141,7 @@ def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
         leader = leading(hosts.crew)
         die(leader, 1)
         leader._fail(Loss((1,), "its machine is gone"))
-        leader._look()
+        leader._decide()
         assert leader._policy.state_of(1) is SliceState.AWAY
         await returned(leader, hosts)
 
@@ -152,7 +152,7 @@ async def returned(leader, hosts):
     """The host that was started again waits for its place, and its slice is counted on."""
     again = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
     await asyncio.sleep(0)
-    leader._look()
+    leader._decide()
     assert leader._policy.state_of(1) is SliceState.READY
     again.cancel()
 
@@ -169,7 +169,7 @@ def test_a_new_start_tells_that_the_one_before_is_dead():
         leader._on_event(GangEvent(EventKind.JOINED, 1))
         again = asyncio.create_task(leader._hosts.waiting_room.ask(1, 7))
         await asyncio.sleep(0)
-        assert lost == [(1, "its agent ended, and was started again.")]
+        assert lost == [(1, "its agent ended and was restarted.")]
         again.cancel()
 
     asyncio.run(story())
@@ -303,13 +303,13 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
         leader = leading(hosts.crew)
         die(leader, 1)
         leader._fail(Loss((1,), "its machine is gone"))
-        leader._look()
+        leader._decide()
         waiting = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
         await asyncio.sleep(0)
-        leader._look()
+        leader._decide()
         leader._hosts.on_leave(1)
         assert leader._policy.state_of(1) is SliceState.AWAY
-        leader._look()
+        leader._decide()
         assert leader._policy.state_of(1) is SliceState.AWAY
         waiting.cancel()
         assert [failure.slices for failure in leader._policy.failures] == [(1,), (1,)]

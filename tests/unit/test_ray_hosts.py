@@ -184,7 +184,7 @@ def test_a_slice_that_has_its_machines_lacks_none(monkeypatch):
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (4, "Its worker process was killed while it waited for its place."),
+        (4, "Its worker process was killed while it waited for the next attempt."),
         (43, "its program on 10.0.0.1 was told to end."),
         (1, "its program on 10.0.0.1 ended with exit code 1."),
     ],
