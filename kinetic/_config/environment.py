@@ -90,9 +90,9 @@ def _warn_once(names: str) -> None:
 def _match_vars(pattern: str, env: Mapping[str, str]) -> dict[str, str]:
     if not pattern.endswith("*"):
         return {pattern: env[pattern]} if pattern in env else {}
-    from kinetic._core.checks import OF_EACH_HOST
+    from kinetic._core.checks import HOST_VARIABLES
 
-    skipped, prefix = MACHINE_BOUND | OF_EACH_HOST, pattern[:-1]
+    skipped, prefix = MACHINE_BOUND | HOST_VARIABLES, pattern[:-1]
     return {k: v for k, v in env.items() if k.startswith(prefix) and k not in skipped}
 
 

@@ -1,17 +1,17 @@
-"""What the agent of a host does next, in one attempt: a pure state machine.
+"""The decisions of a host's agent during one attempt, as a pure state machine.
 
-In: what has become of the worker, what the coordinator says, what the machine does, the time. Out:
-`Act`s, in the order in which they are to be done. No I/O, no clock.
+In: events of the worker, the coordinator and the machine, and the time. Out: `Act`s, in the order
+in which the agent must do them. No I/O, no clock.
 
     PREPARING ──ready──> WAITING ──all have joined──> STARTING ──called──> RUNNING ──ended──> ...
     ... reported; the worker exits like a script, or is killed
 
 Promises:
-    1. The function is called once, when the worker is armed and the gang is ready, and not after a
-       stop.
-    2. One report is made, whatever happens, and the agent ends only when it is delivered or nobody
-       is left to take it.
-    3. A worker that has been asked to end is killed when its time is over.
+    1. The function is called at most once: when the worker is armed and the gang is ready, and
+       never after a stop.
+    2. The agent makes one report, whatever happens, and ends only when the report is delivered or
+       nobody can take it.
+    3. A worker that was asked to end is killed when its grace period is over.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
 STOPPED_GRACE_S = 1.0
-"""Longest grace of a host that is stopped because of another one: it is often stuck in native code
-and cannot react."""
+"""Longest grace of a host that is stopped because of another host: its worker is often stuck in
+native code and cannot react."""
 SURVIVOR_GRACE_S = 0.3
-"""The same for elastic jobs, whose next attempt waits for it."""
+"""`STOPPED_GRACE_S` of elastic jobs, whose next attempt waits for this host."""
 LEAST_EXIT_S = 5.0
-"""How long exit handlers may always take, not counting time in which they get no processor."""
+"""Shortest time limit of exit handlers; time in which they get no processor does not count."""
 ORPHAN_S = 3.0
-"""How long a host whose program was killed tries to tell its leader, which often went with it."""
+"""Time in which a host whose program was killed tries to reach its leader, which often died too."""
 
 
 class Act(Enum):
-    """Something to do."""
+    """An action that the agent must take."""
 
     START = auto()
     """Call the function."""
@@ -46,34 +46,34 @@ class Act(Enum):
     TERMINATE = auto()
     """Interrupt the function."""
     KILL = auto()
-    """End the worker with its process group."""
+    """Kill the worker with its process group."""
     REAP = auto()
-    """End it, and wait until it has ended."""
+    """Kill the worker, and wait until it has ended."""
     EXIT = auto()
     """Let the worker exit the way a script does."""
     RUN_EXIT_HANDLERS = auto()
-    """The same, of a world that has broken: it is not left together."""
+    """Let the worker exit after its world of JAX broke: without waiting for the other hosts."""
     REQUEST_REFORM = auto()
     """Tell the function that a slice is back."""
     SAY_LATE = auto()
-    """Say that exit handlers took too long."""
+    """Print that exit handlers took too long."""
 
 
 @dataclass(frozen=True)
 class Eviction:
-    """What is known of a host of the gang being taken away.
+    """The gang's loss of a host that its cluster takes away.
 
     Attributes:
-        is_known: whether one is.
-        is_ours: whether it is this one.
-        looks: whether the function sees it for itself, and is not to be interrupted.
-        saves_together: whether hosts save together, so that none may leave before all have.
-        left_s: how long the function may run on.
+        is_known: True if a host of the gang is being taken away.
+        is_ours: True if that host is this one.
+        function_polls: True if the function polls for preemption, and must not be interrupted.
+        saves_together: True if hosts save together, so that none may leave before all have saved.
+        left_s: time that the function still has, in seconds.
     """
 
     is_known: bool = False
     is_ours: bool = False
-    looks: bool = False
+    function_polls: bool = False
     saves_together: bool = False
     left_s: float = 0.0
 
@@ -82,17 +82,17 @@ class AgentMachine:
     """One attempt of one host.
 
     Attributes:
-        activity: what the host is doing, as it is shown.
-        ready: whether the gang is; a host that is alone is.
-        armed: whether the worker can be given the function.
-        started: whether it was.
-        stopping: whether the worker was asked to end.
-        all_done: whether every host has returned.
-        has_reported: whether the report is where somebody looks for it.
-        nothing_follows: every host has returned, or nobody leads any more.
-        finished: nothing is left to do.
-        view: the last one of the coordinator.
-        kill_at: when the worker is killed; None while it need not end.
+        activity: what the host is doing, for users.
+        ready: True if the gang is complete; a host that is alone is always ready.
+        armed: True if the worker waits for the function.
+        started: True if the worker was told to call the function.
+        stopping: True if the worker was asked to end.
+        all_done: True if every host has returned.
+        has_reported: True if the report has reached the coordinator or the store.
+        nothing_follows: True if every host has returned, or the gang has no leader any more.
+        finished: True if the agent has nothing left to do.
+        view: the coordinator's last view.
+        kill_at: time at which the worker is killed; None while it need not end.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AgentMachine:
         is_elastic: bool = False,
         is_led_from_afar: bool = False,
     ) -> None:
-        """`alone`: no gang has to be waited for, and the report need not be delivered."""
+        """With `alone`, the host waits for no gang, and need not deliver its report."""
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
@@ -121,7 +121,7 @@ class AgentMachine:
     # -- the worker --------------------------------------------------------------------------------
 
     def on_prepared(self, *, failed: bool = False) -> list[Act]:
-        """The folder of the host is ready, or cannot be."""
+        """Handle the end of preparation: the host's folder is ready, or could not be prepared."""
         if failed:
             self._has_end = True
             return [Act.CONCLUDE]
@@ -129,22 +129,22 @@ class AgentMachine:
         return []
 
     def on_armed(self) -> list[Act]:
-        """The worker waits for the function."""
+        """Handle the news that the worker waits for the function."""
         self.armed = True
         return self._start_if_due()
 
     def on_called(self) -> None:
-        """The function runs."""
+        """Handle the news that the function runs."""
         self.activity = Activity.RUNNING
 
     def on_end(self, *, returned: bool) -> list[Act]:
-        """The worker has said how the function ended; `on_concluded` follows."""
+        """Handle the worker's message on how the function ended; `on_concluded` follows."""
         self._has_end = True
         self.activity = Activity.RETURNED if returned else Activity.RUNNING
         return [Act.CONCLUDE]
 
     def on_concluded(self, now: float) -> list[Act]:
-        """The report on that end was made."""
+        """Handle the news that the report on the function's end was made."""
         if self.stopping and not self._eviction.saves_together:
             return self._let_go(now)
         if self._alone and self.has_reported:
@@ -152,26 +152,26 @@ class AgentMachine:
         return []
 
     def on_death(self, *, has_end: bool) -> list[Act]:
-        """The worker has ended; `has_end`: it has said before how the function did."""
+        """Handle the worker's death; `has_end` is True if it had sent how the function ended."""
         self._has_end |= has_end
         self.note_gone()
         return [Act.CONCLUDE]
 
     def note_gone(self) -> None:
-        """The worker has been reaped."""
+        """Note that the worker has been reaped."""
         self._is_gone, self.kill_at = True, None
 
     def note_report(self, report: HostReport, *, arrives: bool) -> None:
-        """It was made; `arrives`: it is where somebody looks for it, or will."""
+        """Note that the report was made; `arrives` is True if it is stored, or surely will be."""
         self._report = report
         self.has_reported |= arrives
 
     def note_delivery(self) -> None:
-        """The coordinator has the report."""
+        """Note that the coordinator has the report."""
         self.has_reported = True
 
     def tick(self, now: float) -> list[Act]:
-        """Do what is due."""
+        """Return the acts that are due at this time."""
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up_at = None
             return self.on_lost()
@@ -181,15 +181,15 @@ class AgentMachine:
         return [Act.SAY_LATE, Act.KILL] if self.all_done else [Act.KILL]
 
     def settle(self) -> None:
-        """See whether all is done. A host that is taken away waits for the gang to say who is to
-        blame."""
+        """Finish if nothing is left to do. A host that is taken away waits until the gang has
+        decided which host is to blame."""
         if self.has_reported and self._report is not None and self._is_gone:
             self.finished |= self._alone or self.all_done or self.stopping
 
     # -- the coordinator ---------------------------------------------------------------------------
 
     def on_ready(self, view: HostView) -> list[Act]:
-        """The coordinator says that all have joined; `on_view` follows."""
+        """Handle the view in which all hosts have joined; `on_view` follows."""
         self.view = view
         waits = not self.ready and self.activity is Activity.WAITING
         self.activity = Activity.STARTING if waits else self.activity
@@ -197,7 +197,7 @@ class AgentMachine:
         return self._start_if_due()
 
     def on_view(self, view: HostView, now: float) -> list[Act]:
-        """The coordinator says how the gang stands."""
+        """Handle a new view of the gang."""
         self.view = view
         acts = [Act.REQUEST_REFORM] if view.reform_requested and self.started else []
         if view.stop and not self.stopping and not self.all_done:
@@ -206,20 +206,20 @@ class AgentMachine:
             grace_s = grace_of(view, elastic=self._is_elastic, left_s=left_s)
             acts += self._end_worker(grace_s, now)
         if view.stop and not view.preempted and self._report is not None:
-            acts += self._let_go(now)  # It may have been kept for hosts that were still saving.
+            acts += self._let_go(now)  # The worker may have waited for hosts that were saving.
         if view.all_done and not self.all_done:
             acts += self._dismiss(view.grace_s, now)
         return acts
 
     def on_lost(self, *, is_final: bool = True) -> list[Act]:
-        """Nobody leads any more; `is_final`: nor will again."""
+        """Handle the loss of the leader; `is_final` is True if no other will follow."""
         self.finished = True
         self.nothing_follows |= is_final
         return self._give_up()
 
     def on_program_gone(self, now: float) -> list[Act]:
-        """The program of this host was killed, which does not lead: the leader gets the report,
-        unless it is gone as well."""
+        """Handle the death of this host's program, on a host that is not the leader: try for a
+        moment to deliver the report to the leader."""
         self.stopping = self.nothing_follows = True
         self._give_up_at = now + ORPHAN_S
         return self._give_up()
@@ -231,17 +231,18 @@ class AgentMachine:
     # -- this machine ------------------------------------------------------------------------------
 
     def may_be_taken_away(self) -> bool:
-        """Whether it is news that this host is."""
+        """True if an eviction of this host would be news."""
         over = self.stopping or self.all_done or self._report is not None
         return not (over or self._eviction.is_ours)
 
     def note_eviction(self, eviction: Eviction) -> None:
-        """This is what is known now."""
+        """Note the current state of an eviction."""
         self._eviction = eviction
 
     def on_taken_away(self, grace_s: float, now: float) -> list[Act]:
-        """This host is taken away. Its function is interrupted when the gang has found out who is
-        to blame: until then, no other host fails because of its end."""
+        """Handle the eviction of this host. In a gang, the function is interrupted only after the
+        gang has noted the eviction as the cause, so that no echo of it on another host is
+        blamed."""
         self.nothing_follows = self._is_led_from_afar
         return self._end_worker(grace_s, now) if self._alone else [Act.ANNOUNCE]
 
@@ -259,13 +260,13 @@ class AgentMachine:
             return []
         self.kill_at = now + grace_s
         if self._has_end or self.activity is not Activity.RUNNING:
-            # No function is running that could clean up.
+            # No function is running that needs time to clean up.
             stays = self._has_end and self._eviction.saves_together
             return [] if stays else self._let_go(now)
-        return [] if self._eviction.looks else [Act.TERMINATE]
+        return [] if self._eviction.function_polls else [Act.TERMINATE]
 
     def _let_go(self, now: float) -> list[Act]:
-        """The function has ended, and the gang is stopped."""
+        """Let the worker exit: its function has ended, and the gang is stopped."""
         if self._is_gone or not (self._has_end and self.started):
             return [Act.KILL]
         if self._winds_down:
@@ -276,7 +277,7 @@ class AgentMachine:
         return [Act.RUN_EXIT_HANDLERS]
 
     def _dismiss(self, grace_s: float, now: float) -> list[Act]:
-        """The worker is not needed any more."""
+        """Let the worker exit like a script: every host has returned."""
         self.all_done = True
         exit_ = None if self._report is None else self._report.exit
         self.nothing_follows = exit_ is Exit.RETURNED
@@ -285,8 +286,8 @@ class AgentMachine:
 
 
 def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:
-    """Return how long a worker may take to end by itself after this stop; `left_s` is the time that
-    it has left on a host that is taken away."""
+    """Return the seconds that a worker has to end by itself after this stop; `left_s` is the time
+    left to a host that is taken away."""
     if stop.stop_exit not in (Exit.STOPPED, Exit.HANG):
         return stop.grace_s
     if left_s is not None:

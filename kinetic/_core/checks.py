@@ -1,4 +1,4 @@
-"""What a value must be: one check for each kind of option.
+"""Checks of option values: one function for each kind of option.
 
 In: the name of an option and the value as written. Out: the value to store, or an error that names
 the option.
@@ -16,18 +16,18 @@ from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
-"""When the hosts join to one world of JAX; see `Options`."""
+"""The moment at which the hosts join one world of JAX; see `Options`."""
 Controller = Literal["single", "multi"]
-"""Which processes run the function; see `Options`."""
+"""The processes that run the function; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
-"""What an elastic job does when it has lost a slice; see `Options`."""
+"""The reaction of an elastic job to the loss of a slice; see `Options`."""
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
 ON_SLICE_LOSS: tuple[OnSliceLoss, ...] = get_args(OnSliceLoss)
 C = TypeVar("C", bound=str)
 NetworkDevices = int | Literal["all"]
-"""How many network devices a pod claims; see `Options`."""
+"""Number of network devices that a pod claims; see `Options`."""
 COMPONENTS = ("server", "proxy-server", "worker")
-"""Pathways' programs, as xpk names them: the resource manager, the proxy, one on each machine."""
+"""Programs of Pathways, by xpk's names: resource manager, proxy, and one worker per machine."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _BUDGETS = 'Write 50, 12.5 or "$50"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -48,7 +48,7 @@ _IMAGE = re.compile(
 
 
 def text(name: str, value: object) -> str | None:
-    """Check an optional string that is not empty."""
+    """Check an optional string: it must not be empty."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -64,7 +64,7 @@ def name_text(name: str, value: object) -> str:
 
 
 def cluster_name(name: str, value: object) -> str | None:
-    """Check the optional name of something in a cluster, which becomes a label there."""
+    """Check the optional name of a cluster's object; the name becomes a label in the cluster."""
     cluster = text(name, value)
     if cluster is not None and not _IN_CLUSTER.fullmatch(cluster):
         raise UsageError(
@@ -75,13 +75,14 @@ def cluster_name(name: str, value: object) -> str | None:
 
 
 def reservation(name: str, value: object) -> str | None:
-    """Check the optional name of a reservation, or its path: projects/PROJECT/reservations/NAME."""
+    """Check an optional reservation: its name, or projects/PROJECT/reservations/NAME."""
     path = text(name, value)
     return path if path and _RESERVATION.fullmatch(path) else cluster_name(name, path)
 
 
 def local_storage(name: str, value: object) -> str | None:
-    """Check an optional size of memory, and return it as clusters write it; or "multi-tier"."""
+    """Check "multi-tier" or an optional size of memory, and return the size as clusters write
+    it."""
     storage = text(name, value)
     if storage in (None, MULTI_TIER):
         return storage
@@ -89,7 +90,7 @@ def local_storage(name: str, value: object) -> str | None:
         name,
         storage,
         f', or "{MULTI_TIER}"',
-        "`kinetic checkpoint size` tells how much a model needs.",
+        "`kinetic checkpoint size` computes how much a model needs.",
     )
 
 
@@ -97,10 +98,10 @@ def size(name: str, value: object, other: str = "", advice: str = "") -> str | N
     """Check an optional size of memory, and return it as clusters write it.
 
     Args:
-        name: of the option.
-        value: as written.
-        other: what else the option takes.
-        advice: how to find the size.
+        name: the option's name.
+        value: the size as written, such as "60Gi".
+        other: other values that the option takes, for the error.
+        advice: how to find the size, for the error.
     """
     amount = text(name, value)
     if amount is None:
@@ -129,7 +130,7 @@ def processors(name: str, value: object) -> str | None:
 
 
 def component_flags(name: str, value: object) -> dict[str, list[str]]:
-    """Check flags for Pathways' components, and return those of each as a list of arguments."""
+    """Check flags for Pathways' components, and return a list of arguments for each component."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -147,7 +148,7 @@ def component_flags(name: str, value: object) -> dict[str, list[str]]:
 
 
 def _arguments(name: str, flags: object) -> list[str]:
-    """Flags as a dict, or as one text such as a shell takes it."""
+    """Return flags as a list of arguments; they are written as a dict, or as one shell line."""
     if isinstance(flags, str):
         import shlex  # Few jobs need it.
 
@@ -175,7 +176,7 @@ def network_devices(name: str, value: object) -> str | None:
     """Check an optional number of network devices, or "all"; return it as text."""
     if value is None or value == ALL_DEVICES:
         return value
-    if isinstance(value, str) and value.isascii() and value.isdigit():  # of a flag or a variable
+    if isinstance(value, str) and value.isascii() and value.isdigit():  # from a flag or variable
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageTypeError(f'{name} must be a number such as 2, or "all"; it is {value!r}.')
@@ -206,7 +207,7 @@ def backend(name: str, value: object) -> str | None:
 
 
 def controller(name: str, value: object) -> Controller:
-    """Check which processes run the function."""
+    """Check the option that chooses the processes that run the function."""
     return _choose(name, value, CONTROLLERS)
 
 
@@ -229,7 +230,7 @@ def path_text(name: str, value: object) -> str | None:
 
 
 def count(name: str, value: object, *, least: int) -> int:
-    """Check a whole number."""
+    """Check a whole number that is not below `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageTypeError(f"{name} must be a whole number; it is {value!r}.")
     if value < least:
@@ -238,7 +239,7 @@ def count(name: str, value: object, *, least: int) -> int:
 
 
 def slices(name: str, value: object) -> int | tuple[int, int]:
-    """Check a number of slices, or the least and most of an elastic job."""
+    """Check a number of slices, or the least and the most slices of an elastic job."""
     if not isinstance(value, tuple | list | str):
         return count(name, value, least=1)
     if isinstance(value, str) or len(value) != 2:
@@ -248,12 +249,12 @@ def slices(name: str, value: object) -> int | tuple[int, int]:
         )
     least, most = (count(f"{name}[{index}]", each, least=1) for index, each in enumerate(value))
     is_flag = name.startswith("--")
-    written, turned = (
+    written, swapped = (
         f"{one}:{other}" if is_flag else f"({one}, {other})"
         for one, other in ((least, most), (most, least))
     )
     if least > most:
-        raise UsageError(f"{name} names the least first: write {turned}, not {written}.")
+        raise UsageError(f"{name} takes the smaller number first: write {swapped}, not {written}.")
     if most == 1:
         raise UsageError(
             f"{name}={written} has no slice to lose: an elastic job needs two or more. Write "
@@ -268,7 +269,7 @@ def failures(name: str, value: object) -> int | None:
 
 
 def on_slice_loss(name: str, value: object) -> OnSliceLoss | None:
-    """Check what to do when a slice is lost."""
+    """Check the optional reaction of an elastic job to the loss of a slice."""
     return None if value is None else _choose(name, value, ON_SLICE_LOSS)
 
 
@@ -276,7 +277,7 @@ def seconds(name: str, value: object) -> float | None:
     """Check an optional time limit, and return it in seconds."""
     if value is None:
         return None
-    from kinetic._core.duration import in_seconds  # not needed where plans are only read
+    from kinetic._core.duration import in_seconds  # a process that only reads plans needs none
 
     try:
         duration = in_seconds(value)
@@ -317,7 +318,7 @@ def switch(name: str, value: object) -> bool:
 
 
 def joins(name: str, value: object) -> Joins:
-    """Check when the hosts join."""
+    """Check the moment at which the hosts join one world of JAX."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):
         return cast("Joins", value)
     raise UsageTypeError(f'{name} must be "lazy", "program", True or False; it is {value!r}.')
@@ -336,14 +337,14 @@ def variable(where: str, name: object) -> str:
 
 
 VARIABLE_BYTES = 131_072
-"""How long a variable may be, with its name: MAX_ARG_STRLEN of execve(2)."""
-OF_EACH_HOST = frozenset(
+"""Most bytes of a variable with its name: MAX_ARG_STRLEN of execve(2)."""
+HOST_VARIABLES = frozenset(
     f"KINETIC_{name}"
     for name in (
         *("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "SLICE_INDEX", "OUTPUT_DIR"),
     )
 ) | {"PYTHONHOME", "PYTHONPLATLIBDIR"}
-"""Variables that every host sets, and those of its interpreter."""
+"""Variables that every host sets itself, and those of its interpreter."""
 
 
 def variables(name: str, value: object) -> dict[str, str]:
@@ -353,7 +354,7 @@ def variables(name: str, value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
     for key, content in value.items():
-        if variable(name, key) in OF_EACH_HOST:
+        if variable(name, key) in HOST_VARIABLES:
             option = "--output-dir" if name.startswith("--") else "output_dir="
             way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else "Leave it out."
             raise UsageError(f"{name}: each host sets {key} itself. {way}")
@@ -371,7 +372,7 @@ def variables(name: str, value: object) -> dict[str, str]:
 
 
 def variable_size(where: str, name: str, value: str) -> None:
-    """Refuse a variable with which no program could be started."""
+    """Refuse a variable that is too long to start any program with."""
     size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
     if size_bytes > VARIABLE_BYTES:
         raise UsageError(
@@ -382,7 +383,7 @@ def variable_size(where: str, name: str, value: str) -> None:
 
 
 def _is_system_text(text: str) -> bool:
-    """Whether the operating system accepts it: no NUL and no unpaired surrogate."""
+    """True if the operating system accepts the text: no NUL and no unpaired surrogate."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

@@ -1,8 +1,4 @@
-"""Where a job's debugger listens: a record that the leader keeps up to date.
-
-In: facts from the leader's agent. Out: `Debugger`, its JSON, and an editor's launch configuration.
-Pure.
-"""
+"""The address of a job's debugger: a record that the leader keeps up to date. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +10,13 @@ from kinetic._core.values import dataclass
 
 
 class DebuggerState(StrEnum):
-    """What the debugger on the leader is doing."""
+    """The state of the debugger on the leader."""
 
     WAITING = "waiting"
-    """It listens, and the function has not started on any host."""
+    """The debugger listens, and the function has not started on any host."""
     RELEASED = "released"
-    """It listens, and the function has started: a debugger attached, or none did in time."""
+    """The debugger listens, and the function has started: an editor attached, or none did in
+    time."""
     CLOSED = "closed"
     """The leader's function has ended."""
 
@@ -29,13 +26,13 @@ class Debugger(Record, called="The record of the job's debugger"):
     """The debugger of one attempt at a job.
 
     Attributes:
-        state: what it is doing.
-        port: where it listens, on the leader's loopback address.
-        tree: the job's source on the leader.
-        client_root: that source on the caller's machine; "" when none was sent.
-        closes_at: when the function stops waiting for it, seconds since the epoch.
-        attached: whether a debugger attached before the function started.
-        address: of the leader's machine, as its other hosts reach it.
+        state: whether the debugger listens, and the function has started.
+        port: port on the leader's loopback address.
+        tree: folder of the job's source on the leader.
+        client_root: folder of that source on the caller's machine; "" when none was sent.
+        closes_at: when the function stops waiting for an editor, in seconds since the epoch.
+        attached: True if an editor attached before the function started.
+        address: address of the leader's machine, for the other hosts.
     """
 
     state: DebuggerState
@@ -48,7 +45,7 @@ class Debugger(Record, called="The record of the job's debugger"):
 
     @property
     def listens(self) -> bool:
-        """Whether a debugger can attach."""
+        """True if an editor can attach."""
         return self.state is not DebuggerState.CLOSED
 
 

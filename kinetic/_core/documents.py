@@ -1,8 +1,7 @@
-"""Frozen values as JSON documents, and back: one rule for records in the store and for messages.
+"""Conversion between frozen dataclasses and JSON, for records in the store and for messages.
 
-In: values whose fields are annotated. Out: what `json` can write; equal values. The document may
-come from another version, or be damaged: unknown keys are ignored, absent ones have their defaults,
-and of anything else the field that is wrong is named.
+A document may come from another version, or be damaged. Unknown keys are ignored, and absent keys
+have their defaults; any other mismatch raises an error that names the field.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from kinetic.errors import CorruptRecord
 
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
-"""Takes a part of a document; returns the value."""
+"""A function that takes a part of a document and returns the value."""
 _PLAIN = (str, int, float, bool, types.NoneType)
 _BY_NAME = {kind.__name__: kind for kind in _PLAIN}
 
 
 class _WrongError(Exception):
-    """A part is not what its field can hold. Where it is, is put together on the way up."""
+    """A part of a document that its field cannot hold; callers prepend the path to the part."""
 
     def __init__(self, words: str) -> None:
         self.words, self.path = words, ""
@@ -37,36 +36,36 @@ class _WrongError(Exception):
 
 
 class Record:
-    """A frozen dataclass that is kept as a document."""
+    """A frozen dataclass that is stored as a JSON document."""
 
     _called: ClassVar[str]
 
     def __init_subclass__(cls, *, called: str) -> None:
-        """`called`: what it is to users, for errors."""
+        """Register a record; `called` is its name in errors."""
         cls._called = called
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value."""
+        """Return a JSON object that `from_json` turns back into an equal value."""
         document: dict[str, Any] = to_document(self)
         return document
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Rebuild from `to_json`; unknown keys are ignored.
+        """Rebuild a record from `to_json`; unknown keys are ignored.
 
         Raises:
-            CorruptRecord: the document describes something else; the field that is wrong is named.
+            CorruptRecord: a field is missing or has the wrong type; the error names the field.
         """
         return from_document(cls, data, cls._called)
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """Rebuild from the text of such an object; raises what `from_json` does."""
+        """Rebuild a record from JSON text; raises what `from_json` does."""
         return cls.from_json(_load(data, cls._called))
 
 
 def to_document(value: Any) -> Any:
-    """Return what `json` writes for a value."""
+    """Return a value as objects that `json` can write."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -82,7 +81,7 @@ def to_document(value: Any) -> Any:
 
 
 def drop_defaults(value: Any) -> dict[str, Any]:
-    """Return the document of a value without the fields that have their defaults."""
+    """Return the document of a dataclass without the fields that have their defaults."""
     fields: Mapping[str, Field[Any]] = type(value).__dataclass_fields__
     return {
         name: to_document(getattr(value, name))
@@ -95,12 +94,12 @@ def from_document(kind: type[T], document: Any, what: str) -> T:
     """Return the value that a document describes.
 
     Args:
-        kind: of the value.
-        document: from `json`.
-        what: the document is, for the error.
+        kind: the value's type.
+        document: objects from `json`.
+        what: the document's name in the error.
 
     Raises:
-        CorruptRecord: it describes none.
+        CorruptRecord: the document does not describe a value of this type.
     """
     try:
         parsed: T = _reader(cast("Hashable", kind))(document)
@@ -236,18 +235,18 @@ def _fields_reader(kind: type[Any]) -> _Read:
 
 @functools.cache
 def _evaluate(module: str, annotation: Any) -> Any:
-    """Return the type that an annotation means. `typing.get_type_hints` compiles each anew, which
-    takes milliseconds for a plan."""
+    """Return the type that an annotation means. `typing.get_type_hints` would compile every
+    annotation anew, which takes milliseconds for a plan."""
     if not isinstance(annotation, str):
         return annotation
     if (kind := _BY_NAME.get(annotation)) is not None:
         return kind
-    # To evaluate the text itself, in a thread, would have Python forget a Ctrl-C and exit with 1.
+    # `eval` of the text itself, in a thread, makes Python lose a Ctrl-C and exit with 1.
     return eval(compile(annotation, "<annotation>", "eval"), vars(sys.modules[module]))
 
 
 def default_of(field: Field[Any]) -> Any:
-    """Return what a field has when nothing is given."""
+    """Return a field's default, calling its factory if it has one."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 

@@ -1,8 +1,4 @@
-"""Lengths of time as users write them: a number of seconds, text with units, or a `timedelta`.
-Pure.
-
-In: 90, "90", "90s", "1h30m", timedelta(minutes=2). Out: seconds.
-"""
+"""Durations as users write them: 90, "90", "90s", "1h30m", timedelta(minutes=2). Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +8,16 @@ from datetime import timedelta
 from kinetic.errors import UsageTypeError
 
 Duration = float | str | timedelta
-"""The type of every option that is a length of time; a bare number is seconds."""
+"""The type of every option that is a duration; a bare number is seconds."""
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def parse_duration_s(text: str, *, may_be_zero: bool = False) -> float:
-    """Read "90", "10s", "5m", "1h30m" or "7d" as seconds; a bare number is seconds.
+    """Parse "90", "10s", "5m", "1h30m" or "7d", and return seconds; a bare number is seconds.
 
     Raises:
-        ValueError: the text is not a duration, or not above zero.
+        ValueError: the text is not a duration, or the duration is not above zero.
     """
     text = text.strip().lower()
     try:
@@ -36,10 +32,10 @@ def parse_duration_s(text: str, *, may_be_zero: bool = False) -> float:
 
 
 def in_seconds(value: object) -> float | None:
-    """Return a length of time in seconds, of any size; None when the value has another type.
+    """Return a duration in seconds, of any size; None when the value has another type.
 
     Raises:
-        ValueError: it is text, and not a duration, or below zero.
+        ValueError: the value is text that is not a duration, or is below zero.
     """
     if isinstance(value, str):
         return parse_duration_s(value, may_be_zero=True)
@@ -52,7 +48,7 @@ def patience_s(timeout: object) -> float:
     """Check a caller's `timeout`, and return it in seconds.
 
     Raises:
-        UsageTypeError: it is not a length of time.
+        UsageTypeError: the value is not a duration.
     """
     try:
         patience = in_seconds(timeout)

@@ -1,7 +1,6 @@
-"""What happens to a gang: typed events, and their lines in events.jsonl.
+"""Events of a gang, and their lines in events.jsonl. Pure.
 
-In: what happened, or lines of events.jsonl. Out: `GangEvent`s, JSON. Pure. `gang.picture` folds
-them into the state of the gang.
+`gang.picture` folds the events into the state of the gang.
 """
 
 from __future__ import annotations
@@ -15,21 +14,22 @@ from kinetic._core.outcome import Verdict
 
 
 class EventKind(StrEnum):
-    """What happened."""
+    """The kind of an event."""
 
     BEGUN = "begun"
-    """The only host of an attempt starts its function now; it joins later."""
+    """The only host of an attempt starts its function before it joins."""
     JOINED = "joined"
     READY = "ready"
     FAILURE = "failure"
     """A host failed while the gang was running; `exit` says how."""
     STOP = "stop"
     STALLED = "stalled"
-    """`hosts` make no progress, or wait for others, for too long; their stacks are requested."""
+    """`hosts` have made no progress, or waited for others, for too long; their stacks are
+    requested."""
     RESUMED = "resumed"
     """Hosts that were stalled make progress again."""
     WAITING = "waiting"
-    """Hosts may wait for others that have returned, stand still, or live and are not heard from."""
+    """Hosts may be waiting for others that have returned, stand still or do not answer."""
     STACKS = "stacks"
     REPORT = "report"
     """A host has ended; `exit` says how."""
@@ -38,11 +38,12 @@ class EventKind(StrEnum):
     ENDED = "ended"
     """The attempt was judged: `verdict`, and in `hosts` the hosts to blame."""
     RETRY = "retry"
-    """Another attempt begins."""
+    """The next attempt begins."""
     FORMED = "formed"
-    """An attempt of an elastic job begins on `slices`; `hosts` are its hosts' indices among all."""
+    """An attempt of an elastic job begins on `slices`; `hosts` are its hosts' indices in the
+    job."""
     SLICE_LOST = "slice_lost"
-    """`slices` of an elastic job are lost; none, when an attempt failed and all hosts live."""
+    """`slices` of an elastic job are lost; () when an attempt failed although all hosts live."""
     AWAITED = "awaited"
     """The next attempt waits for `slices`."""
     SLICE_BACK = "slice_back"
@@ -52,19 +53,19 @@ class EventKind(StrEnum):
 
 
 class GangEvent(NamedTuple):
-    """Something that happened to a gang or to one of its hosts.
+    """An event of a gang or of one of its hosts.
 
     Attributes:
-        kind: what happened.
-        host: the host concerned, None for the gang.
-        detail: for users; never parsed.
+        kind: the kind of event.
+        host: index of the host concerned; None for the gang.
+        detail: text for users; never parsed.
         exit: how the host ended.
-        hosts: the hosts concerned, where there are several.
-        slices: the slices concerned.
-        verdict: on the attempt.
-        attempt: the attempt in which it happened, from 1.
-        time: seconds since the epoch; 0.0 until it is written.
-        ago_s: how long before it is written it happened; it is not written itself.
+        hosts: indices of the hosts concerned, where several are.
+        slices: indices of the slices concerned.
+        verdict: the verdict on the attempt.
+        attempt: the attempt in which the event happened, from 1.
+        time: seconds since the epoch; 0.0 until the event is written.
+        ago_s: seconds between the event and its writing; not stored.
     """
 
     kind: EventKind
@@ -79,7 +80,7 @@ class GangEvent(NamedTuple):
     ago_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value, without empty
+        """Return a JSON object that `from_json` turns back into an equal event, without empty
         fields."""
         always: dict[str, Any] = {
             "time": self.time,
@@ -98,7 +99,7 @@ class GangEvent(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Any) -> GangEvent | None:
-        """Rebuild from `to_json`; None if this version does not know the event."""
+        """Rebuild an event from `to_json`; None if this version does not know its kind."""
         try:
             exit, verdict, host = data.get("exit"), data.get("verdict"), data.get("host")
             return cls(
@@ -117,7 +118,7 @@ class GangEvent(NamedTuple):
 
 
 def parse(lines: bytes) -> list[GangEvent]:
-    """Read the lines of events.jsonl, skipping damaged ones and kinds of newer versions."""
+    """Parse the lines of events.jsonl, skipping damaged lines and kinds of newer versions."""
     events = []
     for line in lines.splitlines():
         try:

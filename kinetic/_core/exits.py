@@ -1,7 +1,4 @@
-"""How a function can end on a host: one table, one row for each kind.
-
-In: an `Exit`. Out: its `ExitKind`: rank in blame, error, exit code, how it is shown. Pure.
-"""
+"""The ways in which a function can end on a host: one table, one row for each `Exit`. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from kinetic.errors import JobFailed
 
 
 class Exit(StrEnum):
-    """How the function ended on one host."""
+    """The way in which the function ended on one host."""
 
     RETURNED = "returned"
     RAISED = "raised"
     SYS_EXIT = "sys_exit"
-    """Called sys.exit with a code other than 0 (0 and None are RETURNED)."""
+    """The function called sys.exit with a code other than 0 (0 and None are RETURNED)."""
     OS_EXIT = "os_exit"
-    """The process ended by itself without a report: os._exit, or native code calling exit."""
+    """The process ended by itself without a report: os._exit, or an exit in native code."""
     SIGNAL = "signal"
     OUT_OF_MEMORY = "out_of_memory"
     TIMEOUT = "timeout"
@@ -32,11 +29,12 @@ class Exit(StrEnum):
     UNPICKLE_FAILED = "unpickle_failed"
     RESULT_UNPICKLABLE = "result_unpicklable"
     SETUP_FAILED = "setup_failed"
-    """Fetching, verifying or preparing failed before the function was reached."""
+    """Fetching, verifying or preparing failed before the function was called."""
     STOPPED = "stopped"
-    """Ended by the agent because another host had failed."""
-    LEFT = "left"
-    """Left to make room for a slice that is back: an elastic job goes on in another attempt."""
+    """The agent ended the function because another host had failed."""
+    REFORMED = "left"
+    """The function ended so that an elastic job can take in a slice that is back, in its next
+    attempt."""
     NEVER_JOINED = "never_joined"
     AGENT_LOST = "agent_lost"
     """The agent died or fell silent."""
@@ -45,32 +43,32 @@ class Exit(StrEnum):
 
     @property
     def kind(self) -> ExitKind:
-        """Its row of the table."""
+        """The exit's row of the table."""
         return KINDS[self]
 
 
 class Leaving(BaseException):
-    """Raised in a function that leaves so that its job can go on with another number of slices. Not
+    """Raised in a function to end it, so that its job can go on with another number of slices. Not
     an `Exception`: the function should not handle it."""
 
 
 class HostState(StrEnum):
-    """The state of a host, as it is shown."""
+    """The state of a host, for users."""
 
     PLANNED = "planned"
     PENDING = "pending"
     JOINED = "joined"
     RUNNING = "running"
     STALLED = "stalled"
-    """Running, but neither computing nor printing."""
+    """The function runs, but neither computes nor prints."""
     RETURNED = "returned"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Ended without a failure of its own: cancelled, timed out, or another host had failed."""
+    """The host ended without a failure of its own: cancelled, timed out, or another host failed."""
 
 
 class ExitCode(Enum):
-    """What `kinetic run` exits with."""
+    """The exit code of `kinetic run`."""
 
     OK = "0"
     FAILED = "1"
@@ -79,34 +77,35 @@ class ExitCode(Enum):
 
 
 class ProgramCode(IntEnum):
-    """What `python -m kinetic.runner` exits with; a cluster decides by it whether to start the
-    hosts again."""
+    """The exit code of `python -m kinetic.runner`, by which a cluster decides whether to restart
+    the hosts."""
 
     DELIVERED = 0
     """The report was delivered; on host 0: the outcome was written."""
     UNDELIVERED = 1
     UNUSABLE = 2
-    """This host could not begin."""
+    """This host could not start."""
     START_AGAIN = 3
-    """On host 0: the next attempt is due, and a host is missing, so the cluster has to start all of
-    them."""
+    """On host 0: the next attempt is due, but a host is missing, so the cluster must restart all
+    hosts."""
     WORKER_LOST = 4
-    """Of a host of an elastic job: its worker was killed between two attempts."""
+    """On a host of an elastic job: its worker was killed between two attempts."""
     TAKEN_AWAY = 43
-    """On host 0: as START_AGAIN, because the cluster has taken a host away, which does not
+    """On host 0: the same as START_AGAIN after the cluster took a host away; the attempt does not
     count."""
     CODE_FAILED = 42
-    """Delivered, and the function itself failed on this host: it would fail again."""
+    """The report was delivered, and the function itself failed on this host: it would fail
+    again."""
 
 
 CAUSE_RANK = 1
 SILENT_RANK = 3
 EVICTED_RANK = 4
-"""A host that its cluster asked to end, perhaps because another one fell silent."""
+"""Rank of a host that its cluster asked to end, perhaps because another host fell silent."""
 ABORTED_RANK = 5
-"""A host that died of SIGABRT: JAX aborts the processes that have lost a peer of their gang."""
+"""Rank of a host that died of SIGABRT: JAX aborts processes that have lost a peer of their gang."""
 CONSEQUENCE_RANK = 6
-"""A host whose error is the echo of a peer's death, whatever its exit."""
+"""Rank of a host whose error is the echo of a peer's death, whatever its exit."""
 
 
 class ExitKind(NamedTuple):
@@ -114,21 +113,21 @@ class ExitKind(NamedTuple):
 
     Attributes:
         rank: how much the host is to blame, lower is more: the job was ended (0), a cause
-            (`CAUSE_RANK`; 2 for a value that cannot be stored), a silent host (`SILENT_RANK`), one
-            that was taken away (`EVICTED_RANK`) or aborted (`ABORTED_RANK`), a consequence
+            (`CAUSE_RANK`; 2 for a value that cannot be stored), a silent host (`SILENT_RANK`), a
+            host that was taken away (`EVICTED_RANK`) or aborted (`ABORTED_RANK`), a consequence
             (`CONSEQUENCE_RANK`), a bystander (9-10).
-        shown: the state of the host in tables and drawings.
-        error: what the caller gets where the function's own exception is not raised.
-        code: what `kinetic run` exits with.
-        fatal: the host died, as opposed to code that failed.
-        retryable: another attempt could succeed.
-        of_the_job: not caused by a host, so its last output explains nothing.
-        has_traceback: the error's traceback shows where in the user's code.
-        hearsay: concluded by others; a report by the host itself counts more.
+        state: the state of the host in tables and drawings.
+        error: exception that the caller gets if the function's own exception is not raised.
+        code: exit code of `kinetic run`.
+        fatal: True if the host died, as opposed to code that failed.
+        retryable: True if another attempt could succeed.
+        of_the_job: True if no host caused the exit, so that a host's last output explains nothing.
+        has_traceback: True if the error's traceback points into the user's code.
+        hearsay: True if others concluded the exit; a report by the host itself outweighs it.
     """
 
     rank: int
-    shown: HostState = HostState.FAILED
+    state: HostState = HostState.FAILED
     error: type[JobFailed] = JobFailed
     code: ExitCode = ExitCode.FAILED
     fatal: bool = False
@@ -139,12 +138,12 @@ class ExitKind(NamedTuple):
 
     @property
     def code_failed(self) -> bool:
-        """Whether the code failed: the other hosts run it too, and may fail in the same way."""
+        """True if the code failed: the other hosts run it too, and may fail in the same way."""
         return self.rank == CAUSE_RANK and not self.fatal
 
     @property
     def is_final(self) -> bool:
-        """Whether the failure has nothing to do with the machine: it would happen again."""
+        """True if the failure has nothing to do with the machine, and would happen again."""
         return self.code_failed or not (self.retryable or self.of_the_job)
 
 
@@ -175,7 +174,7 @@ KINDS: Mapping[Exit, ExitKind] = MappingProxyType(
         Exit.RESULT_UNPICKLABLE: ExitKind(2, error=errors.ResultUnavailable, retryable=False),
         Exit.AGENT_LOST: ExitKind(SILENT_RANK, error=errors.HostLost, fatal=True, hearsay=True),
         Exit.EVICTED: ExitKind(EVICTED_RANK, error=errors.HostLost, fatal=True, hearsay=True),
-        Exit.LEFT: ExitKind(9, _STOPPED, hearsay=True),
+        Exit.REFORMED: ExitKind(9, _STOPPED, hearsay=True),
         Exit.STOPPED: ExitKind(9, _STOPPED, hearsay=True),
         Exit.RETURNED: ExitKind(10, HostState.RETURNED, code=ExitCode.OK),
     }

@@ -1,7 +1,7 @@
-"""From a verdict to the exception that the caller sees: pure.
+"""Build the exception that the caller sees from a verdict. Pure.
 
-In: an `Outcome` that is not a success, and what was read to explain it. Out: an exception, ready to
-be raised.
+In: an `Outcome` that is not a success, with the records that explain it. Out: an exception, ready
+to be raised.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NOT_PREPARED, _NOT_LOADED = (
     "The host could not be prepared: ",
     "The function could not be rebuilt on this host: ",
 )
-"""How details of these exits begin; dropped after a headline that says the same."""
+"""Beginnings of the details of these exits; dropped where the headline says the same."""
 _NOISE = re.compile(
     r'^\s*File "[^"]*/kinetic/(?:_host|_system|runner)/|^\s*File "<frozen runpy>"|'
     r"^Extension modules: "
 )
-"""What Python's fault handler prints of the runner's own frames when a worker crashes."""
+"""Lines of Python's fault handler about the runner's own frames, after the crash of a worker."""
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
 """A line of a traceback that names a file, or a cell of a notebook."""
-_TOO_FAR_APART = "Gloo context initialization failed: DEADLINE_EXCEEDED"
+_GLOO_TIMEOUT = "Gloo context initialization failed: DEADLINE_EXCEEDED"
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|<frozen ")
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Raised in the caller, these would end its process or loop instead of reporting the failure."""
@@ -42,16 +42,16 @@ _NO_CLASS = "its class cannot be rebuilt here"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about a job that failed.
+    """The facts that explain the failure of a job.
 
     Attributes:
         job_id: the job.
-        name: its display name.
-        outcome: the verdict.
-        original: the exception that the blamed host raised, rebuilt here; None if it raised none
-            or it cannot be rebuilt.
-        unreadable: why not, if its class is not the reason.
-        tail: the last lines that the blamed host printed, unless the caller has seen them.
+        name: display name of the job.
+        outcome: the outcome with the verdict.
+        original: the exception that the blamed host raised, rebuilt in this process; None if it
+            raised none or it cannot be rebuilt.
+        unreadable: why it cannot be rebuilt, unless its class is the reason.
+        tail: the last lines that the blamed host printed, unless the caller has read them.
         stacks: the hosts' stacks, if the gang hung.
     """
 
@@ -65,8 +65,8 @@ class Evidence:
 
 
 def exception_of(evidence: Evidence) -> BaseException:
-    """Return what to raise: the function's own exception if there is one, else a `JobFailed` that
-    explains."""
+    """Return the exception to raise: the function's own if it can be rebuilt, else a `JobFailed`
+    that explains the failure."""
     first, original = evidence.outcome.first, evidence.original
     if (
         first is not None
@@ -97,24 +97,24 @@ def _class_of(outcome: Outcome) -> type[JobFailed]:
         return errors.SupervisorLost
     if first is None:
         return errors.ResultUnavailable
-    if outcome.given_up and first.exit in (Exit.LEFT, Exit.STOPPED):
-        return errors.HostLost  # Of the next attempt, which nobody could begin.
+    if outcome.given_up and first.exit in (Exit.REFORMED, Exit.STOPPED):
+        return errors.HostLost  # The next attempt could not start without the lost host.
     return first.exit.kind.error
 
 
 def _add_note(error: BaseException, note: str) -> None:
-    """Add a note, also to an exception whose class is frozen, as a dataclass may be."""
+    """Add a note, even to an exception whose class is a frozen dataclass."""
     vars(error).setdefault("__notes__", []).append(note)
 
 
 def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
-    """Add notes to the function's own exception that say where it comes from."""
+    """Add notes about its host, traceback and log to the function's own exception."""
     assert first.error is not None
     where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
         trace = _shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)
         _add_note(original, f"{where}:\n{trace}")
-    else:  # The exception has the remote frames, if there are any: they are shown with it.
+    else:  # The exception carries its remote frames, so that Python prints them.
         _add_note(original, f"{where}: as above{_site(first.error.traceback)}.")
     if first.error.consequence:
         _add_note(original, _echo(evidence, first.error))
@@ -127,28 +127,27 @@ def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -
 def _echo(evidence: Evidence, error: RemoteError) -> str:
     """Explain a broken collective for which no host is to blame."""
     ended = [report.host for report in evidence.outcome.reports if report.ok]
-    if not ended and _TOO_FAR_APART in error.message:
+    if not ended and _GLOO_TIMEOUT in error.message:
         return (
-            "Between processors, JAX waits for the slowest host of a collective for 30 s when it "
-            "first connects them, and no host has ended: they are too far apart. Is this machine "
+            "JAX on CPUs waits 30 s for the slowest host when it first connects the hosts for a "
+            "collective. No host has ended: the hosts were more than 30 s apart. Is this machine "
             "too busy for so many hosts, or does one of them compile or load for longer?"
         )
     if not ended:
         return (
-            "A collective between the hosts failed, and no host had ended before: the message "
-            "above says why. What each host did: kinetic jobs logs "
-            f"{evidence.job_id} --all-hosts"
+            "A collective between the hosts failed although no host had ended; the message above "
+            f"says why. Output of each host: kinetic jobs logs {evidence.job_id} --all-hosts"
         )
     have, them = ("has", "it") if len(ended) == 1 else ("have", "them")
     return (
-        f"{name_hosts(ended)} {have} returned; the other hosts probably waited for {them} there in "
-        "a collective."
+        f"{name_hosts(ended)} {have} returned; the other hosts probably waited for {them} in a "
+        "collective."
     )
 
 
 def _cut_to_own(error: BaseException) -> None:
-    """End the traceback of a broken collective at the user's own line; the host's log has it
-    whole."""
+    """End the traceback of a broken collective at the user's own line; the host's log has all
+    frames."""
     at, last = error.__traceback__, None
     while at is not None:
         last = at if not _LIBRARY.search(at.tb_frame.f_code.co_filename) else last
@@ -158,8 +157,8 @@ def _cut_to_own(error: BaseException) -> None:
 
 
 def _site(traceback: str) -> str:
-    """Where in the user's code a formatted traceback ends, as the end of a sentence; "" if
-    unknown."""
+    """Return the line of the user's code at which a formatted traceback ends, as the end of a
+    sentence; "" if unknown."""
     frames = _FRAME.findall(traceback)
     if not frames:
         return ""
@@ -182,22 +181,19 @@ def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
         ]
     if first.exit is Exit.HANG and evidence.stacks:
         lines += [
-            "Where the hosts stood:",
+            "Stacks of the hosts:",
             _indent_lines(_shorten_lines(evidence.stacks.rstrip(), _STACK_LINES)),
         ]
-        lines += [f"All of it: kinetic jobs stacks {evidence.job_id}"]
+        lines += [f"Full stacks: kinetic jobs stacks {evidence.job_id}"]
     return [*lines, *_name_others(evidence, first), *_tail(evidence, first), _hint(evidence, first)]
 
 
 def _headline(evidence: Evidence, first: HostReport | None) -> str:
-    """One sentence: what happened, and to which host."""
+    """Return one sentence on what happened, and to which host."""
     outcome = evidence.outcome
     if _class_of(outcome) is errors.SupervisorLost:
         why = outcome.reason or "the job's supervisor was killed"
-        return (
-            f"{_sentence(why)} The job has ended; its value, if there was one, is lost: run it "
-            "again."
-        )
+        return f"{_sentence(why)} The job has ended, and any value is lost. Run it again."
     if outcome.given_up:
         return _sentence(_lower_first(outcome.given_up))
     if first is None:
@@ -216,7 +212,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
         Exit.SETUP_FAILED: f"{who} could not be prepared: {detail.removeprefix(_NOT_PREPARED)}",
         Exit.UNPICKLE_FAILED: f"{who} could not load the function: "
         f"{detail.removeprefix(_NOT_LOADED)}",
-        Exit.RESULT_UNPICKLABLE: "the function returned, but its value cannot be brought here. "
+        Exit.RESULT_UNPICKLABLE: "the function returned, but its value cannot be loaded here. "
         f"{detail}",
     }
     if first.exit in (Exit.SIGNAL, Exit.OS_EXIT):
@@ -247,7 +243,7 @@ def _describe_error(first: HostReport) -> str:
 
 
 def _hosts_alike(evidence: Evidence, first: HostReport) -> list[int]:
-    """The hosts to blame that failed in the same way as the first one."""
+    """Return the blamed hosts that failed in the same way as the first one."""
     return sorted(
         r.host
         for r in evidence.outcome.reports
@@ -260,7 +256,7 @@ def _who(evidence: Evidence, first: HostReport) -> str:
 
 
 def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
-    """The hosts that failed in another way, each with its own."""
+    """Return a line on the blamed hosts that failed in another way than the first one."""
     alike = _hosts_alike(evidence, first)
     others = [
         r
@@ -275,11 +271,11 @@ def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
     ]
     more = len(others) - len(texts)
     rest = [f"{more} more host{'s' if more > 1 else ''}"] if more else []
-    return [f"Failed as well: {'; '.join([*texts, *rest])}."]
+    return [f"Also failed: {'; '.join([*texts, *rest])}."]
 
 
 def _shorten(line: str) -> str:
-    """Cut it between two words, or within a very long one."""
+    """Shorten a line between two words, or within a very long word."""
     if len(line) <= _OTHER_CHARS:
         return line
     words = line[:_OTHER_CHARS].rpartition(" ")[0]
@@ -292,21 +288,21 @@ def _tail(evidence: Evidence, first: HostReport) -> list[str]:
 
 
 def last_lines(printed: str, host: int) -> str:
-    """Return the last lines that a host has printed, as they are shown with its failure; "" if none
-    says anything."""
+    """Return the last lines that a host printed, with a title; "" if it printed nothing but frames
+    of the runner."""
     lines = [line[:400] for line in printed.rstrip().splitlines() if not _NOISE.search(line)]
     tail = _indent_lines("\n".join(lines[-_TAIL_LINES:]))
     return f"Last lines of host {host}:\n{tail}" if lines else ""
 
 
 def _hint(evidence: Evidence, first: HostReport) -> str:
-    if first.exit is Exit.NEVER_JOINED:  # Nothing has run: the gang's records say more.
+    if first.exit is Exit.NEVER_JOINED:  # Nothing has run, so only the gang's records help.
         return f"More: kinetic jobs status {evidence.job_id}"
     return name_logs(evidence.job_id, first.host)
 
 
 def name_logs(job_id: str, host: int) -> str:
-    """Return the line that says which command shows all that a host printed."""
+    """Return a line with the command that prints all output of a host."""
     return f"More: kinetic jobs logs {job_id}" + (f" --host {host}" if host else "")
 
 
@@ -319,7 +315,7 @@ def _cut_detail(text: str) -> str:
 
 
 def _shorten_lines(text: str, most: int) -> str:
-    """Keep the beginning and the end of a text that would not fit on a screen."""
+    """Keep the first third of `most` lines and the end of a text, if it has more lines."""
     lines = [line[:400] for line in text.splitlines()]
     if len(lines) <= most:
         return "\n".join(lines)

@@ -1,8 +1,4 @@
-"""What the doctor and preflights say of a machine, a store, a cluster: one word for all of them.
-Pure.
-
-In: what was checked, and what was found. Out: `Finding`, a frozen value.
-"""
+"""Findings: results of the checks of the doctor and of preflights. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from kinetic._core.values import dataclass
 
 
 class Level(StrEnum):
-    """How serious it is: nothing to do, something to know, something that will go wrong."""
+    """The severity of a finding: nothing to do, a warning, or a problem that will stop a job."""
 
     OK = "ok"
     WARN = "warn"
@@ -26,10 +22,10 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: what was checked, in one word or two.
-        level: how serious it is.
-        detail: what was found, and what it means.
-        remedy: what to do; "" if there is nothing to do.
+        check: name of the check, in one word or two.
+        level: severity.
+        detail: the result, and what it means.
+        remedy: what to do; "" if nothing is to be done.
     """
 
     check: str

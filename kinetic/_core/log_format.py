@@ -1,17 +1,15 @@
-"""How a host's output is stored: segments, each the bytes as printed and records about them.
+"""The format of a host's stored output: segments of bytes as printed, with records about them.
 
-In: chunks of output with time and stream. Out: records, segments.
-
-The bytes are those of both streams, in the order in which the agent read them. There is one 24-byte
-little-endian record per chunk: offset of the chunk's END in the output (u64), time in nanoseconds
-since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 how the host failed), and a check value
-(u32: CRC-32 of the rest of the record). A chunk ends at a line end unless the line was left open
-for a while or is longer than the reader's buffer. Data is written before its record, so a record
-never points past the end; bytes after the last good record count as stdout.
+The bytes are those of both streams, in the order in which the agent read them. One 24-byte
+little-endian record describes each chunk: offset of the chunk's END in the output (u64), time in
+nanoseconds since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 the host's failure), and a
+check value (u32: CRC-32 of the rest of the record). A chunk ends at a line end unless the line
+stayed open for a while or is longer than the reader's buffer. Data is written before its record, so
+a record never points past the end; bytes after the last good record count as stdout.
 
 In a folder, all output is one segment, in two files that grow: `log` has the bytes, so that any
-tool can read them, and `log.idx` the records. Elsewhere a segment is an object that is named by its
-offset, so a reader knows the name of the next one:
+tool can read them, and `log.idx` the records. In a bucket, a segment is an object named by its
+offset, so that a reader can compute the name of the next one:
 
     log.d/<offset, 16 digits>     "KLS1", length of the records (u32), the records, the bytes
 """
@@ -31,8 +29,8 @@ RECORD = struct.Struct("<QQII")
 STDOUT = 1
 STDERR = 2
 FAILURE = 3
-"""How the host failed: a traceback, or a line written by kinetic. Readers show it on stderr, or
-skip it where the exception is raised anyway."""
+"""Stream of a host's failure: a traceback, or a line written by kinetic. Readers show it on stderr,
+or skip it where the exception is raised anyway."""
 _BODY = struct.Struct("<QQI")
 _MAGIC = b"KLS1"
 _HEAD = struct.Struct("<4sI")
@@ -44,8 +42,8 @@ class Position(NamedTuple):
     """A position in a host's output; later ones compare greater.
 
     Attributes:
-        attempt: from 1.
-        offset: in bytes, within the output of that attempt.
+        attempt: the attempt, from 1.
+        offset: offset in bytes, within the output of that attempt.
     """
 
     attempt: int = 1
@@ -54,13 +52,13 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Some output of one host: usually whole lines.
+    """A piece of one host's output, usually whole lines.
 
     Attributes:
         host: index in the gang.
         stream: STDOUT (1) or STDERR (2).
-        time_ns: when the agent read it, nanoseconds since the epoch.
-        data: the bytes as printed; b"" only reports the position.
+        time_ns: when the agent read the bytes, in nanoseconds since the epoch.
+        data: the bytes as printed; b"" for a chunk that only reports the position.
         end: the position after these bytes.
     """
 
@@ -77,7 +75,7 @@ def encode_record(end: int, time_ns: int, stream: int) -> bytes:
 
 
 def decode_records(data: bytes) -> list[Record]:
-    """Unpack whole records up to the first that is damaged: (end offset, time_ns, stream)."""
+    """Unpack records (end offset, time_ns, stream) up to the first that is damaged or cut off."""
     good: list[Record] = []
     whole = len(data) - len(data) % RECORD.size
     for end, time_ns, stream, check in RECORD.iter_unpack(data[:whole]):
@@ -92,9 +90,9 @@ class Segment:
     """A part of a host's output.
 
     Attributes:
-        begin: its offset in the output.
-        records: of the chunks that end in it, or at its end are cut.
-        data: the bytes.
+        begin: offset of the segment in the output.
+        records: records of the chunks that end in the segment, or are cut at its end.
+        data: the bytes as printed.
     """
 
     begin: int
@@ -103,20 +101,20 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The offset of its end."""
+        """The offset of the segment's end in the output."""
         return self.begin + len(self.data)
 
     def encode(self) -> bytes:
-        """Return the content of its object."""
+        """Return the content of the segment's object."""
         packed = b"".join(encode_record(*record) for record in self.records)
         return _HEAD.pack(_MAGIC, len(packed)) + packed + self.data
 
     @classmethod
     def decode(cls, begin: int, content: bytes) -> Segment:
-        """Rebuild from the content of its object.
+        """Rebuild a segment from the content of its object.
 
         Raises:
-            CorruptRecord: it is not a segment.
+            CorruptRecord: the content is not a segment.
         """
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
             raise CorruptRecord(f"The segment of output at {begin} is damaged.")
@@ -124,13 +122,13 @@ class Segment:
         return cls(begin, tuple(decode_records(content[_HEAD.size : size])), content[size:])
 
     def move(self, by: int) -> Segment:
-        """Return the same output at a later offset."""
+        """Return the segment shifted by this number of bytes."""
         moved = tuple((end + by, time_ns, stream) for end, time_ns, stream in self.records)
         return Segment(self.begin + by, moved, self.data)
 
     def chunks(self, after: int = 0) -> Iterator[tuple[int, int, int, bytes]]:
-        """Yield end, time, stream and output of each chunk after the offset; output without a
-        record comes last, as stdout."""
+        """Yield end, time, stream and bytes of each chunk after an offset; bytes without a record
+        come last, as stdout."""
         begin, data, last = self.begin, self.data, self.end
         at = max(begin, after)
         for end, time_ns, stream in (*self.records, (last, 0, STDOUT)):

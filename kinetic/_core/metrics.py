@@ -1,17 +1,17 @@
-"""What a job logs with `kinetic.log`: lines of a file, and the series that they make.
+"""The metrics that a job logs with `kinetic.log`: lines of a file, and the series in them.
 
 In: lines. Out: rows; series by metric and host. Pure.
 
-Each line is a JSON object with rows that name the same metrics, by columns; what is no finite
-number is written as Python's `json` does (NaN, Infinity):
+Each line is a JSON object with rows that name the same metrics, by columns. Numbers that are not
+finite are written as Python's `json` does (NaN, Infinity):
 
     {"times": [1732800000.25, …], "steps": [7, …], "values": {"loss": [0.5, …]}}
 
-Times are seconds since the epoch. A row that belongs to no step has `NO_STEP`. Whatever knows the
-file can append to it: a line that `kinetic.log` would not write is passed over.
+Times are seconds since the epoch. A row that belongs to no step has `NO_STEP`. Any program that
+knows the file can append to it, so readers skip lines that `kinetic.log` would not write.
 
-A step that was trained twice shows once: where an attempt goes on from a checkpoint, what earlier
-ones have logged from its first step on is left out. Within an attempt the last value of a step
+A step that was trained twice shows once: where an attempt goes on from a checkpoint, its rows
+replace those of earlier attempts from its first step on. Within an attempt the last value of a step
 counts.
 """
 
@@ -34,20 +34,20 @@ VARIABLE = "KINETIC_METRICS_FILE"
 NO_STEP = -1
 LONGEST_NAME_BYTES = 200
 LONGEST_LINE_BYTES = 8 << 20
-"""Readers drop the beginning of a longer one."""
-CELLS_IN_A_LINE = 20_000
+"""Limit of a line; readers drop the beginning of a longer one."""
+MOST_LINE_CELLS = 20_000
 _LATEST_S = 1e12
 _FIRST_S, _LATER_S = 1.0, 10.0
 
-OF_HOSTS = "host/"
-"""How figures of hosts begin: they come last."""
+HOST_PREFIX = "host/"
+"""Prefix of metrics that measure hosts; they come last."""
 MEMORY, PROCESSORS = "host/memory_bytes", "host/cpu_cores"
-"""Of the process that runs the function, and how many processors it and its children keep busy."""
+"""Memory of the function's process; processors that it and its children keep busy."""
 DEVICE_MEMORY, DEVICE_LIMIT = "host/device_memory_bytes", "host/device_memory_limit_bytes"
-"""Of the device of the host that has the least left, as JAX tells it."""
+"""Memory in use, and its limit, on the host's fullest device, as JAX reports them."""
 STEP_TIME = "step_time_s"
 STEP_RATE = "steps_per_s"
-"""Follows from the step time, and is not stored."""
+"""Computed from the step time, and not stored."""
 
 Column: TypeAlias = "array[Any]"
 
@@ -56,9 +56,9 @@ class Rows(NamedTuple):
     """Rows that name the same metrics.
 
     Attributes:
-        names: of the metrics.
-        times: of the rows, in seconds since the epoch.
-        steps: of the rows, or `NO_STEP`.
+        names: names of the metrics.
+        times: a time for each row, in seconds since the epoch.
+        steps: a step for each row, or `NO_STEP`.
         values: a column for each name.
     """
 
@@ -68,11 +68,11 @@ class Rows(NamedTuple):
     values: Sequence[Column]
 
     def encode(self) -> bytes:
-        """Return them as lines that are not too long."""
-        at_once = max(CELLS_IN_A_LINE // (2 + len(self.names)), 1)
+        """Encode the rows as lines of at most `MOST_LINE_CELLS` cells."""
+        most_rows = max(MOST_LINE_CELLS // (2 + len(self.names)), 1)
         return b"".join(
-            self._encode(slice(begin, begin + at_once))
-            for begin in range(0, len(self.times), at_once)
+            self._encode(slice(begin, begin + most_rows))
+            for begin in range(0, len(self.times), most_rows)
         )
 
     def _encode(self, part: slice) -> bytes:
@@ -86,25 +86,25 @@ class Rows(NamedTuple):
 
 
 class RowDecoder:
-    """Takes the bytes of a file in pieces, and returns the rows whose lines are whole."""
+    """A decoder that takes the bytes of a file in pieces."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Rows]:
-        """Return what is whole by now; rows that follow each other and name the same are one
-        `Rows`."""
+        """Return the rows of lines that are complete now; successive rows with the same names are
+        joined."""
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest if len(rest) < LONGEST_LINE_BYTES else b""
         lines = [line for line in lines if line]
-        try:  # All at once: a million lines take a second.
+        try:  # One call for all lines: a million lines take a second.
             return _join_rows(json.loads(b"[%s]" % b",".join(lines)))
         except (ValueError, RecursionError):
             return [rows for line in lines for rows in _read_line(line)]
 
 
 def _read_line(line: bytes) -> list[Rows]:
-    """The rows of a line among which one is damaged."""
+    """Return the rows of one line; [] if it is damaged."""
     try:
         return _join_rows([json.loads(line)])
     except (ValueError, RecursionError):
@@ -112,10 +112,10 @@ def _read_line(line: bytes) -> list[Rows]:
 
 
 def _join_rows(documents: Sequence[Any]) -> list[Rows]:
-    """Make rows of documents; those of neighbours that name the same are joined.
+    """Convert documents to rows; successive rows with the same names are joined.
 
     Raises:
-        ValueError: one of them has no rows.
+        ValueError: a document is damaged.
     """
     joined: list[Rows] = []
     try:
@@ -130,34 +130,34 @@ def _join_rows(documents: Sequence[Any]) -> list[Rows]:
                 for column, values in zip(columns, document["values"].values(), strict=True):
                     column.extend(values)
                     if len(column) != len(times) or len(steps) != len(times):
-                        raise ValueError("columns of several lengths")
+                        raise ValueError("columns differ in length")
             arrays = [array("d", column) for column in columns]
             joined.append(Rows(_clean(names), array("d", times), array("q", steps), arrays))
     except (AttributeError, KeyError, OverflowError, TypeError) as error:
-        raise ValueError(f"no rows: {error}") from None
+        raise ValueError(f"damaged rows: {error}") from None
     for rows in joined:
         times_ok = not rows.times or (min(rows.times) >= 0 and max(rows.times) < _LATEST_S)
         if not times_ok or math.isnan(sum(rows.times)) or min(rows.steps, default=0) < NO_STEP:
-            raise ValueError("times or steps that cannot be")
+            raise ValueError("times or steps out of range")
     return joined
 
 
 def _clean(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that steer no terminal. What can be printed is another question in each Python, and
-    costs no row.
+    """Replace characters that could control a terminal. Names are not refused because of them, as
+    Python versions differ on which characters are printable.
 
     Raises:
         ValueError: a name is empty or too long.
     """
     for name in names:
         if not name or len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
-            raise ValueError("a name that cannot be")
+            raise ValueError("a name is empty or too long")
     return tuple("".join(c if c.isprintable() else "\ufffd" for c in name) for name in names)
 
 
 @dataclass(frozen=True, repr=False)
 class Series:
-    """One metric of one host, in columns of the same length: what `Metric` is to users."""
+    """One metric of one host, in columns of the same length; users see it as a `Metric`."""
 
     name: str
     host: int
@@ -175,12 +175,12 @@ class Series:
 
     @property
     def has_steps(self) -> bool:
-        """Whether its values belong to steps."""
+        """True if the values belong to steps."""
         return bool(self.steps) and self.steps[0] != NO_STEP
 
     def decimate(self, most: int) -> Series:
-        """Return it with at most about so many points: of each stretch the least and the greatest
-        value, and one that is not a number if there is any, so that no peak is lost."""
+        """Return the series with at most about `most` points: of each stretch the least and the
+        greatest value, and one NaN if any, so that no peak is lost."""
         if len(self) <= max(most, 4):
             return self
         indices, buckets = {0, len(self) - 1}, max(most // 2 - 1, 1)
@@ -190,7 +190,7 @@ class Series:
         return self.take(sorted(indices))
 
     def take(self, indices: Iterable[int]) -> Series:
-        """Return it with only these points."""
+        """Return the series with only these points."""
         chosen = list(indices)
         return replace(
             self,
@@ -202,13 +202,13 @@ class Series:
 
 
 class _Columns:
-    """What one host has logged of a metric in one attempt."""
+    """Points of one metric of one host in one attempt."""
 
     def __init__(self) -> None:
         self.steps, self.times, self.values = array("q"), array("d"), array("d")
 
-    def find_kept(self, limit: float) -> list[int] | slice:
-        """Which of them show: below the limit, each step once."""
+    def select_points(self, limit: float) -> list[int] | slice:
+        """Return the indices of the points to show: each step below the limit once."""
         steps = self.steps
         if not steps or steps[0] == NO_STEP:
             return slice(0, len(steps))
@@ -219,14 +219,14 @@ class _Columns:
 
 
 class FigureCadence:
-    """When the next figures of a host are due: often at first, later rarely, so that those of a job
-    of days are few; never in the first moment, as short jobs need none."""
+    """The schedule of a host's own figures: none in the first second, as short jobs need none, then
+    often, and at last every 10 s, so that a job of days stores few."""
 
     def __init__(self, now: float) -> None:
         self._begun, self._due_at = now, now + _FIRST_S
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time again; if so, it is not for a while."""
+        """True if figures are due now; schedules the next ones if so."""
         if now < self._due_at:
             return False
         self._due_at = now + min(max((now - self._begun) / 60.0, _FIRST_S), _LATER_S) * 0.95
@@ -234,10 +234,10 @@ class FigureCadence:
 
 
 class Recording:
-    """All that a job has logged so far.
+    """All metrics that a job has logged so far.
 
     Attributes:
-        names: of the metrics, in the order in which they were first logged.
+        names: names of the metrics, in the order in which they were first logged.
     """
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class Recording:
         self._columns: dict[tuple[str, int], dict[int, _Columns]] = {}
 
     def add(self, host: int, attempt: int, rows: Rows) -> None:
-        """Take more of what a host has logged."""
+        """Add rows that a host has logged."""
         for name, values in zip(rows.names, rows.values, strict=True):
             attempts = self._columns.get((name, host))
             if attempts is None:
@@ -258,13 +258,13 @@ class Recording:
             columns.values.extend(values)
 
     def series(self, *, repeats: bool = False) -> list[Series]:
-        """Return a series for each metric and host, by name in their order and then by host.
+        """Return a series for each metric and host, in the order of `names` and then by host.
 
         Args:
-            repeats: also have steps that another attempt, or a later row, has logged again.
+            repeats: also include steps that a later attempt, or a later row, has logged again.
         """
-        names = sorted(self.names, key=lambda name: name.startswith(OF_HOSTS))
-        order = {name: place for place, name in enumerate(names)}
+        names = sorted(self.names, key=lambda name: name.startswith(HOST_PREFIX))
+        order = {name: index for index, name in enumerate(names)}
         keys = sorted(self._columns, key=lambda key: (order[key[0]], key[1]))
         limits = {} if repeats else self._find_limits()
         joined = [self._join(*key, limits.get(key[0], {}), repeats=repeats) for key in keys]
@@ -277,7 +277,7 @@ class Recording:
         return series
 
     def _find_limits(self) -> Mapping[str, Mapping[int, float]]:
-        """For each metric and attempt: the first step that a later attempt has logged."""
+        """Return, for each metric and attempt, the first step that a later attempt has logged."""
         first: dict[str, dict[int, float]] = {}
         for (name, _), attempts in self._columns.items():
             steps = first.setdefault(name, {})
@@ -296,7 +296,7 @@ class Recording:
         for attempt, columns in sorted(self._columns[name, host].items()):
             chosen: list[int] | slice = slice(0, len(columns.steps))
             if not repeats:
-                chosen = columns.find_kept(limits.get(attempt, math.inf))
+                chosen = columns.select_points(limits.get(attempt, math.inf))
             for to, of in zip(_arrays_of(joined), _arrays_of(columns), strict=True):
                 to.extend(of[chosen] if isinstance(chosen, slice) else (of[i] for i in chosen))
             numbers.extend([attempt] * (len(joined.steps) - len(numbers)))
@@ -310,7 +310,7 @@ def _arrays_of(columns: _Columns) -> Iterator[Column]:
 
 
 def _find_extremes(values: Column, begin: int, end: int) -> set[int]:
-    """Indices of the least and the greatest value, and of the first that is not a number."""
+    """Return the indices of the least and the greatest value, and of the first NaN."""
     part = values[begin:end]
     if not part:
         return set()

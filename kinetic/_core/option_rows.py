@@ -1,7 +1,4 @@
-"""What the table of options says of each.
-
-In: nothing. Out: `Option`, one row; the field of `Options` that carries it.
-"""
+"""Rows of the table of options, and the fields of `Options` that carry them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Takes(Enum):
-    """What a flag of the command line takes."""
+    """The kind of value that a flag of the command line takes."""
 
     TEXT = auto()
     COUNT = auto()
@@ -27,11 +24,11 @@ class Flag(NamedTuple):
     """The flag of `kinetic run` for an option.
 
     Attributes:
-        names: of the flag.
+        names: spellings of the flag.
         metavar: the value's name in the help.
-        takes: what kind of value; a switch takes none.
-        offers: the name of what a shell completes it with.
-        required: whether it must be given.
+        takes: the kind of value; a switch takes none.
+        offers: name of the list with which a shell completes the value.
+        required: True if the command needs the flag.
     """
 
     names: tuple[str, ...]
@@ -45,13 +42,13 @@ class Option(NamedTuple):
     """One row of the table.
 
     Attributes:
-        name: as users write it.
-        check: takes the name and the value as written, and returns the value to store.
-        help: for `help(kinetic.run)`, the reference and the command line.
-        default: as documented.
-        flag: of `kinetic run`; None if it has none.
-        becomes: the part of the plan that it determines, together with the settings and the call;
-            "" if it is sent to the hosts, in `Plan.options`.
+        name: the option's name, as users write it.
+        check: function of the name and the value as written, which returns the value to store.
+        help: text for `help(kinetic.run)`, the reference and the command line.
+        default: the documented default.
+        flag: the flag of `kinetic run`; None if the option has none.
+        becomes: the part of the plan that the option determines, together with the settings and
+            the call; "" if the option is sent to the hosts, in `Plan.options`.
     """
 
     name: str
@@ -75,8 +72,8 @@ def option(
     """Make a field of `Options`.
 
     Args:
-        name: of the option, if it is not the field's.
-        unset: the stored value when the option is not given, if it is not the default.
+        name: the option's name, if it differs from the field's.
+        unset: the value to store when users leave the option out, if it differs from the default.
     """
     row = Option(name, check, help, default, flag, becomes)
     value = default if unset is MISSING else unset

@@ -3,7 +3,7 @@ line and the plan.
 
 In: options as users write them. Out: `Options`, all valid, frozen; as JSON in the plan.
 
-A new option is a field of `Options` here, and its type for type checkers in `Keywords`.
+To add an option, add a field to `Options`, and its type for type checkers to `Keywords`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Keywords(TypedDict, total=False):
-    """What `kinetic.run` takes by name only, for type checkers."""
+    """The keyword-only arguments of `kinetic.run`, for type checkers."""
 
     name: str | None
     slices: int | tuple[int, int]
@@ -58,20 +58,21 @@ class Keywords(TypedDict, total=False):
 
 
 def _accept_any(_: str, value: Any) -> Any:
-    """For options that are checked where they are interpreted."""
+    """Accept the value of an option that is checked where it is interpreted."""
     return value
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """What an elastic job does when it loses a slice.
+    """The policy of an elastic job for the loss of a slice.
 
     Attributes:
-        least, most: slices that the function may run on.
-        max_failures: how many losses the job survives.
-        slice_timeout_s: how long a lost slice is waited for.
-        shrinks: whether the job goes on with the slices left meanwhile.
-        start_wait_s: how long the first attempt waits for more slices, once it has the least.
+        least, most: number of slices that the function may run on.
+        max_failures: number of losses that the job survives.
+        slice_timeout_s: time to wait for a lost slice, in seconds.
+        shrinks: True if the job goes on with the remaining slices meanwhile.
+        start_wait_s: time that the first attempt waits for more slices after it has the least
+            number, in seconds.
     """
 
     least: int
@@ -152,9 +153,9 @@ class Options(documents.Record, called="The options of the job"):
     )
     compile_check: bool = option(
         checks.switch,
-        "After a run on a simulated TPU slice, compile the leader's programs with the compiler of "
-        "the real one, and say which would not fit, not compile, or be bound by what "
-        "(the extra `tpu-compile`).",
+        "After a run on a simulated TPU slice, compile the leader's programs with the real slice's "
+        "compiler, and report which do not compile or fit, and what limits the speed of the others "
+        "(needs the extra `tpu-compile`).",
         False,
         flag=Flag(("--compile-check",), takes=Takes.SWITCH),
     )
@@ -167,14 +168,14 @@ class Options(documents.Record, called="The options of the job"):
     )
     slices: int | tuple[int, int] = option(
         checks.slices,
-        "Number of slices, joined over the network; or (least, most) of an elastic job, which goes "
-        "on when it loses one.",
+        "Number of slices, joined over the network; or (least, most) for an elastic job, which "
+        "goes on when it loses a slice.",
         1,
         flag=Flag(("--slices",), "N|LEAST:MOST", Takes.SLICES),
     )
     max_failures: int | None = option(
         checks.failures,
-        "How many times an elastic job may lose slices before it is given up; 10 by default.",
+        "How many times an elastic job may lose slices before it fails; 10 by default.",
         flag=Flag(("--max-failures",), "N", Takes.COUNT),
     )
     slice_timeout_s: float | None = option(
@@ -193,7 +194,7 @@ class Options(documents.Record, called="The options of the job"):
     on_slice_loss: OnSliceLoss | None = option(
         checks.on_slice_loss,
         'What an elastic job does when it has lost a slice: "wait" for it, the default; "shrink": '
-        "go on at once with those left, and grow back later.",
+        "go on at once with the other slices, and grow back when it returns.",
         flag=Flag(("--on-slice-loss",), "wait|shrink"),
     )
     controller: Controller = option(
@@ -236,8 +237,8 @@ class Options(documents.Record, called="The options of the job"):
     )
     service_account: str | None = option(
         checks.cluster_name,
-        "The service account of the pods, for functions that call the cluster: pods get the token "
-        "of an account that is named.",
+        "The service account of the pods, for functions that call the cluster. Pods get a token "
+        "only if an account is named.",
         flag=Flag(("--service-account",)),
         becomes="place",
     )
@@ -249,18 +250,18 @@ class Options(documents.Record, called="The options of the job"):
     memory: str | None = option(
         checks.size,
         "The memory that each pod requests, with all its folders in memory. On Ray it only chooses "
-        "nodes: nothing ends a function that takes more.",
+        "nodes: a function that takes more is not ended.",
         flag=Flag(("--memory",), "SIZE"),
     )
     shm: str | None = option(
         checks.size,
-        "The most that each pod's `/dev/shm` may hold, in memory, such as batches between the "
-        "processes of a data loader; by default half of memory=, or of what the pod may use.",
+        "Size limit of each pod's `/dev/shm`, a folder in memory that data loaders use, for "
+        "example; by default half of memory=, or of what the pod may use.",
         flag=Flag(("--shm",), "SIZE"),
     )
     privileged: bool = option(
         checks.switch,
-        "Whether pods have all rights on their machine, as some device plugins and profilers need.",
+        "Give pods all rights on their machine, as some device plugins and profilers need.",
         False,
         flag=Flag(("--privileged",), takes=Takes.SWITCH),
     )
@@ -289,8 +290,8 @@ class Options(documents.Record, called="The options of the job"):
     )
     start_timeout_s: float | None = option(
         checks.seconds,
-        "Give up when the function has not started on every host by then, counted from submission; "
-        "also how long hosts may wait in JAX for one that has not joined.",
+        "Give up when the function has not started on every host this long after submission; also "
+        "how long hosts may wait in JAX for a host that has not joined.",
         name="start_timeout",
         flag=Flag(("--start-timeout",), "DURATION", Takes.DURATION),
         becomes="limits",
@@ -339,12 +340,12 @@ class Options(documents.Record, called="The options of the job"):
 
     @property
     def most_slices(self) -> int:
-        """Slices of the whole job, when none is lost."""
+        """Number of slices of the whole job, when none is lost."""
         return self.slices if isinstance(self.slices, int) else self.slices[1]
 
     @property
     def elastic(self) -> Elastic | None:
-        """What an elastic job does when it loses a slice; None for any other job."""
+        """The policy of an elastic job for the loss of a slice; None for any other job."""
         if isinstance(self.slices, int):
             return None
         least, most = self.slices
@@ -358,13 +359,14 @@ class Options(documents.Record, called="The options of the job"):
         )
 
     def strip_for_hosts(self) -> Options:
-        """Return what is sent to hosts and backends; the rest has become other parts of the
-        plan."""
-        stays = {f.name: documents.default_of(f) for f in fields(self) if _row(f).becomes}
-        return replace(self, **stays)
+        """Return the options for hosts and backends, without those that have become other parts of
+        the plan."""
+        defaults = {f.name: documents.default_of(f) for f in fields(self) if _row(f).becomes}
+        return replace(self, **defaults)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value, without defaults."""
+        """Return a JSON object without defaults, which `from_json` turns back into an equal
+        value."""
         return documents.drop_defaults(self)
 
 

@@ -1,6 +1,6 @@
-"""How hosts ended, and what that means for the job: the only judge.
+"""The only judge of a job: it turns the reports of hosts into an outcome.
 
-In: one `HostReport` per host, and why the gang was stopped. Out: one `Outcome`.
+In: one `HostReport` per host, and the reason for which the gang was stopped. Out: one `Outcome`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class RemoteError:
     """An exception raised on a host.
 
     Attributes:
-        type_name: qualified name of its class.
-        message: str() of it.
+        type_name: qualified name of the exception's class.
+        message: `str()` of the exception.
         traceback: the formatted remote traceback.
-        key: of its pickle in the store, or "" if it cannot be pickled.
-        consequence: whether it looks like the echo of a peer's death (a broken collective) rather
-            than a cause.
+        key: key of the exception's pickle in the store; "" if it cannot be pickled.
+        consequence: True if the exception looks like the echo of a peer's death (a broken
+            collective) rather than a cause.
     """
 
     type_name: str
@@ -38,38 +38,40 @@ class RemoteError:
 
     @property
     def summary(self) -> str:
-        """Its last line in a traceback: "ValueError: no", or "ValueError" without a message. Where
-        a message begins with blank lines, the text after them."""
+        """The last line of the traceback: "ValueError: no", or "ValueError" without a message.
+        Blank lines at the beginning of the message are dropped."""
         message = self.message.lstrip()
         return f"{self.type_name}: {message}" if message else self.type_name
 
 
 @dataclass(frozen=True)
 class HostReport(Record, called="The report of a host"):
-    """How one host ended.
+    """The report on how one host ended.
 
     Attributes:
-        host: index in the gang, 0 is the leader.
+        host: index in the gang; 0 is the leader.
         exit: how the function ended.
-        guessed: whether the exit is likely, but not proven.
+        guessed: True if the exit is likely, but not proven.
         detail: one sentence for users.
-        exit_code: of the worker process, where it had one.
+        exit_code: exit code of the worker process; None if it had none.
         signal: number of the signal that killed the worker, or 0.
-        error: what was raised, if anything.
-        peak_rss_bytes: high-water mark of the worker's memory, 0 if unknown.
+        error: the exception that was raised, if any.
+        peak_rss_bytes: high-water mark of the worker's memory; 0 if unknown.
         leftover_threads: names of non-daemon threads still running at the end.
-        stacks: Python stacks of the worker when it hung, or ""; when others hung, where its main
-            thread waited.
-        lost_log_bytes: output that could not be stored (disk full).
-        started_at, ended_at: of the function, seconds since the epoch; 0.0 when it never started.
+        stacks: Python stacks of the worker if it hung; if another host hung, the stack of its main
+            thread; else "".
+        lost_log_bytes: bytes of output that could not be stored (disk full).
+        started_at, ended_at: when the function started and ended, in seconds since the epoch; 0.0
+            if it never started.
         result_digest: SHA-256 of the pickled value in the store; "" if the host's value is not
             stored.
         result_size_bytes: length of the pickled value.
-        joined_jax: whether a process of the host has been part of JAX's world.
-        is_first: its process is number 0 of JAX: its value is the call's.
-        announced: the host is about to end; another report follows when it has.
-        kept_files: how many files are kept that the function wrote into its work folder.
-        written: names of the largest, and which are not kept and why; "" if it wrote none.
+        joined_jax: True if a process of the host has been part of JAX's world.
+        is_first: True if the host has JAX's process 0, whose value is the call's.
+        announced: True if the host is about to end, and will send another report then.
+        kept_files: number of stored files that the function wrote into its work folder.
+        written: names of the largest of these files, and which are not stored and why; "" if the
+            function wrote none.
     """
 
     host: int
@@ -95,16 +97,16 @@ class HostReport(Record, called="The report of a host"):
 
     @property
     def ok(self) -> bool:
-        """Whether the function returned on this host."""
+        """True if the function returned on this host."""
         return self.exit is Exit.RETURNED
 
     @property
     def ran_s(self) -> float:
-        """For how long the function ran; 0.0 when it never started, or a clock was set."""
+        """Seconds that the function ran; 0.0 if it never started, or the clock was set back."""
         return max(self.ended_at - self.started_at, 0.0) if self.started_at else 0.0
 
     def is_like(self, other: HostReport) -> bool:
-        """Whether both hosts ended in the same way with the same message. Messages about a broken
+        """True if both hosts ended in the same way with the same message. Messages about a broken
         collective vary, and are not compared."""
         echoes = (
             self.error is not None
@@ -117,17 +119,17 @@ class HostReport(Record, called="The report of a host"):
     def _words(self) -> tuple[str, ...]:
         error = self.error
         texts = (self.detail,) if error is None else (error.type_name, error.message)
-        # paths of the host's own folder
+        # Paths in the host's own folder differ between hosts.
         return tuple(text.replace(f"/host-{self.host}/", "/host-N/") for text in texts)
 
     def add_detail(self, detail: str) -> HostReport:
-        """Return the same report, with this detail."""
+        """Return the report with this sentence appended to its detail."""
         detail_before = f"{self.detail.rstrip('.')}. " if self.detail else ""
         return replace(self, detail=f"{detail_before}{detail}")
 
 
 class Verdict(StrEnum):
-    """What became of the job."""
+    """The verdict on a job."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -142,14 +144,14 @@ class Outcome(Record, called="The outcome of the job"):
         verdict: succeeded, failed or cancelled.
         blamed: hosts that failed first, most to blame first; empty on success.
         reason: one line for users; "" on success.
-        reports: one per host, by index.
+        reports: one report per host, by index.
         result_digest: SHA-256 of the leader's pickled value, or "".
-        result_size_bytes: its length.
-        supervisor_lost: the supervising process was killed before it could judge.
+        result_size_bytes: length of the leader's pickled value.
+        supervisor_lost: True if the supervising process was killed before it could judge.
         ended_at: seconds since the epoch.
         attempt: the last attempt, from 1.
-        given_up: why an elastic job went on no more, with every failure it had; "" for others.
-        explained: whether the backend was asked why the blamed host was lost.
+        given_up: why an elastic job was given up, with all its failures; "" for other jobs.
+        explained: True if the backend was asked why the blamed host was lost.
     """
 
     verdict: Verdict
@@ -172,7 +174,7 @@ class Outcome(Record, called="The outcome of the job"):
 
     @property
     def ok(self) -> bool:
-        """Whether the job succeeded."""
+        """True if the job succeeded."""
         return self.verdict is Verdict.SUCCEEDED
 
     @property
@@ -182,23 +184,23 @@ class Outcome(Record, called="The outcome of the job"):
 
     @property
     def leader(self) -> int:
-        """The host whose value is the call's."""
+        """Index of the host whose value the call returns."""
         return next((r.host for r in self.reports if r.is_first), 0)
 
     def add_detail(self, host: int, detail: str) -> Outcome:
-        """Return the same verdict, with this detail about one of the hosts."""
+        """Return the outcome with this sentence appended to a host's detail."""
         reports = tuple(r.add_detail(detail) if r.host == host else r for r in self.reports)
         return replace(self, reports=reports)
 
 
 def program_code(report: HostReport) -> ProgramCode:
-    """Return what a host's program exits with once its report was delivered."""
+    """Return the exit code of a host's program whose report was delivered."""
     own = report.exit.kind.is_final and blame_rank(report) < CONSEQUENCE_RANK
     return ProgramCode.CODE_FAILED if own else ProgramCode.DELIVERED
 
 
 def blame_rank(report: HostReport) -> int:
-    """How much a host is to blame; lower is more. See `ExitKind.rank`."""
+    """Return how much a host is to blame: lower is more. See `ExitKind.rank`."""
     if report.error is not None and report.error.consequence:
         return CONSEQUENCE_RANK
     if report.exit.kind.fatal and report.signal == SIGABRT:
@@ -215,12 +217,12 @@ def judge(
     now: float,
     attempt: int = 1,
 ) -> Outcome:
-    """Decide what became of a gang of `hosts` hosts.
+    """Judge a gang of `hosts` hosts.
 
     Promises: (1) success takes a RETURNED report of every host and the leader's result; (2) a host
-    without a report counts as lost; (3) `blamed`, if the gang's state machine has named the first
-    failure, is final; otherwise the order is by `blame_rank`, then by time of end; (4) a host that
-    its cluster asked to end, as it does when another one has failed, is not called evicted.
+    without a report counts as lost; (3) `blamed` is final if the gang's state machine has named the
+    first failure, otherwise hosts are ordered by `blame_rank`, then by time of end; (4) a host that
+    its cluster asked to end only because another host failed is not called evicted.
     """
     by_host = {r.host: r for r in reports}
     missing = "The host ended without a report."
@@ -257,8 +259,8 @@ def judge(
 
 
 def _excuse_evicted(report: HostReport, first: HostReport) -> HostReport:
-    """Say of a host which was asked to end that another one was lost, if none was evicted. Its exit
-    remains, because its machine may be gone all the same."""
+    """Explain the end of a host that its cluster asked to end after another host had failed. The
+    host's exit stays EVICTED, because its machine may be lost as well."""
     if report.exit is not Exit.EVICTED or first.exit in (Exit.EVICTED, Exit.CANCELLED):
         return report
     detail = f"Its cluster asked it to end after host {first.host} had failed."
@@ -276,23 +278,23 @@ def judge_leaderless(
     now: float,
     attempt: int = 1,
 ) -> Outcome:
-    """Decide what became of a gang whose leader was lost before it could judge: host 0, or a head.
+    """Judge a gang whose leader (host 0 or a head) was lost before it could judge.
 
     Args:
-        hosts: the size of the gang.
-        reports: by the hosts themselves.
-        backend_reports: what the backend says of the hosts; used where a host has not reported.
-        reason: why, as far as the backend knows; "" if it does not.
-        led: whether the gang was ever led, as far as its events say.
-        head: whether a program that is no host led it.
-        now: in seconds since the epoch.
-        attempt: the last one.
+        hosts: number of hosts of the gang.
+        reports: reports by the hosts themselves.
+        backend_reports: the backend's reports, used for hosts that have not reported.
+        reason: the backend's reason for the loss; "" if it has none.
+        led: True if the gang was ever led, according to its events.
+        head: True if a program that is not a host led the gang.
+        now: seconds since the epoch.
+        attempt: the last attempt.
 
     Promises: (1) a gang whose hosts have all returned has succeeded; (2) a gang that never ran,
-    or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame,
-    whatever the others reported: they lost their leader; (4) a failure reported by host 0 itself
-    stands; under a head, that of any host whose function has failed by itself; (5) a host that the
-    backend cannot start is to blame, and those that waited for it are not.
+    or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame, whatever the
+    other hosts reported, as they had lost their leader; (4) a failure that host 0 itself reported
+    stands, and under a head so does the failure of any function; (5) a host that the backend cannot
+    start is to blame, and hosts that waited for it are not.
     """
     outcome = judge(hosts, reports, now=now, attempt=attempt)
     if outcome.ok:
@@ -318,13 +320,13 @@ def judge_leaderless(
         return judge(
             hosts, [*others, *rest], blamed=blamed, reason=reason, now=now, attempt=attempt
         )
-    stopped = {r.host for r in reports if r.exit in (Exit.STOPPED, Exit.LEFT)}
+    stopped = {r.host for r in reports if r.exit in (Exit.STOPPED, Exit.REFORMED)}
     cancelled = [
         r for r in backend_reports if r.exit is Exit.CANCELLED and r.host not in reported - stopped
     ]
     if cancelled:
-        all_of_them = [*reports, *others, *cancelled]
-        return judge(hosts, all_of_them, reason=reason, now=now, attempt=attempt)
+        all_reports = [*reports, *others, *cancelled]
+        return judge(hosts, all_reports, reason=reason, now=now, attempt=attempt)
     if head:
         why = "the head, which led the job, was lost" + (f": {reason}" if reason else "")
         hearsay = HostReport(0, Exit.AGENT_LOST, why)
@@ -347,7 +349,7 @@ def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:
     worst = [r for r in failed if blame_rank(r) == rank]
 
     def key(report: HostReport) -> tuple[float, int]:
-        """Of what no host has caused, which one ended first says nothing."""
+        # If no host caused the exit, the order in which hosts ended says nothing.
         at = 0.0 if report.exit.kind.of_the_job else report.ended_at or float("inf")
         return at, report.host
 
@@ -360,7 +362,7 @@ def name_of(hosts: Sequence[int], of: int) -> str:
 
 
 def name_hosts(hosts: Iterable[int]) -> str:
-    """Return "host 3" or "hosts 0, 2-5"; of very many, the first and how many more there are."""
+    """Return "host 3" or "hosts 0, 2-5"; of very many, the first and the number of the rest."""
     runs = _runs(sorted(set(hosts)))
     names = ", ".join(
         str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RUNS]

@@ -1,7 +1,4 @@
-"""The plan of a job: everything that a host must know, as one JSON document.
-
-In: decisions of the planning step. Out: `Plan`, a frozen value, and the blobs it names.
-"""
+"""The plan of a job: everything that a host must know, as one JSON document."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ from kinetic.errors import UnsupportedVersion
 BUCKETS = "gs://"
 HUB = "hf://"
 FUSE_FOLDER = "/_kinetic/fuse-data"
-"""Where a cluster mounts data in its pods."""
+"""Folder in which a cluster mounts data in its pods."""
 PROXY = "proxy"
 """JAX's name for the devices of Pathways."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A stored piece of content, named by what it contains.
+    """A stored piece of content, named by its digest.
 
     Attributes:
         digest: SHA-256 of the content, 64 hex digits.
@@ -42,10 +39,10 @@ class Tree:
     """A source tree in the store, and its size.
 
     Attributes:
-        manifest: the list of its root, which names the lists of the folders inside; its digest is
-            the digest of the tree.
+        manifest: the list of the root folder, which names the lists of the folders inside; its
+            digest is the tree's digest.
         files: number of regular files.
-        size_bytes: their total size.
+        size_bytes: total size of the files.
     """
 
     manifest: Blob
@@ -59,14 +56,14 @@ class Dataset:
 
     Attributes:
         source: an absolute path on the caller's machine, or a URI.
-        is_dir: whether it is a folder; otherwise a single file.
-        tree: its content in the store; None for data that is used in place, or that hosts fetch
+        is_dir: True for a folder, False for a single file.
+        tree: the data's content in the store; None if hosts use the source itself, or fetch it
             themselves.
-        mount: absolute path at which the function finds it; "" for an argument, which becomes
-            whatever path it has on the host.
-        fuse: whether it is mounted instead of copied.
-        trusts_code: whether a data set of Hugging Face may run its own code.
-        writable: whether the function can write to it.
+        mount: absolute path of the data for the function; "" for an argument, whose path the host
+            chooses.
+        fuse: True if the data is mounted instead of copied.
+        trusts_code: True if a data set of Hugging Face may run its own code.
+        writable: True if the function can write to the data.
     """
 
     source: str
@@ -80,12 +77,12 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Cell:
-    """Source without a file: a notebook's cell.
+    """A notebook's cell: source without a file.
 
     Attributes:
-        file: the file name in code objects compiled from it.
-        title: as users know it: "Cell In[3]".
-        source: its definitions; other lines are blank.
+        file: file name in code objects compiled from the cell.
+        title: the cell's name for users: "Cell In[3]".
+        source: the cell's definitions; other lines are blank.
     """
 
     file: str
@@ -95,21 +92,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take, in seconds; None means no limit.
+    """The time limits of a job, in seconds; None means no limit.
 
     Attributes:
-        start_timeout_s: from submission until the function runs on every host; also how long hosts
-            wait in JAX for others.
-        timeout_s: from the start of the function until the job is stopped; in an elastic job the
-            sum of all attempts, without waits between them.
-        budget_s: for how long all attempts together may run on all slices, because of what those
-            cost; on fewer slices for longer.
-        budget: that limit, as users know it: "budget of $50.00 ($43.20 an hour, your price)".
+        start_timeout_s: time from submission until the function runs on every host; also the time
+            that hosts wait in JAX for others.
+        timeout_s: time from the start of the function until the job is stopped; in an elastic job
+            the sum of all attempts, without waits between them.
+        budget_s: time that the budget pays for on all slices, for all attempts together; it lasts
+            longer on fewer slices.
+        budget: text about the budget for users: "budget of $50.00 ($43.20 an hour, your price)".
         hang_timeout_s: longest time that a host may be stalled.
-        grace_s: between SIGTERM and SIGKILL when the job is cancelled or times out.
-        slice_away_s: how long a simulated slice that was lost stays away.
-        still_notice_s: how long all hosts stand still before the output says who holds them up.
-        debug_wait_s: how long a debug job waits for a debugger before it starts without one.
+        grace_s: time between SIGTERM and SIGKILL when the job is cancelled or times out.
+        slice_away_s: time for which a lost simulated slice stays away.
+        still_notice_s: time that all hosts stand still before a notice names the hosts that hold
+            them up.
+        debug_wait_s: time that a debug job waits for a debugger before it starts without one.
     """
 
     start_timeout_s: float = 600.0
@@ -125,12 +123,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cost:
-    """What all slices of a job cost.
+    """The price of all slices of a job.
 
     Attributes:
-        usd_per_hour: in US dollars, as long as no slice is lost.
-        origin: where the figure is from, for users.
-        is_simulated: the job costs nothing: this is what real slices would.
+        usd_per_hour: US dollars per hour, while no slice is lost.
+        origin: source of the figure, for users.
+        is_simulated: True if the job costs nothing, and the figure is the price of real slices.
     """
 
     usd_per_hour: float
@@ -139,19 +137,19 @@ class Cost:
 
     @property
     def rate(self) -> str:
-        """As users are told: "$43.20 an hour, list price, us-central1"."""
+        """The price as text: "$43.20 an hour, list price, us-central1"."""
         from kinetic._core.accelerators.prices import in_usd  # not needed on hosts
 
         return f"{in_usd(self.usd_per_hour)} an hour, {self.origin}"
 
     def for_seconds(self, seconds: float) -> float:
-        """Return what this time costs, in US dollars."""
+        """Return the cost of this time, in US dollars."""
         return 0.0 if self.is_simulated else self.usd_per_hour / 3600 * seconds
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of the software that made the payload; hosts compare them with their own."""
+    """Versions of the software that pickled the payload; hosts compare them with their own."""
 
     python: str
     cloudpickle: str
@@ -159,7 +157,7 @@ class Versions:
 
 
 def needs_jax(options: Options) -> bool:
-    """Whether JAX joins what runs the function: several hosts, or the devices of all of them."""
+    """True if the function's processes join one world of JAX, or a single one has all devices."""
     has_hosts = options.most_slices * options.topology.hosts > 1
     return (has_hosts or options.controller == "single") and options.joins_jax in (True, "lazy")
 
@@ -170,36 +168,36 @@ class Plan(Record, called="The plan of the job"):
 
     Attributes:
         job_id: "job-" and 8 hex digits.
-        name: as displayed: the function's qualified name or the command.
-        place: what runs it, and where.
-        options: of the decorator and the settings, as far as hosts and backends need them; others
-            became `place`, `limits`, `output_dir`, `secrets`, `captured`, `data` and `name`.
+        name: display name: the function's qualified name or the command.
+        place: the backend, cluster, zone and namespace in which the job runs.
+        options: the options that hosts and backends need; the others became `place`, `limits`,
+            `output_dir`, `secrets`, `captured`, `data` and `name`.
         payload: the pickled function and arguments.
         function: the pickled function, if the payload holds only arguments because the calls of a
             batch share it; else None.
-        runtime: kinetic itself, as an archive, for hosts that have nothing; else None.
-        requirements: what such hosts install, as a requirements.txt; else None.
+        runtime: kinetic itself, as an archive, for hosts whose image lacks it; else None.
+        requirements: packages that such hosts install, as a requirements.txt; else None.
         tree: the source tree, or None when nothing is shipped.
-        data: declared with `kinetic.Data`; the payload refers to arguments by their index here.
+        data: data declared with `kinetic.Data`; the payload refers to it by index.
         entry_rel: directory of the function's file, relative to the tree; "" is the root.
         cwd_rel: working directory relative to the tree, or None when the caller was outside it.
         sys_path_rel: entries of the caller's sys.path inside the tree, relative to it, in order.
-        editable_rel: folders of the tree from which the caller imports what is installed editable,
-            relative to it; they come before what is installed.
-        cells: source without a file, of the code in the payload.
+        editable_rel: folders of the tree with the caller's editable installs, relative to the
+            tree; hosts import from them before their installed packages.
+        cells: notebook cells with the code in the payload.
         client_root: absolute path of the tree on the caller's machine; used to map file names in
             tracebacks.
         secrets: names of variables whose values travel separately from the plan.
-        output_dir: where the function may leave files (`KINETIC_OUTPUT_DIR`), or None for the
+        output_dir: folder for the function's files (`KINETIC_OUTPUT_DIR`), or None for the
             default.
-        limits: how long things may take.
+        limits: the time limits.
         jax_options: options of `jax.config` set by the caller, with their values.
         captured: names of variables that travel in the payload.
-        versions: of what made the payload.
+        versions: versions of the software that pickled the payload.
         created_at: seconds since the epoch.
         labels: free key-value pairs (batch group, tags).
-        is_verbose: whether hosts also log what needs nobody's attention.
-        cost: what all slices cost; None if that is not known.
+        is_verbose: True if hosts also log messages that need no attention.
+        cost: the price of all slices; None if unknown.
     """
 
     job_id: str
@@ -236,51 +234,50 @@ class Plan(Record, called="The plan of the job"):
 
     @property
     def hosts(self) -> int:
-        """Hosts of the whole gang, over all slices: those that run the function, or a single one
-        for all."""
+        """Number of hosts of the gang, over all slices; 1 with a single controller."""
         return 1 if self.has_single_controller else self.options.most_slices * self.topology.hosts
 
     @property
     def has_single_controller(self) -> bool:
-        """Whether one process has the devices of all slices: through Pathways on a cluster."""
+        """True if one process has the devices of all slices, through Pathways on a cluster."""
         return self.options.controller == "single"
 
     @property
     def has_head(self) -> bool:
-        """Whether a program that runs no function leads the gang, so that any host may be lost. On
-        Ray it always does: hosts come and go one by one there."""
+        """True if a program that runs no function leads the gang, so that any host may be lost. Ray
+        always needs such a head, because its hosts come and go one by one."""
         is_replaced = self.elastic_gang is not None and not self.place.is_supervised
         return is_replaced or bool(self.place.address)
 
     @property
     def devices_per_host(self) -> int:
-        """Devices of each process that runs the function."""
+        """Number of devices of each process that runs the function."""
         return self.options.most_slices * self.topology.chips // self.hosts
 
     @property
     def platform(self) -> str:
-        """What JAX calls the devices: cpu, gpu, tpu, or proxy where Pathways has them."""
+        """JAX's name for the devices: cpu, gpu, tpu, or proxy with Pathways."""
         return PROXY if self.has_single_controller else self.topology.kind
 
     @property
     def most_attempts(self) -> int:
-        """How many attempts there may be, if nothing happens that counts against no limit."""
+        """Most attempts of the job, not counting those that no limit counts."""
         elastic = self.options.elastic
         return 1 + self.options.retries + (0 if elastic is None else elastic.max_failures)
 
     @property
     def elastic_gang(self) -> Elastic | None:
-        """What an elastic job does when hosts of a slice are lost; None for any other job."""
+        """The policy of an elastic job whose slices have hosts; None for any other job."""
         return None if self.has_single_controller else self.options.elastic
 
     @property
     def elastic_controller(self) -> Elastic | None:
-        """What the one process of an elastic job does when a slice is lost; None for any other."""
+        """The policy of an elastic job with a single controller; None for any other job."""
         return self.options.elastic if self.has_single_controller else None
 
     def cluster_mounts(self) -> dict[int, str]:
-        """Return the folders that the cluster mounts in each pod: of the data of these numbers, or,
-        for a single file, of the folder around it."""
+        """Return the folders that the cluster mounts in each pod, by index of the data. For a
+        single file, the folder around it is mounted."""
         return {
             number: data.mount if data.mount and data.is_dir else f"{FUSE_FOLDER}/{number}"
             for number, data in enumerate(self.data)
@@ -288,7 +285,7 @@ class Plan(Record, called="The plan of the job"):
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value."""
+        """Return a JSON object that `from_json` turns back into an equal value."""
         return super().to_json() | {
             "schema_version": SCHEMA_VERSION,
             "place": self.place.to_json(),
@@ -297,10 +294,10 @@ class Plan(Record, called="The plan of the job"):
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Rebuild from `to_json`.
+        """Rebuild a plan from `to_json`.
 
         Raises:
-            UnsupportedVersion: another version of kinetic wrote it.
+            UnsupportedVersion: another version of kinetic wrote the plan.
             CorruptRecord: the document is not a plan.
         """
         version = data.get("schema_version") if isinstance(data, dict) else SCHEMA_VERSION

@@ -1,19 +1,18 @@
-"""How a host and its function tell each other of preemption and of saves: by files, which programs
-that the function starts see, too.
+"""Names of the files through which an agent and its function exchange preemption and saves.
 
-In: nothing. Out: names. Pure.
+Files also reach programs that the function starts.
 """
 
 from __future__ import annotations
 
 VARIABLE = "KINETIC_PREEMPTION"
-"""The folder that the files lie in."""
+"""The environment variable with the folder of the files."""
 NOTICE = "preempted"
-"""From the agent: a host of the gang is taken away. Holds when functions are ended at the latest,
-by the clock that `time.monotonic` reads."""
-LOOKS = "looks-for-preemption"
-"""From the function: it looks for the notice, and needs no SIGTERM."""
-SEEN = "saw-preemption"
-"""From the function: it has seen the notice, or heard of it, so it ends because of it."""
+"""From the agent: a host of the gang is taken away. The file holds the time of `time.monotonic` at
+which functions are ended at the latest."""
+POLLING = "looks-for-preemption"
+"""From the function: it polls for the notice, and needs no SIGTERM."""
+NOTICED = "saw-preemption"
+"""From the function: it knows of the preemption, and will end because of it."""
 SAVING = {"persistent": "saving-persistent", "local": "saving-local"}
-"""From the function, by tier: it writes a checkpoint of the step that the file holds."""
+"""From the function, by tier: it is writing a checkpoint of the step that the file holds."""

@@ -1,7 +1,4 @@
-"""Amounts of processors and memory as people write them, such as 500m and 60Gi.
-
-In: text. Out: numbers.
-"""
+"""Quantities of processors and memory as Kubernetes writes them, such as 500m and 60Gi."""
 
 from __future__ import annotations
 
@@ -11,13 +8,12 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([mkMGTP]|[KMGTP]i)?", re.ASCII)
 
 
 def bytes_of(quantity: str) -> int:
-    """Return the bytes of a quantity as clusters write it, such as 60Gi; 0 if it is none."""
+    """Return the bytes of a quantity such as 60Gi; 0 if the text is not a quantity."""
     return int(amount_of(quantity))
 
 
 def amount_of(quantity: str) -> float:
-    """Return a quantity as clusters write it, such as 60Gi or 500m, as a number; 0 if it is
-    none."""
+    """Return a quantity such as 60Gi or 500m as a number; 0 if the text is not a quantity."""
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
         return 0.0

@@ -1,7 +1,4 @@
-"""Parsing a stored JSON document that may be damaged: pure.
-
-In: bytes. Out: an object, or the one error for any damage.
-"""
+"""Parse stored JSON documents, which may be damaged: `CorruptRecord` stands for any damage."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from kinetic.errors import CorruptRecord
 
 
 def load(data: bytes) -> Any:
-    """Return what the bytes hold.
+    """Parse JSON.
 
     Raises:
-        CorruptRecord: they are not JSON, or nested too deeply.
+        CorruptRecord: the bytes are not JSON, or are nested too deeply.
     """
     try:
         return json.loads(data)
@@ -24,10 +21,10 @@ def load(data: bytes) -> Any:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Return the object that the bytes hold.
+    """Parse a JSON object.
 
     Raises:
-        CorruptRecord: they are not JSON, nested too deeply, or not an object.
+        CorruptRecord: the bytes are not JSON, are nested too deeply, or are not an object.
     """
     document = load(data)
     if not isinstance(document, dict):

@@ -1,7 +1,6 @@
-"""The reference to a job: what is needed to find it again from any process.
+"""The reference to a job: everything needed to reach the job from any process.
 
-In: a plan and where it went. Out: `JobRef`, a frozen value. Written before anything is created;
-read by handles and backends.
+The reference is stored before anything else of the job is created. Handles and backends read it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from kinetic._core.place import Place
 from kinetic._core.values import dataclass
 from kinetic.errors import UnsupportedVersion
 
-_OF_THE_PLACE = {
+_PLACE_FIELDS = {
     "backend": "backend",
     "requested_backend": "requested",
     "project": "project",
@@ -24,7 +23,7 @@ _OF_THE_PLACE = {
     "image_uri": "image",
     "address": "address",
 }
-"""The names of a place's fields among the attributes of a job."""
+"""Fields of `Place`, by their names among the attributes of a job."""
 _IF_SET = ("address", "has_single_controller", "has_head")
 NEWEST = "-"
 """Stands for the newest job wherever an id is expected."""
@@ -33,23 +32,24 @@ _BUCKET = "gs://"
 
 @dataclass(frozen=True)
 class JobRef(documents.Record, called="The reference of the job"):
-    """Where a job is and what it is called.
+    """The place and the names of a job.
 
     Attributes:
         job_id: "job-" and 8 hex digits.
-        place: what runs it, and where; see `ATTRIBUTES` for the names of its fields here.
+        place: the backend, cluster, zone and namespace in which the job runs.
         accelerator: canonical accelerator name.
         func_name: the function's name.
-        display_name: as displayed.
+        display_name: the job's name for users.
         created_at: seconds since the epoch.
         store_uri: root of the store, for example "/home/me/.local/share/kinetic" or "gs://bucket".
-        hosts: hosts of the gang.
+        hosts: number of hosts of the gang.
         k8s_name: the job's name in a cluster; "" locally.
-        group_id, group_kind, group_index: of the batch that the job belongs to; None outside one.
-        debug: whether the job waits for a debugger.
-        has_single_controller, has_head: as of its plan.
-        output_dir: where the function leaves files; "" in references of older versions.
-        schema_version: of the layout of the job's records.
+        group_id, group_kind, group_index: id and kind of the job's batch, and the job's index in
+            it; None outside a batch.
+        debug: True if the job waits for a debugger.
+        has_single_controller, has_head: the same as in the plan.
+        output_dir: folder of the function's files; "" in references of older versions.
+        schema_version: version of the layout of the job's records.
     """
 
     job_id: str
@@ -76,36 +76,36 @@ class JobRef(documents.Record, called="The reference of the job"):
         return self.place.backend
 
     def attributes(self) -> dict[str, Any]:
-        """Return everything known of the job as a flat dict with the names that scripts use,
-        without None. `from_json` accepts it."""
-        flat = vars(self) | {name: getattr(self.place, of) for name, of in _OF_THE_PLACE.items()}
+        """Return the reference as a flat dict with the names that scripts use, without None.
+        `from_json` accepts it."""
+        flat = vars(self) | {name: getattr(self.place, of) for name, of in _PLACE_FIELDS.items()}
         flat |= {"bucket_name": _bucket(self.store_uri), "place": None}
         flat |= {name: flat[name] or None for name in _IF_SET}
         return {name: value for name, value in flat.items() if value is not None}
 
     def check_version(self) -> None:
-        """Refuse to read output and values in the layout of another version. Not needed to list,
-        stop or remove a job.
+        """Refuse output and values that another version stored. Listing, stopping and removing a
+        job work without this check.
 
         Raises:
             UnsupportedVersion: another version submitted the job.
         """
         if self.schema_version != SCHEMA_VERSION:
             raise UnsupportedVersion(
-                f"{self.job_id} was submitted with another version of kinetic, which keeps output "
-                f"and values in other places. Read them with that version; `kinetic jobs cleanup "
+                f"{self.job_id} was submitted with another version of kinetic, which stores output "
+                f"and values differently. Read them with that version; `kinetic jobs cleanup "
                 f"{self.job_id}` removes the job."
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that is stored; defaults are left out."""
+        """Return the JSON object to store, without defaults."""
         place = {"place": self.place.to_json(), "schema_version": self.schema_version}
         return documents.drop_defaults(self) | place
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Rebuild from `to_json`, or from `attributes`, as older versions stored them; unknown keys
-        are ignored.
+        """Rebuild a reference from `to_json`, or from `attributes`, which older versions stored.
+        Unknown keys are ignored.
 
         Raises:
             CorruptRecord: a required field is missing or the document is not an object.
@@ -115,12 +115,12 @@ class JobRef(documents.Record, called="The reference of the job"):
         return super().from_json(data)
 
 
-ATTRIBUTES = frozenset({*JobRef.__dataclass_fields__, *_OF_THE_PLACE, "bucket_name"})
-"""The names of its fields and of the keys of `JobRef.attributes`."""
+ATTRIBUTES = frozenset({*JobRef.__dataclass_fields__, *_PLACE_FIELDS, "bucket_name"})
+"""Names of the fields of `JobRef` and of the keys of `JobRef.attributes`."""
 
 
 def _place(data: dict[str, Any]) -> dict[str, Any]:
-    fields = {field: data[name] for name, field in _OF_THE_PLACE.items() if name in data}
+    fields = {field: data[name] for name, field in _PLACE_FIELDS.items() if name in data}
     requested = fields.pop("requested", "")
     if requested != fields.get("backend"):
         fields["stands_in_for"] = requested
@@ -134,6 +134,6 @@ def _bucket(store_uri: str) -> str:
 
 def new_job_id() -> str:
     """Return a fresh random id: "job-" and 8 hex digits."""
-    from uuid import uuid4  # reading references, as lists of jobs do, does without
+    from uuid import uuid4  # Lists of jobs import this module and need no ids.
 
     return f"job-{uuid4().hex[:8]}"

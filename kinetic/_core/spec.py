@@ -1,7 +1,4 @@
-"""What can be decorated, and how a function and its wrong uses are named.
-
-In: functions. Out: names, the ends of sentences.
-"""
+"""Checks of the functions that users decorate, and words for errors about them."""
 
 from __future__ import annotations
 
@@ -15,15 +12,19 @@ from kinetic.errors import UsageTypeError
 
 _ELSEWHERE = dict.fromkeys(("map", "starmap"), "run_async_map(inputs) submits a job for each input")
 _ELSEWHERE |= dict.fromkeys(("delay", "remote", "spawn", "submit"), "run_async(...) submits a job")
-"""What other libraries call the methods of a decorated function."""
+"""Advice for the names that other libraries give to the methods of a decorated function."""
 
 
 def check_function(func: Any) -> None:
-    """Refuse what cannot run on a host, with a message that says what to do instead."""
+    """Refuse an object that cannot run as a function on a host.
+
+    Raises:
+        UsageTypeError: the object is cached, not callable, or a generator function.
+    """
     if hasattr(func, "cache_clear") and hasattr(func, "cache_info"):
         raise UsageTypeError(
-            "@kinetic.run cannot take a cached function: its cache stays here. Put @lru_cache "
-            "above @kinetic.run."
+            "@kinetic.run cannot take a cached function, because the cache would stay on this "
+            "machine. Put @lru_cache above @kinetic.run."
         )
     if not callable(func):
         raise UsageTypeError(f"@kinetic.run takes a function; {func!r} cannot be called.")
@@ -34,13 +35,13 @@ def check_function(func: Any) -> None:
     )
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise UsageTypeError(
-            f"{name_of(func)} is a generator, and a generator cannot be brought back: return a "
-            "list."
+            f"{name_of(func)} is a generator function, and a host cannot return a generator: "
+            "return a list."
         )
 
 
 def name_of(func: Any) -> str:
-    """Return the display name of a function, also of one without a name of its own."""
+    """Return the display name of a function, method, partial or callable object."""
     while isinstance(func, functools.partial):
         func = func.func
     if isinstance(func, MethodType):
@@ -49,13 +50,13 @@ def name_of(func: Any) -> str:
 
 
 def instead_of(attribute: str) -> str:
-    """Return the end of a sentence about a method that a decorated function does not have."""
+    """Return advice, as the end of a sentence, on a method that decorated functions lack."""
     return f"; {_ELSEWHERE[attribute]}" if attribute in _ELSEWHERE else ""
 
 
 def wrong_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """Say which keyword the function does not take, as Python does, which `bind` only does once no
-    argument is missing; "" if it takes them all."""
+    """Return Python's words about the first keyword that a function does not take; "" if it takes
+    them all. `Signature.bind` reports such a keyword only if no argument is missing."""
     parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return ""

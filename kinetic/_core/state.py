@@ -1,7 +1,6 @@
-"""What a job can be, the one function that says what it is, and what is told to all who ask. Pure.
+"""The states of a job, and the one function that decides its state. Pure.
 
-In: the stored verdict, the backend's phase, whether the records are there, times. Out: a
-`JobStatus`, a `JobStanding`.
+In: the stored verdict, the backend's phase, times. Out: a `JobStatus`, a `JobStanding`.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
 
 STARTING_S = 60.0
-"""A job unknown to its backend counts as being submitted for this long."""
+"""Seconds for which a job unknown to its backend counts as being submitted."""
 UNKNOWN = "UNKNOWN"
 SUBMITTING = "it is being submitted"
 
 
 class JobStatus(StrEnum):
-    """What a job can be. New members may be added: loops should ask `ended`."""
+    """The state of a job. New members may be added, so loops should test `ended`."""
 
     PENDING = "PENDING"
-    """Being submitted, or waiting for its hosts."""
+    """The job is being submitted, or waits for its hosts."""
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     NOT_FOUND = "NOT_FOUND"
-    """Its records were removed."""
+    """The records of the job were removed."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """True if the state is final."""
         return self not in (JobStatus.PENDING, JobStatus.RUNNING)
 
 
@@ -51,16 +50,16 @@ def status_of_verdict(verdict: str) -> JobStatus:
 def status_of(
     verdict: str | None, phase: JobStatus, *, recorded: bool, created_at: float, now: float
 ) -> JobStatus:
-    """Return the status of a job: the only answer, for Python, the command line, notebooks and
-    batches.
+    """Return the status of a job. Python, the command line, notebooks and batches all use this
+    function.
 
     Args:
-        verdict: of the stored outcome, or None.
-        phase: what the backend says; it counts only while there is no verdict.
-        recorded: whether the plan and the reference are in the store.
-        created_at: when the reference was made, in seconds since the epoch.
-        now: on the same clock. A job unknown to the backend after a minute was never started, also
-            if the clock has been set back since.
+        verdict: the verdict of the stored outcome, or None.
+        phase: the backend's phase; it counts only without a verdict.
+        recorded: True if the plan and the reference are in the store.
+        created_at: when the reference was written, in seconds since the epoch.
+        now: the time on the same clock. A job unknown to the backend after a minute was never
+            started, even if the clock has been set back since.
     """
     if verdict is not None:
         return status_of_verdict(verdict)
@@ -73,16 +72,15 @@ def status_of(
 
 
 class JobStanding(NamedTuple):
-    """Where a job stands.
+    """The state of a job, with its reason and times.
 
     Attributes:
-        state: a `JobStatus`; UNKNOWN when its backend or the store cannot be asked.
-        reason: the backend's reason for the state, why the job failed, in one line, or why it
-            cannot be asked; "" if there is nothing to say.
-        ended_at: when it ended, in seconds since the epoch; None without a verdict.
-        started_at: when its function started; None when it never did, or nobody has looked.
-        outcome: the whole verdict, where more than an excerpt was read.
-        error: why the state is unknown, or that the records were removed.
+        state: a `JobStatus`; UNKNOWN when the backend or the store cannot be reached.
+        reason: one line on why the job is in this state, failed or cannot be reached; or "".
+        ended_at: when the job ended, in seconds since the epoch; None without a verdict.
+        started_at: when the function started; None if it never did, or the time was not read.
+        outcome: the whole outcome; None if only an excerpt was read.
+        error: the error for which the state is unknown, or `NotFound` if the records were removed.
     """
 
     state: str
@@ -94,14 +92,14 @@ class JobStanding(NamedTuple):
 
     @property
     def status(self) -> JobStatus:
-        """The state; raises why it is unknown."""
+        """The state; raises `error` if the state is unknown."""
         if self.error is not None and not isinstance(self.error, NotFound):
             raise self.error
         return JobStatus.NOT_FOUND if self.error is not None else JobStatus(self.state)
 
 
 def standing_of_verdict(verdict: Mapping[str, Any], created_at: float) -> JobStanding:
-    """Return the standing of a job whose verdict is this document, or an excerpt of one.
+    """Return the standing of a job from the document of its outcome, or from an excerpt.
 
     Raises:
         CorruptRecord: the document is damaged.

@@ -1,8 +1,4 @@
-"""Keeps kinetic's frames out of tracebacks: an error is shown at the user's own line, and its
-message tells what to do.
-
-In: public functions. Out: the same functions, whose errors carry only frames of others.
-"""
+"""Removal of kinetic's frames from tracebacks, so that an error points at the user's own line."""
 
 from __future__ import annotations
 
@@ -17,17 +13,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = __file__.removesuffix("_core/tracebacks.py")
 _entry_files = {__file__}
-"""Files of decorated functions: frames of theirs lead from the user's call to an error."""
+"""Files of public functions, whose frames lead from the user's call to an error."""
 
 
 class _FrameHider:
-    """Decorates a public function or method; `with hide_frames:` does the same for a block, for
+    """Decorator for a public function or method; `with hide_frames:` does the same for a block, for
     example in a generator or a coroutine.
 
-    An error of kinetic keeps only the frames of the user's code that raised it, if any. Ctrl-C
-    keeps none: where it strikes in a wait says nothing. Any other exception, above all the
-    function's own, loses the frames of public functions that lead to it; a fault within kinetic
-    keeps those below.
+    A `KineticError` keeps only frames of user code that it passed. A KeyboardInterrupt keeps none,
+    as the line of a wait that it interrupts says nothing. Any other exception loses the leading
+    frames of public functions; a fault within kinetic keeps the frames below them.
     """
 
     def __call__(self, entry: F) -> F:
@@ -45,8 +40,8 @@ class _FrameHider:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # An exception that `with` raises again gets no entry for this frame. The method of the base
-        # class also serves exceptions that refuse assignments, such as frozen dataclasses.
+        # A `with` statement adds no entry for this frame when it re-raises. The base class's method
+        # also works for exceptions that refuse assignments, such as frozen dataclasses.
         if isinstance(error, KeyboardInterrupt):
             BaseException.with_traceback(error, None)
         elif isinstance(error, KineticError):

@@ -1,11 +1,9 @@
-"""Frozen values: `dataclass(frozen=True)` of the standard library, but the classes are quick to
-create.
-
-In: a class with annotated fields. Out: a frozen dataclass.
+"""A replacement for `dataclasses.dataclass(frozen=True)` that creates classes quickly.
 
 The standard library compiles six methods for each class, four of them for `frozen`, and a process
-of a job makes fifty such classes before it can begin. Here nothing is compiled: the methods are the
-same functions for all classes. `replace`, `fields`, `asdict` and type checkers see a dataclass.
+of a job creates fifty such classes before it can start. This module compiles nothing: the methods
+are the same functions for all classes. `replace`, `fields`, `asdict` and type checkers see a
+dataclass.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def _make_dataclass(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], t
 
 
 def _initializer(kind: type[Any]) -> Callable[..., None]:
-    """Return the `__init__` of a class: takes its fields by position and by name."""
+    """Return an `__init__` that takes the fields of a class by position and by name."""
     fields, missing = dataclasses.fields(kind), dataclasses.MISSING
     names = tuple([field.name for field in fields])
     allowed, count = frozenset(names), len(names)
@@ -75,7 +73,7 @@ def _initializer(kind: type[Any]) -> Callable[..., None]:
 
 
 def _misfit(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
-    """What is wrong with arguments that are too many."""
+    """Return Python's words about arguments that are too many."""
     if len(args) > len(names):
         return f"takes {len(names)} values, but {len(args)} were given"
     for name in named:

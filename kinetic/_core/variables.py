@@ -1,8 +1,7 @@
-"""What the names of variables tell: which take effect when a process starts, which are secret.
+"""Kinds of environment variables by name: those that take effect at process start, and secrets.
 
-A function's host is a process that runs before the function is known: what its loader, its C
-library, its interpreter or a library's pool of threads reads must be there when it starts,
-whichever backend starts it.
+The process of a host runs before it knows its function. Variables that its loader, its C library,
+its interpreter or a library's thread pool reads must be set when any backend starts the process.
 """
 
 import re
@@ -11,23 +10,24 @@ from collections.abc import Mapping
 LOADER_PATH = "LD_LIBRARY_PATH"
 THREADS = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_")
 READ_AT_START = ("LD_", "GLIBC_", "MALLOC_", "PYTHON", "LC_", *THREADS)
-"""The beginnings of their names."""
-_OF_EACH_HOST = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR")
-"""A host imports kinetic by its own PYTHONPATH; it adds the folders of the job's."""
+"""Prefixes of variables that are read when a process starts."""
+_HOST_ONLY_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR")
+"""Variables that a host sets itself. It imports kinetic by its own PYTHONPATH, and adds the folders
+of the job's."""
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret."""
+    """True if a variable of this name is likely to hold a secret."""
     return _SECRET.search(name) is not None
 
 
 def select_start_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return those with which the process of a host must be started; no secrets, because others
-    can read the environment of a process."""
+    """Return the variables with which the process of a host must start. Secrets are left out,
+    because others can read the environment of a process."""
     return {
         name: value
         for name, value in variables.items()
         if (name.startswith(READ_AT_START) or name in ("LANG", "LANGUAGE", "TZ"))
-        and not (name in _OF_EACH_HOST or looks_secret(name))
+        and not (name in _HOST_ONLY_VARIABLES or looks_secret(name))
     }

@@ -92,7 +92,7 @@ def end_event(outcome: Outcome) -> GangEvent:
 
 def has_left(outcome: Outcome) -> bool:
     """True if the function left on all hosts, so that the gang can form again."""
-    departures = [report.exit is Exit.LEFT for report in outcome.reports]
+    departures = [report.exit is Exit.REFORMED for report in outcome.reports]
     return bool(departures) and all(departures)
 
 

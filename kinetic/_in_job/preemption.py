@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 from typing import NoReturn
 
-from kinetic._core.preemption import LOOKS, NOTICE, SEEN, VARIABLE
+from kinetic._core.preemption import NOTICE, NOTICED, POLLING, VARIABLE
 
 
 class Preempted(SystemExit):
@@ -36,10 +36,10 @@ def preempted() -> bool:
     folder = os.environ.get(VARIABLE)
     if folder is None:
         return False
-    _mark(folder, LOOKS)
+    _mark(folder, POLLING)
     if not os.path.exists(f"{folder}/{NOTICE}"):  # noqa: PTH110 - called at every step
         return False
-    _mark(folder, SEEN)
+    _mark(folder, NOTICED)
     return True
 
 
@@ -51,7 +51,7 @@ def end_function() -> NoReturn:
         Preempted: always.
     """
     if (folder := os.environ.get(VARIABLE)) is not None:
-        _mark(folder, SEEN)
+        _mark(folder, NOTICED)
     raise Preempted
 
 

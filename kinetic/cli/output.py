@@ -300,7 +300,7 @@ def _style(words: str) -> str:
     from kinetic._client.board import colours
     from kinetic._core.exits import Exit
 
-    state = str(Exit(words).kind.shown) if words in set(Exit) else words.lower()
+    state = str(Exit(words).kind.state) if words in set(Exit) else words.lower()
     return colours.TERMINAL.get(colours.STATES.get(state, ""), "")
 
 

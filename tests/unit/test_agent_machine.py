@@ -188,7 +188,7 @@ def test_a_host_that_is_taken_away_says_so_and_goes_on_until_the_gang_stops():
 
 def test_a_function_that_looks_is_not_interrupted():
     machine = running()
-    machine.note_eviction(Eviction(is_known=True, looks=True, left_s=30.0))
+    machine.note_eviction(Eviction(is_known=True, function_polls=True, left_s=30.0))
     assert machine.on_view(stopped(preempted=True), 0.0) == []
     assert machine.tick(30.0) == [Act.KILL]
 

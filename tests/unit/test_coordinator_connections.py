@@ -51,7 +51,7 @@ def test_a_host_that_is_heard_from_again_is_not_lost(sign):
 
 def test_a_host_that_has_said_how_it_ended_may_hang_up():
     gang = gang_of(2)
-    gang.report(ended(1, Exit.LEFT), 1.0)
+    gang.report(ended(1, Exit.REFORMED), 1.0)
     gang.mark_disconnected(1, 1.0)
     let_pass(gang, 1.0, 15.0, beating=(0,))
     assert gang.phase is GangPhase.RUNNING

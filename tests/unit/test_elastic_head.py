@@ -102,7 +102,7 @@ def test_retries_that_are_used_up_are_known_to_the_next_head(store):
 
 
 def test_room_that_was_made_counts_as_no_failure(store):
-    gone = tuple(HostReport(h, Exit.LEFT) for h in range(2))
+    gone = tuple(HostReport(h, Exit.REFORMED) for h in range(2))
     verdicts.repeat(store, PLAN.job_id, Outcome(Verdict.FAILED, (), "left", gone, attempt=1))
     policy = pod.take_up(PLAN, store)
     assert (policy.attempt, policy.failures) == (2, ())

@@ -178,8 +178,8 @@ def test_how_long_a_job_ran_counts_all_its_attempts_and_no_wait_between_them():
 
 def test_hosts_that_left_to_make_room_have_not_failed():
     events = [
-        happened("report", 0, Exit.LEFT),
-        happened("report", 1, Exit.LEFT),
+        happened("report", 0, Exit.REFORMED),
+        happened("report", 1, Exit.REFORMED),
         happened("ended", verdict=Verdict.FAILED, hosts=(0, 1, 7), time=5.0),
     ]
     (attempt,) = picture_of(events, 2).attempts

@@ -20,7 +20,7 @@ CODE_FAILED = {Exit.RAISED, Exit.SYS_EXIT, Exit.UNPICKLE_FAILED, Exit.SETUP_FAIL
 def test_every_exit_has_a_row():
     assert set(KINDS) == set(Exit)
     assert [exit for exit in Exit if exit.kind.code is ExitCode.OK] == [Exit.RETURNED]
-    assert [exit for exit in Exit if exit.kind.shown is HostState.RETURNED] == [Exit.RETURNED]
+    assert [exit for exit in Exit if exit.kind.state is HostState.RETURNED] == [Exit.RETURNED]
 
 
 def test_a_host_that_died_is_lost_and_tried_again():

@@ -154,7 +154,7 @@ CASES = [
     (
         HostReport(0, Exit.RESULT_UNPICKLABLE, "a lock\nIts repr: <lock>"),
         errors.ResultUnavailable,
-        "(?s)cannot be brought here.*<lock>",
+        "(?s)cannot be loaded here.*<lock>",
     ),
 ]
 
@@ -173,11 +173,11 @@ def test_each_way_to_fail_has_its_error(store, job, handle, report, kind, words)
 
 
 def test_every_way_to_end_is_covered():
-    no_failures = {Exit.RETURNED, Exit.STOPPED, Exit.LEFT}
+    no_failures = {Exit.RETURNED, Exit.STOPPED, Exit.REFORMED}
     assert {c[0].exit for c in CASES} | {Exit.RAISED} | no_failures == set(Exit)
 
 
-@pytest.mark.parametrize("exit", [Exit.LEFT, Exit.STOPPED])
+@pytest.mark.parametrize("exit", [Exit.REFORMED, Exit.STOPPED])
 def test_a_job_given_up_between_two_attempts_has_lost_a_host(store, job, handle, exit):
     every = tuple(HostReport(host, exit) for host in range(job.hosts))
     why = "Given up: it failed once, and max_failures is 0. attempt 1: slice 1 lost: killed."
@@ -228,7 +228,7 @@ def test_a_cancelled_job_blames_nobody_at_length(store, backend, job, handle):
     with pytest.raises(errors.JobCancelled, match=r"cancelled by somebody\.\n") as caught:
         handle.result()
     assert "step 1" not in str(caught.value)
-    assert "as well" not in str(caught.value)
+    assert "Also failed" not in str(caught.value)
 
 
 def test_an_echo_is_called_an_echo(store, job, handle):
@@ -250,7 +250,7 @@ def test_hosts_that_came_too_late_for_each_other_are_said_to(store, job, handle)
     with pytest.raises(ValueError, match="Gloo") as caught:
         handle.result()
     notes = "\n".join(caught.value.__notes__)
-    assert "no host has ended: they are too far apart" in notes
+    assert "No host has ended: the hosts were more than 30 s apart." in notes
     assert "echo" not in notes
 
 
@@ -265,7 +265,7 @@ def test_hosts_that_failed_alike_are_named_together(store, job, handle):
         handle.result()
     notes = "\n".join(caught.value.__notes__)
     assert "Remote traceback (hosts 0-1, 3 of 4, job-" in notes
-    assert "Failed as well: host 2: KeyError: 'k'." in notes
+    assert "Also failed: host 2: KeyError: 'k'." in notes
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_words_of_other_hosts_are_cut_between_words(store, job, handle, word
     with pytest.raises(ValueError, match="no") as caught:
         handle.result()
     lines = "\n".join(caught.value.__notes__).splitlines()
-    assert any(line.startswith("Failed as well: ") and line.endswith(end) for line in lines)
+    assert any(line.startswith("Also failed: ") and line.endswith(end) for line in lines)
 
 
 def test_all_hosts_that_failed_alike_are_said_to(store, job, handle):
@@ -304,7 +304,7 @@ def test_a_collective_that_fails_by_itself_is_not_called_an_echo(store, job, han
     with pytest.raises(ValueError, match="reset") as caught:
         handle.result()
     notes = "\n".join(caught.value.__notes__)
-    assert "no host had ended before: the message above says why" in notes
+    assert "no host had ended; the message above says why" in notes
     assert f"kinetic jobs logs {job.job_id} --all-hosts" in notes
     assert "echo" not in notes
 

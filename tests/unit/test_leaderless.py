@@ -73,7 +73,7 @@ def test_a_host_that_can_never_start_is_to_blame_and_not_those_that_wait_for_it(
 
 @pytest.mark.parametrize("hosts", [(), (1,), (0, 1)])
 @pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("end", [Exit.STOPPED, Exit.LEFT])
+@pytest.mark.parametrize("end", [Exit.STOPPED, Exit.REFORMED])
 def test_a_gang_that_was_cancelled_is_cancelled(hosts, head, end):
     told = [HostReport(host, Exit.CANCELLED) for host in range(2)]
     stopped = [HostReport(host, end) for host in hosts]

@@ -95,7 +95,7 @@ class Trainer:
         ({"slices": "1:2"}, "slices must be a number, or two: the least and the most"),
         ({"slices": (0, 2)}, "slices[0] must be 1 or more"),
         ({"slices": (1, "2")}, "slices[1] must be a whole number"),
-        ({"slices": (3, 2)}, "slices names the least first: write (2, 3), not (3, 2)"),
+        ({"slices": (3, 2)}, "slices takes the smaller number first: write (2, 3), not (3, 2)"),
         ({"slices": (1, 1)}, "has no slice to lose: an elastic job needs two or more"),
         (
             {"slices": (1, 2), "retries": 1, "accelerator": "tpu-v6e-8", "controller": "single"},

@@ -148,7 +148,7 @@ class Roster:
     @property
     def have_left(self) -> bool:
         """Whether the function has left on one of them."""
-        return any(r.exit is Exit.LEFT for r in self.reports)
+        return any(r.exit is Exit.REFORMED for r in self.reports)
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class AttemptPicture:
     @property
     def failed_first(self) -> tuple[int, ...]:
         """The hosts to blame, without those that left to make room: nothing failed there."""
-        left = [host for host, picture in enumerate(self.hosts) if picture.exit is Exit.LEFT]
+        left = [host for host, picture in enumerate(self.hosts) if picture.exit is Exit.REFORMED]
         return tuple(host for host in self.blamed if host not in left)
 
     def to_json(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _host(host: HostPicture, event: GangEvent) -> HostPicture:
         return HostPicture(HostState.JOINED) if host.state is HostState.PENDING else host
     if event.kind not in (EventKind.REPORT, EventKind.LOST, EventKind.FAILURE):
         return host
-    state = HostState.FAILED if event.exit is None else event.exit.kind.shown
+    state = HostState.FAILED if event.exit is None else event.exit.kind.state
     if host.state is HostState.FAILED and state is not HostState.FAILED:
         return host
     return HostPicture(state, event.exit or host.exit, event.detail)
@@ -204,7 +204,7 @@ def _apply_outcome(attempt: AttemptPicture, outcome: Outcome) -> AttemptPicture:
     hosts = list(attempt.hosts)
     for report in outcome.reports:
         if 0 <= report.host < len(hosts):
-            hosts[report.host] = HostPicture(report.exit.kind.shown, report.exit, report.detail)
+            hosts[report.host] = HostPicture(report.exit.kind.state, report.exit, report.detail)
     started_at = min((r.started_at for r in outcome.reports if r.started_at), default=None)
     return replace(
         attempt,

@@ -16,7 +16,7 @@ from pathlib import Path
 from kinetic._core.agent import Eviction
 from kinetic._core.exits import Exit
 from kinetic._core.gang.messages import HostView
-from kinetic._core.preemption import LOOKS, NOTICE, SEEN
+from kinetic._core.preemption import NOTICE, NOTICED, POLLING
 from kinetic._host.agent.exit_report import TAKEN_AWAY
 from kinetic._host.identity import Identity
 
@@ -63,7 +63,7 @@ class Preemption:
         return Eviction(
             is_known=True,
             is_ours=self.is_ours,
-            looks=self.looks,
+            function_polls=self.looks,
             saves_together=self.saves_together,
             left_s=self.left_s,
         )
@@ -76,7 +76,7 @@ class Preemption:
     @property
     def looks(self) -> bool:
         """Whether the function sees for itself that it is told, and is not to be interrupted."""
-        return self.is_known and (self.folder / LOOKS).exists()
+        return self.is_known and (self.folder / POLLING).exists()
 
     @property
     def saves_together(self) -> bool:
@@ -101,4 +101,4 @@ class Preemption:
 
     @property
     def _has_seen(self) -> bool:
-        return (self.folder / SEEN).exists()
+        return (self.folder / NOTICED).exists()

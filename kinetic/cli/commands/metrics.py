@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kinetic._client.board import text
-from kinetic._core.metrics import OF_HOSTS
+from kinetic._core.metrics import HOST_PREFIX
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import check_hosts, host_options, jobs_argument
@@ -212,13 +212,13 @@ def _cells(ref: JobRef, series: Series) -> tuple[str, ...]:
 
 
 def _word(name: str, value: float) -> str:
-    is_size = name.startswith(OF_HOSTS) and name.endswith("_bytes") and math.isfinite(value)
+    is_size = name.startswith(HOST_PREFIX) and name.endswith("_bytes") and math.isfinite(value)
     return text.size(value) if is_size else f"{value:.6g}"
 
 
 def _first_names(rows: Sequence[tuple[JobRef, Series]]) -> tuple[str, ...]:
     names = [series.name for _, series in rows]
-    return (next((name for name in names if not name.startswith(OF_HOSTS)), names[0]),)
+    return (next((name for name in names if not name.startswith(HOST_PREFIX)), names[0]),)
 
 
 def _draw(name: str, watched: Sequence[_ShownJob], choice: _Choice, width: int) -> str:
@@ -256,7 +256,7 @@ def _draw_picture(path: str, watched: Sequence[_ShownJob], choice: _Choice) -> N
     from kinetic._client import curves
 
     rows = _rows(watched, choice)
-    logged = dict.fromkeys(each.name for _, each in rows if not each.name.startswith(OF_HOSTS))
+    logged = dict.fromkeys(each.name for _, each in rows if not each.name.startswith(HOST_PREFIX))
     names = choice.names or tuple(logged) or tuple(dict.fromkeys(each.name for _, each in rows))
     if not rows:
         raise UsageError(_explain_absence(watched, choice))
