@@ -1,7 +1,4 @@
-"""Public: map a function over many inputs.
-
-In: a function that submits jobs, inputs. Out: a `BatchHandle`.
-"""
+"""Public: run one job for each of many inputs."""
 
 from __future__ import annotations
 
@@ -63,16 +60,19 @@ def map(
     project: str | None = None,
     cluster: str | None = None,
 ) -> BatchHandle[Any]:
-    """Submit a job for each input; see `RemoteCallable.run_async_map` for the options.
+    """Submit a job for each input. The options are those of `RemoteCallable.run_async_map`.
+
+        batch = kinetic.collections.map(train, [{"lr": 1e-3}, {"lr": 1e-4}])
+        losses = batch.results()
 
     Args:
-        submit_fn: a decorated function or its `run_async`, which are packaged once for all inputs;
-            or any function that submits one job with `run_async` and returns its handle, which is
-            called with the inputs as they are when it is their turn.
+        submit_fn: a decorated function or its `run_async`: packaged once for all inputs. Or any
+            function that submits one job with `run_async` and returns its handle: called for each
+            input when its job can be submitted.
         inputs: one entry for each job.
 
     Raises:
-        UsageError: an input or an option cannot work; nothing was submitted.
+        UsageError: an input or an option is invalid; nothing was submitted.
     """
     remote = _remote(submit_fn)
     if remote is not None:
@@ -107,7 +107,7 @@ def map(
 
 
 def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:
-    """The decorated function behind `submit_fn`, if it is one, or the `run_async` of one."""
+    """Return the decorated function if `submit_fn` is one, or the `run_async` of one."""
     if isinstance(submit_fn, RemoteCallable):
         return submit_fn
     owner = getattr(submit_fn, "__self__", None)

@@ -1,7 +1,4 @@
-"""Credentials of a cloud, under the name by which scripts import it or switch it off.
-
-In: nothing. Out: nothing.
-"""
+"""Public: functions that do nothing, for scripts written for keras-kinetic's credential cache."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ __all__ = ["ensure_credentials", "invalidate_credential_cache"]
 
 
 def ensure_credentials(project: str, zone: str, cluster: str) -> None:
-    """Do nothing: kinetic reads credentials where it needs them, and writes none."""
+    """Do nothing: kinetic reads the cloud's own credentials when it needs them, and writes none."""
 
 
 def invalidate_credential_cache(
     project: str | None = None, zone: str | None = None, cluster: str | None = None
 ) -> None:
-    """Do nothing: there is no cache."""
+    """Do nothing: kinetic has no cache of credentials."""

@@ -1,7 +1,4 @@
-"""Attaching a debugger, under the name by which scripts import it.
-
-In: a `PortForward` of a job. Out: its end.
-"""
+"""Public: the port forward that `JobHandle.debug_attach` returns."""
 
 from kinetic._client.debugging import PortForward, cleanup_port_forward
 

@@ -1,7 +1,4 @@
-"""Where a job stands, under the name by which scripts import it.
-
-In: nothing. Out: `JobStatus`.
-"""
+"""Public: the status of a job."""
 
 from kinetic._core.state import JobStatus
 

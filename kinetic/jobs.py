@@ -1,7 +1,4 @@
-"""Public: find a job again, list jobs.
-
-In: ids, settings. Out: `JobHandle`s.
-"""
+"""Public: attach to a job by its id, list jobs."""
 
 from __future__ import annotations
 
@@ -19,11 +16,18 @@ __all__ = ["JobHandle", "JobStatus", "attach", "list_jobs"]
 
 @hide_frames
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
-    """Find a job again, from any process. The beginning of its id is enough.
+    """Return the handle of a job that this or any other process submitted.
+
+        loss = kinetic.attach("job-1a2b3c4d").result()
+
+    Args:
+        job_id: the job's id; its first characters are enough if no other id starts with them.
+        project: the project whose jobs to search, instead of the configured one.
+        cluster: the cluster whose jobs to search, instead of the configured one.
 
     Raises:
         NotFound: no job has this id; `suggestions` has the nearest ids.
-        UsageError: several ids begin like this.
+        UsageError: several ids start with `job_id`.
     """
     chosen = settings.load(flags={"project": project, "cluster": cluster})
     store = open_store(chosen.store)
@@ -36,8 +40,13 @@ def list_jobs(
     cluster: str | None = None,
     namespace: str | None = None,
 ) -> list[JobHandle[Any]]:
-    """Return all jobs, newest first, including those that have ended. Damaged references are
-    skipped with a warning."""
+    """Return the handles of all jobs in the store, newest first, including ended ones.
+
+        running = [job for job in kinetic.list_jobs() if not job.status().ended]
+
+    The arguments replace settings, and so decide which store is read. A job whose reference is
+    damaged is skipped with a warning.
+    """
     flags = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
     store = open_store(settings.load(flags=flags).store)
     return [JobHandle[Any](ref, store=store) for ref in index.refs(store)]

@@ -1,1 +1,1 @@
-"""The five steps of a call, on the side of the caller."""
+"""The caller's side of a call: specify, plan, submit, follow, outcome."""

@@ -1,7 +1,4 @@
-"""Access to the jobs of a store: for commands, and for pages in a browser.
-
-In: settings. Out: the store, the backend and the handle of each job.
-"""
+"""Access to the jobs of a store, for the command line and the dashboard."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobAccess:
-    """A store of jobs, and what runs them.
+    """A store, with the backend and the handle of each of its jobs.
 
     Attributes:
-        store: holds references and records.
-        backend_of: the backend that took a job.
-        handle_of: the `JobHandle` of a job.
-        now: seconds since the epoch.
+        store: holds the jobs' references and records.
+        backend_of: returns the backend that runs a job.
+        handle_of: returns the `JobHandle` of a job.
+        now: returns the time, in seconds since the epoch.
     """
 
     store: Store
@@ -40,17 +37,17 @@ class JobAccess:
 
     @functools.cached_property
     def board(self) -> JobBoard:
-        """Where the jobs of the store stand."""
+        """The reader of the jobs' states."""
         return JobBoard(self.store, self.backend_of, self.now)
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only one whose id starts with it."""
+        """Return the job whose id is this text, or the only job whose id starts with it."""
         return index.find(self.store, text)
 
 
 def open_access(flags: Mapping[str, str | None]) -> JobAccess:
-    """Return access to the jobs of the store that settings and flags name. Each backend is made
-    once."""
+    """Return access to the store that the settings name, with command-line flags applied. Jobs of
+    the same place and store share one backend."""
     from kinetic._config import settings as configuration
     from kinetic._store.open import open_store
 

@@ -1,7 +1,4 @@
-"""What the hosts of running jobs are doing, looked at again and again.
-
-In: access to jobs, ids. Out: `HostLine`s of all hosts, newest job first.
-"""
+"""Live activity of the hosts of running jobs, for `kinetic top`."""
 
 from __future__ import annotations
 
@@ -25,11 +22,16 @@ if TYPE_CHECKING:
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN)
 _SNAPSHOT_TIMEOUT_S = 1.0
 ANSWER_S, _PAUSE_S = 12.0, 0.25
-"""How long leaders are waited for that look for questions every ten seconds."""
+"""The longest wait for leaders on clusters, which read requests every ten seconds."""
 
 
 class ActivityWatch:
-    """Polls the jobs that have not ended; a job that has ended is not read again."""
+    """Polls the hosts of the chosen jobs, or of all jobs. Ended jobs are not read again.
+
+    Args:
+        app: the store and its backends.
+        chosen: ids of jobs; empty for all.
+    """
 
     def __init__(self, app: JobAccess, chosen: set[str]) -> None:
         self._app = app
@@ -49,8 +51,8 @@ class ActivityWatch:
             client.close()
 
     def poll_to_end(self, patience_s: float = ANSWER_S) -> list[HostLine]:
-        """Return what `poll` does, once the leaders that are asked in the store have answered, or
-        have had the time to."""
+        """Poll until every leader on a cluster has answered, or `patience_s` seconds have passed.
+        Return the last lines."""
         give_up_at = time.monotonic() + patience_s
         while True:
             lines = self.poll()
@@ -82,7 +84,7 @@ class ActivityWatch:
         wanted = ids & self._chosen if self._chosen else ids
         if not wanted <= self._refs.keys():
             self._refs |= {ref.job_id: ref for ref in self._find(wanted)}
-            self._ended |= wanted - self._refs.keys()  # removed since, or damaged
+            self._ended |= wanted - self._refs.keys()  # Their references were removed or damaged.
         active = [self._refs[job_id] for job_id in wanted - self._ended]
         return sorted(active, key=lambda ref: (ref.created_at, ref.job_id), reverse=True)
 
@@ -106,11 +108,12 @@ class ActivityWatch:
                 if address is None
                 else self._client(ref.job_id, address).snapshot(_SNAPSHOT_TIMEOUT_S)
             )
-        except (KineticError, ValueError):  # it is ending, or its supervisor does not answer
+        except (KineticError, ValueError):  # The job is ending, or its supervisor does not answer.
             return None
 
     def _ask_leader(self, ref: JobRef) -> dict[str, Any] | None:
-        """What the leader of a job on a cluster has answered."""
+        """Return the last answer of a cluster job's leader, read from the store; None if there is
+        none yet."""
         from kinetic._client import asking
 
         poll = self._polls.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))
@@ -124,7 +127,7 @@ class ActivityWatch:
         entry = self._clients.get(job_id)
         if entry is not None and entry[0] == address:
             return entry[1]
-        self._disconnect(job_id)  # another attempt has another address
+        self._disconnect(job_id)  # Each attempt has its own address.
         from kinetic._rpc.client import ControlClient
 
         client = ControlClient(address, give_up_s=0.0)

@@ -1,8 +1,5 @@
-"""Asking a running job's leader where no connection reaches it: a request and its answer in the
-store.
-
-In: a store, a reference. Out: the Python stacks of all hosts; what these are doing.
-"""
+"""Questions to the leader of a running job that no connection reaches: a request in the store, and
+the leader's answer next to it."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, KineticError, NotFound, WaitTimeout
 
 ANSWER_S = 30.0
-"""How long a leader may take: in a bucket it looks for requests every ten seconds."""
+"""The longest wait for an answer: a leader reads requests in a bucket every ten seconds."""
 POLL_EVERY_S = 0.25
 
 
@@ -30,17 +27,18 @@ def stacks(
     patience_s: float = ANSWER_S,
     ended: Callable[[], bool],
 ) -> dict[int, str]:
-    """Return the stacks of the hosts that answered; {} once the job has ended.
+    """Ask the leader for the Python stacks of its hosts. Return them by host; {} if the job ends
+    first.
 
     Raises:
-        WaitTimeout: the leader has not answered.
+        WaitTimeout: the leader has not answered within `patience_s` seconds.
     """
     place = ref.job_id, attempts.newest(store, ref.job_id)
     before = _answer(store, layout.AttemptKeys(*place).stacks)
     _ask(store, layout.AttemptKeys(*place).stacks_wanted)
     give_up_at = time.monotonic() + patience_s
     while time.monotonic() < give_up_at:
-        # The answer to another process's later request serves as well.
+        # An answer to another process's newer request is as good.
         answer = _answer(store, layout.AttemptKeys(*place).stacks)
         if answer["id"] != before["id"]:
             return {int(host): str(text) for host, text in answer["stacks"].items()}
@@ -48,14 +46,14 @@ def stacks(
             return {}
         time.sleep(POLL_EVERY_S)
     raise WaitTimeout(
-        f"Host 0 of {ref.job_id} has not answered within {patience_s:g} s. It may be starting: try "
-        "again. Or look into a pod yourself: `kubectl exec POD -- pip install py-spy`, then "
-        "`kubectl exec POD -- py-spy dump --pid PID`."
+        f"Host 0 of {ref.job_id} has not answered within {patience_s:g} s. It may still be "
+        "starting: try again in a minute. To inspect a pod directly: `kubectl exec POD -- pip "
+        "install py-spy`, then `kubectl exec POD -- py-spy dump --pid PID`."
     )
 
 
 class ActivityPoll:
-    """What the hosts of a running job are doing, asked for again and again."""
+    """A running job's activity: each read returns the last answer and sends the next request."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:
         self._store, self._ref = store, ref
@@ -64,12 +62,12 @@ class ActivityPoll:
         self._activity: dict[str, Any] | None = None
 
     def read_answer(self) -> dict[str, Any] | None:
-        """Return the newest answer, as `Gang.snapshot` makes it, without waiting for one; None
-        while there is none."""
+        """Return the newest answer, in the form of `Gang.snapshot`, or None if there is none yet.
+        Does not wait."""
         place = self._ref.job_id, attempts.newest(self._store, self._ref.job_id)
         answer = _answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
-            self._place, self._activity = place, None  # What is there may be old.
+            self._place, self._activity = place, None  # The first answer may be to an old request.
         elif answer["id"] == self._answered_id:
             return self._activity
         else:

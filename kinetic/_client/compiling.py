@@ -1,8 +1,5 @@
-"""The real compiler of a slice that nobody has to rent: `kinetic.compile_for`, and `compile_check`
-after a run on a simulated slice; and what is said while it is waited for.
-
-In: the name of an accelerator; a job. Out: `CompileSlice`, `CheckReport`; lines on stderr.
-"""
+"""Compiling for a TPU slice with its own compiler, on a machine without TPUs:
+`kinetic.compile_for`, and `compile_check` after a run on a simulated slice."""
 
 from __future__ import annotations
 
@@ -34,15 +31,15 @@ from kinetic._store.base import folder_of
 from kinetic.errors import KineticError, StoreError, UsageError
 
 FOLDER = "compiled"
-"""Below the cache folder: reports of what was compiled."""
+"""Subfolder of the cache folder, for compile reports."""
 FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 _QUIET_S = 30.0
 
 
 def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m") -> CompileSlice:
-    """Return slices to compile for, with their own compiler, on a machine without them.
+    """Compile for TPU slices with their own compiler, on a machine without TPUs.
 
-    As a context, `kinetic.make_mesh` makes meshes of their devices:
+    Inside the `with` block, `kinetic.make_mesh` builds meshes from the slices' devices:
 
         with kinetic.compile_for("tpu-v6e-16", slices=2) as slice:
             mesh = kinetic.make_mesh(ici={"fsdp": 16})
@@ -51,11 +48,11 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
 
     Args:
         accelerator: the name of a TPU slice, as for `kinetic.run`.
-        slices: how many of them.
-        timeout: the longest that one compile may take.
+        slices: the number of slices.
+        timeout: the longest that one compile may take: seconds, "90s", "1h30m" or a `timedelta`.
 
     Raises:
-        UsageError: there is no such slice, or no compiler for it that runs without the chip.
+        UsageError: no accelerator has this name, or its compiler does not run without the chip.
     """
     with hide_frames:
         chosen = settings.load()
@@ -72,12 +69,13 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
 
 
 def find_price(chosen: Settings, topology: Topology) -> Price | None:
-    """Return what a slice costs by these settings; None where that is not known."""
+    """Return the price of a slice under these settings; None if it is unknown."""
     return price_of(topology, chosen.prices)
 
 
 def find_flags() -> dict[str, str]:
-    """Return the variables that compilers heed, as they are at this moment."""
+    """Return the environment variables that change what the compiler does, with their current
+    values."""
     environ = settings.variables()
     return {name: environ[name] for name in FLAGS if name in environ}
 
@@ -85,25 +83,25 @@ def find_flags() -> dict[str, str]:
 def check_programs(
     board: JobBoard, ref: JobRef, attempt: int, tell: Callable[[str], None]
 ) -> CheckReport:
-    """Compile the programs of an attempt for the slice that was simulated, and keep the report
+    """Compile an attempt's programs for the real slice that the job simulated, and store the report
     with the job.
 
     Args:
-        board: with the job's records.
+        board: reads the job's records.
         ref: the job.
-        attempt: whose programs.
-        tell: is called with each line about what is going on.
+        attempt: the attempt whose programs to compile.
+        tell: called with each line of progress.
 
     Raises:
-        UsageError: the job kept no programs.
-        PreflightError: there is no compiler here.
+        UsageError: the job stored no programs.
+        PreflightError: the compiler is not installed on this machine.
     """
     ref.check_version()
     plan, root = board.plan(ref), folder_of(board.store)
     if root is None or plan is None or not plan.options.compile_check:
         raise UsageError(
-            f"{ref.job_id} kept no programs: run it with compile_check=True, on a slice that is "
-            "simulated on this machine."
+            f"{ref.job_id} stored no programs to compile. Run it with compile_check=True, on a "
+            "slice that is simulated on this machine."
         )
     chosen = settings.load()
     target = topologies.make_target(plan.topology, plan.options.most_slices)
@@ -118,24 +116,25 @@ def check_programs(
     folder = root / layout.AttemptKeys(ref.job_id, attempt).programs
     check = ProgramCheck(folder, target, compilers, client_root=plan.client_root)
     if check.count:
-        tell(f"kinetic: compiling for {plan.topology.name}: {check.count} of its programs …")
+        programs = "1 program" if check.count == 1 else f"{check.count} programs"
+        tell(f"kinetic: compiling {programs} for {plan.topology.name} …")
     try:
         for report in check.compile():
             tell(f"kinetic: {summarize(report)}")
     except KeyboardInterrupt as interrupt:
         call = f'kinetic.attach("{ref.job_id}").compile_report()'
-        words = f"kinetic: the compilers were ended; {call} goes on with what they had done."
+        words = f"kinetic: the compilers were stopped; {call} compiles the remaining programs."
         console.print_last(interrupt, words)
         raise
-    with contextlib.suppress(StoreError):  # pages show it; here it is returned
+    with contextlib.suppress(StoreError):  # Only the dashboard reads the stored report.
         text = json.dumps(check.report.to_json())
         board.store.put(layout.JobKeys(ref.job_id).compile_report, text.encode())
     return check.report
 
 
 def show_report(make: Callable[[], CheckReport]) -> None:
-    """Print the report below what the function printed; a fault of it costs neither the function's
-    value nor its error."""
+    """Print a compile report on stderr. An error in making it is printed too, so that it hides
+    neither the function's value nor its exception."""
     try:
         console.notice(str(make()), repeat=True)
     except KineticError as error:
@@ -143,8 +142,8 @@ def show_report(make: Callable[[], CheckReport]) -> None:
 
 
 class CompileProgress:
-    """Says on stderr what is compiled, and for how long now: in one line that is redrawn on a
-    terminal; elsewhere in a line after half a minute, after a whole one, after two, after four."""
+    """Progress of a compile on stderr: one line that is redrawn on a terminal; elsewhere a new line
+    after 30 s, 1, 2, 4 … minutes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -153,7 +152,7 @@ class CompileProgress:
         self._due_s = _QUIET_S
 
     def __call__(self, waiting: Compiling | None) -> None:
-        """Show what is waited for; None: take it away, others have something to say."""
+        """Show the compile that is running; None clears the line, for other output."""
         if waiting is None:
             self._write("\r\033[K" if self._is_drawn else "")
             self._is_drawn = False
@@ -175,6 +174,6 @@ class CompileProgress:
 
 
 def name_waiting(waiting: Compiling) -> str:
-    """Return the line: what is compiled, and since when."""
+    """Return the line about a running compile: its programs and its elapsed seconds."""
     rest = f", {waiting.left} more to come" if waiting.left else ""
     return f"kinetic: compiling {', '.join(waiting.names)}{rest}: {waiting.elapsed_s:.0f} s"

@@ -1,8 +1,6 @@
-"""Curves of one job or of several, where people look at them: in the terminal, in a picture, in
-TensorBoard.
+"""Curves of jobs' metrics, as text for the terminal, an image file, or TensorBoard's event files.
 
-In: series with a label each. Out: text, an image file, event files. The only module that imports
-plotille, matplotlib and tensorboardX.
+The only module that imports plotille, matplotlib and tensorboardX.
 """
 
 from __future__ import annotations
@@ -23,29 +21,37 @@ from kinetic.errors import PreflightError, UsageError
 _COLORS = ("bright_blue", "bright_red", "bright_green", "bright_magenta", "bright_cyan", "yellow")
 _MOST_IN_A_PICTURE = 24
 _AXIS_COLUMNS = 13
-"""Of plotille's vertical axis, beside the curves."""
+"""Width of plotille's vertical axis and its labels."""
 _ARROW_COLUMNS = 10
-"""Of the end of its horizontal one."""
+"""Width of the label at the end of plotille's horizontal axis."""
 
 
 class Curve(NamedTuple):
-    """A series, and which of several it is: its job, its host."""
+    """A series, labelled with its job or host."""
 
     label: str
     series: Series
 
     def points(self) -> tuple[list[float], list[float]]:
-        """The numbers to draw: steps, or seconds since the first figure; without what is no
-        number."""
+        """Return the points to draw: steps, or seconds since the first value, and the values. NaN
+        and infinite values are left out."""
         series = self.series
         begin = 0.0 if series.has_steps else min(series.times, default=0.0)
-        where = series.steps if series.has_steps else [time - begin for time in series.times]
-        drawn = [(x, y) for x, y in zip(where, series.values, strict=True) if math.isfinite(y)]
-        return [float(x) for x, _ in drawn], [y for _, y in drawn]
+        positions = series.steps if series.has_steps else [time - begin for time in series.times]
+        finite = [(x, y) for x, y in zip(positions, series.values, strict=True) if math.isfinite(y)]
+        return [float(x) for x, _ in finite], [y for _, y in finite]
 
 
 def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, color: bool) -> str:
-    """Return a chart of one metric in characters; "" if it has no numbers."""
+    """Return a chart of one metric in characters; "" if no curve has a finite value.
+
+    Args:
+        name: the metric, written above the chart.
+        curves: the metric's curves, one for each job or host.
+        width: columns of the whole chart.
+        height: lines of the plot.
+        color: True for ANSI colors.
+    """
     import plotille
 
     figure = plotille.Figure()
@@ -55,25 +61,25 @@ def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, co
     figure.x_label = "step" if curves and curves[0].series.has_steps else "s"
     for kind in (int, float):
         figure.register_label_formatter(kind, functools.partial(_format_tick, name))
-    names = itertools.cycle(_COLORS)
-    drawn = [(curve.label, *curve.points()) for curve in curves]
-    drawn = [each for each in drawn if each[1]]
-    for label, x, y in drawn:
-        figure.plot(x, y, label=label, lc=next(names) if color else None)
-    if not drawn:
+    colors = itertools.cycle(_COLORS)
+    lines = [(curve.label, *curve.points()) for curve in curves]
+    lines = [line for line in lines if line[1]]
+    for label, x, y in lines:
+        figure.plot(x, y, label=label, lc=next(colors) if color else None)
+    if not lines:
         return ""
-    lowest, highest = _widen(y for each in drawn for y in each[2])
+    lowest, highest = _widen(y for line in lines for y in line[2])
     figure.set_y_limits(lowest, highest)
-    figure.set_x_limits(*_widen(x for each in drawn for x in each[1]))
+    figure.set_x_limits(*_widen(x for line in lines for x in line[1]))
     try:
         chart = figure.show(legend=False).rstrip().split("\n")
-    except (ArithmeticError, ValueError):  # Their range is beyond what numbers hold.
-        return f"{name}: from {lowest:g} to {highest:g}, which cannot be drawn"
-    return "\n".join([name, *chart[1:], *_legend([each[0] for each in drawn], color=color)])
+    except (ArithmeticError, ValueError):  # The range overflows a float.
+        return f"{name}: the range from {lowest:g} to {highest:g} is too large to draw"
+    return "\n".join([name, *chart[1:], *_legend([line[0] for line in lines], color=color)])
 
 
 def _widen(numbers: Iterable[float]) -> tuple[float, float]:
-    """The range of the numbers, which must not be empty."""
+    """Return the smallest and the largest number; if they are equal, with a margin."""
     values = list(numbers)
     low, high = min(values), max(values)
     if high > low:
@@ -85,7 +91,8 @@ def _widen(numbers: Iterable[float]) -> tuple[float, float]:
 def _format_tick(
     name: str, value: float, chars: int, delta: float = 0.0, left: bool = False
 ) -> str:
-    """A number at an axis: the one below is written from the left."""
+    """Format a tick label for plotille: left-aligned for the horizontal axis, right-aligned for the
+    vertical one."""
     if left:
         return f"{value:.0f}".ljust(chars) if delta * chars > 5 else f"{value:.3g}".ljust(chars)
     return (text.size(value) if name.endswith("_bytes") else f"{value:.4g}").rjust(chars)
@@ -102,71 +109,70 @@ def _legend(labels: Sequence[str], *, color: bool) -> Iterator[str]:
 
 
 def draw_picture(path: str, groups: Sequence[tuple[str, Sequence[Curve]]]) -> None:
-    """Draw a chart for each metric into one image, in the format that the file's name tells.
+    """Draw a chart of each metric into one image file, whose suffix sets the format.
 
     Raises:
-        PreflightError: matplotlib is not installed here.
-        UsageError: the file cannot be written in that format, or there.
+        PreflightError: matplotlib is not installed.
+        UsageError: the file cannot be written, or matplotlib does not know the format.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
         raise PreflightError(
-            "--plot needs matplotlib, which is not installed here: pip install matplotlib."
+            "--plot needs matplotlib, which is not installed: pip install matplotlib."
         ) from missing
     groups = groups[:_MOST_IN_A_PICTURE]
     columns = min(len(groups), 2 if len(groups) < 9 else 3)
     rows = math.ceil(len(groups) / columns)
     figure = Figure(figsize=(6.0 * columns, 3.4 * rows), layout="constrained")
-    places = figure.subplots(rows, columns, squeeze=False).flat
-    for (name, curves), place in zip(groups, places, strict=False):
+    subplots = figure.subplots(rows, columns, squeeze=False).flat
+    for (name, curves), axes in zip(groups, subplots, strict=False):
         for curve in curves:
             x, y = curve.points()
-            alone = {"marker": "o"} if len(x) == 1 else {}
-            place.plot(x, y, label=curve.label, linewidth=1.2, **alone)
-        place.set_title(_escape(name), fontsize=10)
-        place.set_xlabel("step" if curves and curves[0].series.has_steps else "seconds")
-        place.grid(alpha=0.3)
+            marker = {"marker": "o"} if len(x) == 1 else {}
+            axes.plot(x, y, label=curve.label, linewidth=1.2, **marker)
+        axes.set_title(_escape(name), fontsize=10)
+        axes.set_xlabel("step" if curves and curves[0].series.has_steps else "seconds")
+        axes.grid(alpha=0.3)
         if len(curves) > 1:
-            place.legend(fontsize=8)
-    for place in places:
-        place.set_axis_off()
+            axes.legend(fontsize=8)
+    for axes in subplots:
+        axes.set_axis_off()
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise UsageError(f"The picture cannot be written to {path}: {error}") from error
+        raise UsageError(f"The image cannot be written to {path}: {error}") from error
 
 
 def _escape(name: str) -> str:
-    """A name that matplotlib does not take for a formula."""
+    """Escape a metric's name, so that matplotlib does not read "$" as the start of a formula."""
     return name.replace("$", r"\$")
 
 
 def write_events(folder: str, groups: Sequence[tuple[str, Sequence[Series]]]) -> int:
-    """Write event files that TensorBoard reads, a run for each group; return how many values.
+    """Write TensorBoard event files, one run for each group, and return the number of values.
 
     Args:
-        folder: for the runs; what it has of a run is replaced.
+        folder: the folder of the runs; kinetic's earlier event files of a run are replaced.
         groups: names of runs, such as "job-1a2b" or "job-1a2b/host-1", and their series.
 
     Raises:
-        PreflightError: tensorboardX is not installed here.
+        PreflightError: tensorboardX is not installed.
         UsageError: the folder cannot be written.
     """
     try:
         from tensorboardX import SummaryWriter
     except ImportError as missing:
         raise PreflightError(
-            "--tensorboard needs tensorboardX, which is not installed here: pip install "
-            "tensorboardX."
+            "--tensorboard needs tensorboardX, which is not installed: pip install tensorboardX."
         ) from missing
     count = 0
     for run, series in groups:
-        place = Path(folder, run)
+        run_folder = Path(folder, run)
         try:
-            for old in place.glob("events.out.tfevents.*.kinetic"):
+            for old in run_folder.glob("events.out.tfevents.*.kinetic"):
                 old.unlink()
-            writer = SummaryWriter(logdir=os.fspath(place), filename_suffix=".kinetic")
+            writer = SummaryWriter(logdir=os.fspath(run_folder), filename_suffix=".kinetic")
         except OSError as error:
             raise UsageError(f"Event files cannot be written to {folder}: {error}") from error
         with contextlib.closing(writer):
@@ -175,7 +181,7 @@ def write_events(folder: str, groups: Sequence[tuple[str, Sequence[Series]]]) ->
                 for step, time, value in zip(
                     metric.steps, metric.times, metric.values, strict=True
                 ):
-                    # Figures of hosts have no step: TensorBoard shows them by the second.
+                    # Figures of hosts have no step; use the second instead.
                     at = step if metric.has_steps else round(time - begin)
                     writer.add_scalar(metric.name, value, at, walltime=time)
                 count += len(metric)

@@ -1,8 +1,5 @@
-"""Attaching a debugger to a running job: its port brought to this machine, and instructions for an
-editor.
-
-In: a debug job's reference, its backend and store. Out: `PortForward`, instructions.
-"""
+"""Attaching a debugger to a running job: a local port that forwards to the job's debugger, and
+instructions for the editor."""
 
 from __future__ import annotations
 
@@ -37,8 +34,10 @@ _HOW_TO = "Set debug=True in @kinetic.run(...), and call the function again."
 
 
 class PortForward:
-    """Connections to a port of this machine, passed on to the job's debugger. Looks like a
-    `subprocess.Popen` from outside.
+    """A port of this machine that forwards to a job's debugger.
+
+    It has the methods of a `subprocess.Popen`, for scripts that expect the process of `kubectl
+    port-forward`.
 
     Attributes:
         port: the port of this machine.
@@ -70,15 +69,15 @@ class PortForward:
 
     @property
     def returncode(self) -> int | None:
-        """None while it forwards, then 0."""
+        """None while the port is forwarded, then 0."""
         return self.poll()
 
     def poll(self) -> int | None:
-        """Return None while it forwards, then 0."""
+        """Return None while the port is forwarded, then 0."""
         return 0 if self._over.is_set() else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the debugger is gone, or `terminate` was called.
+        """Wait until forwarding ends: the job has ended, or `terminate` was called.
 
         Raises:
             subprocess.TimeoutExpired: `timeout` seconds have passed.
@@ -88,7 +87,7 @@ class PortForward:
         return 0
 
     def terminate(self) -> None:
-        """End it, with the connections that are open. The job goes on. Idempotent."""
+        """Stop forwarding and close open connections. The job keeps running. Idempotent."""
         self._closing.set()
         for side in list(self._open):
             side.end()
@@ -106,8 +105,8 @@ class PortForward:
                     self._accept()
                 if time.monotonic() >= next_check:
                     next_check = time.monotonic() + self._check_every_s
-                    # Everything from the debugger was passed on. A status that cannot be read now
-                    # is asked for again.
+                    # Check the job only without open connections, so that the debugger's last
+                    # bytes arrive. A failed check is repeated.
                     with contextlib.suppress(KineticError):
                         if not self._open & self._far and self._ended():
                             self.terminate()
@@ -118,8 +117,7 @@ class PortForward:
         near = SocketConnection(caller)
         if not peers.is_own(caller):
             _log.warning(
-                "another user of this machine tried to attach to the job's debugger, and was "
-                "refused"
+                "refused another user of this machine who tried to attach to the job's debugger"
             )
             near.close()
             return
@@ -139,15 +137,15 @@ class PortForward:
     def _pump(self, source: Connection, target: Connection) -> None:
         pump(source, target)
         self._open.discard(source)
-        if target not in self._open:  # The other direction has ended too.
+        if target not in self._open:  # Both directions have ended.
             self._far -= {source, target}
             source.close()
             target.close()
 
 
 def cleanup_port_forward(process: Any) -> None:
-    """End what `JobHandle.debug_attach` returned. Does nothing for None or a forward that has
-    ended."""
+    """Stop a port forward that `JobHandle.debug_attach` returned, and wait up to 5 seconds for its
+    end. None, or a forward that has ended, is ignored."""
     if process is None or process.poll() is not None:
         return
     process.terminate()
@@ -167,16 +165,16 @@ def attach(
     ended: Callable[[], bool],
     pause: Callable[[float], object] = time.sleep,
 ) -> PortForward:
-    """Wait until the job's debugger listens, and bring it to `local_port` of this machine (0: any
-    free one).
+    """Wait until the job's debugger listens, and forward `local_port` of this machine to it (0: any
+    free port).
 
     Raises:
-        UsageError: the job is not a debug job, the port is taken, or the backend cannot reach a
-            port of a host; then the message says where the debugger listens.
+        UsageError: the job has no debugger, the port is in use, or the backend cannot reach ports
+            of its hosts; then the message says where the debugger listens.
         NotFound: the job has ended.
     """
     if not ref.debug:
-        raise UsageError(f"{ref.job_id} was not started for debugging. {_HOW_TO}")
+        raise UsageError(f"{ref.job_id} has no debugger. {_HOW_TO}")
     if not isinstance(backend, Tunnels):
         raise UsageError(_by_ssh(ref, _wait(store, ref, ended, pause), local_port, working_dir))
     listener = _listener(local_port)
@@ -193,7 +191,7 @@ def attach(
 
 
 def instructions(ref: JobRef, debugger: Debugger, port: int, local_root: str, *, now: float) -> str:
-    """Say where the debugger is, and what to write into launch.json."""
+    """Return the text that tells a user the debugger's address and the entry for launch.json."""
     name = f"kinetic: {ref.display_name} ({ref.job_id})"
     document = json.dumps(
         launch_configuration(debugger, name=name, port=port, local_root=local_root), indent=2
@@ -211,7 +209,7 @@ def instructions(ref: JobRef, debugger: Debugger, port: int, local_root: str, *,
 
 
 def read(store: Store, ref: JobRef) -> Debugger | None:
-    """Return the record of the job's debugger, or None before it listens."""
+    """Return the record of the newest attempt's debugger, or None before there is one."""
     try:
         key = layout.AttemptKeys(ref.job_id, attempts.newest(store, ref.job_id)).debugger
         return Debugger.read(store.get(key))
@@ -220,7 +218,7 @@ def read(store: Store, ref: JobRef) -> Debugger | None:
 
 
 def free_port(wanted: int = DEFAULT_PORT) -> int:
-    """Return `wanted`, or 0 (any free port) when something on this machine listens there."""
+    """Return `wanted`, or 0 (any free port) if that port is in use."""
     try:
         _listener(wanted).close()
     except UsageError:
@@ -229,39 +227,40 @@ def free_port(wanted: int = DEFAULT_PORT) -> int:
 
 
 def follow_call(submit: Callable[[], Any], abandoned: threading.Event) -> Any:
-    """Submit a job, bring its debugger to this machine, and wait for the value: the function starts
-    once an editor has attached. The wait ends once `abandoned` is set."""
+    """Submit a job, forward its debugger to this machine, and wait for the value. The function
+    starts when an editor attaches. Setting `abandoned` ends the wait."""
     check_terminal(
         has_terminal=bool(sys.stdin and sys.stdin.isatty()), allowed=settings.load().no_tty_debug
     )
     handle = submit()
     with contextlib.ExitStack() as stack:
-        # It ended before it could be debugged; its result says why.
+        # A job may end before its debugger listens: the result below says why.
         with contextlib.suppress(NotFound):
             stack.callback(handle.debug_attach(free_port()).terminate)
         return handle.call_result(abandoned)
 
 
 def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
-    """Refuse to block on a debugger where there may be no user to attach one.
+    """Refuse to wait for a debugger without a terminal: nobody may be there to attach one.
 
     Raises:
-        UsageError: there is no terminal, and KINETIC_NO_TTY_DEBUG is not set. Nothing was created.
+        UsageError: there is no terminal, and KINETIC_NO_TTY_DEBUG is not set.
     """
     if not has_terminal and not allowed:
         raise UsageError(
-            "A function with debug=True waits for you to attach a debugger, and this is not a "
-            "terminal. Set KINETIC_NO_TTY_DEBUG=1 to do so anyway, or use run_async() and "
+            "A function with debug=True waits until you attach a debugger, but this is not a "
+            "terminal. Set KINETIC_NO_TTY_DEBUG=1 to wait anyway, or use run_async() and "
             "JobHandle.debug_attach(). Nothing was submitted."
         )
 
 
 def _by_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None) -> str:
-    """Return how to reach the debugger on a node that kinetic itself does not reach."""
+    """Return instructions for reaching the debugger on a Ray node, whose ports kinetic does not
+    forward."""
     near, node = port or DEFAULT_PORT, debugger.address or "NODE"
     return (
-        f"kinetic does not forward ports of Ray's nodes. {ref.job_id} goes on; its debugger "
-        f"listens on port {debugger.port} of {node}, for that machine alone. Bring it here with "
+        f"kinetic cannot forward ports of Ray nodes. {ref.job_id} keeps running; its debugger "
+        f"listens on 127.0.0.1:{debugger.port} of {node}. Forward it with "
         f"`ssh -N -L {near}:127.0.0.1:{debugger.port} {node}` or, where nodes are pods, with "
         f"`kubectl port-forward POD {near}:{debugger.port}` for the pod with this address. Then:\n"
         f"{instructions(ref, debugger, near, working_dir or '', now=time.time())}"
@@ -272,13 +271,13 @@ def _wait(
     store: Store, ref: JobRef, ended: Callable[[], bool], pause: Callable[[float], object]
 ) -> Debugger:
     while True:
-        # Asked before the record is read: one that listens then belongs to a running job.
-        over = ended()
+        # Check the job first: if it was running then, a debugger that listens is its own.
+        has_ended = ended()
         debugger = read(store, ref)
-        if over:
+        if has_ended:
             raise NotFound(
-                f"{ref.job_id} has ended: there is nothing to attach to. See `kinetic jobs result "
-                f"{ref.job_id}`."
+                f"{ref.job_id} has ended: its debugger is closed. `kinetic jobs result "
+                f"{ref.job_id}` shows the result."
             )
         if debugger is not None and debugger.listens:
             return debugger
@@ -295,6 +294,6 @@ def _listener(port: object) -> socket.socket:
     except OSError as error:
         why = os.strerror(error.errno or 0).lower()
         raise UsageError(
-            f"Port {port} of this machine cannot be used ({why}). Choose another one, or 0 for any "
-            "free one: `kinetic jobs debug --port 0`, or debug_attach(local_port=0)."
+            f"Port {port} of this machine cannot be used ({why}). Choose another port, or 0 for "
+            "any free port: `kinetic jobs debug --port 0`, or debug_attach(local_port=0)."
         ) from error

@@ -1,8 +1,5 @@
-"""Step 1, specify: the decorator.
-
-In: options. Out: a decorator that makes a `RemoteCallable` of a function. Every error in the
-options is raised when the function is decorated.
-"""
+"""Step 1, specify: `kinetic.run`. An invalid option raises when the function is decorated, not when
+it is called."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ R = TypeVar("R")
 
 
 class Decorator(Protocol):
-    """What `kinetic.run(...)` returns."""
+    """The decorator that `kinetic.run(...)` returns."""
 
     def __call__(self, func: Callable[P, R], /) -> RemoteCallable[P, R]:
-        """Decorate a function."""
+        """Return the function as a `RemoteCallable`."""
         ...
 
 
@@ -50,12 +47,18 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     debug: bool = False,
     **options: Unpack[Keywords],
 ) -> Decorator:
-    """Make a function run on an accelerator slice whenever it is called.
+    """Decorate a function so that each call runs it on an accelerator slice.
 
-    Lengths of time are numbers of seconds, text such as "90s" or "1h30m", or a `timedelta`.
+        @kinetic.run("tpu-v6e-8", timeout="1h")
+        def train(steps):
+            ...
+
+        loss = train(1000)
+
+    Durations are numbers of seconds, text such as "90s" or "1h30m", or a `timedelta`.
 
     Raises:
-        UsageError: an option cannot work; nothing was created.
+        UsageError: an option is invalid.
     """
     values = locals()
     values |= values.pop("options")
@@ -77,14 +80,14 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
 
 document_options(run)
 _decorated: list[None] = []
-"""Grows with each function of the program that is decorated."""
+"""Has an item for each decorated function of the main program."""
 
 
 def _warm_up_ahead(func: Callable[..., Any], options: Options) -> None:
-    """Let the backend prepare for the first function that a script or a notebook decorates, while
-    the program goes on; errors in the settings are left to the call.
+    """Let the backend prepare in the background for the first function that a script or notebook
+    decorates. Errors in settings are ignored: the call raises them.
 
-    A function of an imported module may never be called: nothing is prepared for those.
+    A function of an imported module may never be called, so nothing is prepared for it.
     """
     from kinetic._config import settings
 

@@ -1,7 +1,5 @@
-"""Step 4, follow: a job's output as it is printed, then its verdict.
-
-In: `JobRef`, a backend, a store. Out: `LogChunk`s and `Tick`s, then exactly one `Finished`.
-"""
+"""Step 4, follow: stream a job's output as it is printed, then its verdict. Outages of the backend
+or the store do not end the stream while the job may still run."""
 
 from __future__ import annotations
 
@@ -34,9 +32,9 @@ _log = logging.getLogger("kinetic.following")
 PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 TRIES = 10
-"""Failures in a row, without output in between: half a minute."""
+"""Give up after this many consecutive failures without output: about half a minute."""
 QUIET_S = 60.0
-"""Failures further apart than this do not count as "in a row"."""
+"""Failures further apart than this are not consecutive."""
 TRIES_BEFORE_WARNING = 3
 POLL_EVERY_S = 0.25
 EXPLAIN_EVERY_S = 2.0
@@ -44,10 +42,10 @@ EXPLAIN_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Tick:
-    """Nothing new: a moment to look at the clock.
+    """No news, so that the caller can check its deadline.
 
     Attributes:
-        fault: why nothing can be known of the job now; "" while it can.
+        fault: why the backend or the store cannot be read now; "" if it can.
     """
 
     fault: str = ""
@@ -55,19 +53,19 @@ class Tick:
 
 @dataclass(frozen=True)
 class Finished:
-    """The job has ended, and all its output was yielded."""
+    """The end of the job. All its output was yielded before."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The job does not run yet, for a new reason."""
+    """A new reason why the job does not run yet."""
 
     reason: str
 
     def line_for(self, ref: JobRef) -> str:
-        """Return the line for those who wait."""
+        """Return the line to print while the caller waits."""
         return f"kinetic: {ref.job_id}: {self.reason}"
 
 
@@ -84,21 +82,20 @@ def follow(
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Event]:
-    """Yield a job's output, and in the end its verdict. Ends are awaited by `waiter` where nobody
-    reads the output; here the wait is over when all of it was read.
+    """Yield a job's output, and at the end its verdict. Without `request.follow`, yield only the
+    output so far.
 
-    Promises: (1) exactly one `Finished`, and nothing after it; (2) a verdict even if the job's
-    supervisor was killed; (3) an event at least every tenth of a second, so that the caller can
-    look at its clock; (4) a stream that breaks is resumed where it broke: nothing is lost or
-    repeated. A backend that does not answer is asked again for as long as the job runs, a remote
-    store for half a minute. A request without `follow` yields the output so far and no `Finished`,
-    and asks a backend, too, for half a minute only.
+    Promises: (1) with `follow`, exactly one `Finished`, as the last event; (2) a verdict even if
+    the job's supervisor was killed; (3) an event at least every 0.1 s, so that the caller can check
+    its deadline; (4) a broken stream resumes where it broke: no output is lost or repeated. A
+    backend that does not answer is retried while the job may run (without `follow`, for half a
+    minute); a remote store is retried for half a minute.
 
     Raises:
-        StoreError: the store does not answer.
+        BackendUnavailable, StoreError: retrying did not help.
         NotFound: the job's records were removed.
-        UsageError: the job has had no such attempt.
-        UnsupportedVersion: another version of kinetic runs the job: its output cannot be read.
+        UsageError: the job has no attempt with the requested number.
+        UnsupportedVersion: another version of kinetic runs the job, so its output cannot be read.
     """
     _check(store, ref, request)
     reading = _OutputReading(backend, ref, request)
@@ -115,8 +112,8 @@ def follow(
             outcome = board.outcome(ref)
             if outcome is not None and request.hosts == ():
                 break
-            # The stream may have ended early, just before the job did: the rest is read once more.
-            # Without a verdict, the job was not started yet, or the stream broke.
+            # Read once more after the verdict: the stream may have ended just before the job did.
+            # Without a verdict, the job has not started yet, or the stream broke.
             pause_s = PAUSE_S if outcome is None else 0.0
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
@@ -129,7 +126,7 @@ def follow(
                 break
             if reading.is_hopeless and (isinstance(error, StoreError) or not request.follow):
                 raise
-        while pause_s > 0:  # In pieces, so that the caller can look at its clock.
+        while pause_s > 0:  # In short pauses, so that the caller can check its deadline.
             yield Tick(fault)
             pause(min(pause_s, PAUSE_S))
             pause_s -= PAUSE_S
@@ -147,12 +144,10 @@ def chunks(
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogChunk | None]:
-    """Yield a job's output: what there is, or with `follow` until the job has ended; None while
-    there is nothing new. `tell` gets why the job does not run yet.
+    """Yield a job's output so far, or with `request.follow` until the job ends; None when there is
+    nothing new. Call `tell` with each reason why the job does not run yet.
 
-    Raises:
-        BackendUnavailable, StoreError: the output could not be read for half a minute.
-        UsageError, UnsupportedVersion: as for `follow`.
+    Raises the errors of `follow`.
     """
     for event in follow(backend, store, ref, request, now=now, pause=pause):
         if isinstance(event, Waiting) and tell is not None:
@@ -162,7 +157,7 @@ def chunks(
 
 
 def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
-    """Refuse to read an attempt that the job has not had, or another version's output."""
+    """Refuse to read an attempt that does not exist, or the output of another version."""
     if request.hosts == ():
         return
     ref.check_version()
@@ -171,7 +166,7 @@ def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
 
 
 def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
-    """Whether asking again may help: not if a folder of this machine cannot be read."""
+    """True if a retry may help: not for a local folder, a full store or a damaged record."""
     if isinstance(error, BackendUnavailable):
         return True
     lasting = isinstance(error, CorruptRecord | UnsupportedVersion | StoreFull)
@@ -179,7 +174,7 @@ def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
 
 
 def _peek_verdict(board: JobBoard, store: Store, ref: JobRef) -> Outcome | None:
-    """The stored verdict; None also if the store does not answer."""
+    """Return the stored verdict; None if there is none, or if the store does not answer."""
     try:
         return board.verdict(ref)
     except StoreError as error:
@@ -189,7 +184,7 @@ def _peek_verdict(board: JobBoard, store: Store, ref: JobRef) -> Outcome | None:
 
 
 class _OutputReading:
-    """A job's output, read over as many streams as it takes."""
+    """A job's output, over several streams if one breaks."""
 
     def __init__(self, backend: Backend, ref: JobRef, request: LogRequest) -> None:
         self._backend = backend
@@ -199,7 +194,7 @@ class _OutputReading:
         self._failed_at = -math.inf
 
     def stream(self) -> Iterator[LogChunk | None]:
-        """Yield what follows the last chunk, until the stream ends."""
+        """Yield the chunks after the last one that was read, until the stream ends."""
         read = dict(self._request.after)
         try:
             for chunk in self._backend.logs(self._ref, self._request):
@@ -211,25 +206,23 @@ class _OutputReading:
             self._request = replace(self._request, after=read)
 
     def count_failure(self, error: KineticError, now: float) -> float:
-        """Count a failure; return how long to wait."""
+        """Count a failure; return how many seconds to wait before the next stream."""
         if now - self._failed_at > QUIET_S:
             self._failures = 0
         self._failed_at = now
         self._failures += 1
         if self._failures == TRIES_BEFORE_WARNING:
-            _log.warning(
-                "%s cannot be read at present, and is tried again: %s", self._ref.job_id, error
-            )
+            _log.warning("%s cannot be read at present; retrying: %s", self._ref.job_id, error)
         return min(PAUSE_S * 2.0 ** (self._failures - 1), LONGEST_PAUSE_S)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it has failed too often."""
+        """True after too many consecutive failures."""
         return self._failures >= TRIES
 
 
 class _StartReasons:
-    """Why a job does not run yet, each time that this changes."""
+    """The backend's reasons why a job does not run yet."""
 
     def __init__(self, backend: Backend | None, ref: JobRef) -> None:
         self._backend: Explains | None = backend if isinstance(backend, Explains) else None
@@ -238,14 +231,14 @@ class _StartReasons:
         self._reason = ""
 
     def news(self, now: float) -> Waiting | Tick:
-        """Ask, if it is time to."""
+        """Return the reason if it has changed; ask the backend at most every 2 s."""
         if self._backend is None or now < self._next_ask_at:
             return Tick()
         self._next_ask_at = now + EXPLAIN_EVERY_S
         try:
             reason = self._backend.why_waiting(self._ref)
         except BackendUnavailable:
-            return Tick()  # Following reports it and goes on.
+            return Tick()  # `follow` handles the outage.
         if reason is None:
             self._backend = None
         if not reason or reason == self._reason:
@@ -255,7 +248,7 @@ class _StartReasons:
 
 
 class StatusWatch:
-    """Calls back with each new status, but does not ask too often."""
+    """Calls a user's `on_status_change` with each new status; polls at most every 0.25 s."""
 
     def __init__(
         self,
@@ -270,14 +263,14 @@ class StatusWatch:
         self._next_poll_at = -math.inf
 
     def __call__(self, outcome: Outcome | None = None) -> None:
-        """Ask, if it is time to; with a verdict, report that."""
+        """Poll the status if it is due, or take it from the verdict; report a change."""
         if self._on_status is None or (outcome is None and self._clock() < self._next_poll_at):
             return
         self._next_poll_at = self._clock() + POLL_EVERY_S
         try:
             status = self._status() if outcome is None else status_of_verdict(outcome.verdict)
         except (BackendUnavailable, StoreError):
-            return  # Following meets it too, and goes on or raises.
+            return  # `follow` handles the outage.
         if status is not self._last:
             self._last = status
             self._on_status(status)

@@ -1,11 +1,8 @@
-"""The ends of jobs: one daemon thread per process finds them, for futures, `await`, `as_completed`
-and batches.
+"""Waiting for the ends of jobs: one daemon thread per process polls them all, for futures, `await`,
+`as_completed` and batches.
 
-In: handles of jobs. Out: calls, futures, handles as their jobs end.
-
-A backend that can signal ends (`ending_fd`) is asked only now and then, in case a signal was
-missed. With others, each job is asked for less and less often. All jobs of one place are asked for
-in one call.
+Jobs of one place and store share a call to the backend. The thread polls each job less and less
+often; where the backend signals ends (`ending_fd`), it polls only in case a signal was missed.
 """
 
 from __future__ import annotations
@@ -46,10 +43,10 @@ SLOWEST_POLL_S = 5.0
 SIGNALLED_POLL_S = 2.0
 SLOWER = 1.5
 MOST_SIGNALS = 256
-"""A process may have a thousand open files, and needs some of them elsewhere."""
+"""At most this many signals at a time: a process may open about a thousand files in all."""
 _NAMED = 5
 FUTURE_INTERNALS = ("_condition", "_state", "_waiters")
-"""What the functions of `concurrent.futures` use of a future."""
+"""The private attributes of a future that `concurrent.futures.wait` and `as_completed` use."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -57,7 +54,7 @@ Answer = Outcome | KineticError | None
 
 
 class AwaitedJob(Protocol):
-    """The part of a handle that waiting needs."""
+    """The part of a `JobHandle` that the watcher uses."""
 
     @property
     def ref(self) -> JobRef:
@@ -65,8 +62,8 @@ class AwaitedJob(Protocol):
         ...
 
     def settle(self, refs: Sequence[JobRef]) -> Mapping[str, Answer]:
-        """Return the verdicts of jobs with the same place and store as this one, by id; None while
-        they run, an error if it cannot be determined or the records were removed."""
+        """Return the verdicts of jobs with the same place and store as this one, by id: None for a
+        running job, an error if the verdict cannot be determined or the records were removed."""
         ...
 
     def ending_fd(self) -> int | None:
@@ -77,32 +74,32 @@ class AwaitedJob(Protocol):
 
 J = TypeVar("J", bound=AwaitedJob)
 OnEnd = Callable[[AwaitedJob, Outcome | BaseException], object]
-"""Takes a job and how it ended: `NotFound` if its records were removed, another error if it cannot
-be watched any more."""
+"""Takes a job and its end: the verdict, `NotFound` if its records were removed, or another error if
+the job can no longer be watched."""
 
 
 def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:
-    """Return what is answered for each job: all jobs of one place are asked for in one call."""
-    alike: dict[tuple[Place, str], list[J]] = {}
+    """Return the answer for each job, with one call of `ask` for all jobs of a place and store."""
+    groups: dict[tuple[Place, str], list[J]] = {}
     for job in jobs:
-        alike.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
+        groups.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
     answers: dict[JobRef, R] = {}
-    for several in alike.values():
-        refs = [job.ref for job in several]
-        by_id = ask(several[0], refs)
+    for group in groups.values():
+        refs = [job.ref for job in group]
+        by_id = ask(group[0], refs)
         answers |= {ref: by_id[ref.job_id] for ref in refs}
     return [answers[job.ref] for job in jobs]
 
 
 def settle(jobs: Sequence[AwaitedJob]) -> list[Answer]:
-    """Return the verdict of each job."""
+    """Return the verdict of each job, as `AwaitedJob.settle` does."""
     return ask_alike(jobs, lambda job, refs: job.settle(refs))
 
 
 @dataclasses.dataclass
 class _Watched:
-    """A running job: whom to call at its end, when to ask next, and the descriptor that signals the
-    end before."""
+    """A watched job: the calls at its end, the time of its next poll, and the descriptor that
+    signals its end (-1 for none)."""
 
     due: float
     calls: list[OnEnd] = dataclasses.field(default_factory=list)
@@ -117,8 +114,8 @@ class _Watched:
 
 
 class EndWatcher:
-    """Watches the jobs that callers in this process wait for: each job once, however many callers
-    wait for it."""
+    """The thread that watches jobs for all callers in this process. A job with several callers is
+    polled once for all of them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -128,8 +125,8 @@ class EndWatcher:
         self._bell = self._ringer = self._inode = -1
 
     def start(self) -> None:
-        """Start the thread, which ends with the process: from Python 3.12 on nobody can start one
-        once the main thread has ended."""
+        """Start the thread unless it runs. Call this early where jobs are added late: from Python
+        3.12 on, no thread can start after the main thread has ended."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -138,8 +135,8 @@ class EndWatcher:
                 self._thread.start()
 
     def add(self, job: AwaitedJob, call: OnEnd) -> None:
-        """Call `call` once when the job has ended, from the thread that watches: it must be
-        quick."""
+        """Call `call` when the job ends. The watching thread calls it, so it must return
+        quickly."""
         with self._lock:
             watched = self._jobs.setdefault(job, _Watched(self._clock() + FIRST_POLL_S))
             watched.calls.append(call)
@@ -147,7 +144,7 @@ class EndWatcher:
         self._ring()
 
     def drop(self, job: AwaitedJob, call: OnEnd) -> None:
-        """Take a call back; a job without calls is not watched any more."""
+        """Cancel a call that `add` registered. A job without calls is no longer watched."""
         with self._lock:
             watched = self._jobs.get(job)
             if watched is None or call not in watched.calls:
@@ -159,7 +156,7 @@ class EndWatcher:
         self._ring()
 
     def poll(self) -> None:
-        """Ask for the jobs that are due, and call whom their ends concern."""
+        """Read the verdicts of the jobs that are due, and make the calls of those that ended."""
         with self._lock:
             now = self._clock()
             due = [job for job, watched in self._jobs.items() if watched.due <= now]
@@ -178,8 +175,7 @@ class EndWatcher:
                 call(job, answer)
 
     def _postpone(self, job: AwaitedJob, *, wants_signal: bool) -> bool:
-        """Choose when to ask for a job again; return whether its end will be signalled from now
-        on."""
+        """Set the time of a running job's next poll. True if it has a new signal of its end."""
         with self._lock:
             watched = self._jobs.get(job)
         if watched is None:
@@ -188,7 +184,7 @@ class EndWatcher:
         with self._lock:
             if fd is not None:
                 watched.fd = fd
-                if self._jobs.get(job) is not watched:  # It was dropped meanwhile.
+                if self._jobs.get(job) is not watched:  # The job was dropped meanwhile.
                     watched.close()
             watched.pause_s = min(watched.pause_s * SLOWER, SLOWEST_POLL_S)
             least_s = SIGNALLED_POLL_S if watched.fd >= 0 else 0.0
@@ -199,7 +195,7 @@ class EndWatcher:
         while True:
             try:
                 self.poll()
-            except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
+            except BaseException as error:  # noqa: BLE001 - every waiting caller gets the error
                 _log.exception("jobs cannot be watched any more")
                 with self._lock:
                     jobs, self._jobs = self._jobs, {}
@@ -223,7 +219,7 @@ class EndWatcher:
         ready = [fd for fd, _ in poll.poll(None if due == math.inf else math.ceil(pause_s * 1000))]
         with self._lock:
             for watched in (by_fd[fd] for fd in ready if fd in by_fd and by_fd[fd].fd == fd):
-                # A signal comes once: ask now, and from then on as for a job without signals.
+                # A signal comes once: poll now, and from then on as for a job without signals.
                 watched.close()
                 watched.due, watched.pause_s = self._clock(), FIRST_POLL_S
         if bell in ready and pipes.is_same(bell, self._inode):
@@ -235,7 +231,7 @@ class EndWatcher:
             os.write(self._ringer, b"!")
 
     def _check_bell(self) -> None:
-        """Open a pipe if there is none, or not any more: the program may have closed it."""
+        """Open the wake-up pipe, or reopen it if the program has closed it."""
         if not all(pipes.is_same(end, self._inode) for end in (self._bell, self._ringer)):
             self._bell, self._ringer = os.pipe()
             self._inode = os.fstat(self._bell).st_ino
@@ -245,7 +241,7 @@ class EndWatcher:
 
 @functools.cache
 def _watcher_of(pid: int) -> EndWatcher:
-    """A forked process needs a thread of its own."""
+    """Return the watcher of a process: after a fork, the child needs its own thread."""
     return EndWatcher()
 
 
@@ -255,20 +251,20 @@ def watcher() -> EndWatcher:
 
 
 class FutureJob(AwaitedJob, Protocol):
-    """The part of a handle that its future needs."""
+    """The part of a `JobHandle` that its future uses."""
 
     def result(self) -> Any:
         """Wait for the job and return its value."""
         ...
 
     def exception(self) -> BaseException | None:
-        """Wait for the job and return what `result` raises."""
+        """Wait for the job; return its error, or None if it succeeded."""
         ...
 
 
 class JobFuture(Future[Any]):
-    """A job as a future of the standard library, which is done when the job has ended. The value is
-    read from the store whenever it is asked for. `cancel()` stops no job: it returns False."""
+    """A `concurrent.futures.Future` that is done when the job has ended. Each call of `result()`
+    reads the value from the store. `cancel()` returns False and does not stop the job."""
 
     def __init__(self, job: FutureJob) -> None:
         super().__init__()
@@ -284,7 +280,7 @@ class JobFuture(Future[Any]):
         return self._job.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the job; return its error, None if it succeeded."""
+        """Wait for the job; return its error, or None if it succeeded."""
         super().exception(timeout)
         return self._job.exception()
 
@@ -292,13 +288,13 @@ class JobFuture(Future[Any]):
         act = functools.partial(self._resolve, end)
         if not self._has_callbacks:
             return act()
-        # Slow callbacks hold up no other job.
-        with contextlib.suppress(RuntimeError):  # The interpreter shuts down: no thread begins.
+        # In a thread, so that a slow callback does not delay other jobs.
+        with contextlib.suppress(RuntimeError):  # The interpreter is shutting down.
             threading.Thread(target=act, name=f"kinetic-done-{job.ref.job_id}", daemon=True).start()
         return None
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Call `fn` with this future once the job has ended, in a daemon thread."""
+        """Call `fn` with this future in a daemon thread when the job has ended."""
         self._has_callbacks = True
         super().add_done_callback(fn)
 
@@ -312,8 +308,8 @@ class JobFuture(Future[Any]):
 
 
 class HandleWaiters:
-    """The `_waiters` of a handle that `concurrent.futures` takes for a future: they get the handle
-    instead of its future."""
+    """The `_waiters` list of a handle that was passed to `concurrent.futures.wait`: waiters get the
+    handle itself, not its future."""
 
     def __init__(self, future: JobFuture, handle: object) -> None:
         self._own: Any = future._waiters
@@ -341,8 +337,8 @@ class _HandleWaiter:
 
 
 def loop_of(call: Callable[..., object]) -> AbstractEventLoop | None:
-    """Return the event loop in which a callback of asyncio's own belongs: `asyncio.wait` takes a
-    handle for a future of its loop, and would not be woken by another thread."""
+    """Return the running loop if `call` is asyncio's own callback, which must run in that loop:
+    `asyncio.wait` treats a handle as a future of the loop. None for other callbacks."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or not str(getattr(call, "__module__", "")).startswith("asyncio."):
         return None
@@ -351,8 +347,8 @@ def loop_of(call: Callable[..., object]) -> AbstractEventLoop | None:
 
 
 async def wait_for_end(job: AwaitedJob) -> None:
-    """Wait until the job has ended, without blocking the event loop. Cancelling this does not
-    affect the job."""
+    """Wait until the job has ended, without blocking the event loop. Cancelling the wait does not
+    cancel the job."""
     import asyncio
 
     ended: Future[None] = Future()
@@ -369,8 +365,8 @@ async def wait_for_end(job: AwaitedJob) -> None:
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run something in a thread of its own, without blocking the event loop: the loop's executor
-    has few threads, and a call takes one until its job has ended."""
+    """Run `work` in a new thread, without blocking the event loop. The loop's executor would not
+    do: it has few threads, and a call occupies one until its job has ended."""
     __tracebackhide__ = True
     import asyncio
 
@@ -385,7 +381,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
         value, error = None, None
         try:
             value = context.run(work)
-        except BaseException as raised:  # noqa: BLE001 - raised where it is awaited; a future cannot hold StopIteration
+        except BaseException as raised:  # noqa: BLE001 - raised by the await below; a future cannot hold StopIteration
             error = raised
         with contextlib.suppress(RuntimeError):  # The loop has been closed.
             loop.call_soon_threadsafe(resolve, value, error)
@@ -399,23 +395,27 @@ async def run_in_thread(work: Callable[[], T]) -> T:
 
 @hide_frames
 def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Iterator[J]:
-    """Yield handles as their jobs end, those that have ended already first; each once.
+    """Yield handles in the order in which their jobs end, ended jobs first; each handle once.
 
-    The jobs may be of different functions and batches. A failed job is yielded like the others, and
-    its `result()` raises. A batch that still submits jobs has its own `as_completed()`.
+        jobs = [train.run_async(lr) for lr in (1e-2, 1e-3)]
+        for job in kinetic.as_completed(jobs):
+            print(job.job_id, job.result())
+
+    The jobs may come from different functions and batches. Failed jobs are yielded too; their
+    `result()` raises. For a batch that still submits jobs, use `BatchHandle.as_completed`.
 
     Args:
-        handles: of the jobs.
-        timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until all
-            have ended.
+        handles: the jobs to wait for.
+        timeout: the longest wait for all jobs: seconds, "90s", "1h30m" or a `timedelta`; None
+            waits until all have ended.
 
     Raises:
-        UsageTypeError: something other than handles was passed.
+        UsageTypeError: an item is not a job handle.
         WaitTimeout: the time has passed; the jobs keep running.
     """
     if not isinstance(handles, Iterable):
         raise UsageTypeError(
-            "as_completed takes a list of job handles; it is "
+            "as_completed takes a list of job handles, not "
             f"{_name_kind(handles)}.{_hint_at_batch(handles)}"
         )
     jobs = dict.fromkeys(handles)
@@ -451,12 +451,14 @@ def _yield_ended(jobs: list[J], limit_s: float | None) -> Iterator[J]:
             except queue.Empty:
                 late = f"{len(running)} of {len(jobs)} jobs have not ended within {limit_s:g} s"
                 with hide_frames:
-                    raise WaitTimeout(f"{late}: {_name_jobs(running)}. They go on.") from None
+                    raise WaitTimeout(
+                        f"{late}: {_name_jobs(running)}. They keep running."
+                    ) from None
             yield running.pop(job_ended)
     except KeyboardInterrupt as interrupt:
         interrupt.__traceback__ = None
-        go = "goes" if len(running) == 1 else "go"
-        words = f"{_name_jobs(running)} {go} on; see `kinetic jobs list`."
+        keep = "keeps" if len(running) == 1 else "keep"
+        words = f"{_name_jobs(running)} {keep} running; see `kinetic jobs list`."
         console.notice(f"\nkinetic: {words}", repeat=True)
         raise
     finally:
@@ -475,7 +477,7 @@ def _name_kind(value: object) -> str:
 def _hint_at_batch(value: object) -> str:
     if value is None:
         return (
-            " An input of a batch has no job before it is submitted: use the batch's own "
-            "as_completed()."
+            " An input of a batch has no job until it is submitted: use the as_completed() method "
+            "of the batch."
         )
-    return " A batch has an as_completed() of its own." if hasattr(value, "as_completed") else ""
+    return " For a batch, use its as_completed() method." if hasattr(value, "as_completed") else ""

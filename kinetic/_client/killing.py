@@ -1,8 +1,5 @@
-"""Which hosts of a job `kill_hosts` and `kinetic jobs kill` mean, and which signal. Pure.
-
-In: a reference, a slice, a host, a signal's name. Out: indices of hosts, a number; errors that name
-the valid ones.
-"""
+"""The arguments of `kill_hosts` and `kinetic jobs kill`: from slice, host and signal as users write
+them to host indices and a signal number. Pure; errors name the valid values."""
 
 from __future__ import annotations
 
@@ -15,22 +12,23 @@ from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
 _MANY = 1 << 16
-"""Slices of a single controller: a reference does not say how many there are."""
+"""Upper bound for slices of a single controller, whose number a reference does not have."""
 
 
 def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
-    """Return the hosts of a slice, or only its `host`-th one; without a slice, the
-    `host`-th of the job.
+    """Return the indices of the hosts to kill: all hosts of a slice, the `host`-th host of a slice,
+    or without `slice` the `host`-th host of the job.
 
-    The machines of a single controller's slices run no function. They count after the hosts.
+    The machines of a single controller's slices do not run the function; their indices follow those
+    of the hosts.
 
     Raises:
-        UsageError: there is no such slice or host, or none was named.
+        UsageError: the slice or host does not exist, or neither was named.
     """
     if slice is None and host is None:
         raise UsageError(
-            f"Say which hosts of {ref.job_id} to kill: a slice, a host, or both. To stop the job, "
-            "cancel it."
+            f"Name the hosts of {ref.job_id} to kill: a slice, a host, or both. To stop the whole "
+            "job, cancel it."
         )
     if slice is None:
         return (_check_index(ref, "host", host, ref.hosts),)
@@ -45,8 +43,8 @@ def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int,
 
 
 def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) -> str:
-    """Return "hosts 4-7", or "hosts 4-7 of 8"; "machines 0-3 of slice 1" where a single controller
-    has the slices."""
+    """Return "hosts 4-7", "hosts 4-7 of 8" with `of_all`, or "machines 0-3 of slice 1" for a single
+    controller's slices."""
     machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
     if not machines:
         return name_of(hosts, ref.hosts) if of_all else name_hosts(hosts)
@@ -57,8 +55,8 @@ def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) ->
 
 def _check_index(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        some = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
-        has = "" if count == _MANY else f": {ref.job_id} has {some}{where}"
+        valid = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
+        has = "" if count == _MANY else f": {ref.job_id} has {valid}{where}"
         raise UsageError(f"There is no {noun} {value!r}{where}{has}.")
     return value
 
@@ -67,7 +65,7 @@ def signal_of(name: str | int) -> signals.Signals:
     """Return the signal with this name or number: "KILL", "SIGKILL", "9" or 9.
 
     Raises:
-        UsageError: there is no such signal.
+        UsageError: no signal has this name or number.
     """
     text = str(name).strip().upper()
     by_name = {each.name: each for each in signals.Signals}

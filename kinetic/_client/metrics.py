@@ -1,8 +1,5 @@
-"""What a job has logged with `kinetic.log`, from any process.
-
-In: a job's logs (see `_core.metrics`), while they grow. Out: series; for users, arrays of
-NumPy by name, and a DataFrame.
-"""
+"""Metrics that a job has logged with `kinetic.log`: readers that follow a growing log, and NumPy
+arrays and a DataFrame for users. The format of the logs is that of `_core.metrics`."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class RowsReader:
-    """Reads the rows that hosts have logged: each time what is new.
+    """Reads the rows that hosts have logged since the last read.
 
     Args:
-        store: of the job.
+        store: the job's store.
         ref: the job.
-        request: which logs of metrics; their tails are read only at first.
+        request: the logs of metrics to read; its `tail` applies to the first read only.
     """
 
     def __init__(self, store: Store, ref: JobRef, request: LogRequest) -> None:
@@ -42,7 +39,7 @@ class RowsReader:
         self._decoders: dict[tuple[int, int], RowDecoder] = {}
 
     def read(self) -> Iterator[tuple[LogChunk, list[Rows]]]:
-        """Yield what is new, and the rows that became whole with it. Does not wait for more.
+        """Yield each new chunk with the rows that it completes. Does not wait for more.
 
         Raises:
             StoreError: the store does not answer.
@@ -55,20 +52,20 @@ class RowsReader:
                 yield chunk, self.take(chunk)
 
     def take(self, chunk: LogChunk) -> list[Rows]:
-        """Take a chunk of the log of a host; return the rows that became whole with it."""
+        """Take a chunk of a host's log; return the rows that it completes."""
         self._after[chunk.host] = chunk.end
         decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), RowDecoder())
         return decoder.feed(chunk.data)
 
 
 class MetricsReader(RowsReader):
-    """Records what hosts have logged: each look reads what is new.
+    """Adds the rows that hosts log to one `Recording`.
 
     Args:
-        store: of the job.
+        store: the job's store.
         ref: the job.
-        hosts: which hosts; None for all.
-        attempt: only this attempt; None for all.
+        hosts: indices of the hosts to read; None for all.
+        attempt: the attempt to read; None for all.
     """
 
     def __init__(
@@ -84,17 +81,17 @@ class MetricsReader(RowsReader):
         self.recording = Recording()
 
     def read_new(self) -> bool:
-        """Read what is new; return whether there was anything. Does not wait for more.
+        """Record the rows logged since the last read; True if there were any. Does not wait.
 
         Raises:
             StoreError: the store does not answer.
         """
         self._ref.check_version()
-        news = [bool(parts) for _, parts in self.read()]
-        return any(news)
+        has_rows = [bool(parts) for _, parts in self.read()]
+        return any(has_rows)
 
     def take(self, chunk: LogChunk) -> list[Rows]:
-        """Take a chunk of the log of a host; return the rows that became whole with it."""
+        """Record the rows that a chunk of a host's log completes, and return them."""
         parts = super().take(chunk)
         for rows in parts:
             self.recording.add(chunk.host, chunk.end.attempt, rows)
@@ -103,15 +100,19 @@ class MetricsReader(RowsReader):
 
 @dataclass(frozen=True, repr=False)
 class Metric:
-    """One metric of one host, as arrays of the same length.
+    """One metric of one host, as arrays of equal length. NumPy's functions take it as its values.
+
+        loss = job.metrics()["loss"]
+        plt.plot(loss.steps, loss.values)
 
     Attributes:
-        name: of the metric.
-        host: which host.
-        steps: of the values, in order; -1 for what belongs to no step, as figures of the host.
-        values: the numbers.
-        times: when they were logged, in seconds since the epoch.
-        attempts: which attempt logged each of them.
+        name: the name that was logged.
+        host: the index of the host.
+        steps: the steps of the values, in order; -1 for values without a step, such as figures of
+            the host.
+        values: the logged numbers.
+        times: when each value was logged, in seconds since the epoch.
+        attempts: the number of the attempt that logged each value.
     """
 
     name: str
@@ -125,7 +126,7 @@ class Metric:
         return len(self.values)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The values, for NumPy's functions."""
+        """Return the values, for NumPy's functions."""
         return self.values.astype(dtype or self.values.dtype, copy=bool(copy))
 
     def __repr__(self) -> str:
@@ -139,8 +140,11 @@ class Metric:
 
 
 class Metrics(Mapping[str, Metric]):
-    """What a job has logged: metrics by name. Where several hosts were asked for and have logged
-    the same name, that is the first of them; `all` has each host's."""
+    """The metrics of a job, by name: a mapping to `Metric`.
+
+    If several hosts have logged a name, it maps to the metric of the first host; `all` has every
+    metric of every host.
+    """
 
     def __init__(self, job_id: str, series: Sequence[Series]) -> None:
         self.job_id = job_id
@@ -161,8 +165,14 @@ class Metrics(Mapping[str, Metric]):
         return f"<Metrics of {self.job_id}: {', '.join(self._names) or 'nothing was logged'}>"
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame: a row for each step, a column for each name; where several hosts have
-        logged, the index has the host, too. Figures that belong to no step are left out."""
+        """Return a pandas DataFrame with a row for each step and a column for each name.
+
+        With metrics of several hosts, the index is (host, step). Values without a step are left
+        out. The last value counts if a step was logged more than once.
+
+        Raises:
+            PreflightError: pandas is not installed.
+        """
         pandas = _import_pandas()
         stepped = [metric for metric in self.all if len(metric) and metric.steps[0] >= 0]
         columns = {
@@ -179,7 +189,7 @@ class Metrics(Mapping[str, Metric]):
 
 
 def _by_step(pandas: Any, metric: Metric) -> Any:
-    """Of a step that was logged more than once, the last value."""
+    """Return a metric as a pandas Series by step, with the last value of each step."""
     column = pandas.Series(metric.values, index=metric.steps)
     return column[~column.index.duplicated(keep="last")]
 
@@ -198,8 +208,8 @@ def _import_numpy() -> Any:
         import numpy
     except ImportError as missing:
         raise PreflightError(
-            "Metrics are arrays of NumPy, which is not installed here: pip install numpy. "
-            "`kinetic jobs metrics` prints them without it."
+            "Metrics are NumPy arrays, and NumPy is not installed: pip install numpy. `kinetic "
+            "jobs metrics` prints metrics without it."
         ) from missing
     return numpy
 
@@ -209,6 +219,6 @@ def _import_pandas() -> Any:
         import pandas
     except ImportError as missing:
         raise PreflightError(
-            "A DataFrame needs pandas, which is not installed here: pip install pandas."
+            "A DataFrame needs pandas, which is not installed: pip install pandas."
         ) from missing
     return pandas

@@ -1,8 +1,6 @@
-"""What is different in a notebook: cells have titles, and a display can change while its cell runs.
-The door to IPython.
+"""Notebook support: titles of cells, and a drawing that is updated while its cell runs.
 
-In: names of files, drawings. Out: titles of cells; a display in the running cell. IPython is used
-only if this process has already imported it.
+The only module that imports IPython, and only if this process has already imported it.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
 
 SHOWN_AFTER_S = 0.5
-"""Shorter waits need no display."""
+"""Shorter waits show no drawing."""
 QUICK_S, CALM_S = 1.0, 5.0
-"""Between two updates, in the first minute and later."""
+"""Seconds between two updates: in the first minute, and after it."""
 _CALM_AFTER_S = 60.0
 
 
@@ -34,35 +32,35 @@ def kernel_shell() -> Any:
 
 
 def cell_title(file: str) -> str:
-    """Return the title of the cell that this file name stands for: "Cell In[3]"; "" for other
-    files."""
+    """Return the title of the cell whose code has this file name, such as "Cell In[3]"; "" for
+    other files."""
     if "IPython" not in sys.modules:
         return ""
     from IPython.core.getipython import get_ipython
 
-    named = getattr(getattr(get_ipython(), "compile", None), "format_code_name", None)
-    title = named(file) if named is not None else None
+    format_name = getattr(getattr(get_ipython(), "compile", None), "format_code_name", None)
+    title = format_name(file) if format_name is not None else None
     return " ".join(title) if title else ""
 
 
 def open_display(
     draw: Callable[[Outcome | None], Mapping[str, str]], clock: Callable[[], float]
 ) -> Progress | None:
-    """Return a display in a notebook's running cell, or None elsewhere."""
+    """Return a display in the running cell; None outside of a notebook's main thread."""
     if kernel_shell() is None or threading.current_thread() is not threading.main_thread():
         return None
     return Progress(draw, clock, _Display().show)
 
 
 def draw_picture(picture: Picture) -> dict[str, str]:
-    """Return a picture as displays take it."""
+    """Return a picture as a MIME bundle: HTML and plain text."""
     from kinetic._client.board import drawing
 
     return {"text/html": drawing.html(picture), "text/plain": drawing.text(picture)}
 
 
 class Progress:
-    """A picture in the running cell, redrawn now and then if it has changed."""
+    """A drawing in the running cell, updated every few seconds if it has changed."""
 
     def __init__(
         self,
@@ -78,15 +76,15 @@ class Progress:
         self._last: Mapping[str, str] = {}
 
     def __call__(self, outcome: Outcome | None = None, *, over: bool = False) -> None:
-        """Draw, if it is time to; the end is drawn only if something was drawn before."""
+        """Update the drawing if it is due, or at the end if there is one already."""
         now, over = self._clock(), over or outcome is not None
         if (not over and now < self._due) or (over and not self._last):
             return
         self._show_now(outcome)
 
     def before(self, output: bytes) -> None:
-        """Take a place in the output before a line is begun: a display would split it, as with
-        progress bars."""
+        """Show the drawing before output that does not end its line, such as a progress bar: shown
+        after it, the drawing would split the line."""
         if not self._last and not output.endswith(b"\n"):
             self._show_now(None)
 
@@ -95,19 +93,17 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._last and kind is not None and issubclass(kind, KeyboardInterrupt | TimeoutError):
-            self._leave(
-                "The waiting was interrupted"
-                if kind is KeyboardInterrupt
-                else "The waiting has ended"
+            self._freeze(
+                "The wait was interrupted" if kind is KeyboardInterrupt else "The wait has ended"
             )
 
-    def _leave(self, why: str) -> None:
-        """Say that the drawing no longer changes."""
+    def _freeze(self, why: str) -> None:
+        """Note below the drawing that it is no longer updated."""
         from html import escape  # not needed by scripts
 
         drawn, words = (
             self._draw(None),
-            f"{why}; what runs goes on. This picture does not change any more.",
+            f"{why}; running jobs keep running. This drawing is no longer updated.",
         )
         note = (
             "<div "
@@ -137,7 +133,7 @@ class _Display:
         self._handle: Any = None
 
     def show(self, drawn: Mapping[str, str]) -> None:
-        """Replace its content."""
+        """Replace the display's content."""
         from IPython.core.display_functions import display
 
         if self._handle is None:

@@ -65,7 +65,7 @@ def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
 ) -> None:
     assert train.with_options(compile_check=True)(2) == 0.5
     said = capfd.readouterr().err
-    assert "kinetic: compiling for tpu-v6e-8: 1 of its programs" in said
+    assert "kinetic: compiling 1 program for tpu-v6e-8" in said
     assert "1 program compiled for tpu-v6e-8: 1 fits" in said
     assert f"step ({__file__}:" in said
     assert "over fsdp  ICI" in said
@@ -133,7 +133,7 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
 def test_without_the_option_nothing_is_kept_and_libtpu_is_not_loaded() -> None:
     handle = train.run_async(1)
     assert handle.result() == 1.0
-    with pytest.raises(kinetic.errors.UsageError, match="kept no programs"):
+    with pytest.raises(kinetic.errors.UsageError, match="stored no programs"):
         handle.compile_report()
 
 

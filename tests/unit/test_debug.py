@@ -374,7 +374,7 @@ def test_without_debugpy_nothing_is_created(store):
 
 def test_a_job_that_is_no_debug_job_cannot_be_attached_to(store, backend):
     handle = JobHandle(put_ref(store, ref()), backend, store)
-    with pytest.raises(UsageError, match="not started for debugging"):
+    with pytest.raises(UsageError, match="has no debugger"):
         handle.debug_attach()
 
 

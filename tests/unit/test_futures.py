@@ -506,7 +506,7 @@ def test_ctrl_c_names_the_jobs_and_shows_no_frames_of_ours(source, job, monkeypa
     with pytest.raises(KeyboardInterrupt) as caught:
         next(kinetic.as_completed([job]))
     assert str(Path(futures.__file__)) not in "".join(traceback.format_exception(caught.value))
-    assert f"{job.job_id} goes on; see `kinetic jobs list`" in capsys.readouterr().err
+    assert f"{job.job_id} keeps running; see `kinetic jobs list`" in capsys.readouterr().err
 
 
 def test_no_jobs():
@@ -518,7 +518,7 @@ def test_waiting_for_many_can_end(source):
     source.release(0)
     with pytest.raises(
         TimeoutError,
-        match=r"2 of 3 jobs have not ended within 0\.01 s: job-00000001, job-00000002\. They go on",
+        match=r"2 of 3 jobs have not ended within 0\.01 s: job-00000001, job-00000002\. They keep",
     ):
         list(as_completed([first, second, third], timeout="10ms"))
     assert list(itertools.islice(as_completed([first, second, third]), 1)) == [first]
@@ -527,8 +527,8 @@ def test_waiting_for_many_can_end(source):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (3, "takes a list of job handles; it is an int"),
-        ([None], r"handles\[0\] is None. An input of a batch has no job before it is submitted"),
+        (3, "takes a list of job handles, not an int"),
+        ([None], r"handles\[0\] is None. An input of a batch has no job until it is submitted"),
         (["job-1"], r"handles\[0\] is a str"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_host_is_counted_within_its_slice(ref, slice_, host, hosts):
 @pytest.mark.parametrize(
     ("ref", "slice_", "host", "says"),
     [
-        (of(8, "tpu-v6e-16"), None, None, "To stop the job, cancel it"),
+        (of(8, "tpu-v6e-16"), None, None, "To stop the whole job, cancel it"),
         (of(8, "tpu-v6e-16"), 2, None, r"no slice 2: job-00000001 has slices 0 to 1\."),
         (of(8, "tpu-v6e-16"), -1, None, "no slice -1"),
         (of(8, "tpu-v6e-16"), 1, 4, r"no host 4 of slice 1: .* has hosts 0 to 3 of slice 1\."),

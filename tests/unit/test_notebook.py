@@ -89,8 +89,8 @@ def test_a_line_that_is_only_begun_is_not_cut_in_two():
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (KeyboardInterrupt(), "The waiting was interrupted; what runs goes on"),
-        (WaitTimeout("late"), "The waiting has ended"),
+        (KeyboardInterrupt(), "The wait was interrupted; running jobs keep running"),
+        (WaitTimeout("late"), "The wait has ended"),
     ],
 )
 def test_a_drawing_that_nobody_updates_says_so(error, words):
