@@ -1,1 +1,1 @@
-"""The agent: the witness beside the worker."""
+"""The agent of a host: starts the worker, keeps its output, reports its end."""

@@ -1,8 +1,7 @@
-"""The agent of one host of a job that may have several attempts: it outlives its workers, and takes
-part in one attempt after the other.
+"""The agent process of a host whose job may have several attempts: it runs an `Agent` in each.
 
-In: an identity, a place in each attempt from the coordinator. Out: per attempt what an `Agent`
-leaves. Each attempt has a new worker, forked from a process that has no threads.
+Each attempt has a new worker, forked by a process that has no threads. Between two attempts the
+process waits for the host's assignment from the coordinator.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Logs = Callable[[Identity], tuple[Path, Path]]
 
 
 class AttemptLoop:
-    """One host, in all attempts that it takes part in. Made before this process has threads."""
+    """Takes part in one attempt after the other. Create it before this process has threads."""
 
     def __init__(
         self, identity: Identity, plan: Plan, store: Store, *, logs: Logs, alive_fd: int
@@ -49,14 +48,14 @@ class AttemptLoop:
         )
 
     def run(self) -> int:
-        """Take part until nothing follows; return the exit code of the agent process."""
+        """Take part until no attempt follows; return the exit code of the agent process."""
         who: Identity | None = self._who if self._who.start == 1 else None
         worker, code = self._new_worker(), int(ProgramCode.DELIVERED)
         while True:
             if who is None:
                 place, over = self._await_place(worker)
                 if place is None:
-                    # Where the cluster looks at all hosts together, each tells how it has ended.
+                    # A cluster that judges all hosts of a job together needs each one's own code.
                     is_last = over is ProgramCode.DELIVERED and not self._who.is_led_from_afar
                     return self._leave(worker, code if is_last else over)
                 who = self._who.take_place(place)
@@ -89,13 +88,14 @@ class AttemptLoop:
 
     @property
     def _patience_s(self) -> float:
-        """How long the leader may not answer. A cluster replaces the pod of a head."""
+        """Seconds for which the leader may be unreachable: in a pod, the time that a cluster takes
+        to replace the leader's pod."""
         who = self._who
         return who.join_timeout_s if who.is_pod else who.unreachable_after_s
 
     def _await_place(self, worker: WorkerProcess) -> tuple[HostAssignment | None, ProgramCode]:
-        """Wait for a place in the next attempt; None, and what to exit with, when nothing follows,
-        the leader is gone, or the worker, which has nothing to do yet, was killed."""
+        """Wait for the assignment to the next attempt. Return None and an exit code if no attempt
+        follows, the leader is lost, or the idle worker was killed."""
         answers: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
         if self._who.is_led_from_afar:  # A cluster that takes the host away stops its pod.

@@ -1,8 +1,5 @@
-"""The declared data of a job on its host: where the function finds each of them, and what must be
-mounted for that.
-
-In: identity, plan, store. Out: `Datasets`, and content on disk.
-"""
+"""The declared data of a job on a host: fetches it, and decides which paths the function gets and
+which mounts the worker needs."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from kinetic.errors import NotFound, SetupFailed, StoreError
 
 @dataclass(frozen=True)
 class Datasets:
-    """Declared data, ready to be used.
+    """Declared data that is ready for use.
 
     Attributes:
-        places: the path of each that the call holds, in the plan's order; without volumes.
-        mounts: what the worker mounts.
+        places: path of each `kinetic.Data` of the call, in the plan's order; without volumes.
+        mounts: the mounts that the worker makes.
     """
 
     places: tuple[str, ...] = ()
@@ -35,17 +32,17 @@ class Datasets:
 
 
 def root(identity: Identity, store: Store) -> Path:
-    """Return the folder in which this host keeps data: shared by all jobs of the machine if the
-    store is a folder."""
+    """Return the folder in which this host keeps copies of data. All jobs of the machine share it
+    if the store is a folder."""
     folder = folder_of(store)
     return Path(identity.scratch) / "data" if folder is None else folder / layout.DATA
 
 
 def prepare(identity: Identity, plan: Plan, store: Store, folder: Path) -> Datasets:
-    """Bring the data to this host. `folder` is the host's own.
+    """Make the plan's data available on this host. `folder` is the host's own.
 
     Raises:
-        SetupFailed: data that is used in place, or fetched by the host, does not exist.
+        SetupFailed: data that the host uses in place, or fetches, does not exist.
         StoreError: the content is damaged, or the disk is full.
     """
     mounts = plan.cluster_mounts()
@@ -81,12 +78,12 @@ def _prepare_data(
 
 
 def _stand_in(data: Dataset, store: Store) -> str:
-    """The folder of this machine that stands in for one of a bucket: all jobs find what others
-    have left there."""
+    """Return the local folder that stands in for a writable folder of a bucket. All jobs of the
+    machine share it."""
     root = folder_of(store)
     if root is None:
         raise SetupFailed(
-            f"{data.source} cannot be written to here: hosts on this machine mount no buckets."
+            f"{data.source} cannot be written to: hosts on this machine mount no buckets."
         )
     folder = root / layout.bucket_folder(data.source)
     files.make_below(folder, root)
@@ -94,7 +91,7 @@ def _stand_in(data: Dataset, store: Store) -> str:
 
 
 def _copy_data(data: Dataset, identity: Identity, store: Store) -> Path:
-    """The folder of a copy, shared by the jobs of a machine if the store is a folder."""
+    """Return the folder of the data's copy on this host."""
     if data.tree is not None:
         return cached_copy.provide(store, data.tree, root(identity, store))
     with _note_fetch(data.source, identity, store):
@@ -103,7 +100,7 @@ def _copy_data(data: Dataset, identity: Identity, store: Store) -> Path:
 
 @contextlib.contextmanager
 def _note_fetch(source: str, identity: Identity, store: Store) -> Iterator[None]:
-    """Let the list of jobs say what is being fetched, where the local backend looks for it."""
+    """Record in the store which data is being fetched, for the local backend's list of jobs."""
     folder, key = folder_of(store), layout.JobKeys(identity.job_id).fetch
     if folder is None or not (folder / key).parent.is_dir():
         yield
@@ -130,7 +127,7 @@ def _fetch_copy(data: Dataset, copies: Path, token: str) -> Path:
 
 
 def _by_cluster(data: Dataset, folder: str) -> tuple[str, list[Mount]]:
-    """Data that is mounted in this host's pod, or the folder around it."""
+    """Return the path and the mounts of data that the cluster mounts in this host's pod."""
     source = folder if data.is_dir else f"{folder}/{Path(data.source).name}"
     if not Path(source).exists():
         raise SetupFailed(f"The data {data.source} is not mounted on this host, at {source}.")
@@ -146,17 +143,17 @@ def _mount_at(source: str, target: str, *, writable: bool = False) -> tuple[str,
 def _source(data: Dataset) -> str:
     if not Path(data.source).exists():
         raise SetupFailed(
-            f"The data {data.source} is not on this host: it should have been mounted. Leave "
-            "fuse=True out."
+            f"The data {data.source} is not mounted on this host. Remove fuse=True to have it "
+            "copied."
         )
     return data.source
 
 
-def _stub(place: Path, is_dir: bool) -> str:
-    """An empty file or folder to mount on, in the host's own folder."""
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _stub(path: Path, is_dir: bool) -> str:
+    """Make an empty file or folder as a mount point; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if is_dir:
-        place.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True)
     else:
-        place.touch()
-    return str(place)
+        path.touch()
+    return str(path)

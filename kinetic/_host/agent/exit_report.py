@@ -1,6 +1,6 @@
-"""How a worker ended, from its last message and its wait status: pure.
+"""The report on a worker's end: pure.
 
-In: the worker's last message, its wait status, the coordinator's view when it stopped the host.
+In: the worker's last message, its wait status, the coordinator's view if it stopped the host.
 Out: a `HostReport`.
 """
 
@@ -25,20 +25,20 @@ TAKEN_AWAY = HostView(
         "It was asked to end: it was deleted, evicted or preempted, or its machine is going away."
     ),
 )
-"""The view that the agent acts on when its host is taken away."""
+"""The view on which the agent acts when its host is taken away."""
 NEARLY_ALL = 0.85
-"""A worker that used this share of all the memory there is, and is killed, probably ran out of it:
-memory daemons and clusters kill without the kernel counting it."""
+"""Share of the memory limit above which a killed worker probably ran out of memory. Memory daemons
+and clusters kill processes that the kernel does not count as victims."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """How far the worker had come when it ended.
+    """A worker's progress when it ended.
 
     Attributes:
-        started: whether the function was called.
-        ending: the worker's message that the function has ended, sent before it looks at what was
-            returned or raised.
+        started: the function was called.
+        ending: the worker's message that the function has ended, which it sends before it pickles
+            the value or reads the exception.
     """
 
     started: bool = True
@@ -73,9 +73,9 @@ def ending_of(
     memory: MemoryVerdict = MemoryVerdict(),  # noqa: B008 - frozen
     moment: Moment = Moment(),  # noqa: B008 - frozen
 ) -> HostReport:
-    """Decide how the host ended.
+    """Return the report on a host's end.
 
-    In this order: a value that was returned, or an exception raised (or `sys.exit`, also with 0)
+    The first of these counts: a returned value, or an exception (or `sys.exit`, even with 0) raised
     before the agent was asked to stop; the coordinator's reason (cancelled, timeout, hang,
     stopped); the worker's last message; its wait status.
     """
@@ -92,10 +92,10 @@ def ending_of(
 
 
 def last_words(report: HostReport) -> str:
-    """The last lines of the host's log about a function that did not return; "" for none.
+    """Return the last lines of a host's log about a function that did not return; "" for none.
 
-    An exception is shown as by Python, `sys.exit` not at all (its text, if any, is in the log
-    already), anything else in one line.
+    An exception is shown as Python does, `sys.exit` not at all (its text, if any, is already in the
+    log), anything else in one line.
     """
     if report.exit.kind.has_traceback and report.error is not None and report.error.traceback:
         return report.error.traceback.rstrip()
@@ -147,7 +147,7 @@ def _report_death(
         code = os.WEXITSTATUS(status)
         cause = "os._exit, or native code"
         if code == report.BROKEN_CODE:
-            cause += ", or the function took apart what kinetic needs of Python"
+            cause += ", or the function broke a part of Python that kinetic needs"
         how = "; ".join(filter(None, (cause, peak)))
         detail = f"{ended} {moment} ({how})."
         return HostReport(
@@ -170,7 +170,8 @@ def _report_death(
 
 
 def _out_of_memory(peak_bytes: int, verdict: MemoryVerdict) -> str:
-    """Why a worker that got SIGKILL ran out of memory; "" if nothing says so."""
+    """Return a sentence if a worker that got SIGKILL ran out of memory; "" if nothing suggests
+    it."""
     peak, limit = (f"{n / 2**20:,.0f} MiB" for n in (peak_bytes, verdict.limit_bytes))
     if verdict.struck:
         return (

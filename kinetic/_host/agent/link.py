@@ -1,8 +1,7 @@
-"""The agent's connection to the coordinator, in a thread of its own, so that a slow or dead
-coordinator never holds up the worker's output.
+"""The agent's connection to the coordinator, in its own thread, so that a slow or dead coordinator
+never delays the worker's output.
 
-In: beats, reports and stacks from the agent. Out: events for the agent's loop, with a byte on a
-pipe to wake it.
+Events for the agent's loop are queued; a byte on a pipe wakes the loop.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """Something the agent's loop must know: a new view, a delivered report, that the coordinator is
-    lost, or what else has ended the link."""
+    """An event for the agent's loop: a new view, a delivered report, a lost coordinator (`lost` is
+    a sentence), or another exception that ended the link."""
 
     view: HostView | None = None
     reported: bool = False
@@ -42,7 +41,7 @@ HANG_UP_S = 2.0
 
 
 class _HungUpError(Exception):
-    """The agent needs the link no more."""
+    """The agent has closed the link."""
 
 
 def _hang_up(_: AgentClient) -> None:
@@ -50,7 +49,7 @@ def _hang_up(_: AgentClient) -> None:
 
 
 class Link:
-    """Joins, sends heartbeats, and delivers; results come back as `Event`s."""
+    """Joins the gang, sends heartbeats and delivers reports; results come back as `Event`s."""
 
     def __init__(self, identity: Identity, beat: Callable[[], Heartbeat]) -> None:
         self._identity = identity
@@ -70,9 +69,13 @@ class Link:
             self._thread.start()
 
     def join(self, address: str, ran_s: Callable[[], float]) -> None:
-        """Join as a host that its peers reach at `address`, and whose function has run for `ran_s`,
-        0.0 if it has not begun. Heartbeats are sent since the coordinator was reached first; from
-        now on they must arrive."""
+        """Join the gang. Heartbeats are sent as soon as the coordinator is reached; from now on a
+        heartbeat that does not arrive ends the link.
+
+        Args:
+            address: where the other hosts reach this one.
+            ran_s: returns for how long the function has run; 0.0 before it begins.
+        """
         incarnation = os.urandom(8).hex()
 
         def join(client: AgentClient) -> None:
@@ -91,20 +94,20 @@ class Link:
         self._orders.put(deliver)
 
     def announce(self, report: HostReport) -> None:
-        """Tell how the host is about to end; its report follows."""
+        """Announce how the host is about to end; `report` follows with the same report."""
         report = replace(report, announced=True)
         self._orders.put(lambda client: client.report(report))
 
     def stacks(self, request: int, text: str) -> None:
-        """Deliver the worker's stacks."""
+        """Deliver the worker's stacks in response to a request."""
         self._orders.put(lambda client: client.stacks(request, text))
 
     def beat_now(self) -> None:
-        """Send a heartbeat now: the activity that users see has changed."""
+        """Send a heartbeat now, because the activity that users see has changed."""
         self._orders.put(lambda client: client.heartbeat(self._beat()))
 
     def stop(self) -> None:
-        """Hang up, and free the pipe. Nothing happens any more."""
+        """Close the connection, and free the pipe unless the thread hangs."""
         if self._thread is not None:
             self._orders.put(_hang_up)
             self._thread.join(HANG_UP_S)
@@ -113,16 +116,16 @@ class Link:
                 os.close(fd)
 
     def events(self) -> list[Event]:
-        """Events since the last call; empties the wake pipe.
+        """Return the events since the last call, and empty the wake pipe.
 
         Raises:
-            Exception: what has ended the link, unless the coordinator is lost.
+            Exception: the fault that ended the link, unless the coordinator is lost.
         """
         os.read(self.wake_fd, 4096)
         events = []
         while not self._events.empty():
             events.append(event := self._events.get())
-            if event.fault is not None:  # An agent that hears nothing must not live on.
+            if event.fault is not None:  # An agent without a link must not live on.
                 raise event.fault
         return events
 
@@ -144,7 +147,7 @@ class Link:
 
     def _run(self) -> None:
         from kinetic._rpc.client import (
-            AgentClient,  # Importing takes longer than a small job, which does not need it.
+            AgentClient,  # Importing it takes longer than a small job, which does not need it.
         )
 
         who = self._identity
@@ -172,7 +175,7 @@ class Link:
                 if self._joined:
                     client.heartbeat(self._beat())
                 elif self._reached:
-                    with contextlib.suppress(CoordinatorLost):  # Another one may take its place.
+                    with contextlib.suppress(CoordinatorLost):  # A cluster may replace it.
                         client.heartbeat(self._beat())
                 due = time.monotonic() + self._identity.heartbeat_s
                 continue

@@ -1,8 +1,7 @@
-"""Keeping a host's output: bytes as printed, framed in whole lines, with time and stream.
+"""The log of a host: the worker's output as printed, in whole lines, with time and stream.
 
-In: what the worker writes to its standard streams. Out: `log` and `log.idx` (see _core.log_format).
-Memory is bounded by one buffer per stream. On a full disk output is lost, counted and reported, but
-the worker is never stopped.
+Written as `log` and `log.idx` (see _core.log_format). Memory is bounded by one buffer per stream.
+On a full disk output is lost, counted and reported, but the worker is never stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 20
 DRAIN_BYTES = 1 << 22
-"""More than a pipe can hold."""
+"""More than the capacity of a pipe."""
 LINE_LIMIT_BYTES = 1 << 16
 """A longer line is written in pieces."""
 LAST_LINE_BYTES = 200
@@ -42,17 +41,17 @@ _GLOO_PIECES = (
 _GLOO_WORDS = b"|".join(map(re.escape, _GLOO_PIECES))
 _GLOO_LINE = rb"(?m)^\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. Expected [a-z ]+ : \1\n"
 _GLOO_MIXED = rb"(?m)^(?:\d*(?:%s)(?:%s|\d+)*\n)+" % (_GLOO_WORDS, _GLOO_WORDS)
-"""What Gloo prints when hosts connect: a line for each device, from several threads, so that pieces
-of lines may be mixed. Compiled by `re` when a gang of several hosts prints something."""
+"""Lines that Gloo prints when hosts connect: one for each device, from several threads, so that
+pieces of lines may be mixed. `re` compiles it when a gang of several hosts prints something."""
 MIRRORED_BYTES = 1 << 20
-"""Output kept for a slow reader; more than that is dropped."""
+"""Output that is kept for a slow reader; more is dropped."""
 CLOSE_S = 5.0
-"""How long the last output may wait for its reader."""
+"""Time that a reader has for the last output."""
 
 
 class HostLog:
-    """The two files of one host in one attempt, in a folder that is made; but not `within`, the
-    job's: it may have been removed."""
+    """The two files of one host in one attempt. Their folder is made if need be, but not the job's
+    folder, `within`: the job may have been removed."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class HostLog:
         self._mirror: Mirror | None = None
 
     def show_on(self, mirror: Mirror) -> None:
-        """Repeat on the mirror what is written from now on."""
+        """Repeat all output on the mirror from now on."""
         self._mirror = mirror
 
     def send_by(self, segments: SegmentWriter) -> None:
@@ -83,7 +82,7 @@ class HostLog:
         segments.start()
 
     def deliver(self) -> None:
-        """Send everything written so far to the store, unless the files lie in it."""
+        """Send everything written so far to the store, unless the files are in it."""
         if self._segments is not None:
             self._segments.flush()
 
@@ -98,8 +97,8 @@ class HostLog:
         return self._end
 
     def last_line(self) -> str:
-        """Return the last line that is not blank, see `last_line`. Found on request, so that
-        output costs nothing more."""
+        """Return the last line that is not blank, see `last_line`. Reads the file on each call, so
+        that writing stays cheap."""
         size = min(self._end, _LAST_WINDOW_BYTES)
         try:
             return last_line(os.pread(self._log, size, self._end - size))
@@ -107,7 +106,7 @@ class HostLog:
             return ""
 
     def write(self, stream: int, data: bytes) -> None:
-        """Append a chunk, if there is room, then the record that points at its end."""
+        """Append a chunk, as far as the disk has room, and the record that points at its end."""
         if self._mirror is not None:
             self._mirror.write(stream, data)
         written = self._append(self._log, data)
@@ -151,7 +150,7 @@ class HostLog:
         return done
 
     def close(self) -> None:
-        """Say how much was lost, if anything, and close."""
+        """Log how many bytes were lost, if any, and close the files."""
         if self.lost_bytes:
             self.say(f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.")
         for fd in (self._log, self._index):
@@ -166,13 +165,13 @@ class HostLog:
 def open_log(
     store: Store, key: str, paths: tuple[Path, Path], *, mirrored: bool = False
 ) -> HostLog:
-    """Open the files of a host, which are in the store, or are sent to it as they grow.
+    """Open the log of a host. Its files are in the store, or are sent to it as they grow.
 
     Args:
-        store: the job's.
-        key: of the log.
+        store: store of the job.
+        key: key of the log.
         paths: `log` and `log.idx`.
-        mirrored: whether this process's standard streams get the output too.
+        mirrored: repeat the output on this process's standard streams.
     """
     root = folder_of(store)
     within = None if root is None else root / layout.JobKeys(layout.job_of(key)).prefix
@@ -194,8 +193,8 @@ def _make_folder(folder: Path, within: Path | None) -> None:
 
 
 def last_line(data: bytes) -> str:
-    """Return the beginning of the last line that is not blank; of a line that was overwritten, its
-    last state."""
+    """Return the start of the last line that is not blank. A line that was overwritten with
+    carriage returns counts in its last state."""
     for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
         if not line.isspace() and line:
             return line.strip()[:LAST_LINE_BYTES].decode(errors="ignore")
@@ -203,7 +202,7 @@ def last_line(data: bytes) -> str:
 
 
 class Tee:
-    """One stream of the worker on its way to the log, cut at line ends."""
+    """Copies one stream of the worker to the log, in whole lines."""
 
     def __init__(self, fd: int, stream: int, log: HostLog, *, without_gloo: bool = False) -> None:
         self.fd = fd
@@ -244,21 +243,18 @@ class Tee:
 
     @property
     def has_open_line(self) -> bool:
-        """Whether bytes wait for the end of their line."""
+        """True if bytes wait for the end of their line."""
         return bool(self._open_line)
 
     def flush(self) -> None:
-        """Keep the open line as it is now (a progress bar, a prompt)."""
+        """Write the open line as it is now (a progress bar, a prompt)."""
         if self._open_line:
             self._log.write(self.stream, self._open_line)
             self._open_line = b""
 
     def drain(self) -> None:
-        """Read everything without waiting, then keep the open line.
-
-        What was written before this call is read; a child of the function that keeps writing cannot
-        make it endless.
-        """
+        """Read everything that was written before this call, without waiting, then write the open
+        line. Returns even if a child of the function keeps writing."""
         begun = self._read_bytes
         while self._read_bytes - begun < DRAIN_BYTES:
             before = self._read_bytes
@@ -271,7 +267,7 @@ def without_gloo(lines: bytes) -> bytes:
     """Remove the lines in which Gloo says that hosts are connected, and nothing else."""
 
     def unless_whole(match: re.Match[bytes]) -> bytes:
-        """Mixed lines are Gloo's if they have each of its pieces once per line."""
+        # Mixed lines are Gloo's if they have each of its pieces once per line.
         counts = {match[0].count(piece) for piece in _GLOO_PIECES}
         return b"" if counts == {match[0].count(b"\n")} else match[0]
 
@@ -279,17 +275,17 @@ def without_gloo(lines: bytes) -> bytes:
 
 
 def _split_mixed(lines: bytes) -> tuple[bytes, bytes]:
-    """Cut off mixed Gloo lines at the end that are still incomplete."""
+    """Split off mixed Gloo lines at the end, which may still be incomplete."""
     mixed = [match for match in re.finditer(_GLOO_MIXED, lines) if match.end() == len(lines)]
     cut = mixed[-1].start() if mixed else len(lines)
     return lines[:cut], lines[cut:]
 
 
 def open_tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -> tuple[Tee, Tee]:
-    """The two tees of a worker; the descriptors are made non-blocking.
+    """Return the two tees of a worker; make the descriptors non-blocking.
 
-    A simulated slice of several hosts is `without_gloo`: real slices do not print its lines, and
-    they cannot be switched off.
+    Use `without_gloo` for a simulated slice of several hosts: real slices do not print Gloo's
+    lines, and they cannot be switched off.
     """
     for fd in (out, err):
         os.set_blocking(fd, False)
@@ -297,14 +293,14 @@ def open_tees(out: int, err: int, log: HostLog, *, without_gloo: bool = False) -
 
 
 class Mirror:
-    """A host's output repeated on the standard streams of its own process, for `kubectl logs` and
-    other readers of container output. Writes in its own thread. Create it after the last fork; one
-    thread uses it.
+    """Repeats a host's output on the standard streams of its own process, for `kubectl logs` and
+    other readers of container output. Writes in its own thread: create it after the last fork, and
+    use it from one thread.
 
     Promises:
-        1. `write` never waits, whatever reads the streams.
-        2. What a slow reader misses is counted, and reported when there is room again.
-        3. A closed or full stream loses its bytes, without other effects.
+        1. `write` never waits for the reader of a stream.
+        2. Output that a slow reader misses is counted, and reported when there is room.
+        3. Output to a closed or full stream is lost, without other effects.
     """
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
@@ -316,7 +312,7 @@ class Mirror:
         self._thread.start()
 
     def write(self, stream: int, data: bytes) -> None:
-        """Add a chunk."""
+        """Queue a chunk, or drop it if the reader is too slow."""
         if self._added_bytes - self._taken_bytes + len(data) > MIRRORED_BYTES:
             self._missed_bytes += len(data)
             return
@@ -333,7 +329,7 @@ class Mirror:
         self._waiting.put((self._out if stream == STDOUT else self._err, data))
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Wait until everything is written, but no longer than this."""
+        """Wait until everything is written, but at most `limit_s` seconds."""
         self._report_missed()
         self._waiting.put(None)
         self._thread.join(limit_s)
@@ -355,6 +351,6 @@ def _write(fd: int, data: bytes) -> None:
 
 def _notice_of_missed(size_bytes: int) -> bytes:
     return (
-        f"kinetic: {size_bytes} bytes of output are missing here, because nobody read them in "
-        "time; `kinetic jobs logs` has them.\n"
+        f"kinetic: {size_bytes} bytes of output are missing here, because the reader was too slow; "
+        "`kinetic jobs logs` has them.\n"
     ).encode()

@@ -1,9 +1,8 @@
 """The agent: the process on every host that starts the worker, logs its output, reports to the
-coordinator, and ends it.
+coordinator, and ends the worker.
 
-In: an `Identity`, the plan in the store. Out: one `HostReport`, the leader's value, the host's log.
-What to do is decided by `AgentMachine`. It imports no JAX and runs no user code, so it survives to
-say how the worker died.
+`AgentMachine` decides what to do; this module does it. The agent imports no JAX and runs no user
+code, so that it survives to report how the worker died.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ if TYPE_CHECKING:
 
 _MAY_STALL = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 OPEN_LINE_S = 0.05
-"""An unfinished line is shown after this time."""
+"""Age at which an unfinished line is written to the log."""
 
 
 class Agent:
-    """One host's agent in one attempt, until it has cleaned up behind its worker."""
+    """The agent of one host in one attempt, until it has cleaned up after its worker."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Agent:
         self._open_since: float | None = None
         self._stacks_asked, self._stacks_text = 0, ""
         self._started_at = self._began = 0.0
-        """When the function began: since the epoch, and on the monotonic clock."""
+        """Start of the function, since the epoch and on the monotonic clock; 0.0 before it."""
         self._supervisor = os.getppid()
         self._leaving = Sample(0.0, 0.0, None, 0)
         self._gate: Gate | None = None
@@ -95,7 +94,7 @@ class Agent:
     # -- life --------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run to the end; return the exit code of the agent process, see `ProgramCode`."""
+        """Run until the attempt has ended on this host; return a `ProgramCode`."""
         self._memory = memory.Watch(self._worker.pid)
         key = layout.HostKeys(self._who.job_id, self._who.attempt, self._who.host).log
         self._log = open_log(self._store, key, self._log_paths, mirrored=self._who.is_mirrored)
@@ -111,7 +110,7 @@ class Agent:
             metrics=self._metrics,
         )
         self._reporter.announce_attempt()
-        self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))  # until it has started
+        self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))
         self._link = Link(self._who, self._beat)
         self._link_at: float | None = time.monotonic() + ALONE_S if self._alone else None
         self._watch()
@@ -132,7 +131,7 @@ class Agent:
 
     @property
     def nothing_follows(self) -> bool:
-        """Every host has returned, or nobody leads any more."""
+        """True if no attempt follows: every host has returned, or the leader is lost."""
         return self._machine.nothing_follows
 
     def _watch(self) -> None:
@@ -152,7 +151,7 @@ class Agent:
             self._selector.register(fd, selectors.EVENT_READ, handler)
 
     def _prepare(self) -> None:
-        # May take long, and the loop that sees the supervisor die does not run yet.
+        # This may take long, and the loop that sees the supervisor's death does not run yet.
         parent = self._supervisor if self._alive_fd >= 0 else 0
         try:
             with processes.dying_with(parent):
@@ -189,7 +188,7 @@ class Agent:
             waits.append(self._gate.look_every_s)
         return max(min(waits), 0.0)
 
-    # -- what can happen ---------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _on_output(self, tee: Any) -> None:
         if not tee.pump():
@@ -257,13 +256,13 @@ class Agent:
             self._on_taken_away()
 
     def _on_leader_listening(self) -> None:
-        """Connect, though it is early: the leader may have to stop this host."""
+        """Connect before the usual delay, because the leader may have to stop this host."""
         self._link_at = 0.0
         if self._machine.activity is Activity.PREPARING:  # The loop does not run yet.
             self._link.start()
 
     def _on_taken_away(self) -> None:
-        """Tell the gang now that this host is taken away."""
+        """Begin the preemption of this host, and tell the gang."""
         if self._machine.may_be_taken_away():
             grace_s = self._plan.limits.grace_s
             self._preemption.begin(grace_s, ours=True)
@@ -286,7 +285,7 @@ class Agent:
                 self._on_view(event.view)
             elif event.lost:
                 self._on_coordinator_lost(f"{event.lost} This host's agent gave up.")
-                # While a supervisor lives and does not answer, clients wait forever.
+                # Clients would wait forever for a supervisor that lives but does not answer.
                 leads = not self._who.is_program or self._who.leads
                 if self._alive_fd >= 0 and leads and os.getppid() == self._supervisor:
                     processes.kill(self._supervisor, signal.SIGKILL)
@@ -298,7 +297,7 @@ class Agent:
         self._tell(self._machine.on_lost, is_final=not self._who.is_led_from_afar)
 
     def _end_with(self, how: Exit, detail: str) -> None:
-        """Have this reported, unless there is a report already."""
+        """Set the end that will be reported, unless the report exists already."""
         if self._report is None:
             self._end = {"event": how, "detail": detail}
 
@@ -316,10 +315,10 @@ class Agent:
             self._reporter.tell_of_preemption(self._preemption.left_s, why)
         self._tell(self._machine.on_view, view, time.monotonic())
 
-    # -- doing -------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def _tell(self, event: Callable[..., list[Act]], *args: Any, **more: Any) -> None:
-        """Tell the machine what has happened, and do what it says."""
+        """Pass an event to the machine, and do the acts that it returns."""
         self._machine.note_eviction(self._preemption.describe())
         for act in event(*args, **more):
             self._do(act)
@@ -359,8 +358,8 @@ class Agent:
         self._worker.channel.send({"start": message})
 
     def _dump_stacks(self) -> str:
-        """The worker's stacks, with the client's file names, so that equal stacks of all hosts
-        compare equal."""
+        """Return the worker's stacks with the client's file names, so that equal stacks of
+        different hosts compare equal."""
         if self._machine.activity is Activity.RETURNED:
             return RETURNED
         can_tell = self._machine.armed or processes.is_stopped(self._worker.pid)
@@ -398,28 +397,29 @@ class Agent:
         return self._worker.sample(self._log.output_bytes, self._metrics.row_bytes, saving_step)
 
     def _join_state(self) -> str:
-        """How far this host is in joining the JAX world."""
+        """Return this host's progress in joining the JAX world; see `joining.join_state`."""
         if not self._machine.started:
             return ""
         return joining.join_state(str(self._workspace.root / WORLD_FILE))
 
     def _conclude(self) -> None:
-        """Make the report, once, when the worker has said how it ended or is gone."""
+        """Make the report, once, after the worker's last message or its death."""
         if self._report is not None:
             return
-        if self._started_at > 0 and not self._preemption.is_known:  # Then the report is urgent.
+        # In a preemption the report is urgent: `_clean_up` keeps the files.
+        if self._started_at > 0 and not self._preemption.is_known:
             self._kept_files, self._written = self._reporter.keep_files(self._workspace)
         self._report, stored = self._reporter.conclude(
             self._exit_report(), self._end or {}, is_discarded=self._preemption.discards_end
         )
-        # The supervisor will find it in the store.
+        # An agent that is alone need not deliver it: the supervisor reads it from the store.
         self._machine.note_report(self._report, arrives=self._alone and stored)
         if self._gate is not None:
             self._gate.close()
         self._link.report(self._report)
 
     def _exit_report(self) -> HostReport:
-        """How the worker ended, with what only the agent knows."""
+        """Return the report on the worker's end, completed with the agent's own figures."""
         report = ending_of(
             None if self._preemption.discards_end else self._end,
             self._worker.status if self._worker.has_ended else None,
@@ -452,18 +452,18 @@ class Agent:
         if self._started_at > 0 and (
             self._written or self._preemption.is_known or workspace.has_new_entries(self._workspace)
         ):
-            self._reporter.keep_files(self._workspace)  # What exit handlers have written, too.
+            self._reporter.keep_files(self._workspace)  # With the files of exit handlers.
         if not self._is_swept_up():
             workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
 
     def _is_swept_up(self) -> bool:
-        """Whether the supervisor removes the folder of this host, once it has written the verdict,
-        which must not wait for that."""
+        """True if the supervisor removes this host's folder after it has written the verdict,
+        which must not wait for the removal."""
         is_last = not self._who.stays and self._plan.options.retries == 0
         return self._who.simulated and is_last and os.getppid() == self._supervisor
 
     def release(self) -> None:
-        """Free what outlives the attempt in an agent that goes on."""
+        """Free the link and descriptors, in a process that takes part in another attempt."""
         self._link.stop()
         self._selector.close()
         for port in self._ports:
@@ -471,8 +471,8 @@ class Agent:
 
 
 def _reserve_ports(who: Identity) -> tuple[list[socket.socket], str]:
-    """Return how the other hosts reach this one; the leader also reserves a port for JAX, and one
-    for other frameworks.
+    """Return the reserved sockets and the address of this host for its peers. The leader reserves a
+    port for JAX and one for other frameworks, and its address names both.
 
     The sockets stay bound without listening until the end: frameworks bind the same port with
     SO_REUSEPORT or SO_REUSEADDR, and the kernel gives it to no other process.

@@ -1,9 +1,7 @@
-"""What the kernel says about a process's memory: its limit, and whether the out-of-memory killer
-struck.
+"""The memory limit of a process, and the victims of the kernel's out-of-memory killer.
 
-In: a process id, from the start of the process on. Out: a `MemoryVerdict`. The numbers come
-from the control group that the process is in (v2, or the memory controller of v1), which counts its
-victims; only where there is no control group, from the machine's counters.
+The numbers come from the process's control group (v2, or the memory controller of v1), which counts
+its victims; without a control group, from the counters of the machine.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ _UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class MemoryVerdict:
-    """What is known when a process is gone.
+    """The kernel's counters compared with those from the start of a process.
 
     Attributes:
-        struck: whether the out-of-memory killer struck meanwhile in the process's control group
-            (else: on the machine).
-        limit_bytes: what it could use at most; 0 if unknown.
+        struck: the out-of-memory killer has struck in the process's control group since, or on the
+            machine if there is no group.
+        limit_bytes: memory that the process could use at most; 0 if unknown.
     """
 
     struck: bool = False
@@ -32,27 +30,27 @@ class MemoryVerdict:
 
 
 class Watch:
-    """Remembers how often the killer had struck in each control group when the process was first
-    seen there."""
+    """Watches a process from its start on, and counts the killer's victims in each control group
+    that the process has been in."""
 
     def __init__(self, pid: int, *, root: Path = Path("/")) -> None:
         self._pid = pid
         self._root = root
         self._before: dict[Path, int] = {}
         self.look()
-        # Asked only where there is no group: it is a long list.
+        # Read only without a group: it is a long file.
         self._machine_before = 0 if self._before else self._machine_kills()
 
     def look(self) -> None:
-        """See in which group the process is: it may have been moved. Cheap enough for every
-        heartbeat."""
+        """Read the process's control group, which may have changed, and remember the count of a new
+        one. Cheap enough for every heartbeat."""
         for folder in self._groups():
             if (kills := _read_kills(folder)) is not None:
                 self._before.setdefault(folder, kills)
                 return
 
     def verdict(self) -> MemoryVerdict:
-        """Compare with the counters now."""
+        """Compare the counters now with those at the start."""
         limits = [self._number("proc/meminfo", "MemTotal:") * 1024]
         for folder in self._before:
             limits += [_limit(above) for above in (folder, *folder.parents)]
@@ -64,21 +62,22 @@ class Watch:
         )
 
     def _groups(self) -> list[Path]:
-        """Where the process's control group may be; the first that counts is the one."""
+        """List the folders that may be the process's control group; the first that has a counter
+        is it."""
         mount = self._root / "sys/fs/cgroup"
-        places = []
+        folders = []
         with contextlib.suppress(OSError):
             for line in (self._root / f"proc/{self._pid}/cgroup").read_text().splitlines():
                 _, controllers, path = line.split(":", 2)
                 if not controllers:
-                    places += [
+                    folders += [
                         mount / path.lstrip("/"),
                         mount / "unified" / path.lstrip("/"),
                         mount,
                     ]
                 elif "memory" in controllers.split(","):
-                    places += [mount / "memory" / path.lstrip("/"), mount / "memory"]
-        return places
+                    folders += [mount / "memory" / path.lstrip("/"), mount / "memory"]
+        return folders
 
     def _machine_kills(self) -> int:
         return self._number("proc/vmstat", "oom_kill")

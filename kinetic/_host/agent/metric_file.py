@@ -1,7 +1,7 @@
-"""The file that the function of this host appends its metrics to, and the host's own figures in it.
+"""The file to which the function of this host appends its metrics, and the agent its own figures.
 
-It lies in the store where that is a folder; elsewhere it is sent there as it grows, like output. A
-job that logs nothing has none.
+The file is in the store if that is a folder; otherwise the agent sends it to the store as it grows,
+like output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MetricFile:
     """The metrics of one host in one attempt.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, who: Identity, store: Store) -> None:
@@ -32,21 +32,21 @@ class MetricFile:
         self.path = root / key if root else Path(who.scratch) / f"metrics-{who.index}"
         self._segments: SegmentWriter | None = None
         if root is None:
-            self.path.unlink(missing_ok=True)  # By an attempt before: it is in the store.
+            self.path.unlink(missing_ok=True)  # Of an earlier attempt: it is in the store.
             self._segments = SegmentWriter(store, key, (self.path, self.path.with_suffix(".idx")))
             self._segments.start()
         self._sent_bytes = self._own_bytes = 0
         self._figures = FigureCadence(time.monotonic())
-        self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move them.
+        self._epoch_s = time.time() - time.monotonic()  # Figures ignore later clock changes.
         self._last: tuple[float, float] | None = None
 
     @property
     def row_bytes(self) -> int:
-        """How much the function has logged so far."""
+        """Bytes that the function has logged so far."""
         return self._size() - self._own_bytes
 
     def note(self, beat: Heartbeat) -> None:
-        """Keep the host's figures, if it is time, and send what was appended."""
+        """Append the host's figures from a heartbeat, if they are due, and send new rows."""
         now = time.monotonic()
         if beat.rss_bytes and self._figures.is_due(now):
             values = [array("d", [beat.rss_bytes])]
@@ -63,7 +63,7 @@ class MetricFile:
             self._segments.wake()
 
     def deliver(self) -> None:
-        """Send everything to the store, unless the file lies in it."""
+        """Send everything to the store, unless the file is in it."""
         if self._segments is not None:
             self._segments.flush()
 

@@ -1,9 +1,8 @@
-"""A preemption as the agent of a host handles it: a host of its gang is taken away, or the budget
-is used up.
+"""The agent's side of a preemption: a host of its gang is taken away, or the budget is used up.
 
-SIGTERM of this host, or the leader, begins it. The function sees a file, and leaves files that say
-whether it looks for preemptions itself and whether it has seen this one; its end counts
-accordingly.
+A preemption begins with SIGTERM to this host or with a notice from the leader. The agent writes a
+notice file for the function. The function's own files say whether it polls for preemptions, and
+whether it has read this notice, which decides if its value counts.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _SAVED = HostView(
 
 
 class Preemption:
-    """Whether a host of the gang is taken away; the first notice counts.
+    """The preemption of a gang, if there is one; the first notice counts.
 
     Attributes:
-        folder: of the host.
-        is_known: a host of the gang is taken away.
-        is_ours: it is this one.
+        folder: the host's folder.
+        is_known: the preemption has begun.
+        is_ours: this host itself is taken away.
     """
 
     def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
@@ -45,7 +44,7 @@ class Preemption:
         self.is_known = self.is_ours = False
 
     def begin(self, grace_s: float, *, ours: bool = False) -> bool:
-        """Tell the function; return whether this is news."""
+        """Begin the preemption and tell the function; return False if it had begun before."""
         self.is_ours |= ours
         if self.is_known:
             return False
@@ -57,7 +56,7 @@ class Preemption:
         return True
 
     def describe(self) -> Eviction:
-        """Return what is known now."""
+        """Return the state of the preemption, for the agent's machine."""
         if not self.is_known:
             return Eviction(is_ours=self.is_ours)
         return Eviction(
@@ -70,23 +69,23 @@ class Preemption:
 
     @property
     def left_s(self) -> float:
-        """How long the function may run on."""
+        """Seconds for which the function may run on."""
         return max(self._until - time.monotonic(), 0.0)
 
     @property
     def looks(self) -> bool:
-        """Whether the function sees for itself that it is told, and is not to be interrupted."""
+        """True if the function polls for preemptions itself and must not be interrupted."""
         return self.is_known and (self.folder / POLLING).exists()
 
     @property
     def saves_together(self) -> bool:
-        """Whether the hosts save together, so that none may leave before all have: the process of
-        host 0 serves JAX's world."""
+        """True if the hosts save a checkpoint together. Then no host may end before all have saved,
+        because the process of host 0 serves JAX's world."""
         return self.is_known and self._in_gang and (self._has_service or self.looks)
 
     def overriding_stop(self, stop: HostView | None) -> HostView | None:
-        """Return the reason that replaces the function's own end, after a stop of the gang; None
-        if its own end stands."""
+        """Return the view whose reason replaces the function's own end after a stop of the gang;
+        None if its own end stands."""
         if stop is not None and stop.stop_exit in (Exit.CANCELLED, Exit.OVER_BUDGET):
             return stop
         if self.is_ours:
@@ -95,8 +94,8 @@ class Preemption:
 
     @property
     def discards_end(self) -> bool:
-        """True if a value must not count: the function stopped early for the preemption, or other
-        hosts did not come so far."""
+        """True if the function's value must be discarded: it stopped early for the preemption, or
+        this host is lost and the others have not finished."""
         return self._has_seen or (self.is_ours and self._in_gang)
 
     @property

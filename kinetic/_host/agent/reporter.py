@@ -1,8 +1,7 @@
-"""What a host leaves behind: its report, its value or exception in the store, and its log's lines
-about its end.
+"""The records of a host's end: its report, its value or exception in the store, and the last lines
+of its log.
 
-In: the report that `exit_report` decided, the worker's last message. Out: the report completed with
-the keys of what was stored; lines in the host's log.
+The report comes from `exit_report`; this module completes it with the keys of stored pickles.
 """
 
 from __future__ import annotations
@@ -33,33 +32,32 @@ from kinetic._system import processes
 from kinetic.errors import KineticError, StoreFull
 
 LEFTOVER_GRACE_S = 0.2
-"""How long processes that the function left behind may take to end by themselves once the worker
-has ended."""
+"""Time that the function's remaining processes have to end by themselves after the worker."""
 LEFTOVERS_NAMED = 5
 POOLS_S = 2.0
-"""How long processes that a library's pools keep may take beyond that; they clean up behind it."""
-OF_POOLS = (
+"""Additional time for the processes of a library's pools, which clean up after the library."""
+POOL_COMMANDS = (
     b"resource_tracker import main",
     b"forkserver import main",
     b"loky.backend.popen_loky_posix",
 )
-"""In their command lines: Python's and joblib's trackers, Python's server of forks, joblib's
-workers."""
+"""Parts of the command lines of pool processes: trackers of Python and joblib, Python's fork
+server, joblib's workers."""
 
 ENDS_QUIETLY = (".Terminated", ".Preempted")
 """Exceptions that only end the function."""
 
 
 def ends_quietly(pid: int) -> bool:
-    """Whether a process that the function left behind is a pool's, or is ending by itself."""
+    """True if a remaining process of the function belongs to a pool or has ended by itself."""
     with contextlib.suppress(OSError):
         command = processes.lasting_command_line(pid)
-        return any(words in command for words in OF_POOLS)
-    return True  # It has no command line any more.
+        return any(words in command for words in POOL_COMMANDS)
+    return True  # A process that has ended has no command line.
 
 
 class Reporter:
-    """Writes one host's end to the store and to its log."""
+    """Writes the end of one host to the store and to its log."""
 
     def __init__(
         self,
@@ -80,13 +78,14 @@ class Reporter:
         self._log = log
         self._tees = tees
         self._metrics = metrics
-        self._kept: dict[str, tuple[int, int]] = {}
+        self._stored_files: dict[str, tuple[int, int]] = {}
         self._reserve = Path(identity.scratch) / processes.DISK_RESERVE
 
     # -- the log -----------------------------------------------------------------------------------
 
     def announce_attempt(self) -> None:
-        """Log where another attempt begins, and why."""
+        """Log the start of an attempt other than the first, and why it was needed; for an elastic
+        job also its slices."""
         if self._place is None:
             return
         if self._is_elastic:
@@ -108,40 +107,40 @@ class Reporter:
             self._log.say(f"kinetic: attempt {number} begins on {on}.")
 
     def announce_recovery(self, began: float) -> None:
-        """Log for how long an elastic job did not run; only the leader does."""
+        """Log for how long an elastic job did not run, on the leader only."""
         if self._lost_at and not self._where[2]:
             self._log.say(f"kinetic: function called again after {began - self._lost_at:.1f} s.")
 
     def notice(self, text: str) -> None:
-        """Log the coordinator's notice of a stall; only the leader does, for all hosts."""
+        """Log the coordinator's notice of a stall, on the leader only."""
         job_id, _, host = self._where
         if host != 0:
             return
         advice = (
             ""
             if self._plan.limits.hang_timeout_s is not None
-            else "; hang_timeout= ends a job that stands still"
+            else "; hang_timeout= ends a stalled job"
         )
         self._log.say(
-            f"kinetic: {text} `kinetic jobs stacks {job_id}` shows where they stand{advice}."
+            f"kinetic: {text} `kinetic jobs stacks {job_id}` shows where each host is{advice}."
         )
 
     def tell_of_late_exit(self, stacks: str) -> None:
-        """Log that the process had to be killed after the function, and what it was doing."""
+        """Log that the process had to be killed after the function, and where it was."""
         at = blame.place_of(stacks) if blame.parse(stacks).frames else ""
         self._log.say(
-            f"kinetic: the process went on for too long after the function{at} (an exit handler?) "
+            f"kinetic: the process ran for too long after the function{at} (an exit handler?) "
             "and was killed."
         )
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:
-        """Log that a host of the gang is taken away, or `why` else the function should save."""
+        """Log that the function should save, and why: by default, a host is taken away."""
         why = why or "a host of this job is taken away (preempted, or its node is drained)"
         self._log.say(f"kinetic: {why}: the function has {left_s:.0f} s to save.")
 
     def name_leftovers(self, own: Collection[int]) -> None:
-        """Log which processes the function left behind, without those that end in time, `own`, and
-        those of pools, which a library ends when the interpreter does."""
+        """Log the function's remaining processes, except those that end in time, the agent's `own`
+        and those of pools, which a library ends with the interpreter."""
         leftovers = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
             for pid in processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
@@ -159,16 +158,16 @@ class Reporter:
             self._say_after_output(f"kinetic: processes of pools were killed: {pids}")
 
     def log_failure(self, report: HostReport, discarded: Message) -> None:
-        """End the host's log like that of any failing program. What the function raised
-        is told where it does not count (`discarded`), too: it may be that saving failed."""
+        """End the host's log like that of any failing program. Log an exception even if the
+        worker's last message is `discarded`: saving may have failed."""
         raised = discarded.get("error")
         if raised and report.error is None and not raised["type_name"].endswith(ENDS_QUIETLY):
             self._say_after_output(raised["traceback"].rstrip())
         # The client does not raise the failure of an attempt that is repeated: every host logs it
-        # to stderr, and the next attempt says why it begins.
+        # to stderr, and the next attempt logs why it begins.
         is_last = not (report.exit.kind.retryable and self._may_be_followed(report))
         if self._is_elastic and (not report.exit.kind.code_failed or blame.rank_of(report)):
-            return  # The job goes on, or its leader tells why not.
+            return  # The job goes on, or its leader logs why not.
         words = last_words(report)
         if not words or (report.exit is Exit.STOPPED and not is_last):
             return
@@ -190,8 +189,8 @@ class Reporter:
     def conclude(
         self, report: HostReport, end: Message, *, is_discarded: bool
     ) -> tuple[HostReport, bool]:
-        """Store all that is left of the host, and end its log; return the report completed, and
-        whether it is stored. `is_discarded`: what the worker said last does not count."""
+        """Store the host's records, and end its log. Return the completed report, and True if it
+        was stored. With `is_discarded`, the worker's last message does not count."""
         report = self.store_pickles(report, end)
         self.log_failure(report, end if is_discarded else {})
         self._log.deliver()  # Clients read the output as soon as they see the report.
@@ -201,15 +200,15 @@ class Reporter:
         return report, stored
 
     def keep_files(self, space: Workspace) -> tuple[int, str]:
-        """Store the files that the function wrote into its work folder; when called again, those
-        that were written since. Return how many are kept, and their names."""
+        """Store the files that the function wrote into its work folder since the last call. Return
+        the number of files stored so far, and a text with their names."""
         key = layout.HostKeys(*self._where).files
-        words = workspace.keep_written(space, self._store, key, self._kept)
-        return len(self._kept), words
+        words = workspace.keep_written(space, self._store, key, self._stored_files)
+        return len(self._stored_files), words
 
     def store_pickles(self, report: HostReport, end: Message) -> HostReport:
-        """Store the pickled value or exception of the worker's last message; return the report
-        completed with it."""
+        """Store the pickled value or exception of the worker's last message; return the completed
+        report."""
         try:
             if report.ok:
                 self._put_pickle(layout.HostKeys(*self._where).result, end, "result")
@@ -228,8 +227,8 @@ class Reporter:
         return report
 
     def store_report(self, report: HostReport) -> bool:
-        """Store the report; return whether that worked. The coordinator gets it too; either is
-        enough."""
+        """Store the report; return True on success. The coordinator gets it too, and one of the two
+        is enough."""
         with contextlib.suppress(KineticError):
             self._put(layout.HostKeys(*self._where).report, json.dumps(report.to_json()).encode())
             return True
@@ -242,8 +241,8 @@ class Reporter:
                 self._store.delete(layout.blob(damaged))
 
     def _put_pickle(self, key: str, message: Message, name: str) -> bool:
-        """Store the pickle in a message, or in the file that it names; return whether there is
-        one."""
+        """Store the pickle in a message, or in the file that it names; return False if it has
+        none."""
         if f"{name}_data" in message:
             data: bytes | Path = base64.b64decode(message[f"{name}_data"])
         elif f"{name}_file" in message:
@@ -254,7 +253,7 @@ class Reporter:
         return True
 
     def _put(self, key: str, data: bytes | Path) -> None:
-        """Store; on a full disk, in the space that the job's supervisor has reserved."""
+        """Store data; on a full disk, free space that the job's supervisor has reserved."""
         try:
             self._store.put(key, data)
         except StoreFull:

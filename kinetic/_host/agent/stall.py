@@ -1,13 +1,12 @@
-"""Whether a worker makes progress, judged by its processor time and by what it prints, logs and
-saves, without its help.
+"""Detects a worker that makes no progress, from outside, by its processor time and its output.
 
-In: samples of counters, time as an argument. Out: for how long it has been stalled.
+In: samples of counters; time is an argument. Out: seconds for which the worker has been stalled.
 
-A worker is stalled when it prints and logs nothing, begins and ends no save, its process and its
-children use less than `BUSY_SHARE` of one processor and wait for one for less than `STARVED_SHARE`
-of the time, and its main thread uses, or waits for, less than `MAIN_SHARE`: a host that sleeps or
-waits in a broken collective uses none at all, while a loop that feeds an accelerator returns to
-Python at every step and so always uses some.
+A worker is stalled while all of this holds: it prints and logs nothing, and begins or ends no save;
+its process and its children use less than `BUSY_SHARE` of one processor, and wait for one for less
+than `STARVED_SHARE` of the time; its main thread uses, or waits for, less than `MAIN_SHARE` of one.
+A host that sleeps or waits in a broken collective uses no processor time at all. A loop that feeds
+an accelerator returns to Python at every step, and so always uses some.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from kinetic._core.values import dataclass
 BUSY_SHARE = 0.10
 MAIN_SHARE = 0.0003
 STARVED_SHARE = 0.5
-"""Beyond what idle threads wait that wake up now and then, each time behind all that is running."""
+"""Above the share for which idle threads wait that wake up now and then on a busy machine."""
 _MAIN_FLOOR_NS = 1_000_000
 _BUSY_FLOOR_S = 0.1
 MISSED_S = 3.5
-"""A longer gap between two samples does not count: the agent itself did not run (the machine was
-suspended, or the whole gang was stopped), or the coordinator delayed it. Heartbeats are sent every
-second and take two at most."""
+"""Longest gap between two samples that counts. In a longer one the agent itself did not run (the
+machine was suspended, or the whole gang was stopped), or the coordinator delayed it: heartbeats are
+sent every second and take two at most."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,12 @@ class Sample:
     Attributes:
         time_s: monotonic time of the sample.
         cpu_s: processor time of the worker and its children.
-        main_ns: time in which its main thread has run, or has waited for a processor, in
+        main_ns: time for which its main thread has run, or has waited for a processor, in
             nanoseconds; None if unknown.
         log_bytes: output so far.
-        row_bytes: what it has logged of metrics so far.
-        saving_step: of the checkpoint that it is writing; None for none.
-        starved_s: for how long its threads and its children's have waited for a processor.
+        row_bytes: rows of metrics logged so far.
+        saving_step: step of the checkpoint that it is saving; None for none.
+        starved_s: time for which its threads and its children's have waited for a processor.
     """
 
     time_s: float
@@ -51,13 +50,13 @@ class Sample:
 
 
 def has_moved(since: Sample, now: Sample) -> bool:
-    """Whether the worker made progress between two samples."""
+    """True if the worker made progress between two samples."""
     elapsed = max(now.time_s - since.time_s, 0.0)
     if now.log_bytes > since.log_bytes or now.row_bytes > since.row_bytes:
         return True
     if now.saving_step != since.saving_step:
         return True
-    if now.cpu_s < since.cpu_s:  # A child has ended whose time nobody inherits.
+    if now.cpu_s < since.cpu_s:  # A child has ended, and its time is no longer counted.
         return True
     if now.cpu_s - since.cpu_s > _BUSY_FLOOR_S + BUSY_SHARE * elapsed:
         return True
@@ -69,21 +68,21 @@ def has_moved(since: Sample, now: Sample) -> bool:
 
 
 def measure_starvation(before: Sample, now: Sample) -> float:
-    """Return for how long a worker had no processor between two samples; 0.0 if that may be what
-    its idle threads have waited."""
+    """Return for how many seconds a worker had no processor between two samples; 0.0 if its idle
+    threads alone may have waited that long."""
     elapsed, starved_s = now.time_s - before.time_s, now.starved_s - before.starved_s
     return min(starved_s, elapsed) if starved_s > STARVED_SHARE * elapsed else 0.0
 
 
 class StallDetector:
-    """Measures for how long a worker has been stalled. Time between samples that are too far apart
-    does not count."""
+    """Measures for how long a worker has been stalled. A gap of more than `MISSED_S` between two
+    samples restarts the measurement."""
 
     def __init__(self, now: Sample) -> None:
         self._since = self._last = now
 
     def observe(self, now: Sample) -> float:
-        """Take a new sample; return the seconds since the worker last moved."""
+        """Take a new sample; return the seconds since the worker last made progress."""
         missed = now.time_s - self._last.time_s > MISSED_S
         self._last = now
         if missed or has_moved(self._since, now):

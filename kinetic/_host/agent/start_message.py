@@ -1,7 +1,8 @@
-"""Builds the start message that an agent sends its worker when the whole gang is ready.
+"""The start message that an agent sends its worker when the whole gang is ready.
 
-In: identity, plan, workspace, the leader's address. Out: the fields of `Start`. Programs that run
-on a host import what was sent, not the caller's folder, and are those of the host's environment.
+In: identity, plan, workspace, the leader's address. Out: the fields of `Start`. The environment in
+it makes programs on a host import the job's tree, not the caller's folder, and puts the programs of
+this Python environment first on PATH.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from kinetic._host.worker.joining import World
 from kinetic._host.worker.start import ElasticSlices
 
 WORLD_FILE = "world"
-"""In the host's folder: which process has joined the world; see `joining`."""
-_OF_SLICES = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
+"""A file in the host's folder that names the process that has joined the world; see `joining`."""
+_MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 _PYTHONPATH = "PYTHONPATH"
 
 
 def start_message(
     who: Identity, plan: Plan, space: Workspace, leader: str, debugging: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what the worker needs to run the function.
+    """Return the message with which the worker runs the function.
 
     Args:
-        who: the host.
-        plan: the job.
-        space: where the function runs.
-        leader: "address:port,port": of JAX's coordination service, and a free one for other
-            frameworks.
-        debugging: from a debug job's gate, else None.
+        who: identity of the host.
+        plan: plan of the job.
+        space: workspace of the host.
+        leader: "address:port,port": the leader's address, with the port of JAX's coordination
+            service and a free one for other frameworks.
+        debugging: the part of a debug job's gate, else None.
     """
     coordinator, _, port = leader.partition(",")
-    # Virtual devices take the place of Pathways' only where slices may be lost.
+    # Simulated hosts imitate Pathways' devices only in jobs that may lose slices.
     is_real = not who.simulated or plan.elastic_controller is not None
     platform = plan.platform if is_real else plan.topology.kind
     world = World(
@@ -52,7 +53,7 @@ def start_message(
         plan.devices_per_host,
         platform,
         who.simulated,
-        slices=_slices(who, plan),
+        slices=_count_slices(who, plan),
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
@@ -96,7 +97,7 @@ def _elastic(plan: Plan) -> dict[str, Any] | None:
 def _environ(
     who: Identity, plan: Plan, space: Workspace, world: World, *, debug: bool
 ) -> dict[str, str]:
-    """The worker's environment; the caller's settings come last and win."""
+    """Return the worker's environment. The caller's settings override all others."""
     own = {
         "KINETIC_JOB_ID": who.job_id,
         "JOB_ID": who.job_id,
@@ -104,8 +105,8 @@ def _environ(
         "KINETIC_HOSTS": str(who.hosts),
         "KINETIC_ACCELERATOR": plan.topology.name,
         "KINETIC_ATTEMPT": str(who.attempt),
-        "KINETIC_SLICE_INDEX": str(_slice_of(who, plan)),
-        "KINETIC_NUM_SLICES": str(_slices(who, plan)),
+        "KINETIC_SLICE_INDEX": str(_slice_index(who, plan)),
+        "KINETIC_NUM_SLICES": str(_count_slices(who, plan)),
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
     }
@@ -122,12 +123,12 @@ def _environ(
         debugging = ENVIRON
     options = plan.options
     requested = dict(options.env) | dict(who.secrets)
-    if LOADER_PATH in who.base_env:  # Programs are started with it, and pods with GPUs add to it.
+    if LOADER_PATH in who.base_env:  # It has the caller's value already, plus a GPU pod's folders.
         requested.pop(LOADER_PATH, None)
     overrides = own | debugging | requested | _python_path(who, plan, space, requested)
     if who.is_led_from_afar and plan.topology.kind == "tpu":
-        base = {k: v for k, v in who.base_env.items() if k not in _OF_SLICES}
-        overrides = _of_slices(who, plan, world) | overrides
+        base = {k: v for k, v in who.base_env.items() if k not in _MEGASCALE}
+        overrides = _megascale_variables(who, plan, world) | overrides
     else:
         base = dict(who.base_env)
     base |= prefer_environment(
@@ -139,32 +140,30 @@ def _environ(
     return jaxworld.environ(world, base, overrides, automatic=options.joins_jax == "program")
 
 
-def _of_slices(who: Identity, plan: Plan, world: World) -> dict[str, str]:
-    """What libtpu must know to join the slices of this attempt. Kubernetes has told the pod of all
-    that the job may have: with those, libtpu would wait for slices that are lost. Ray tells
-    nothing."""
-    slices = _slices(who, plan)
+def _megascale_variables(who: Identity, plan: Plan, world: World) -> dict[str, str]:
+    """Return the variables with which libtpu joins the slices of this attempt. Kubernetes sets them
+    for all slices of the job, so that libtpu would wait for lost ones; Ray sets none."""
+    slices = _count_slices(who, plan)
     if slices == 1 or who.simulated:
         return {}
     address = world.coordinator.rpartition(":")[0]
-    return dict(zip(_OF_SLICES, (address, str(slices), str(_slice_of(who, plan))), strict=True))
+    return dict(zip(_MEGASCALE, (address, str(slices), str(_slice_index(who, plan))), strict=True))
 
 
-def _slice_of(who: Identity, plan: Plan) -> int:
-    """The slice of a host; one process with the devices of all slices counts to the first."""
-    return who.host * _slices(who, plan) // who.hosts
+def _slice_index(who: Identity, plan: Plan) -> int:
+    """Return the host's slice; 0 for a single process with the devices of all slices."""
+    return who.host * _count_slices(who, plan) // who.hosts
 
 
-def _slices(who: Identity, plan: Plan) -> int:
-    """Slices that take part in this attempt."""
+def _count_slices(who: Identity, plan: Plan) -> int:
     return plan.options.most_slices if who.assignment is None else len(who.assignment.slices)
 
 
 def _python_path(
     who: Identity, plan: Plan, space: Workspace, requested: Mapping[str, str]
 ) -> dict[str, str]:
-    """PYTHONPATH, so that programs import from the tree; a value that the caller set in env= is
-    used, with this host's paths."""
+    """Return PYTHONPATH, with which programs import from the tree. A value from the caller's env=
+    is used with this host's paths."""
     root, tree = plan.client_root, str(space.tree)
     if _PYTHONPATH in requested:
         return {_PYTHONPATH: _move_path(requested[_PYTHONPATH], client_root=root, tree=tree)}
@@ -178,20 +177,21 @@ def _python_path(
 
 
 def _requested_path(who: Identity, plan: Plan, space: Workspace) -> list[str]:
-    """The folders of a PYTHONPATH that the caller has set: this process started without it."""
+    """Return the folders of the caller's PYTHONPATH for sys.path: the worker is started without
+    it."""
     requested = (dict(plan.options.env) | dict(who.secrets)).get(_PYTHONPATH, "")
     moved = _move_path(requested, client_root=plan.client_root, tree=str(space.tree))
     return [str(space.cwd / entry) for entry in moved.split(os.pathsep) if entry]
 
 
-def make_search_path(places: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:
-    """Return the search path: the tree's places first, then the caller's, with the tree in place of
-    the project.
+def make_search_path(folders: Sequence[str], inherited: str, *, client_root: str, tree: str) -> str:
+    """Return the search path: the tree's folders first, then the caller's, with the tree in place
+    of the project.
 
-    A folder with a module named like one of the standard library is left out, because it would hide
-    that from every program; one that the caller's own PYTHONPATH names stays.
+    Omit a folder of the tree with a module named like one of the standard library, because it would
+    hide that module from every program. Folders of the caller's own PYTHONPATH stay.
     """
-    own = [place for place in places if not _hides_standard_modules(place)]
+    own = [folder for folder in folders if not _hides_standard_modules(folder)]
     theirs = (
         _move_path(inherited, client_root=client_root, tree=tree).split(os.pathsep)
         if inherited
@@ -201,8 +201,8 @@ def make_search_path(places: Sequence[str], inherited: str, *, client_root: str,
 
 
 def _move_path(value: str, *, client_root: str, tree: str) -> str:
-    """Return a search path with the project's folders replaced by those of the tree, if they were
-    sent."""
+    """Return a search path in which the project's folders are replaced by the tree's, if the tree
+    has them."""
     return os.pathsep.join(
         _move_entry(entry, client_root, tree) for entry in value.split(os.pathsep)
     )
@@ -211,15 +211,15 @@ def _move_path(value: str, *, client_root: str, tree: str) -> str:
 def prefer_environment(
     inherited: Mapping[str, str], *, executable: str, prefix: str, is_virtual: bool
 ) -> dict[str, str]:
-    """Return the variables with which `python` and console scripts are the environment's of this
-    interpreter, as if it were active, which it need not be where the job was submitted.
+    """Return the variables that activate this interpreter's environment, so that `python` and
+    console scripts are its own. The job may have been submitted without activating it.
 
     Args:
         inherited: the variables so far.
-        executable: the interpreter.
-        prefix: the folder of its environment.
-        is_virtual: whether that is a virtual environment; another one's order is left as it is if
-            it is on PATH at all.
+        executable: path of the interpreter.
+        prefix: folder of its environment.
+        is_virtual: True for a virtual environment, which goes first on PATH; any other one only has
+            to be on PATH.
     """
     programs = str(Path(executable).parent) if executable else ""
     entries = inherited.get("PATH", os.defpath).split(os.pathsep)
@@ -234,18 +234,18 @@ def _move_entry(entry: str, client_root: str, tree: str) -> str:
     real = os.path.realpath(entry) if entry.startswith("/") and client_root else ""
     if real != client_root and not real.startswith(f"{root}/"):
         return entry
-    place = tree + real[len(root) :]
-    # What was not sent (a virtual environment, for example) stays where it is.
-    return place if Path(place).is_dir() else entry
+    moved = tree + real[len(root) :]
+    # A folder that was not sent, such as a virtual environment, keeps its path.
+    return moved if Path(moved).is_dir() else entry
 
 
-def _hides_standard_modules(place: str) -> bool:
+def _hides_standard_modules(folder: str) -> bool:
     try:
-        names = os.listdir(place)
+        names = os.listdir(folder)
     except OSError:
         return False
     return any(
         name.removesuffix(".py") in sys.stdlib_module_names
-        and (name.endswith(".py") or Path(place, name, "__init__.py").is_file())
+        and (name.endswith(".py") or Path(folder, name, "__init__.py").is_file())
         for name in names
     )

@@ -1,8 +1,5 @@
-"""The worker as its agent sees it: a forked process with a channel, two streams, and Python stacks
-on request.
-
-In: a title. Out: a process that runs `worker.process`, signals to it, its wait status.
-"""
+"""The worker process from the agent's side: forked, with a channel, two output streams, and Python
+stacks on request."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ from kinetic._system import processes
 
 PIPE_BYTES = 1 << 20
 STACKS_S = 1.0
-"""How long a worker may take to write its stacks."""
+"""Time that a worker has to write its stacks."""
 _BYSTANDER = r"(?m)^(?:Current t|T)hread 0x[0-9a-f]+[^\n]*most recent call first\):\n\s*?\n(?=\S)"
-"""Threads that run only kinetic's code, as the one that took the signal: of no use to users."""
+"""Threads without frames of users, such as the thread that takes the signal for stacks."""
 _OWN_FRAME = (
     r'File "(<frozen runpy>|.*/kinetic/(?:_host|_system|runner)/[\w/]+\.py|'
     r'.*/(site|dist)-packages/debugpy/.*)", line'
@@ -35,21 +32,21 @@ _OWN_FRAME = (
 
 
 class WorkerProcess:
-    """One worker process, from its fork to the moment it is reaped.
+    """One worker process, from its fork until it is reaped.
 
     Attributes:
-        pid: its process id, which is also that of its process group.
+        pid: its process id, which is also its process group.
         pidfd: readable once it has ended.
         out, err: read ends of its standard streams.
         channel: messages to and from it.
-        keep: processes beside it that are the agent's own.
-        has_ended: whether it has been reaped.
+        keep: process ids of the agent's other children, which must not be killed with it.
+        has_ended: it has been reaped.
         status: its wait status, once it has ended.
-        stacks_thread: its thread that does nothing but write stacks; 0 before there is one.
+        stacks_thread: id of its thread that only writes stacks; 0 before it has one.
     """
 
     def __init__(self, title: str, fork_server: ForkServer | None = None) -> None:
-        """Start it: as a fork of this process, which must have no threads, or of a fork server
+        """Fork the worker from this process, which must have no threads, or from a fork server
         whose children run `serve`."""
         agent_end, worker_end = socket.socketpair()
         self.out, out = os.pipe()
@@ -78,8 +75,7 @@ class WorkerProcess:
 
     @property
     def peak_bytes(self) -> int:
-        """The high-water mark of its memory, or of the largest process below it: a command's, which
-        runs in one of its own."""
+        """Peak memory of the worker or of its largest descendant, such as a command's process."""
         return (
             self._peak_bytes
             if self.has_ended
@@ -88,11 +84,11 @@ class WorkerProcess:
 
     @property
     def rss_bytes(self) -> int:
-        """Its memory now."""
+        """Resident memory of the worker now."""
         return 0 if self.has_ended else processes.rss_bytes(self.pid)
 
     def sample(self, log_bytes: int, row_bytes: int, saving_step: int | None) -> Sample:
-        """Read its counters; its agent knows those of what it prints, logs and saves."""
+        """Read the worker's counters; the agent passes those of its output, metrics and saves."""
         descendants = processes.descendants(self.pid)
         self._peak_bytes = max([self._peak_bytes, *map(processes.high_water_bytes, descendants)])
         below = sum(map(processes.cpu_s, descendants))
@@ -102,12 +98,12 @@ class WorkerProcess:
         return Sample(now, used, main_ns, log_bytes, row_bytes, saving_step, starved_s)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM to the worker."""
         if not self.has_ended:
             processes.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, and its process group, now."""
+        """Kill the worker and its process group."""
         if self.has_ended:
             return  # The kernel may have reused the pid.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -115,14 +111,14 @@ class WorkerProcess:
         processes.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for its end, which must be near."""
+        """Wait for the end of the worker, which must be near."""
         _, self.status, usage = os.wait4(self.pid, 0)
         self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)
         self.has_ended = True
 
     def stacks(self) -> str:
-        """Its Python stacks, without the runner's own frames; it writes them even while native code
-        blocks."""
+        """Return the worker's Python stacks without kinetic's own frames; works even while native
+        code blocks."""
         if self.has_ended:
             return ""
         if processes.is_stopped(self.pid):
@@ -135,7 +131,7 @@ class WorkerProcess:
         )
 
     def _dump(self, thread: int) -> str:
-        """What it writes when this thread gets the signal; 0 for the main one."""
+        """Send the signal for stacks to a thread, 0 for the main one; return the stacks."""
         before = os.fstat(self._stacks).st_size
         if not thread or not processes.kill_thread(self.pid, thread, process.STACKS_SIGNAL):
             processes.kill(self.pid, process.STACKS_SIGNAL)
@@ -148,20 +144,20 @@ class WorkerProcess:
         return os.pread(self._stacks, size - before, before).decode(errors="replace")
 
     def close(self) -> None:
-        """Free the descriptors of one that has ended."""
+        """Free the descriptors of a worker that has ended."""
         self.channel.close()
         for fd in (self.out, self.err, self.pidfd, self._stacks):
             os.close(fd)
 
 
 def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
-    """Be the worker that an agent has asked its fork server for."""
+    """Run as the worker, in a child that the agent's fork server has forked."""
     _be_worker(request["title"], fds, os.getppid())
 
 
 def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
-    processes.yield_precedence()  # Only a fork knows what from.
-    if os.environ.get("PYTHONHASHSEED") == "random":  # A fork has the seed of its parent.
+    processes.yield_precedence()  # Before an exec: only a fork knows the precedence it had.
+    if os.environ.get("PYTHONHASHSEED") == "random":  # A fork would share its parent's seed.
         for fd in fds:
             os.set_inheritable(fd, True)
         line = [sys.executable, "-P", "-m", "kinetic._host.worker", title]
@@ -172,7 +168,7 @@ def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
 
 
 def _widen(fd: int) -> None:
-    """Give a pipe a large buffer, so that a burst of output does not stop the worker."""
+    """Give a pipe a large buffer, so that a burst of output does not block the worker."""
     import fcntl
 
     with contextlib.suppress(OSError, AttributeError):

@@ -1,8 +1,5 @@
 """The folder in which a host works: the job's source tree, unpacked and verified, and the paths
-that the function will see.
-
-In: identity, plan, store. Out: `Workspace`, and a folder on disk.
-"""
+that the function will see."""
 
 from __future__ import annotations
 
@@ -31,33 +28,33 @@ from kinetic._system import memory_folder
 from kinetic.errors import KineticError, SetupFailed, StoreError, name_some
 
 REFORM_FILE = "reform-requested"
-"""In the host's folder: exists when a function of an elastic job should leave."""
+"""A file in the host's folder that exists when the function of an elastic job should leave."""
 KEPT_BYTES, MOST_KEPT = 1 << 30, 10_000
-"""How much a host keeps of what its function has written into the work folder."""
+"""Limits on the bytes and files that a host keeps from its work folder."""
 _NAMED = 3
 _MOST_LEVELS = 100
-"""Of folders below each other: a program that makes more has gone astray."""
+"""Depth to which nested folders are read: a program that nests deeper has a bug."""
 _LOCAL_FOLDER = "KINETIC_LOCAL_DIR"
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where the function runs.
+    """The paths with which the function runs.
 
     Attributes:
         root: the host's own folder; removed at the end.
         tree: the unpacked source tree, below root.
         cwd: working directory.
         sys_path: entries that go first on the import path.
-        editable: entries that come before what is installed.
+        editable: entries that come before the installed packages.
         payload: file with the pickled call.
         function: file with the pickled function, if the payload holds only arguments; else None.
         output_dir: value of KINETIC_OUTPUT_DIR.
-        data: where the declared data is.
-        home: what makes the host look like a machine of its own, or None.
-        programs: where what JAX compiles here is kept; "" keeps nothing.
+        data: paths and mounts of the declared data.
+        home: the host's local folder, or None.
+        programs: folder for the programs that JAX compiles; "" keeps none.
         sent: size of each file of the tree, by path.
-        ready_ns: when it was complete, since the epoch.
+        ready_ns: time when the workspace was complete, since the epoch.
     """
 
     root: Path
@@ -76,7 +73,7 @@ class Workspace:
 
 
 def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
-    """Fetch, verify and unpack.
+    """Make the host's folder: fetch, verify and unpack everything that the job has sent.
 
     Raises:
         SetupFailed: the stored content is damaged or missing, or this host's disk is full.
@@ -85,9 +82,9 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     tree = root / "tree"
     cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     try:
-        if root.exists():  # An agent before this one was killed.
+        if root.exists():  # A killed agent has left it.
             remove(root)
-        root.mkdir(mode=0o700, exist_ok=True)  # Not its parents: the job may have been removed.
+        root.mkdir(mode=0o700, exist_ok=True)  # Without parents: the job may have been removed.
         tree.mkdir(mode=0o700, exist_ok=True)
         entries = [] if plan.tree is None else download.unpack(store, plan.tree, tree)
         files.make_below(cwd, tree)
@@ -105,7 +102,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
     except (StoreError, OSError) as error:
         raise SetupFailed(
             f"The output folder {plan.output_dir or ''} cannot be made on this host: {error}. Set "
-            "output_dir= to a folder that it can write to.",
+            "output_dir= to a folder that the host can write to.",
             job_id=plan.job_id,
         ) from error
     try:
@@ -128,12 +125,12 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
 
 
 def request_reform(space: Workspace) -> None:
-    """Tell the function that a slice is back."""
+    """Tell the function to leave, because a lost slice is back."""
     (space.root / REFORM_FILE).touch()
 
 
 def read_saving_step(root: Path) -> int | None:
-    """Return the step that the function is saving; None if it is not saving any."""
+    """Return the step whose checkpoint the function is saving; None if it saves none."""
     for name in SAVING.values():
         with contextlib.suppress(OSError, ValueError):
             return int((root / name).read_text())
@@ -141,18 +138,19 @@ def read_saving_step(root: Path) -> int | None:
 
 
 def keep_written(
-    space: Workspace, store: Store, prefix: str, kept: dict[str, tuple[int, int]]
+    space: Workspace, store: Store, prefix: str, stored: dict[str, tuple[int, int]]
 ) -> str:
-    """Keep the files that the function made or changed in its folder, the smallest first, up to
-    `KEPT_BYTES` and `MOST_KEPT`; return their names, and which are not kept; "" for none.
+    """Store the files that the function made or changed in its folder, smallest first, up to
+    `KEPT_BYTES` and `MOST_KEPT`. Return a text with the names of stored and of lost files; "" for
+    none.
 
     Args:
-        space: where the function ran.
-        store: where they are kept.
-        prefix: of their keys.
-        kept: size and time of those that are kept already, by name: the path from the working
-            directory, or "project/" and the path in the tree. Only what has changed since is kept
-            again; what is kept now is added.
+        space: the function's workspace.
+        store: store of the job.
+        prefix: prefix of the files' keys.
+        stored: size and time of each file that is already stored, by name: the path from the
+            working directory, or "project/" and the path in the tree. Such a file is stored again
+            only if it has changed. Files that this call stores are added.
     """
     start, cwd = len(str(space.tree)) + 1, f"{space.cwd}/"
     written = sorted(
@@ -168,12 +166,12 @@ def keep_written(
     fitting = min(bisect.bisect([*sizes], KEPT_BYTES), MOST_KEPT)
 
     def keep(file: tuple[int, str, int]) -> str:
-        """Return why the file could not be kept; "" if it is."""
+        """Store a file; return the error, or ""."""
         size, path, changed = file
         try:
-            if kept.get(name(path)) != (size, changed):
+            if stored.get(name(path)) != (size, changed):
                 _keep_file(store, Path(path), f"{prefix}/{name(path)}")
-            kept[name(path)] = size, changed
+            stored[name(path)] = size, changed
         except (KineticError, OSError, ValueError) as error:  # ValueError: a name without UTF-8
             return str(error)
         return ""
@@ -182,14 +180,15 @@ def keep_written(
     lost = [*itertools.compress(written, problems), *written[fitting:]]
     bound = f"a host keeps {_in_words(KEPT_BYTES)} in {MOST_KEPT:,} files"
     why = next(filter(None, problems), f"{bound}. Write more below $KINETIC_OUTPUT_DIR.")
-    words = [_describe((size, each) for each, (size, _) in kept.items())] if kept else []
+    words = [_describe((size, each) for each, (size, _) in stored.items())] if stored else []
     if lost:
         words += [f"Not kept: {_describe((size, name(path)) for size, path, _ in lost)}: {why}"]
     return ". ".join(words)
 
 
 def has_new_entries(space: Workspace) -> bool:
-    """Whether something was made in the working directory, as far as a look at it alone tells."""
+    """True if entries of the working directory itself were made or removed; says nothing about its
+    subfolders."""
     with contextlib.suppress(OSError):  # The function may have removed it.
         return space.cwd.stat().st_mtime_ns > space.ready_ns
     return False
@@ -203,7 +202,7 @@ def _describe(sized: Iterable[tuple[int, str]]) -> str:
 
 
 def _keep_file(store: Store, path: Path, key: str) -> None:
-    """Put a file into the store; into a folder as a link, which takes neither time nor space."""
+    """Put a file into the store: into a folder as a hard link, which takes no time or space."""
     check_key(key)
     if (root := folder_of(store)) is not None:
         with contextlib.suppress(OSError):  # The file system has no links, or the job was removed.
@@ -216,7 +215,7 @@ def _keep_file(store: Store, path: Path, key: str) -> None:
 
 
 def as_client_names(text: str, tree: Path | None, plan: Plan) -> str:
-    """Return a text with files of the tree, once there is one, and cells named as on the client."""
+    """Return a text with the tree's files and the notebook cells named as on the client."""
     if tree is not None and plan.client_root:
         text = text.replace(f"{tree}/", f"{plan.client_root.rstrip('/')}/")
     for cell in plan.cells:
@@ -234,7 +233,7 @@ def _in_words(size_bytes: int) -> str:
 
 
 def _files(folder: str, levels: int = _MOST_LEVELS) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the regular files below the folder, without caches and environments."""
+    """Yield the regular files below the folder, except caches and environments."""
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
         entries = [each for each in scan if each.name not in ignore.ALWAYS | ignore.DEFAULTS]
         if ignore.is_not_source({entry.name for entry in entries}, default_excludes=True):
@@ -249,7 +248,7 @@ def _files(folder: str, levels: int = _MOST_LEVELS) -> Iterator[tuple[str, os.st
 
 
 def _file_of(store: Store, blob: Blob, target: Path) -> Path:
-    """A file with the content; the worker verifies its digest before it unpickles."""
+    """Return a file with the content; the worker verifies its digest before it unpickles it."""
     key = layout.blob(blob.digest)
     if (folder := folder_of(store)) is not None:
         return folder / key
@@ -270,7 +269,7 @@ def _output_dir(store: Store, plan: Plan) -> str:
 
 
 def _programs_dir(who: Identity, store: Store, plan: Plan) -> str:
-    """The leader's alone, in the store's folder: only simulated hosts have one."""
+    """Return the folder for compiled programs: only for host 0 of a simulated slice, else ""."""
     root = folder_of(store)
     if root is None or not (plan.options.compile_check and who.simulated) or who.host:
         return ""
@@ -278,18 +277,18 @@ def _programs_dir(who: Identity, store: Store, plan: Plan) -> str:
 
 
 def remove(workspace_root: Path) -> None:
-    """Remove a host's folder; what cannot be removed stays."""
-    import shutil  # not needed at the start
+    """Remove a host's folder as far as possible."""
+    import shutil  # keeps the start of an agent quick
 
     shutil.rmtree(workspace_root, ignore_errors=True)
 
 
 def prepare_home(identity: Identity, plan: Plan) -> Home | None:
-    """Make the folder of a simulated host in its machine's memory, which is kept from attempt to
-    attempt, or find that of a pod; None where there is none.
+    """Return the local folder of a host, which lasts from attempt to attempt; None for none. A pod
+    has a volume; a simulated host gets a folder in its machine's memory.
 
-    In the volume of GKE's multi-tier checkpointing a service of the cluster says which process of
-    JAX a host is, if the JobSet has nothing but slices: then that folder is left alone.
+    With GKE's multi-tier checkpointing and a JobSet of nothing but slices, a service of the cluster
+    manages the volume and tells each host its index among JAX's processes: then return None.
 
     Raises:
         OSError: the folder that the user named in `env=` cannot be made.
@@ -304,9 +303,9 @@ def prepare_home(identity: Identity, plan: Plan) -> Home | None:
     hosts = plan.hosts
     name = f"host-{identity.index}"
     if named := plan.options.env.get(_LOCAL_FOLDER):
-        own, place = Path(named, name), Path(named)
+        own = Path(named, name)
         own.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Home(str(own), str(place), identity.index, hosts)
+        return Home(str(own), str(Path(named)), identity.index, hosts)
     own_folder = memory_folder.make(plan.job_id, name)
     shared = memory_folder.make(plan.job_id, "local") if hosts > 1 else own_folder
     if own_folder is None or shared is None:
