@@ -1,4 +1,4 @@
-"""Which examples Grain reads after the number of hosts has changed, as docs/how-to/elastic.md
+"""Which examples Grain reads after the number of hosts has changed, as docs/how-to/elastic-data.md
 says.
 
 In: 96 examples, ways to share them. Out: how many are seen twice, and never. Needs Grain, which is
