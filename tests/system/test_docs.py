@@ -46,7 +46,7 @@ LONG = {
     "elastic-pathways",
     "evaluate",
     "hangs",
-    "keras",
+    "keras-on-several-hosts",
     "lost-hosts",
     "moving-from-keras-kinetic",
     "several-hosts",
