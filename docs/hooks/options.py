@@ -19,6 +19,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
     lines = ["| Option | Default | On the command line | Meaning |", "|---|---|---|---|"]
     for row in TABLE.values():
-        flag = "" if row.flag is None else f"`{row.flag.names[0]} {row.flag.metavar}`"
+        words = () if row.flag is None else (row.flag.names[0], row.flag.metavar)
+        flag = f"`{' '.join(words[:1] if row.default is False else words)}`" if words else ""
         lines.append(f"| `{row.name}` | `{row.default!r}` | {flag} | {row.help} |")
     return markdown.replace(PLACE, "\n".join(lines))
