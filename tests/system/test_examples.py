@@ -195,19 +195,6 @@ def test_data() -> None:
     ]
 
 
-def test_the_readmes_first_lines(tmp_path: Path) -> None:
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block
-    script = tmp_path / "readme.py"
-    script.write_text(block[1])
-    command = [sys.executable, str(script)]
-    done = subprocess.run(
-        command, env=os.environ | ENVIRON, capture_output=True, text=True, cwd=tmp_path, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["host 0 of 4", "16"]
-
-
 def test_every_example_is_tested() -> None:
     source = Path(__file__).read_text()
     assert [p.name for p in EXAMPLES.glob("*.py") if f'"{p.name}"' not in source] == []
