@@ -54,7 +54,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def has_compile_report(store: Store, ref: JobRef) -> bool:
-    """Return whether the compiler of the real slice was asked about a job: on this machine only."""
+    """True if the compiler of the real slice was asked about a job: on this machine only."""
     return is_near(store) and store.has(layout.JobKeys(ref.job_id).compile_report)
 
 

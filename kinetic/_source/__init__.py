@@ -1,1 +1,2 @@
-"""The source tree: what is sent of it, and how it gets into a store and out again."""
+"""The source tree of a call: choosing its files, sending them to a store, unpacking them on
+hosts."""

@@ -1,6 +1,6 @@
-"""The project's source tree, packed by content: what the store has already is not sent again.
+"""The project's source tree, packed by content.
 
-In: a folder, later a store. Out: a `Bundle`, its content in the store, on the host the same folder.
+In: a folder. Out: a `Bundle`, which `upload` sends to a store and `download` unpacks on a host.
 """
 
 # ruff: noqa: PTH118
@@ -21,17 +21,17 @@ from pathlib import Path
 from kinetic._core.plan import Blob, Tree
 from kinetic._core.values import dataclass
 from kinetic._source import cache, hashing, manifest, walk
-from kinetic._source.beside import Companions, find_top, scan_with_companions
+from kinetic._source.companions import Companions, find_top, scan_with_companions
 from kinetic._source.manifest import Entry
 from kinetic.errors import UsageError, name_some
 
 NOTHING = Companions()
 _LARGEST = 5
-_NAMED = 10
+_LISTED_PATHS = 10
 MANY_FILES = 10_000
-"""Hosts unpack some thousand files in a second."""
-_WarningsOf = Callable[[walk.Scan], tuple[str, ...]]
-"""Makes the warnings about what a walk found."""
+"""Files above which the caller is warned: a host unpacks a few thousand a second."""
+_RenderWarnings = Callable[[walk.Scan], tuple[str, ...]]
+"""Renders the warnings about a scan."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Bundle:
         manifest: the list of its entries.
         tree: digest and size.
         root: the folder it was packed from.
-        warnings: for the caller, one sentence each.
+        warnings: warnings for the caller, one sentence each.
         largest: the largest files, (path, bytes), largest first.
         note: the file in the user's cache that records what the tree held; None without a cache.
-        elsewhere: where files are read that do not lie at their path below the root.
+        elsewhere: paths to read, for files that are not at their path below the root.
     """
 
     manifest: bytes
@@ -56,21 +56,22 @@ class Bundle:
     note: Path | None = field(default=None, compare=False)
     elsewhere: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    def place_of(self, path: str) -> str:
-        """Return where the content of a file of the tree is read."""
+    def path_on_disk(self, path: str) -> str:
+        """Return the path at which a file of the tree is read."""
         return self.elsewhere.get(path) or str(self.root / path)
 
     def warn_of_number(self) -> tuple[str, ...]:
-        """Say where most files are, if there are so many that calls take seconds longer."""
+        """Warn about too many files and name the folder with most of them; calls take seconds
+        longer."""
         if self.tree.files <= MANY_FILES:
             return ()
         folders = Counter(path.rpartition("/")[0] or "." for path in self.digests())
         ((fullest, count),) = folders.most_common(1)
         return (
             f"The source tree {self.root} has {self.tree.files:,} files, {count:,} of them in "
-            f"{fullest}: every call reads what has changed, and every host unpacks all of them. "
-            "Leave out what the function does not need in .kineticignore; pass data as "
-            "kinetic.Data, which a machine keeps.",
+            f"{fullest}: every call checks all of them for changes, and every host unpacks them. "
+            "List files that the function does not need in .kineticignore; pass data as "
+            "kinetic.Data, which hosts cache.",
         )
 
     def digests(self) -> dict[str, str]:
@@ -83,7 +84,7 @@ class Bundle:
         return sorted(files, key=lambda file: (-file[1], file[0]))
 
     def with_entries(self, entries: Sequence[Entry]) -> Bundle:
-        """Return the bundle of other entries; links to missing ones are left out."""
+        """Return a bundle with these entries, without links to missing ones."""
         data = manifest.encode(manifest.drop_broken_links(entries))
         return dataclasses.replace(self, manifest=data, tree=_tree_of(data))
 
@@ -101,24 +102,23 @@ def build(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack the tree below the root; creates only a note in the cache.
+    """Pack the tree below the root. Writes nothing but a note in the cache.
 
     Args:
         root: the folder.
-        exclude: files and folders to leave out in addition to the ignore files'.
-        outputs: folders in which jobs leave files: left out like caches, unless an ignore file
-            keeps them.
-        default_excludes: whether virtual environments, caches and the like are left out.
-        sparing: whether hidden folders, and what looks like keys, are left out.
-        also: what is packed with it; the paths of the tree are then relative to `find_top`.
-        script: what is known to belong to a script, if nothing marks its folder as a project: then
-            the folder is packed if it is small, else these paths, and never keys.
-        whole: whether such a folder may be packed whole.
-        cache_dir: the user's cache folder; also left out.
-        clock_ns: nanoseconds since the epoch.
+        exclude: files and folders to leave out besides those of ignore files.
+        outputs: output folders of jobs: left out like caches, unless an ignore file keeps them.
+        default_excludes: whether to leave out virtual environments, caches and the like.
+        sparing: whether to leave out hidden folders and files that look like keys.
+        also: folders to pack with it; paths in the tree are then relative to `find_top`.
+        script: paths that belong to a script whose folder is not marked as a project: the folder is
+            packed if it is small, otherwise only these paths, and never keys.
+        whole: whether a script's folder may be packed whole.
+        cache_dir: the user's cache folder; never source.
+        clock_ns: returns nanoseconds since the epoch.
 
     Raises:
-        UsageError: what is packed is implausibly large.
+        UsageError: the tree is implausibly large.
     """
     top = os.path.realpath(root)
     if not os.path.isdir(top):
@@ -134,7 +134,7 @@ def build(
             small = dataclasses.replace(options, most=(walk.MODEST_FILES, walk.MODEST_BYTES))
             with contextlib.suppress(walk.TooMuch):
                 return _build_by_walk(top, small, also, cache_dir, clock_ns)
-        # The repository around a home folder may hold anything.
+        # A repository that contains a home folder may hold anything.
         options = dataclasses.replace(options, only=script, asks_git=False)
     return _build_by_walk(top, options, also, cache_dir, clock_ns)
 
@@ -152,7 +152,7 @@ def _build_by_walk(
     clock_ns: Callable[[], int],
 ) -> Bundle:
     kind = f"sparing:{options.only!r}:" if options.sparing else ""
-    note = cache.place(
+    note = cache.snapshot_path(
         cache_dir,
         f"{kind}{top}:{also!r}" if also.places else kind + top,
         _list_reached(top, options.exclude),
@@ -180,16 +180,16 @@ def build_data(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack declared data: a whole folder, or a file as a tree of one file. Leaves out only
-    `exclude`.
+    """Pack declared data: a whole folder, or a file as a tree of one file. Only `exclude` is left
+    out.
 
     Raises:
-        UsageError: there is nothing at the path, or a part of it cannot be read.
+        UsageError: the path does not exist, or a part of it cannot be read.
     """
     if os.path.isdir(path):
         top = os.path.realpath(path)
         left_out = _list_left_out(top, exclude, cache_dir)
-        note = cache.place(cache_dir, f"data:{top}", left_out, False)
+        note = cache.snapshot_path(cache_dir, f"data:{top}", left_out, False)
         return _pack_if_changed(
             top,
             note,
@@ -198,7 +198,9 @@ def build_data(
             _data_warnings,
         )
     top = os.path.realpath(path.parent)
-    note = cache.place(cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False)
+    note = cache.snapshot_path(
+        cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False
+    )
     return _pack_if_changed(top, note, clock_ns, lambda: _scan_file(path), _data_warnings)
 
 
@@ -217,11 +219,12 @@ def _pack_if_changed(
     note: Path,
     clock_ns: Callable[[], int],
     scan: Callable[[], walk.Scan],
-    warnings_of: _WarningsOf,
+    render_warnings: _RenderWarnings,
     *,
     left_out: Collection[str] = (),
 ) -> Bundle:
-    """Pack, unless nothing has changed since the last time, also of what is left out."""
+    """Pack the tree, or reuse the snapshot if neither the tree nor the left-out paths have
+    changed."""
     old = cache.load(note)
     if (
         old is None
@@ -229,7 +232,7 @@ def _pack_if_changed(
         or not cache.is_unchanged(old)
     ):
         began_ns = clock_ns()
-        old = _pack(root, scan(), old, warnings_of)
+        old = _pack(root, scan(), old, render_warnings)
         reached = _list_reached(root, left_out, old.targets)
         old = dataclasses.replace(old, left_out=reached)
         cache.save(note, old, began_ns=began_ns)
@@ -239,24 +242,24 @@ def _pack_if_changed(
 def _list_reached(
     root: str, places: Collection[str], targets: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the places that lie in a folder, or to which its links lead."""
-    tops = tuple(f"{each.rstrip('/')}/" for each in (root, *targets))
-    return tuple(sorted(each for each in places if f"{each}/".startswith(tops)))
+    """Return the paths that lie below the root or below a target of its links."""
+    tops = tuple(f"{top.rstrip('/')}/" for top in (root, *targets))
+    return tuple(sorted(path for path in places if f"{path}/".startswith(tops)))
 
 
 def _pack(
-    root: str, scan: walk.Scan, old: cache.Snapshot | None, warnings_of: _WarningsOf
+    root: str, scan: walk.Scan, old: cache.Snapshot | None, render_warnings: _RenderWarnings
 ) -> cache.Snapshot:
     entries: list[Entry] = [manifest.Folder(path, mode) for path, mode in scan.folders.items()]
     entries += [manifest.Symlink(path, target) for path, target in scan.links.items()]
     files: list[manifest.File] = []
     inside = root.rstrip("/") + "/"
     watched = dict(scan.watched)
-    contents = hashing.contents(scan.files.values(), hashing.known_contents(root, old))
+    contents = hashing.hash_files(scan.files.values(), hashing.read_snapshot(root, old))
     for path, file in scan.files.items():
         content = contents.get(file.path)
         if content is None:
-            # Otherwise it was removed since the walk, and is ignored.
+            # A file that was removed after the walk is ignored.
             if os.path.lexists(file.path):
                 scan.unreadable.append(path)
             continue
@@ -269,7 +272,7 @@ def _pack(
     return cache.Snapshot(
         manifest=data,
         tree=_tree_of(data),
-        warnings=warnings_of(scan),
+        warnings=render_warnings(scan),
         largest=tuple(largest),
         followed={
             path: file.path for path, file in scan.files.items() if file.path != inside + path
@@ -286,17 +289,18 @@ def _tree_of(data: bytes) -> Tree:
 
 
 def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
-    """Declared data arrives whole or not at all."""
+    """Render the warnings about declared data; raise if a part of it cannot be read, because data
+    arrives whole or not at all."""
     if scan.unreadable:
         raise UsageError(
-            f"This part of the data cannot be read: {_name_some(scan.unreadable)}. Make it "
-            "readable, or take it out."
+            f"These paths of the data cannot be read: {_name_some(scan.unreadable)}. Make them "
+            "readable, or remove them."
         )
     texts = (
         (scan.secrets, "These files of the data look like secrets and are sent: {}."),
-        (scan.broken, "Links in the data that lead nowhere are left out: {}."),
+        (scan.broken, "Broken links in the data are left out: {}."),
         (scan.loops, "Links in the data to a folder that contains them are left out: {}."),
-        (scan.special, "Left out of the data, because they are neither files nor folders: {}."),
+        (scan.special, "Left out of the data because they are neither files nor folders: {}."),
     )
     return tuple(text.format(_name_some(paths)) for paths, text in texts if paths)
 
@@ -305,19 +309,19 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
     texts = (
         (
             scan.secrets,
-            "These files look like secrets and are sent: {}. Leave out in .kineticignore what is "
-            "not needed.",
+            "These files look like secrets and are sent: {}. List those that are not needed in "
+            ".kineticignore.",
         ),
-        (scan.kept_back, "Left out, because they look like keys or passwords: {}."),
-        (scan.broken, "Links that lead nowhere are left out: {}."),
-        (scan.unreadable, "What cannot be read is left out: {}."),
+        (scan.kept_back, "Left out because they look like keys or passwords: {}."),
+        (scan.broken, "Broken links are left out: {}."),
+        (scan.unreadable, "Left out because they cannot be read: {}."),
         (scan.loops, "Links to a folder that contains them are left out: {}."),
-        (scan.special, "Left out, because they are neither files nor folders: {}."),
+        (scan.special, "Left out because they are neither files nor folders: {}."),
         (
             scan.too_large,
-            "Too large to be sent, though it is installed editable or on PYTHONPATH: {}. Hosts on "
-            "this machine import it from there, others do not have it. Leave out in its "
-            ".kineticignore what is not needed.",
+            "Too large to be sent, although installed editable or on PYTHONPATH: {}. Hosts on this "
+            "machine can import it, but other hosts do not have it. List files that are not needed "
+            "in its .kineticignore.",
         ),
     )
     return (
@@ -330,11 +334,13 @@ def _script_warnings(root: str, scan: walk.Scan) -> tuple[str, ...]:
     sent = sorted(scan.files.keys() - scan.foreign)
     return (
         f"{root} is not a project, so only the script and its modules are sent: "
-        f"{_name_some(sent) or 'nothing'}. To send more, give it a folder of its own with a "
-        "pyproject.toml or .kineticignore in it.",
+        f"{_name_some(sent) or 'nothing'}. To send more, put the script in a folder of its own "
+        "with a pyproject.toml or .kineticignore.",
         *_source_warnings(scan),
     )
 
 
 def _name_some(paths: Sequence[str]) -> str:
-    return name_some([name.encode("utf-8", "replace").decode() for name in sorted(paths)], _NAMED)
+    return name_some(
+        [name.encode("utf-8", "replace").decode() for name in sorted(paths)], _LISTED_PATHS
+    )

@@ -1,11 +1,9 @@
-"""Notes of what source trees held when they were packed, so that unchanged ones are not read again.
+"""Snapshots of packed source trees in the user's cache, so that unchanged trees are not read again.
 
-In: the user's cache folder. Out: `Snapshot`, or None.
-
-A snapshot names everything that its result depends on (folders, files, ignore files, also absent
-ones) with its stamp. As long as all stamps are the same, so is the tree. A stamp from less than two
-seconds before the walk is not trusted: a later change could have the same times. A damaged cache is
-treated as absent.
+A snapshot lists every path that its result depends on (folders, files, ignore files, also absent
+ones) with its stamp. While all stamps are the same, so is the tree. A stamp from less than two
+seconds before the walk is not trusted: a later change could have the same times. A damaged snapshot
+counts as missing.
 """
 
 # ruff: noqa: PTH108
@@ -43,17 +41,17 @@ _SENT = "sent"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A packed tree, and what it depends on.
+    """A packed tree, and the paths that it depends on.
 
     Attributes:
         manifest: the list of its entries.
         tree: its digest and size.
-        warnings: for the caller.
+        warnings: warnings for the caller.
         largest: the largest files.
-        followed: path that was read, for files that lie behind a followed link.
+        followed: path that was read, for each file reached through a followed link.
         watched: stamps by absolute path.
-        left_out: places that the caller has left out.
-        targets: where links lead that leave the tree.
+        left_out: paths that the caller left out.
+        targets: targets of links that lead out of the tree.
     """
 
     manifest: bytes
@@ -67,24 +65,27 @@ class Snapshot:
 
 
 def own_folders(cache_dir: Path) -> tuple[Path, Path]:
-    """Return the folders that this module writes to, which are never source."""
+    """Return the folders that this module writes, which are never source."""
     return cache_dir / _PACKED, cache_dir / _SENT
 
 
-def note_of_sent(note: Path, store_uri: str) -> Path:
-    """Return the file that records what was sent of a tree to a store, given the tree's file."""
+def sent_note_path(note: Path, store_uri: str) -> Path:
+    """Return the path of the note about what a store was sent of a tree. `note` is the path of the
+    tree's snapshot."""
     name = hashlib.sha256(os.fsencode(f"{note.name}:{store_uri}")).hexdigest()[:32]
     return note.parent.parent / _SENT / name
 
 
-def place(cache_dir: Path, root: str, exclude: Collection[str], default_excludes: bool) -> Path:
-    """Return the file for the tree, packed in this way."""
+def snapshot_path(
+    cache_dir: Path, root: str, exclude: Collection[str], default_excludes: bool
+) -> Path:
+    """Return the path of a tree's snapshot, packed with these options."""
     key = json.dumps([SCHEMA, root, sorted(exclude), default_excludes])
     return cache_dir / _PACKED / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def load(path: Path) -> Snapshot | None:
-    """Read a snapshot; None when there is none or it is damaged."""
+    """Read a snapshot; None if it is missing or damaged."""
     try:
         return _decode(read(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -92,21 +93,21 @@ def load(path: Path) -> Snapshot | None:
 
 
 def is_unchanged(snapshot: Snapshot) -> bool:
-    """Return whether everything still has the stamp it had."""
+    """True if every path still has the stamp it had."""
     return all((stamp_at(path) or _ABSENT) == stamp for path, stamp in snapshot.watched.items())
 
 
 def save(path: Path, snapshot: Snapshot, *, began_ns: int) -> None:
-    """Save a snapshot; failure to do so is ignored. `began_ns` is when the walk began, since the
-    epoch."""
+    """Save a snapshot; errors are ignored. `began_ns` is the start of the walk, in nanoseconds
+    since the epoch."""
     try:
         write(path, _encode(snapshot, began_ns))
     except (OSError, StoreError, OverflowError) as error:
-        _log.debug("the source tree could not be remembered in %s: %s", path, error)
+        _log.debug("the snapshot of the source tree could not be saved in %s: %s", path, error)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file of the cache in one step, with a checksum; remove the oldest ones.
+    """Write a file of the cache atomically, with a checksum; remove the oldest files.
 
     Raises:
         OSError, StoreError: it cannot be written.
@@ -117,7 +118,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Return what was written to a file of the cache.
+    """Return the content of a file of the cache.
 
     Raises:
         OSError: it cannot be read.
@@ -130,8 +131,8 @@ def read(path: Path) -> bytes:
 
 
 def is_trusted(stamp: Stamp, began_ns: int) -> bool:
-    """Return whether any later change must alter the stamp: both times are older than the coarsest
-    clock tick."""
+    """True if any later change must alter the stamp: both times are older than the coarsest clock
+    tick."""
     return not stamp or (abs(began_ns - stamp[0]) > _RACY_NS and stamp[1] < began_ns - _RACY_NS)
 
 

@@ -2,10 +2,10 @@
 
 In: the folder of the function's file, the versions that the caller has. Out: `Requirements`.
 
-The nearest file has the project's requirements: requirements.txt, or a pyproject.toml that names
-dependencies. A pyproject.toml with a `[tool.kinetic]` table comes before a requirements.txt beside
-it. Packages for the accelerator (JAX's) depend on the host's accelerator and not on the caller's,
-so they are taken from neither, but in the caller's version.
+The nearest file has the project's requirements: requirements.txt, or a pyproject.toml that declares
+dependencies. A pyproject.toml with a `[tool.kinetic]` table wins over a requirements.txt next to
+it. JAX's packages depend on the host's accelerator, so both files' lines for them are ignored;
+hosts install them in the caller's version.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kinetic._source.editable import Package
 from kinetic._source.pyproject import Pyproject, find_table
 from kinetic._source.requirements_txt import KEEP_MARK, find_name
 
-OF_THE_ACCELERATOR = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
+ACCELERATOR_PACKAGES = ("jax", "jaxlib", "libtpu", "libtpu-nightly")
 _EXTRA = {"tpu": "[tpu]", "gpu": "[cuda12]", "cpu": "", "proxy": ""}
 OWN = ("cryptography>=42", "grpcio>=1.80", "setproctitle>=1.3.3", "xxhash>=3.5")
 """Requirements of kinetic itself on a host, besides cloudpickle, which must match the caller's."""
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
-"""A package that Orbax needs to read and write a bucket, and does not bring along."""
+"""A package that Orbax needs to read and write a bucket, but does not install itself."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Declared:
-    """The requirements of a project, as lines of a requirements.txt, their file, and the packages
-    that travel with the job."""
+    """The requirements of a project as lines of a requirements.txt, the file they come from, and
+    the editable packages that travel with the job."""
 
     lines: tuple[str, ...] = ()
     source: str = ""
@@ -66,12 +66,12 @@ class Declared:
 def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Declared:
     """Find the project's requirements.
 
-    The search goes up from the function's folder and ends at the first folder with a `.git`; home
-    and `/` are searched only if it begins there. What is installed editable travels with the job,
-    so hosts install only what it requires.
+    The search goes up from the function's folder to the first folder with a `.git`; home and `/`
+    are searched only if the search begins in them. Editable packages travel with the job, so hosts
+    install only what they require.
 
     Raises:
-        UsageError: a file cannot be read, or names what hosts cannot install.
+        UsageError: a file cannot be read, or requires something that hosts cannot install.
     """
     packages = tuple(editable)
     for folder in _upward(start, home):
@@ -87,18 +87,20 @@ def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Decl
 
 
 def _read_project(project: Pyproject, editable: Collection[Package], home: Path) -> Iterator[str]:
-    """Yield the lines of a pyproject.toml, in the versions of the uv.lock of the project or of its
-    workspace, if there is one, and its indexes."""
+    """Yield the requirements of a pyproject.toml with its indexes, in the versions of the uv.lock
+    of the project or of its workspace, if one exists."""
     locks = (folder / "uv.lock" for folder in _upward(project.file.parent, home))
-    lock = next((each for each in locks if each.is_file()), None)
+    lock = next((file for file in locks if file.is_file()), None)
     lines, workspace = list(project.read_lines(editable)), project
     if lock and uv_lock.has_project(lock, project.name):
-        # The accelerator's packages as written: their version is read from them.
+        # Keep the lines of accelerator packages: `for_hosts` reads JAX's version from them.
         lines = [
-            line for line in lines if line.startswith("-") or find_name(line) in OF_THE_ACCELERATOR
+            line
+            for line in lines
+            if line.startswith("-") or find_name(line) in ACCELERATOR_PACKAGES
         ]
         lines += uv_lock.read_lines(
-            lock, project, without=OF_THE_ACCELERATOR, editable=editable, uv=uv_lock.find_uv()
+            lock, project, without=ACCELERATOR_PACKAGES, editable=editable, uv=uv_lock.find_uv()
         )
         if lock.parent != project.file.parent:
             workspace = pyproject.read_project(lock.parent / "pyproject.toml")
@@ -114,22 +116,22 @@ def for_hosts(
     bucket: bool = True,
     also: Collection[str] = (),
 ) -> Requirements:
-    """Return what hosts that start from a bare image must install.
+    """Return the packages that hosts with a bare image must install.
 
     Args:
         declared: the project's requirements.
-        kind: of accelerator: "tpu", "gpu" or "cpu"; "proxy" for Pathways.
+        kind: accelerator: "tpu", "gpu" or "cpu"; "proxy" for Pathways.
         installed: versions of packages that the caller has, by normalized name.
         bucket: whether the store is a bucket.
-        also: requirements of this job, such as a debugger.
+        also: more requirements of this job, such as a debugger.
     """
-    travelling = {each.name for each in declared.editable}
+    travelling = {package.name for package in declared.editable}
     own = {"cloudpickle"} & installed.keys()
     options = [line for line in declared.lines if line.startswith("-")]
     dropped = [
         line
         for line in declared.lines
-        if find_name(line) in OF_THE_ACCELERATOR and not line.endswith(KEEP_MARK)
+        if find_name(line) in ACCELERATOR_PACKAGES and not line.endswith(KEEP_MARK)
     ]
     lines = [
         line.removesuffix(KEEP_MARK)
@@ -137,15 +139,15 @@ def for_hosts(
         if line not in {*options, *dropped} and find_name(line) not in own
     ]
     required = _list_met(lines)
-    others = required.union(travelling, OF_THE_ACCELERATOR, ["cloudpickle"])
-    more = [text for each in declared.editable for text in each.requires]
+    others = required.union(travelling, ACCELERATOR_PACKAGES, ["cloudpickle"])
+    more = [text for package in declared.editable for text in package.requires]
     more = [text for text in more if find_name(text) not in others]
     lines += more
     required |= _list_met(more)
     if "jax" not in required:
         lines.append(f"jax{_EXTRA[kind]}{_jax_version(dropped, installed)}")
     if kind == "proxy" and "pathwaysutils" not in required:
-        lines.append(_as_here("pathwaysutils", installed))
+        lines.append(_pin_version("pathwaysutils", installed))
     if "keras" in installed and "keras" not in required:
         lines.append(f"keras=={installed['keras']}")
     if not required.isdisjoint(ORBAX) and ORBAX_FOR_BUCKETS not in required:
@@ -157,12 +159,13 @@ def for_hosts(
 def of_kinetic(
     installed: Mapping[str, str], *, bucket: bool = True, also: Collection[str] = ()
 ) -> Requirements:
-    """Return what kinetic needs in an image that has the project's requirements."""
+    """Return the packages that kinetic needs in an image that already has the project's
+    requirements."""
     return Requirements((*_own(installed, bucket), *also))
 
 
 def _list_met(lines: Collection[str]) -> set[str]:
-    """Return the names that lines require of hosts; not what they require of other systems."""
+    """Return the names that these lines require on hosts; lines for other systems are ignored."""
     return {find_name(line) for line in lines if _is_met(line)}
 
 
@@ -171,17 +174,18 @@ def _is_met(line: str) -> bool:
 
 
 def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
-    pickle = _as_here("cloudpickle", installed, otherwise=">=3.0")
+    pickle = _pin_version("cloudpickle", installed, otherwise=">=3.0")
     return (pickle, *OWN, *(OWN_FOR_BUCKETS if bucket else ()))
 
 
-def _as_here(name: str, installed: Mapping[str, str], *, otherwise: str = "") -> str:
-    """A requirement that pins the caller's version."""
+def _pin_version(name: str, installed: Mapping[str, str], *, otherwise: str = "") -> str:
+    """Return a requirement that pins the caller's version."""
     return f"{name}=={installed[name]}" if name in installed else f"{name}{otherwise}"
 
 
 def _jax_version(dropped: Collection[str], installed: Mapping[str, str]) -> str:
-    """The caller's version; "" if there is none, or no index has it: the project then decides."""
+    """Return the caller's JAX version as a specifier. If the caller has none, or one that no index
+    has, return the project's specifier; "" if there is none."""
     version = installed.get("jax", "").partition("+")[0]
     if version and "dev" not in version:
         return f"=={version}"
@@ -206,44 +210,44 @@ def _list_index_options(
 ) -> Iterator[str]:
     """Yield an option for each index from which hosts may need a package.
 
-    uv takes from an explicit index only the packages that name it. Installers have no
-    such option: if one of these packages is needed, the index is given for all of them, last.
+    uv takes only the packages that name it from an explicit index. Installers have no such option:
+    if a host needs one of these packages, the index is added for all packages, last.
 
     Args:
-        project: with the sources of its packages.
-        workspace: the project with the lock: of a member, uv reads only the indexes that the
+        project: the project with the sources of its packages.
+        workspace: the project with the lock. For a member, uv reads only the indexes that the
             member's packages name.
-        names: of the packages that hosts install.
+        names: names of the packages that hosts install.
 
     Raises:
         UsageError: an index is on this machine, or its address holds a password.
     """
     pinned = {*workspace.list_pins(names), *project.list_pins(names)}
-    options = [*_list_uv(find_table(workspace.content, "tool", "uv"), pinned)]
+    options = [*_list_uv_options(find_table(workspace.content, "tool", "uv"), pinned)]
     if project.file != workspace.file:
         own = find_table(project.content, "tool", "uv").get("index", ())
-        options += [_option(each) for each in own if each.get("name") in pinned]
+        options += [_render_index(index) for index in own if index.get("name") in pinned]
     for option in dict.fromkeys(options):
         yield from requirements_txt.check_option(str(workspace.file), option)
 
 
-def _list_uv(table: Mapping[str, Any], pinned: Collection[str]) -> Iterator[str]:
-    """Yield the options of `[tool.uv]`; of several default indexes the first counts, as for uv."""
+def _list_uv_options(table: Mapping[str, Any], pinned: Collection[str]) -> Iterator[str]:
+    """Yield the options of `[tool.uv]`. Like in uv, the first of several default indexes counts."""
     indexes, tables = table.get("index", ()), (table, table.get("pip", {}))
-    defaults = [each["url"] for each in indexes if each.get("default")]
-    defaults += [each["index-url"] for each in tables if "index-url" in each]
+    defaults = [index["url"] for index in indexes if index.get("default")]
+    defaults += [section["index-url"] for section in tables if "index-url" in section]
     yield from (f"--index-url {url}" for url in defaults[:1])
-    others = [each for each in indexes if not each.get("default")]
-    yield from (_option(each) for each in others if not each.get("explicit"))
+    others = [index for index in indexes if not index.get("default")]
+    yield from (_render_index(index) for index in others if not index.get("explicit"))
     for section in tables:
         yield from (f"--extra-index-url {url}" for url in section.get("extra-index-url", ()))
-        # A folder of this machine only spares a download: the versions are the same.
+        # Skip folders of this machine: they only save downloads and have the same versions.
         links = (place for place in section.get("find-links", ()) if "://" in place)
         yield from (f"--find-links {place}" for place in links)
-    explicit = [each for each in others if each.get("explicit")]
-    yield from (_option(each) for each in explicit if each.get("name") in pinned)
+    explicit = [index for index in others if index.get("explicit")]
+    yield from (_render_index(index) for index in explicit if index.get("name") in pinned)
 
 
-def _option(index: Mapping[str, Any]) -> str:
+def _render_index(index: Mapping[str, Any]) -> str:
     flag = "--find-links" if index.get("format") == "flat" else "--extra-index-url"
     return f"{flag} {index['url']}"

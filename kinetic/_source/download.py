@@ -1,10 +1,10 @@
-"""A source tree from the store into a folder, verified while it is written.
+"""Unpacks a source tree from the store into a folder, verifying it on the way.
 
 In: a store, the tree's digest, an empty folder. Out: the files.
 
-Nothing is trusted: the tree's list must have the digest that the plan names, everything else the
-digest that the list names, and nothing is written outside the folder. Damaged content is removed
-from the store together with the record of the tree, so that the next submission sends it again.
+Nothing is trusted: the tree's list must have the digest in the plan, every content the digest in
+the list, and nothing is written outside the folder. Damaged content is removed from the store
+together with the record of the tree, so that the next submission sends it again.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH118, PTH211
@@ -47,10 +47,10 @@ class StoredTree:
     """A tree in the store, open for reading.
 
     Attributes:
-        store: where it is.
-        tree: its digest.
-        packs: by the digests of their contents.
-        entries: its entries, folders before what is in them.
+        store: the store.
+        tree: its digest and size.
+        packs: its packs, by the digests of their contents.
+        entries: its entries; folders come before their entries.
     """
 
     store: Store
@@ -58,31 +58,31 @@ class StoredTree:
     packs: Mapping[str, _Pack]
     entries: list[manifest.Entry] = field(default_factory=list)
 
-    def read_small(self, digest: str, what: str) -> bytes:
+    def read_small(self, digest: str, subject: str) -> bytes:
         """Return a content from a pack.
 
         Raises:
-            CorruptRecord: it is not there, or not what was sent; the message begins with `what`.
+            CorruptRecord: it is missing or damaged; the message begins with `subject`.
         """
         pack = self.packs.get(digest)
         if pack is None:
-            raise self.explain_missing(what)
+            raise self.explain_missing(subject)
         offset, size_bytes = pack.index.spans[digest]
         data = os.pread(pack.file.fileno(), size_bytes, offset)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise self.explain_damage(what, pack.index.name)
+            raise self.explain_damage(subject, pack.index.name)
         return data
 
-    def explain_missing(self, what: str) -> CorruptRecord:
-        """Return the error for a content that is missing; the next submission sends it again."""
+    def explain_missing(self, subject: str) -> CorruptRecord:
+        """Return the error for a missing content, and let the next submission send it again."""
         _forget(self.store, self.tree)
-        return CorruptRecord(f"{what} is missing from the store: submit the job again.")
+        return CorruptRecord(f"{subject} is missing from the store: submit the job again.")
 
-    def explain_damage(self, what: str, name: str) -> CorruptRecord:
-        """Return the error for a damaged content, given the name of its object; the next submission
-        sends it again."""
+    def explain_damage(self, subject: str, name: str) -> CorruptRecord:
+        """Return the error for a damaged content, and let the next submission send it again. `name`
+        is that of its object in the store."""
         _forget(self.store, self.tree, name)
-        return CorruptRecord(f"{what} is not what was sent. {_RESUBMIT}")
+        return CorruptRecord(f"{subject} is damaged. {_RESUBMIT}")
 
 
 def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
@@ -91,12 +91,12 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
     Permission bits are restored; folders stay usable by their owner.
 
     Raises:
-        CorruptRecord: what is stored is not what was sent.
+        CorruptRecord: the stored tree is damaged or incomplete.
         StoreError: the folder is not empty or cannot be written; StoreFull when its disk is full.
     """
     with open_tree(store, tree) as stored:
         try:
-            dest.mkdir(exist_ok=True, mode=0o700)  # Not its parents: they may have been removed.
+            dest.mkdir(exist_ok=True, mode=0o700)  # Do not recreate parents that were removed.
             if any(dest.iterdir()):
                 raise StoreError(
                     f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "
@@ -111,15 +111,15 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
 
 @contextmanager
 def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
-    """Fetch the packs of a tree unless they are on this machine, and read its list.
+    """Fetch the packs of a tree unless the store is a local folder, and read its list.
 
     Raises:
-        CorruptRecord: the list is missing, or not the one that the plan names.
+        CorruptRecord: the list is missing, or differs from the plan's.
         StoreError: the packs cannot be written to this machine's disk.
     """
     record = _read_record(store, tree)
     with ExitStack() as stack:
-        opened = _packs(store, tree, record.packs, stack)
+        opened = _open_packs(store, tree, record.packs, stack)
         stored = StoredTree(
             store, tree, {digest: pack for pack in opened for digest in pack.index.spans}
         )
@@ -127,7 +127,7 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         try:
             data = manifest.amend(packs.inflate_list(base), record.removed, record.changed)
             if hashlib.sha256(data).hexdigest() != tree.manifest.digest:
-                raise CorruptRecord("The list of the source tree is not what was sent.")
+                raise CorruptRecord("The list of the source tree is damaged.")
         except CorruptRecord as error:
             _forget(store, tree)
             raise CorruptRecord(f"{error} {_RESUBMIT}") from error
@@ -135,8 +135,8 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         sizes = [entry.size_bytes for entry in manifest.list_files(data)]
         if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
             raise CorruptRecord(
-                "The list of the source tree is not the one of this plan: its files differ. "
-                "Submit the job again."
+                "The list of the source tree does not match the job's plan: number or size of the "
+                "files differ. Submit the job again."
             )
         yield stored
 
@@ -154,12 +154,12 @@ def _read_record(store: Store, tree: Tree) -> TreeRecord:
         raise CorruptRecord(f"{error} {_RESUBMIT}") from error
 
 
-def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> list[_Pack]:
-    """Return packs, open until the stack is closed."""
+def _open_packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> list[_Pack]:
+    """Open packs for reading until the stack is closed."""
     if (at := folder_of(store)) is not None:
         paths = [at / layout.pack(name) for name in names]
     else:
-        from tempfile import TemporaryDirectory  # not needed for a store in a folder
+        from tempfile import TemporaryDirectory  # Slow to import, not needed for a local store.
 
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kn-packs-")))
         paths = [folder / name for name in names]
@@ -169,10 +169,12 @@ def _packs(store: Store, tree: Tree, names: Sequence[str], stack: ExitStack) -> 
                 store.fetch(layout.pack(name), folder / name)
 
         at_once(fetch, names, store.calls_at_once)
-    return [_open(store, tree, name, path, stack) for name, path in zip(names, paths, strict=True)]
+    return [
+        _open_pack(store, tree, name, path, stack) for name, path in zip(names, paths, strict=True)
+    ]
 
 
-def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> _Pack:
+def _open_pack(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> _Pack:
     try:
         file = stack.enter_context(files.open_regular(path))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -198,7 +200,7 @@ def _open(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack) -> 
 def write_tree(
     stored: StoredTree, dest: str, put: Callable[[StoredTree, manifest.File, str], None]
 ) -> None:
-    """Write all of a tree below `dest`, each file by `put`, which is called by several threads."""
+    """Write all of a tree below `dest`. Several threads call `put`, once for each file."""
     folders = [entry for entry in stored.entries if isinstance(entry, manifest.Folder)]
     for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
@@ -220,16 +222,16 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
     """Write one file of the tree below `dest` and verify it.
 
     Raises:
-        CorruptRecord: what is stored is not what was sent.
+        CorruptRecord: the stored content is missing or damaged.
     """
-    what = f"The stored content of {file.path!r}"
+    subject = f"The stored content of {file.path!r}"
     path = os.path.join(dest, file.path)
     if file.digest in stored.packs:
-        content = iter((stored.read_small(file.digest, what),))
+        content = iter((stored.read_small(file.digest, subject),))
     elif (at := folder_of(stored.store)) is not None:
-        content = _read_large(stored, file, what, at)
+        content = _read_large(stored, file, subject, at)
     else:
-        _fetch_large(stored, file, what, path)
+        _fetch_large(stored, file, subject, path)
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
@@ -241,14 +243,14 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
             while view:
                 view = view[os.write(descriptor, view) :]
         if size != file.size_bytes:
-            raise stored.explain_missing(what)
+            raise stored.explain_missing(subject)
         os.fchmod(descriptor, file.mode & 0o777)
     finally:
         os.close(descriptor)
 
 
-def _read_large(stored: StoredTree, file: manifest.File, what: str, at: Path) -> Iterator[bytes]:
-    """Yield a content that is a file in the store's folder, in parts; fail at the end if it is
+def _read_large(stored: StoredTree, file: manifest.File, subject: str, at: Path) -> Iterator[bytes]:
+    """Yield a content that is a file in the store's folder, in chunks; raise at the end if it is
     damaged."""
     digest = hashlib.sha256()
     try:
@@ -257,28 +259,28 @@ def _read_large(stored: StoredTree, file: manifest.File, what: str, at: Path) ->
                 digest.update(chunk)
                 yield chunk
     except IsADirectoryError as error:  # a symlink to itself, a FIFO, ...
-        raise stored.explain_damage(what, file.digest) from error
+        raise stored.explain_damage(subject, file.digest) from error
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise stored.explain_missing(what) from error
+        raise stored.explain_missing(subject) from error
     if digest.hexdigest() != file.digest:
-        raise stored.explain_damage(what, file.digest)
+        raise stored.explain_damage(subject, file.digest)
 
 
-def _fetch_large(stored: StoredTree, file: manifest.File, what: str, path: str) -> None:
-    """Fetch a content that is an object of its own from a remote store."""
+def _fetch_large(stored: StoredTree, file: manifest.File, subject: str, path: str) -> None:
+    """Fetch a content that is an object of its own in a remote store."""
     try:
         stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:
-        raise stored.explain_missing(what) from error
+        raise stored.explain_missing(subject) from error
     except CorruptRecord as error:
-        raise stored.explain_damage(what, file.digest) from error
+        raise stored.explain_damage(subject, file.digest) from error
     os.chmod(path, file.mode & 0o777)
 
 
 def _forget(store: Store, tree: Tree, name: str = "") -> None:
-    """Remove the record of a tree, and with a name that object: the next submission sends what it
-    misses. Other trees that need the object are noticed by their own hosts. Does nothing where the
-    host may only read the store."""
+    """Remove the record of a tree, and the object `name` if given, so that the next submission
+    sends them again. Hosts of other trees that need the object notice its absence themselves. Does
+    nothing if the host may only read the store."""
     names = (layout.pack(name), layout.blob(name)) if name else ()
     for key in (layout.tree(tree.manifest.digest), *names):
         with suppress(StoreError):

@@ -1,13 +1,13 @@
-"""Folders beside the project that the caller's interpreter imports from as well: packages that are
-installed editable, and what PYTHONPATH names.
+"""Folders outside the project that the caller's interpreter also imports from: editable packages,
+and the entries of PYTHONPATH.
 
 In: site folders and their `.pth` files, the finders of build backends, sys.path, PYTHONPATH. Out:
-`ImportFolder`, where modules are imported from; `EditablePart`, what is shipped for it.
+`ImportFolder`, a folder that modules are imported from; `EditablePart`, the files to ship for it.
 
 An editable installation is a line in a `.pth` file (setuptools' `develop` and src layouts,
-hatchling, uv, Poetry, flit, maturin), or a finder that leads from names to folders (setuptools,
-`editables`). Finders that build on import (meson-python, scikit-build-core) come before any folder,
-so their packages are imported from where they are.
+hatchling, uv, Poetry, flit, maturin), or a finder that maps names to folders (setuptools,
+`editables`). Packages of finders that build on import (meson-python, scikit-build-core) are not
+shipped.
 """
 
 # ruff: noqa: PTH113, PTH118, PTH120, PTH206
@@ -30,11 +30,11 @@ from kinetic._core.values import dataclass
 from kinetic._source.project import MARKERS, OWN_MARKER
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-_OF_HOSTS = {
+_HOST_PACKAGES = {
     *("click", "cloudpickle", "cryptography", "google", "grpc", "jax", "jaxlib", "kinetic"),
     *("markdown_it", "mdurl", "pygments", "rich", "setproctitle"),
 }
-"""Hosts have these before anything is unpacked."""
+"""Packages that hosts have before anything is unpacked."""
 _DESCRIBING = ("METADATA", "entry_points.txt", "top_level.txt")
 _PACKAGE = os.path.realpath(os.path.dirname(version.__file__))
 
@@ -45,7 +45,7 @@ class ImportFolder:
 
     Attributes:
         folder: its real path.
-        names: what is imported from there, if not everything.
+        names: the names that are imported from it; () for all.
     """
 
     folder: str
@@ -54,12 +54,12 @@ class ImportFolder:
 
 @dataclass(frozen=True)
 class EditablePart:
-    """A folder that is shipped beside the project.
+    """A folder that is shipped together with the project.
 
     Attributes:
-        root: the folder of the package's own project, whose ignore files count.
-        only: paths in it that are shipped, if not everything.
-        places: folders in it from which modules are imported.
+        root: the folder of the package's own project, whose ignore files apply.
+        only: paths in it that are shipped; () for all.
+        places: folders in it that modules are imported from.
     """
 
     root: str
@@ -72,7 +72,7 @@ class Package:
     """A package that is installed editable.
 
     Attributes:
-        name: as the package index has it.
+        name: the normalized name.
         folder: its project's real path.
         requires: its dependencies, without those of extras.
     """
@@ -83,8 +83,8 @@ class Package:
 
 
 def packages(folders: Collection[str]) -> list[Package]:
-    """Return the packages that are imported from these folders, which are real paths."""
-    from importlib import metadata  # not needed for slices on this machine
+    """Return the editable packages that are imported from these folders, which are real paths."""
+    from importlib import metadata  # Slow to import, and not needed for slices on this machine.
 
     imported = []
     for distribution in metadata.distributions():
@@ -97,7 +97,7 @@ def packages(folders: Collection[str]) -> list[Package]:
             and not _is_kinetic(project)
             and any(f"{folder}/".startswith(f"{project}/") for folder in folders)
         ):
-            # Some build backends add what their finder needs.
+            # Some build backends add `editables`, which only their finder needs.
             requires = (
                 text
                 for text in distribution.requires or ()
@@ -109,7 +109,7 @@ def packages(folders: Collection[str]) -> list[Package]:
 
 
 def _editable_project(text: str | None) -> str:
-    """Return the folder that an installation's `direct_url.json` names; "" if it is not
+    """Return the folder in an installation's `direct_url.json`; "" if the package is not
     editable."""
     from urllib.parse import unquote, urlsplit
 
@@ -127,28 +127,29 @@ def _is_kinetic(folder: str) -> bool:
 
 
 def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield what `importlib.metadata` reads about packages that are imported from these folders:
-    the folder, and a file of the package's `.dist-info`."""
-    for about, project in _editable():
-        inside = [each for each in folders if f"{each}/".startswith(f"{project}/")]
+    """Yield the metadata files of packages that are imported from these folders, for
+    `importlib.metadata`: the folder, and the path of a file in the package's `.dist-info`."""
+    for about, project in _list_editable():
+        inside = [folder for folder in folders if f"{folder}/".startswith(f"{project}/")]
         if inside:
             files = (about.with_name(name) for name in _DESCRIBING)
             yield from ((min(inside), str(file)) for file in files if file.is_file())
 
 
 def find_hooked(folders: Collection[str]) -> list[str]:
-    """Return the packages that are installed editable, but imported from none of these folders:
-    their build backend finds them by a hook of its own."""
+    """Return the names of editable packages that are imported from none of these folders, because
+    their build backend finds them with an import hook of its own."""
     return sorted(
         about.parent.name.partition("-")[0]
-        for about, project in _editable()
-        if not any(f"{each}/".startswith(f"{project}/") for each in folders)
-        and not any(Path(project, name, "__init__.py").is_file() for name in _OF_HOSTS)
+        for about, project in _list_editable()
+        if not any(f"{folder}/".startswith(f"{project}/") for folder in folders)
+        and not any(Path(project, name, "__init__.py").is_file() for name in _HOST_PACKAGES)
     )
 
 
-def _editable() -> Iterator[tuple[Path, str]]:
-    """Yield the `direct_url.json` of each editable installation but kinetic's, and its folder."""
+def _list_editable() -> Iterator[tuple[Path, str]]:
+    """Yield the `direct_url.json` of each editable package except kinetic, and the package's
+    folder."""
     for site_folder in _site_folders():
         for about in sorted(Path(site_folder).glob("*.dist-info/direct_url.json")):
             with suppress(OSError):
@@ -166,7 +167,8 @@ def _site_folders() -> list[str]:
 def pth_entries() -> tuple[str, ...]:
     """Return the folders that `.pth` files of this interpreter add to the import path.
 
-    Reads the files once, until one comes or goes: the interpreter itself reads them at its start.
+    The files are read again only when one is added or removed, because the interpreter itself reads
+    them only at its start.
     """
     stamps: list[tuple[str, int]] = []
     for folder in _site_folders():
@@ -191,12 +193,12 @@ def _read_pth_files(stamps: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
 
 
 def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> list[ImportFolder]:
-    """Return where modules are imported from besides the interpreter's own folders.
+    """Return the folders outside the interpreter's own that modules are imported from.
 
     Args:
         search: sys.path.
-        python_path: the variable.
-        never: real paths of folders that hold anything: home, `/`, those for temporary files.
+        python_path: the value of PYTHONPATH.
+        never: real paths of folders that may hold anything: home, `/`, folders for temporary files.
     """
     named = [os.path.realpath(entry) for entry in python_path.split(os.pathsep) if entry]
     # As in sys.path.append("../shared"):
@@ -208,24 +210,24 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
         if folder in active and _is_source(folder, never):
             by_folder[folder] = set()
     for folder in named:
-        # What a system or an editor adds is not the caller's work.
+        # Folders that the system or an editor adds are not the caller's source.
         is_hidden = any(part.startswith(".") for part in folder.split(os.sep))
         is_own = not is_hidden and os.access(folder, os.W_OK)
         if folder in active and is_own and _is_source(folder, never):
             by_folder[folder] = set()
     whole = set(by_folder)
     for folder, name in _find_redirections():
-        if folder not in whole and name not in _OF_HOSTS and _is_source(folder, never):
+        if folder not in whole and name not in _HOST_PACKAGES and _is_source(folder, never):
             by_folder.setdefault(folder, set()).add(name)
     return [ImportFolder(folder, tuple(sorted(names))) for folder, names in by_folder.items()]
 
 
 def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[EditablePart]:
-    """Return what is shipped for these places: one part for each project, in which ignore files
-    are looked for."""
+    """Return the parts to ship for these folders: one for each project, whose ignore files apply to
+    it."""
     by_root: dict[str, list[ImportFolder]] = {}
     for place in places:
-        by_root.setdefault(_project_of(place.folder, never), []).append(place)
+        by_root.setdefault(_find_project(place.folder, never), []).append(place)
     editable_parts = []
     for root, inside in by_root.items():
         only: set[str] = set()
@@ -238,8 +240,7 @@ def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[Edita
 
 
 def _find_redirections() -> Iterator[tuple[str, str]]:
-    """Yield what the finders of editable installations find: the folder, and the name in it that is
-    imported."""
+    """Yield (folder, name) for each import that the finder of an editable package redirects."""
     for finder in list(sys.meta_path):
         module = sys.modules.get(str(getattr(finder, "__module__", "")))
         paths: dict[str, str] = {}
@@ -264,22 +265,22 @@ def _find_redirections() -> Iterator[tuple[str, str]]:
 
 
 def _is_source(folder: str, never: Collection[Path]) -> bool:
-    """Return whether a folder may hold modules of the caller's own; not where packages are
-    installed, and not what hosts have by themselves."""
-    parts_of = folder.split(os.sep)
+    """True if a folder may hold the caller's own modules, rather than installed packages or
+    packages that hosts have."""
+    names = folder.split(os.sep)
     own = (os.path.realpath(f"{prefix}/lib") for prefix in (sys.prefix, sys.base_prefix))
     return (
         os.path.isdir(folder)
         and Path(folder) not in never
-        and _INSTALLED.isdisjoint(parts_of)
-        and not any(f"{folder}/".startswith(f"{each}/") for each in own)
+        and _INSTALLED.isdisjoint(names)
+        and not any(f"{folder}/".startswith(f"{lib}/") for lib in own)
         and not _is_kinetic(folder)
-        and not any(os.path.isfile(f"{folder}/{name}/__init__.py") for name in _OF_HOSTS)
+        and not any(os.path.isfile(f"{folder}/{name}/__init__.py") for name in _HOST_PACKAGES)
     )
 
 
-def _project_of(folder: str, never: Collection[Path]) -> str:
-    """Return the nearest folder that something marks as a project, or else the folder itself."""
+def _find_project(folder: str, never: Collection[Path]) -> str:
+    """Return the nearest folder marked as a project, or else the folder itself."""
     for candidate in (Path(folder), *Path(folder).parents):
         if candidate in never:
             break

@@ -1,6 +1,6 @@
-"""The digest of a file's content, read only when it may have changed.
+"""Digests of files, which are read only if they may have changed.
 
-In: files found by a walk, what was known before. Out: `FileDigest`.
+In: files that a walk found, the digests of an earlier walk. Out: `FileDigest`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _LARGE_BYTES = 512 << 10
 
 
 def is_worth_threads(count: int, size_bytes: int) -> bool:
-    """Return whether the files are so large that threads read them faster; small ones only make
-    threads wait for each other."""
+    """True if the files are large enough that threads read them faster; with small files, threads
+    only wait for each other."""
     return size_bytes > _LARGE_BYTES * max(count, 1)
 
 
 class FileDigest(NamedTuple):
-    """A file's content; the stamp is from the same moment, or empty if the file changed while it
-    was read."""
+    """Digest, size and stamp of a file. The stamp is from the same moment as the content, or empty
+    if the file changed while it was read."""
 
     digest: str
     size_bytes: int
     stamp: Stamp
 
 
-def known_contents(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
-    """Return the contents in a snapshot, by the path that was read."""
+def read_snapshot(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
+    """Return the digests of a snapshot's files, by the path that was read."""
     if old is None:
         return {}
     digests: dict[str, FileDigest] = {}
@@ -48,22 +48,24 @@ def known_contents(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
     return digests
 
 
-def contents(files: Iterable[FoundFile], before: Mapping[str, FileDigest]) -> dict[str, FileDigest]:
-    """Return the content of the files by path, reading only those with a new stamp and skipping
-    those that cannot be read."""
-    held: dict[str, FileDigest] = {}
+def hash_files(
+    files: Iterable[FoundFile], before: Mapping[str, FileDigest]
+) -> dict[str, FileDigest]:
+    """Return the digests of the files by path. Read only files with a new stamp; skip files that
+    cannot be read."""
+    digests: dict[str, FileDigest] = {}
     new: list[str] = []
     new_bytes = 0
     for file in files:
         old = before.get(file.path)
         if old is not None and old.stamp == file.stamp:
-            held[file.path] = old
+            digests[file.path] = old
         else:
             new.append(file.path)
             new_bytes += file.size_bytes
     threads = FILE_THREADS if is_worth_threads(len(new), new_bytes) else 1
     fresh = at_once(_read_if_possible, new, threads)
-    return held | {
+    return digests | {
         path: content for path, content in zip(new, fresh, strict=True) if content is not None
     }
 
@@ -73,18 +75,17 @@ def _read_if_possible(path: str) -> FileDigest | None:
         try:
             return read(path)
         except FileNotFoundError:
-            continue  # Its writer may remove it and write it anew.
+            continue  # A writer may be replacing the file.
         except OSError:
             break
     return None
 
 
 def read(path: str) -> FileDigest:
-    """Read and hash a file, up to where it ended when it was opened: what is appended later does
-    not count.
+    """Read and hash a file, up to the size that it had when it was opened.
 
-    A file that is being written is read again a few times, to avoid taking half a change for the
-    content; then the last reading counts, with an empty stamp, because the file may change again.
+    A file that changes meanwhile is read again a few times. If it still changes, the last reading
+    counts, with an empty stamp.
     """
     for _ in range(_TRIES):
         with open_regular(path) as file:
@@ -96,14 +97,14 @@ def read(path: str) -> FileDigest:
             after = os.fstat(file.fileno())
         if stamp_of(before) == stamp_of(after):
             return FileDigest(digest.hexdigest(), size, stamp_of(after))
-        # It grew, as logs do: reading it again would only find it longer.
+        # The file grows, as logs do: reading it again would not help.
         if size == before.st_size < after.st_size:
             break
     return FileDigest(digest.hexdigest(), size, ())
 
 
 def chunks(file: FileIO, size_bytes: int) -> Iterator[bytes]:
-    """Yield the next `size_bytes` of a file in chunks; fewer where it ends first."""
+    """Yield the next `size_bytes` of a file in chunks; fewer if the file ends early."""
     while size_bytes > 0 and (chunk := file.read(min(size_bytes, CHUNK_BYTES))):
         size_bytes -= len(chunk)
         yield chunk

@@ -1,4 +1,4 @@
-"""Rules for what is left out of the source tree.
+"""Rules for leaving files and folders out of the source tree.
 
 In: the text of ignore files, names. Out: for a file or folder, whether a rule leaves it out or
 keeps it; whether it is likely to hold keys or passwords.
@@ -33,9 +33,9 @@ DEFAULTS = frozenset(
     }
 )
 
-OF_ENVIRONMENT = frozenset({"pyvenv.cfg", "bin", "include", "lib", "lib64"})
-"""The parts of a virtual environment, for one made in the project's own folder."""
-_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+ENVIRONMENT_PARTS = frozenset({"pyvenv.cfg", "bin", "include", "lib", "lib64"})
+"""Names to leave out of a project's folder that is a virtual environment itself."""
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 CACHE_TAG = "CACHEDIR.TAG"
 _STORE = frozenset({".tmp", "blobs", "refs"})
 
@@ -55,7 +55,7 @@ class Rule:
 
     Attributes:
         regex: source of the regular expression that must match all of the path or name.
-        whole_path: whether it is matched against the path or the name.
+        whole_path: True to match the whole path, False to match only the name.
         keeps: whether it keeps what matches (a leading "!").
         folders_only: whether it matches only folders.
     """
@@ -70,7 +70,7 @@ class IgnoreRules:
     """The rules of a `.kineticignore`.
 
     Attributes:
-        kept_paths: those that a rule without wildcards keeps.
+        kept_paths: paths that a "!" rule without wildcards keeps.
     """
 
     def __init__(self, rules: Iterable[Rule], *, kept_paths: Sequence[str] = ()) -> None:
@@ -86,9 +86,9 @@ class IgnoreRules:
         return re.compile(rf"(?:{'|'.join(sorted(parts))})\Z", re.DOTALL) if parts else None
 
     def decide(self, path: str, name: str, *, is_folder: bool) -> bool | None:
-        """Return True to leave out, False to keep, None when no rule matches. The last rule that
-        matches decides."""
-        # Most files match nothing, which two combined expressions find out.
+        """Return True to leave out, False to keep, None if no rule matches. The last matching rule
+        decides."""
+        # Most files match no rule: two combined expressions are faster than trying each rule.
         if not (
             (self._names and self._names.match(name)) or (self._paths and self._paths.match(path))
         ):
@@ -102,19 +102,21 @@ class IgnoreRules:
 
 
 def is_not_source(names: Set[str], *, default_excludes: bool) -> bool:
-    """Return whether a folder with these names in it is not source: a kinetic store, an
-    environment, or a cache.
+    """True if a folder that contains these names is not source but a kinetic store, a virtual
+    environment or a cache.
 
     Environments are recognised by the files of venv and conda, caches by the tag of
     https://bford.info/cachedir/.
     """
     if names >= _STORE:
         return True
-    return default_excludes and (CACHE_TAG in names or any(name in names for name in _ENVIRONMENT))
+    return default_excludes and (
+        CACHE_TAG in names or any(name in names for name in _ENVIRONMENT_MARKS)
+    )
 
 
 def kinetic_rules(data: bytes) -> IgnoreRules:
-    """Read a `.kineticignore`."""
+    """Parse the content of a `.kineticignore`."""
     text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     lines = [line.strip() for line in text.splitlines()]
     exceptions = [_bare_pattern(line).removeprefix("/") for line in lines if line.startswith("!")]
@@ -143,7 +145,7 @@ def _shell(pattern: str) -> str:
 
 
 def leads_to_hidden(root: str, target: str) -> bool:
-    """Return whether a link's target looks secret, or lies in a hidden folder, as keys below a home
+    """True if a link's target looks secret or lies in a hidden folder, as keys in a home folder
     do."""
     below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
     return looks_secret(target.rpartition("/")[2]) or any(
@@ -153,10 +155,10 @@ def leads_to_hidden(root: str, target: str) -> bool:
 
 @functools.cache
 def _secret() -> re.Pattern[str]:
-    """Names that are likely to be keys: one search for each file, not many."""
+    """Match names that are likely to be keys. One combined pattern is faster than one per name."""
     return re.compile("|".join(map(translate, _SECRETS)))
 
 
 def looks_secret(name: str) -> bool:
-    """Return whether a file of this name is likely to hold a key or a password."""
+    """True if a file of this name is likely to hold a key or a password."""
     return _secret().match(name) is not None and not name.endswith(".pub")

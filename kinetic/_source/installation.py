@@ -1,4 +1,4 @@
-"""The installation in pods of a cluster: kinetic itself, and a list of requirements.
+"""Packages that pods of a cluster install: kinetic itself, and a list of requirements.
 
 In: the plan, the folder of the function's file, the caller's packages. Out: `Installation`, and its
 content for the store.
@@ -16,14 +16,14 @@ from kinetic._core.values import dataclass
 from kinetic._source import dependencies, editable, runtime
 from kinetic._source.dependencies import Requirements
 
-_MATTER = ("cloudpickle", "jax", "keras", "pathwaysutils")
+_PINNED = ("cloudpickle", "jax", "keras", "pathwaysutils")
 """Packages that hosts install in the caller's version."""
 _DEBUGGER = ("debugpy>=1.8.1",)
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The content that pods install.
+    """Packages that pods install before they start.
 
     Attributes:
         runtime: kinetic's archive.
@@ -39,13 +39,13 @@ class Installation:
 def of(
     plan: Plan, start: Path, *, imported: Collection[str], cache_dir: Path, bucket: bool
 ) -> Installation:
-    """Return what pods install for a function. An image of the caller's already has the project's
-    requirements; only kinetic's may be missing.
+    """Return what pods install for a function. A custom image already has the project's
+    requirements, so only kinetic's own may be missing.
 
     Args:
-        plan: as far as it is complete.
+        plan: the job's plan, with its place, platform and options decided.
         start: the folder of the function's file.
-        imported: real paths of folders of the tree from which the caller imports.
+        imported: real paths of the tree's folders that the caller imports from.
         cache_dir: the user's cache folder.
         bucket: whether the store is a bucket.
 
@@ -54,36 +54,36 @@ def of(
     """
     installed, also = _find_versions(), _DEBUGGER if plan.options.debug else ()
     if plan.place.has_complete_image:
-        wanted = dependencies.of_kinetic(installed, bucket=bucket, also=also)
+        requirements = dependencies.of_kinetic(installed, bucket=bucket, also=also)
     else:
-        # The project's own requirements are those that its nearest file names.
+        # The function's own project counts by its nearest requirements file, not as a package.
         packages = [
             package
             for package in editable.packages(imported)
             if not f"{start}/".startswith(f"{package.folder}/")
         ]
         declared = dependencies.find(start, home=Path("~").expanduser(), editable=packages)
-        wanted = dependencies.for_hosts(
+        requirements = dependencies.for_hosts(
             declared, plan.platform, installed, bucket=bucket, also=also
         )
-    return _make_installation(wanted, cache_dir)
+    return _make_installation(requirements, cache_dir)
 
 
 def of_base(kind: str, *, cache_dir: Path) -> Installation:
-    """Return what an image without a project contains, for a kind of accelerator."""
-    wanted = dependencies.for_hosts(dependencies.Declared(), kind, _find_versions())
-    return _make_installation(wanted, cache_dir)
+    """Return what an image without a project contains, for one kind of accelerator."""
+    requirements = dependencies.for_hosts(dependencies.Declared(), kind, _find_versions())
+    return _make_installation(requirements, cache_dir)
 
 
-def _make_installation(wanted: Requirements, cache_dir: Path) -> Installation:
-    archive, text = runtime.archive(cache_dir), wanted.text.encode()
-    contents = {archive.blob.digest: archive.data, wanted.sha: text}
-    return Installation(archive.blob, Blob(wanted.sha, len(text)), contents)
+def _make_installation(requirements: Requirements, cache_dir: Path) -> Installation:
+    archive, text = runtime.archive(cache_dir), requirements.text.encode()
+    contents = {archive.blob.digest: archive.data, requirements.sha: text}
+    return Installation(archive.blob, Blob(requirements.sha, len(text)), contents)
 
 
 def _find_versions() -> dict[str, str]:
     versions = {}
-    for name in _MATTER:
+    for name in _PINNED:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

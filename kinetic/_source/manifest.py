@@ -8,7 +8,7 @@ every machine.
     ["l", path, target]                 symbolic link to another entry of the tree,
                                         the target relative to the link's folder
 
-`decode` accepts no list that could write outside the folder into which it is unpacked.
+`decode` refuses a list that could write outside the folder into which it is unpacked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Folder:
 
 
 class File(NamedTuple):
-    """A regular file. A tuple, because a tree has thousands of them."""
+    """A regular file. A tuple, because a tree has thousands of files."""
 
     path: str
     mode: int
@@ -69,9 +69,9 @@ def encode(entries: Iterable[Entry]) -> bytes:
     return "\n".join(rows).encode()
 
 
-@functools.lru_cache(maxsize=4)  # A tree is read before and after a change, and to be sent.
+@functools.lru_cache(maxsize=4)  # A tree is decoded before and after a change, and for sending.
 def decode(data: bytes) -> tuple[Entry, ...]:
-    """Read a list, folders before what is in them.
+    """Parse a list; folders come before their entries.
 
     Raises:
         CorruptRecord: the list is malformed, or unpacking it could write outside its folder.
@@ -85,7 +85,7 @@ def decode(data: bytes) -> tuple[Entry, ...]:
 
 
 def _parse_rows(lines: Iterable[bytes]) -> list[Any]:
-    """Parse lines in one go, which is several times faster than line by line."""
+    """Parse all lines at once, which is several times faster than line by line."""
     lines = list(lines)
     rows: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
     if len(rows) != len(lines):
@@ -125,7 +125,7 @@ def _verify(entries: Sequence[Entry]) -> None:
     before = ""
     for entry in entries:
         if entry.path <= before:
-            raise ValueError(f"{entry.path!r} is not in order, or there twice")
+            raise ValueError(f"{entry.path!r} is not in order, or a duplicate")
         before = entry.path
         if entry.path.rpartition("/")[0] not in folders:
             raise ValueError(f"{entry.path!r} does not lie in a folder of the tree")
@@ -134,8 +134,7 @@ def _verify(entries: Sequence[Entry]) -> None:
 
 
 def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries without links to missing ones, which were removed after they were
-    found."""
+    """Return the entries without links whose target was removed after the walk."""
     targets = {entry.path for entry in entries if not isinstance(entry, Symlink)} | {""}
     return [
         entry
@@ -145,9 +144,9 @@ def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _resolve_link(link: Symlink) -> str:
-    """Return the path in the tree that the link points to, or one that no entry has."""
+    """Return the path in the tree that a link points to, or a path that no entry has."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
-        return "/"  # Bundles have normalized paths; a detour could lead out through another link.
+        return "/"  # An unnormalized path could lead out of the tree through another link.
     path = posixpath.normpath(posixpath.join(link.path.rpartition("/")[0], link.target))
     return "" if path == "." else path
 
@@ -158,12 +157,12 @@ def list_files(data: bytes) -> list[File]:
 
 
 def files_among(data: bytes, paths: Iterable[str]) -> set[str]:
-    """Return which of these paths are regular files of a tree."""
+    """Return those of the paths that are regular files of a tree."""
     return {file.path for file in list_files(data)}.intersection(paths)
 
 
 def compare(base: bytes, data: bytes) -> tuple[list[str], list[str]]:
-    """Return what turns one list into another: paths to remove, and rows to add or replace."""
+    """Return the changes from one list to another: paths to remove, and rows to add or replace."""
     old, new = base.split(b"\n"), data.split(b"\n")
     old_rows, new_rows = frozenset(old), frozenset(new)
     changed = [row for row in new if row and row not in old_rows]
@@ -175,7 +174,7 @@ def compare(base: bytes, data: bytes) -> tuple[list[str], list[str]]:
 
 
 def amend(base: bytes, removed: Collection[str], changed: Iterable[str]) -> bytes:
-    """Return the list that `compare` was given, from the other one and what it returned.
+    """Apply the changes that `compare` returned to the base list.
 
     Raises:
         CorruptRecord: a row is malformed.

@@ -1,6 +1,6 @@
-"""Folders in which jobs leave files: results, not source, also for later jobs that write elsewhere.
+"""Output folders of jobs: they hold results, not source, so later jobs do not send them either.
 
-They are marked as caches (https://bford.info/cachedir/), which are not sent.
+Each is marked as a cache (https://bford.info/cachedir/), which the source tree leaves out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _TEXT = (
 
 
 def mark(output_dir: str) -> None:
-    """Mark a job's output folder, unless it holds files, which may be source. Failure to do so is
-    ignored, as are URIs."""
+    """Mark a job's output folder as a cache, unless it holds files, which may be source. URIs and
+    errors are ignored."""
     if "://" in output_dir or holds_files(output_dir):
         return
     try:
@@ -33,8 +33,8 @@ def mark(output_dir: str) -> None:
 
 
 def holds_files(output_dir: str) -> bool:
-    """Return whether a folder holds files that may be source: it is not marked, and has some whose
-    names do not begin with a dot."""
+    """True if a folder is not marked as a cache and has files that may be source: names that do not
+    begin with a dot."""
     for _, folders, names in os.walk(output_dir):
         if CACHE_TAG in names:
             folders.clear()

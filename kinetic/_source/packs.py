@@ -1,14 +1,14 @@
 """Packs: many small contents in one object, so that a tree is few objects and few calls.
 
-In: contents by digest. Out: packs; from a pack's index, where each content lies in it; the record
-of a tree, which says where all its contents are.
+In: contents by digest. Out: packs; the position of each content in a pack, from its index; the
+record of a tree, which locates all its contents.
 
 A tree is a base and deltas. The packs of the base hold the small files of the tree that was sent
-when the base was made, and the list of that tree. What has changed since: rows of the list are in
-the record, contents in a few packs. Larger files are objects of their own.
+when the base was created, and the list of that tree. Changes since then are in the record (rows of
+the list) and in a few packs (contents). Larger files are objects of their own.
 
-A pack is its index, then its contents one after the other. It is named by its index's SHA-256, and
-each content is verified by its own digest, so the whole pack is.
+A pack is its index followed by its contents. Its name is the SHA-256 of its index; since the index
+has the digest of each content, the name verifies the whole pack.
 
     index       magic, number of members, then for each member its SHA-256 and its length
 """
@@ -26,7 +26,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 SMALL_BYTES = 256 << 10
-"""Larger files are objects of their own."""
+"""Files above this size are objects of their own."""
 PACK_BYTES = 16 << 20
 """A pack takes contents until it reaches this size."""
 MOST_LIST_BYTES = 1 << 30
@@ -42,7 +42,7 @@ class Index:
     """The content of a pack.
 
     Attributes:
-        name: of the pack: the SHA-256 of the index.
+        name: name of the pack: the SHA-256 of the index.
         data: the index as it is stored.
         spans: offset and length of each content, by its digest.
     """
@@ -53,16 +53,16 @@ class Index:
 
 
 def build(contents: Mapping[str, bytes]) -> Index:
-    """Return the index of a pack in which these contents follow it, in order."""
+    """Return the index of a pack whose contents follow it in this order."""
     rows = [_ROW.pack(bytes.fromhex(digest), len(data)) for digest, data in contents.items()]
     return parse(_HEAD.pack(_MAGIC, len(rows)) + b"".join(rows))
 
 
 def index_bytes(head: bytes) -> int:
-    """Return the length of the index that begins with these `HEAD_BYTES` bytes.
+    """Return the length of an index from its first `HEAD_BYTES` bytes.
 
     Raises:
-        CorruptRecord: they do not begin an index.
+        CorruptRecord: the bytes are not the head of an index.
     """
     try:
         magic, count = _HEAD.unpack(head)
@@ -74,7 +74,7 @@ def index_bytes(head: bytes) -> int:
 
 
 def parse(data: bytes) -> Index:
-    """Read an index.
+    """Parse an index.
 
     Raises:
         CorruptRecord: it is damaged.
@@ -83,12 +83,12 @@ def parse(data: bytes) -> Index:
         raise CorruptRecord("The index of a pack is damaged: it is cut off.")
     rows = list(_ROW.iter_unpack(data[HEAD_BYTES:]))
     offsets = accumulate((size for _, size in rows), initial=len(data))
-    spans = {digest.hex(): (offset, size) for (digest, size), offset in zip(rows, offsets)}  # noqa: B905 - one offset more: the end
+    spans = {digest.hex(): (offset, size) for (digest, size), offset in zip(rows, offsets)}  # noqa: B905 - the last offset is the end
     return Index(hashlib.sha256(data).hexdigest(), data, spans)
 
 
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Distribute contents to packs, in order; returns at least one group."""
+    """Distribute contents to packs, in order. Return at least one group."""
     packs: list[list[str]] = [[]]
     filled_bytes = 0
     for digest, size_bytes in sizes.items():
@@ -101,12 +101,12 @@ def groups(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 def deflate_list(data: bytes) -> bytes:
-    """Return a list as it lies in a pack. Half of it is hexadecimal digests."""
+    """Compress a list for a pack. Half of it is hexadecimal digests."""
     return zlib.compress(data, 1)
 
 
 def inflate_list(data: bytes) -> bytes:
-    """Return a list that lies in a pack.
+    """Decompress a list from a pack.
 
     Raises:
         CorruptRecord: it is damaged, or larger than any list.
@@ -123,12 +123,12 @@ def inflate_list(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class TreeRecord:
-    """The places of everything in a tree.
+    """The locations of all contents of a tree.
 
     Attributes:
-        packs: names of the packs: those of the base, and of what has changed since.
+        packs: names of the packs of the base and of changes since.
         blobs: digests of the files that are objects of their own.
-        base_list: digest of the base's list as it lies in one of the packs.
+        base_list: digest of the base's compressed list in one of the packs.
         removed: paths of the base that the tree does not have.
         changed: rows of the list that the base does not have.
     """

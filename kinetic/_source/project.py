@@ -1,6 +1,6 @@
-"""Which folder is the project of a function, and where its parts lie in it.
+"""The project of a function: its folder, and the folders in it that matter.
 
-In: the folder of the function's file, and what the process knows (cwd, home, sys.path). Out:
+In: the folder of the function's file, and the state of the process (cwd, home, sys.path). Out:
 `Project`.
 """
 
@@ -17,27 +17,27 @@ from kinetic.errors import UsageError
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
 WORDS, MODULES = "__kinetic_words__", "__kinetic_modules__"
-"""Set by `kinetic run` in the module that stands in for a program: its command line, and the module
-that it runs."""
+"""Attributes that `kinetic run` sets in the module that stands in for a program: its command line,
+and the module that it runs."""
 OWN_MARKER = ".kineticignore"
 _INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 
 @dataclass(frozen=True)
 class Project:
-    """A source tree and the relevant places in it.
+    """A source tree and the relevant folders in it.
 
     Attributes:
-        root: the folder that is shipped, without symbolic links in it; None when there is none.
+        root: real path of the folder that is shipped; None if there is none.
         entry_rel: folder of the function's file, relative to the root; "" is the root.
         cwd_rel: the caller's working directory, relative to the root, or None when it lies outside.
         sys_path_rel: entries of the caller's sys.path inside the root, relative to it, in order; ""
             is the root.
-        marked: whether something marks the folder as a project; otherwise it may hold anything.
-        shared: whether the folder is home, `/` or one for temporary files, which is never a
+        marked: True if a file marks the folder as a project; otherwise it may hold anything.
+        shared: True if the folder is home, `/` or one for temporary files, none of which is ever a
             project.
-        editable_rel: folders from which the caller imports what is installed editable, relative
-            to the root.
+        editable_rel: folders of editable packages that the caller imports from, relative to the
+            root.
     """
 
     root: Path | None
@@ -49,11 +49,11 @@ class Project:
     editable_rel: tuple[str, ...] = ()
 
     def rebase_below(self, top: Path, editable: Sequence[str]) -> Project:
-        """Return the project with all its places relative to a folder around it.
+        """Return the project with all its folders relative to one of the root's parents.
 
         Args:
-            top: the folder.
-            editable: real paths from which the caller imports what is installed editable.
+            top: the new root.
+            editable: real paths of editable packages that the caller imports from.
         """
         assert self.root is not None
 
@@ -73,7 +73,7 @@ class Project:
 
 
 def current_folder() -> Path:
-    """The working directory.
+    """Return the working directory.
 
     Raises:
         UsageError: it was removed.
@@ -82,7 +82,7 @@ def current_folder() -> Path:
         return Path.cwd()
     except OSError:
         raise UsageError(
-            "The working directory does not exist any more: change to another one."
+            "The working directory does not exist any more. Change to another one."
         ) from None
 
 
@@ -98,12 +98,12 @@ def find_project(
     """Find the project of a function.
 
     Args:
-        entry: the function's file or its folder; None in a notebook or at a prompt, where the
-            working directory counts.
+        entry: the function's file or its folder; None in a notebook or at a prompt, for the working
+            directory.
         cwd: the working directory.
-        home: the user's home; never a project, unless the search starts there.
+        home: the user's home; never a project, unless the search starts in it.
         sys_path: the interpreter's search path.
-        package_root: the folder to ship, in place of the one that would be found.
+        package_root: the folder to ship instead of the detected project.
         temporary: shared folders for temporary files; like home, never a project.
 
     Raises:
@@ -112,7 +112,7 @@ def find_project(
     cwd = Path(os.path.realpath(cwd))
     place = Path(os.path.realpath(entry or cwd))
     start = place.parent if place.is_file() else place
-    shared = {Path(os.path.realpath(each)) for each in (home, Path(home.anchor), *temporary)}
+    shared = {Path(os.path.realpath(path)) for path in (home, Path(home.anchor), *temporary)}
     root, marked = (
         (_from_setting(package_root, cwd, home, start), True)
         if package_root
@@ -150,7 +150,7 @@ def _from_setting(package_root: str, cwd: Path, home: Path, start: Path) -> Path
 
 
 def _search(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
-    """Return the project's folder, and whether anything marks it: one of `MARKERS`, or else a
+    """Return the project's folder, and whether a marker was found: one of `MARKERS`, or else a
     `.kineticignore`."""
     outside = start
     while (
@@ -191,7 +191,7 @@ def _search_path(sys_path: Sequence[str], cwd: Path, root: Path) -> tuple[str, .
 
 
 def _is_archive(place: Path) -> bool:
-    """Return whether Python imports from a file, such as a .zip."""
+    """True if Python can import from this file, such as a .zip."""
     try:
         return place.is_file() and bool(zipimport.zipimporter(str(place)))
     except zipimport.ZipImportError:

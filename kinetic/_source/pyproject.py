@@ -1,6 +1,6 @@
-"""The requirements of a pyproject.toml: standard ones, and from dependency groups.
+"""Requirements of a pyproject.toml: standard dependencies, extras and dependency groups.
 
-In: the file, with the choices in its `[tool.kinetic]`. Out: lines as of a requirements.txt.
+In: the file, with the choices in its `[tool.kinetic]`. Out: lines of a requirements.txt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Pyproject:
     Attributes:
         file: its path.
         content: as parsed.
-        extras: of `[project.optional-dependencies]`, which hosts need as well.
-        groups: of `[dependency-groups]`, which hosts need as well.
+        extras: names in `[project.optional-dependencies]` that hosts also need.
+        groups: names in `[dependency-groups]` that hosts also need.
     """
 
     file: Path
@@ -41,30 +41,31 @@ class Pyproject:
 
     @property
     def is_chosen(self) -> bool:
-        """Return whether it says that it counts, and not a requirements.txt beside it."""
+        """True if a `[tool.kinetic]` table makes this file count instead of a requirements.txt next
+        to it."""
         return "kinetic" in self._table("tool")
 
     @property
     def has_dependencies(self) -> bool:
-        """Return whether it says what it depends on."""
+        """True if the file declares dependencies."""
         project = self._table("project")
         declared = {"dependencies", "optional-dependencies"} & project.keys()
         dynamic = "dependencies" in project.get("dynamic", ())
-        return bool(declared or dynamic or self._is_of_poetry() or self.extras or self.groups)
+        return bool(declared or dynamic or self._needs_poetry() or self.extras or self.groups)
 
     def read_lines(self, editable: Collection[Package]) -> Iterator[str]:
-        """Yield what the project asks for.
+        """Yield the project's requirements.
 
         Raises:
             UsageError: hosts cannot install it.
         """
         project = self._table("project")
-        if self._is_of_poetry():
+        if self._needs_poetry():
             raise UsageError(
-                f"{self.file}: kinetic does not read what [tool.poetry] says of dependencies and "
-                "their sources. Write a requirements.txt beside it: `poetry export -o "
-                "requirements.txt`; or move them to [project], as Poetry 2 has them, and sources "
-                "to [[tool.uv.index]]."
+                f"{self.file}: kinetic does not read dependencies and sources in [tool.poetry]. "
+                "Write a requirements.txt next to it (`poetry export -o requirements.txt`), or "
+                "move the dependencies to [project], as in Poetry 2, and the sources to "
+                "[[tool.uv.index]]."
             )
         if "dependencies" in project:
             yield from self._check_lines(project["dependencies"], editable)
@@ -75,8 +76,8 @@ class Pyproject:
         for group in self.groups:
             yield from self._check_lines(self._list_group(group), editable)
 
-    def _is_of_poetry(self) -> bool:
-        """Return whether dependencies, or their sources, are in tables that only Poetry reads."""
+    def _needs_poetry(self) -> bool:
+        """True if dependencies or their sources are in tables that only Poetry reads."""
         poetry = self._table("tool", "poetry")
         named = set(poetry.get("dependencies", ())) - {"python"}
         is_standard = "dependencies" in self._table("project")
@@ -84,14 +85,14 @@ class Pyproject:
         return bool(named and not is_standard) or any(name != "pypi" for name in sources)
 
     def list_pins(self, names: Collection[str]) -> Iterator[str]:
-        """Yield the names of the indexes from which hosts take these packages."""
+        """Yield the names of the indexes that these packages are pinned to."""
         for name in names:
             index = self._find_source(name).get("index")
             if index:
                 yield index
 
     def _check_lines(self, texts: Iterable[str], editable: Collection[Package]) -> Iterator[str]:
-        """Yield requirements with their sources of `[tool.uv.sources]`."""
+        """Yield requirements with their sources from `[tool.uv.sources]`."""
         for text in texts:
             about = {} if "@" in text else self._find_source(find_name(text))
             line = _add_source(text, _find_source(about))
@@ -100,11 +101,12 @@ class Pyproject:
             )
 
     def _find_source(self, name: str) -> Mapping[str, Any]:
-        """Return what `[tool.uv.sources]` says of a package, for hosts and what is chosen."""
+        """Return the source of a package in `[tool.uv.sources]` that applies to hosts and to the
+        chosen extras and groups."""
         for key, value in self._table("tool", "uv", "sources").items():
             if normalize_name(key) == name:
                 sources = [value] if isinstance(value, dict) else value
-                return next((each for each in sources if self._is_met(each)), {})
+                return next((source for source in sources if self._is_met(source)), {})
         return {}
 
     def _is_met(self, source: Mapping[str, Any]) -> bool:
@@ -119,14 +121,15 @@ class Pyproject:
         files = about.get("file", ())
         if not files:
             raise UsageError(
-                f"{self.file}: its dependencies are dynamic, which only its build backend "
-                "understands. Write a requirements.txt beside it."
+                f"{self.file}: only the build backend can read dynamic dependencies. Write a "
+                "requirements.txt next to it."
             )
         for name in [files] if isinstance(files, str) else files:
             yield from requirements_txt.read_lines(self.file.parent / name, editable)
 
     def _list_extra(self, name: str, including: tuple[str, ...] = ()) -> Iterator[str]:
-        """An extra, with those of the project itself that it names."""
+        """Yield the requirements of an extra, including the project's other extras that it
+        names."""
         table = self._table("project", "optional-dependencies")
         key = self._find_key(name, table, "extra")
         for text in table.get(key, ()) if key not in including else ():
@@ -138,7 +141,7 @@ class Pyproject:
                 yield text
 
     def _list_group(self, name: str, including: tuple[str, ...] = ()) -> Iterator[str]:
-        """A dependency group, with those that it includes."""
+        """Yield the requirements of a dependency group, including the groups that it includes."""
         table = self._table("dependency-groups")
         key = self._find_key(name, table, "group")
         if key in including:
@@ -150,7 +153,7 @@ class Pyproject:
                 yield from self._list_group(entry["include-group"], (*including, key))
             else:
                 raise UsageError(
-                    f"{self.file}: the group {key!r} holds {entry!r}, which is neither a "
+                    f"{self.file}: the group {key!r} contains {entry!r}, which is neither a "
                     "requirement nor {include-group = ...}."
                 )
 
@@ -159,14 +162,14 @@ class Pyproject:
             if normalize_name(key) == normalize_name(name):
                 return key
         listed = f"It has {', '.join(sorted(table))}." if table else "It has none."
-        raise UsageError(f"{self.file}: there is no {kind} {name!r}. {listed}")
+        raise UsageError(f"{self.file} has no {kind} {name!r}. {listed}")
 
     def _table(self, *keys: str) -> Mapping[str, Any]:
         return find_table(self.content, *keys)
 
 
 def read_project(file: Path) -> Pyproject:
-    """Return what a pyproject.toml says; nothing, if there is none.
+    """Read a pyproject.toml; an empty one if the file does not exist.
 
     Raises:
         UsageError: it cannot be read, or `[tool.kinetic]` is not as documented.
@@ -179,9 +182,10 @@ def read_project(file: Path) -> Pyproject:
     for key, value in chosen.items():
         if key not in ("extras", "groups"):
             raise UsageError(
-                f"{file}: [tool.kinetic] has {key!r}; it takes extras and groups, lists of names."
+                f"{file}: [tool.kinetic] has an unknown key {key!r}. It takes `extras` and "
+                "`groups`, which are lists of names."
             )
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise UsageError(
                 f'{file}: {key} of [tool.kinetic] must be a list of names, such as ["train"].'
             )
@@ -197,7 +201,7 @@ def _add_source(text: str, source: str) -> str:
 
 
 def find_table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Return a table inside another one; an empty one if there is none."""
+    """Return a nested table; an empty one if there is none."""
     for key in keys:
         content = content.get(key, {})
         if not isinstance(content, dict):
@@ -206,7 +210,8 @@ def find_table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def _find_source(about: Mapping[str, Any]) -> str:
-    """Return where a package comes from, as a requirement ends, if not from an index."""
+    """Return the ending of a requirement that takes a package from git, a URL or a path; "" for an
+    index."""
     if "git" in about:
         revision = next((about[key] for key in ("rev", "tag", "branch") if key in about), "")
         return f" @ git+{about['git']}" + (f"@{revision}" if revision else "")

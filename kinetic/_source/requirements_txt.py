@@ -1,8 +1,8 @@
 """The requirements of a requirements.txt.
 
-In: a file, what is installed editable. Out: lines for an installer on hosts: options and
-requirements, with those of included files in their place. Paths of this machine, which a host could
-not install, are refused.
+In: a file, the editable packages. Out: lines for an installer on hosts: options and requirements,
+with the lines of included files in their place. Paths of this machine are refused, because a host
+cannot install them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 KEEP_MARK = "  # kn:keep"
-"""Ends a line that is kept where it would be left out (see dependencies.OF_THE_ACCELERATOR)."""
+"""Ends a line that hosts install although it names an accelerator package (see dependencies)."""
 _COMMENT = re.compile(r"(^|\s)#\s*(?P<text>.*)$")
 _INCLUDE = re.compile(r"(-r|--requirement)(\s+|=)(?P<path>.+)|-r(?P<glued>\S.*)")
 _WITH_URL = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
@@ -48,13 +48,14 @@ def normalize_name(name: str) -> str:
 
 
 def find_name(text: str) -> str:
-    """Return the normalized name of what a line requires; "" if it does not begin with one."""
+    """Return the normalized name of the package that a line requires; "" if the line does not begin
+    with one."""
     named = _NAMED.match(text)
     return normalize_name(named[1]) if named and "://" not in text.partition("@")[0] else ""
 
 
 def read_file(file: Path) -> str:
-    """Return the content of a file that says what hosts must install.
+    """Return the content of a file that lists packages for hosts.
 
     Raises:
         UsageError: it cannot be read.
@@ -64,21 +65,21 @@ def read_file(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"{file} cannot be read: {reason}. It lists what hosts must install."
+            f"{file} cannot be read: {reason}. It lists the packages that hosts must install."
         ) from error
 
 
 def read_lines(
     file: Path, editable: Collection[Package], including: tuple[Path, ...] = ()
 ) -> Iterator[str]:
-    """Yield the lines of the file and of those that it includes.
+    """Yield the lines of a requirements.txt and of the files that it includes.
 
     Raises:
-        UsageError: it names what hosts cannot install, or cannot be read.
+        UsageError: a file cannot be read, or requires something that hosts cannot install.
     """
     if file in including:
-        raise UsageError(f"{file} includes itself. Take that line out.")
-    for number, text, comment in _logical(read_file(file)):
+        raise UsageError(f"{file} includes itself. Remove that line.")
+    for number, text, comment in _join_lines(read_file(file)):
         where = f"{file}, line {number}"
         include = _INCLUDE.fullmatch(text)
         if include:
@@ -92,8 +93,9 @@ def read_lines(
                 yield f"{checked}{mark}"
 
 
-def _logical(content: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (number, text, comment) of each line that is not blank, with continuations joined."""
+def _join_lines(content: str) -> Iterator[tuple[int, str, str]]:
+    """Yield (number, text, comment) of each line that is not blank, with continuation lines
+    joined."""
     begun, parts = 0, ""
     for number, line in enumerate([*content.splitlines(), ""], 1):
         begun = begun if parts else number
@@ -118,7 +120,8 @@ def _check_line(
     odd = next((each for each in options if not each.startswith("--hash")), None)
     if odd is not None:
         raise UsageError(
-            f"{where}: hosts do not know the option {_hide_login(odd)} of a requirement."
+            f"{where}: hosts do not support the option {_hide_login(odd)} of a requirement. "
+            "Remove it."
         )
     yield from check_requirement(where, bare, folder, editable)
 
@@ -126,7 +129,8 @@ def _check_line(
 def check_requirement(
     where: str, text: str, folder: Path, editable: Collection[Package]
 ) -> Iterator[str]:
-    """Yield a requirement, whose paths begin in the folder, unless it travels with the job.
+    """Yield a requirement for hosts, or nothing if the package travels with the job. Relative paths
+    begin in `folder`.
 
     Raises:
         UsageError: it is not a requirement, or names a path of this machine.
@@ -140,18 +144,18 @@ def check_requirement(
     place = text.partition("@")[2].strip() or text
     if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):
         raise UsageError(
-            f"{where}: {text} is on this machine, where hosts cannot read it. Files of the project "
-            "travel with the job: take the line out and list what it requires. Or install it "
-            "editable here, and it is sent as well; or name a published version."
+            f"{where}: hosts cannot read {text}, which is on this machine. If it is part of the "
+            "project, its files travel with the job: remove the line and list what it requires. "
+            "Otherwise install it editable, so that it is sent too, or name a published version."
         )
-    if "://" not in text or " @ " in text:  # A bare URL is for the installer to understand.
+    if "://" not in text or " @ " in text:  # The installer parses a bare URL.
         read_requirement(where, text)
     yield text
 
 
 def _is_editable(text: str, folder: Path, editable: Collection[Package]) -> bool:
-    """Return whether a line names what is installed editable: by name, or "-e ../lib[extra]",
-    "./lib"."""
+    """True if a line names a package that is installed editable: by its name, or as "-e
+    ../lib[extra]" or "./lib"."""
     name, place = find_name(text), ""
     if editable and (text.startswith(("-", ".")) or "/" in text):
         path = re.sub(r"^(-e|--editable)[\s=]*|\[.*$", "", text).strip().strip("'\"")
@@ -160,7 +164,7 @@ def _is_editable(text: str, folder: Path, editable: Collection[Package]) -> bool
 
 
 def check_option(where: str, text: str) -> Iterator[str]:
-    """Yield an option of the installer, unless hosts do without it.
+    """Yield an option for the installer on hosts, or nothing if hosts do not need it.
 
     Raises:
         UsageError: it means something on this machine only, or holds a password.
@@ -171,19 +175,19 @@ def check_option(where: str, text: str) -> Iterator[str]:
         return
     if name in ("-e", "--editable") or text.startswith("-e"):
         raise UsageError(
-            f"{where}: {text} names a folder of this machine. Install it, and it is sent with the "
-            "job; or, if it is the project itself, whose files are sent anyway, take the line out "
-            "and list what it requires."
+            f"{where}: {text} names a folder of this machine. Install it editable, so that it is "
+            "sent with the job. If it is the project itself, its files are sent anyway: remove the "
+            "line and list what it requires."
         )
     if name in ("-c", "--constraint"):
         raise UsageError(
-            f"{where}: hosts get one list, without constraints ({text}). Write the versions into "
-            "the requirements, as `uv pip compile` or `pip-compile` do."
+            f"{where}: hosts do not support constraints ({text}). Write the versions into the "
+            "requirements, as `uv pip compile` or `pip-compile` do."
         )
     if name not in _PASSED_ON:
         raise UsageError(
-            f"{where}: hosts do not know the option {_hide_login(name)}. Take it out, or "
-            "choose a container_image that has the requirements."
+            f"{where}: hosts do not support the option {_hide_login(name)}. Remove it, or choose a "
+            "container_image that has the requirements."
         )
     if name in _WITH_URL:
         _check_index(where, value)
@@ -191,27 +195,27 @@ def check_option(where: str, text: str) -> Iterator[str]:
 
 
 def _check_index(where: str, url: str) -> None:
-    """Refuse an index that hosts cannot reach, or whose address contains a password."""
+    """Refuse an index that hosts cannot reach or whose address contains a password."""
     if "://" not in url or url.startswith("file:"):
         raise UsageError(
-            f"{where}: {_hide_login(url)} is on this machine, where hosts cannot read it."
+            f"{where}: hosts cannot read {_hide_login(url)}, which is on this machine."
         )
     password = urlsplit(url).password
     if password and "${" not in password:
         raise UsageError(
-            f"{where}: the address holds a password, which would be stored with the job. Write "
-            "${NAME} in its place and set NAME in the image."
+            f"{where}: the address contains a password, which would be stored with the job. Write "
+            "${NAME} in place of the password and set NAME in the image."
         )
 
 
 def _hide_login(text: str) -> str:
-    """Return the text without the names and passwords of addresses in it."""
+    """Return the text without user names and passwords in addresses."""
     return _LOGIN.sub("", text)
 
 
 def is_for_hosts(marker: str) -> bool:
-    """Return whether hosts, which run Linux, meet the condition of a requirement; of what else it
-    may ask, such as Python's version, hosts have what is here. One that cannot be read is met."""
+    """True if hosts, which run Linux, meet the marker of a requirement. Python's version and the
+    like are the same on hosts as on this machine. An unreadable marker counts as met."""
     from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
 
     try:
@@ -221,7 +225,7 @@ def is_for_hosts(marker: str) -> bool:
 
 
 def read_requirement(where: str, text: str) -> Requirement:
-    """Return a requirement's parts.
+    """Parse a requirement.
 
     Raises:
         UsageError: it is not a requirement.

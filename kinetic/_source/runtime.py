@@ -1,10 +1,10 @@
 """kinetic itself as an archive: hosts of a cluster run exactly the version that submitted the job.
 
-In: the package as it is installed here (a wheel, an editable checkout, a zip). Out: `Archive`, and
-the program that unpacks it in a pod.
+In: the package as it is installed on this machine (a wheel, an editable checkout, a zip). Out:
+`Archive`, and the program that unpacks it in a pod.
 
 The same files give the same bytes: names are sorted, and times, owners and modes are left out. The
-package's dependencies (gRPC, cloudpickle, ...) are not in it: hosts install them (see
+archive has none of the package's dependencies (gRPC, cloudpickle, ...): hosts install them (see
 dependencies).
 """
 
@@ -31,11 +31,11 @@ _log = logging.getLogger("kinetic.packaging")
 
 _PACKAGE = Path(__file__).parents[1]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip can hold."""
+"""The earliest time that a zip file can hold."""
 _MODE = 0o100644 << 16
 _LEFT_OUT = ("__pycache__", ".")
-_BESIDE_THE_CALLER = "_dashboard/"
-"""Pages that no host shows."""
+_DASHBOARD = "_dashboard/"
+"""The dashboard's folder, which hosts do not need."""
 _SCHEMA = 1
 
 
@@ -53,7 +53,7 @@ class Archive:
 
 
 def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
-    """Return the package as a zip, from the cache if no file of it has changed since.
+    """Return the package as a zip, from the cache unless one of its files has changed.
 
     Args:
         cache_dir: the user's cache folder.
@@ -65,14 +65,14 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
     began_ns = time.time_ns()
     note = cache_dir / "runtime" / hashlib.sha256(os.fsencode(package)).hexdigest()[:32]
     try:
-        stamps, racy = _stamps(package, began_ns)
+        stamps, racy = _stamp_files(package, began_ns)
         cached = _read_note(note, stamps)
         if cached is not None:
             return cached
         packed = _pack(package)
     except (OSError, zipfile.BadZipFile) as error:
         raise UsageError(
-            f"kinetic's own files in {package} cannot be read: {error}. Install it again."
+            f"kinetic's own files in {package} cannot be read: {error}. Reinstall kinetic."
         ) from error
     if not racy:
         _remember(note, stamps, packed)
@@ -81,28 +81,28 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
 
 def bootstrap(package: Path = _PACKAGE) -> str:
     """Return the text of the program that makes a bare pod a host (see _host.bootstrap)."""
-    return _content(package, "_host/bootstrap.py").decode()
+    return _read_content(package, "_host/bootstrap.py").decode()
 
 
 def _pack(package: Path) -> Archive:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
-        for rel in sorted(_names(package)):
-            if rel.startswith(_BESIDE_THE_CALLER):
+        for rel in sorted(_list_names(package)):
+            if rel.startswith(_DASHBOARD):
                 continue
             about = zipfile.ZipInfo(f"kinetic/{rel}", _EPOCH)
             about.create_system, about.external_attr = 3, _MODE
             about.compress_type = zipfile.ZIP_DEFLATED
-            target.writestr(about, _content(package, rel))
+            target.writestr(about, _read_content(package, rel))
     data = file.getvalue()
     return Archive(Blob(hashlib.sha256(data).hexdigest(), len(data)), data)
 
 
-def _names(package: Path) -> Iterator[str]:
-    """Names of the package's files, relative to it, in no order."""
-    zipped = _zip_around(package)
+def _list_names(package: Path) -> Iterator[str]:
+    """Yield the paths of the package's files, relative to it, in any order."""
+    zipped = _find_zip(package)
     if zipped is None:
-        yield from (entry.path[len(str(package)) + 1 :] for entry in _entries(str(package)))
+        yield from (entry.path[len(str(package)) + 1 :] for entry in _list_entries(str(package)))
         return
     prefix = f"{package.relative_to(zipped).as_posix()}/"
     with zipfile.ZipFile(zipped) as source:
@@ -112,11 +112,11 @@ def _names(package: Path) -> Iterator[str]:
                 yield rel
 
 
-def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+def _list_entries(folder: str) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as listing:
         for entry in filter(lambda entry: _is_ours(entry.name), listing):
             if entry.is_dir():
-                yield from _entries(entry.path)
+                yield from _list_entries(entry.path)
             else:
                 yield entry
 
@@ -125,29 +125,29 @@ def _is_ours(name: str) -> bool:
     return bool(name) and not name.startswith(_LEFT_OUT) and not name.endswith(".pyc")
 
 
-def _content(package: Path, rel: str) -> bytes:
-    zipped = _zip_around(package)
+def _read_content(package: Path, rel: str) -> bytes:
+    zipped = _find_zip(package)
     if zipped is None:
         return (package / rel).read_bytes()
     with zipfile.ZipFile(zipped) as source:
         return source.read((package / rel).relative_to(zipped).as_posix())
 
 
-def _zip_around(package: Path) -> Path | None:
+def _find_zip(package: Path) -> Path | None:
     return None if package.is_dir() else next(filter(Path.is_file, package.parents), None)
 
 
-def _stamps(package: Path, began_ns: int) -> tuple[str, bool]:
-    """Return a text that changes when a file does, and whether a later change might not show in
-    it."""
-    zipped = _zip_around(package)
+def _stamp_files(package: Path, began_ns: int) -> tuple[str, bool]:
+    """Return a text that changes whenever a file does, and whether a file is so new that a later
+    change might not show in the text."""
+    zipped = _find_zip(package)
     stamps = (
-        {entry.path: stamp_of(entry.stat()) for entry in _entries(str(package))}
+        {entry.path: stamp_of(entry.stat()) for entry in _list_entries(str(package))}
         if zipped is None
         else {str(zipped): stamp_of(zipped.stat())}
     )
     if not stamps:
-        raise FileNotFoundError(f"there is nothing in {package}")
+        raise FileNotFoundError(f"{package} is empty")
     text = json.dumps([_SCHEMA, sorted(stamps.items())])
     racy = not all(cache.is_trusted(stamp, began_ns) for stamp in stamps.values())
     return hashlib.sha256(text.encode()).hexdigest(), racy
@@ -169,4 +169,4 @@ def _remember(note: Path, stamps: str, packed: Archive) -> None:
     try:
         cache.write(note, json.dumps(head).encode() + b"\n" + packed.data)
     except (OSError, StoreError) as error:
-        _log.debug("the archive of kinetic could not be remembered in %s: %s", note, error)
+        _log.debug("the archive of kinetic could not be cached in %s: %s", note, error)

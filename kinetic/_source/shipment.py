@@ -1,6 +1,6 @@
-"""The caller's files that a call ships: which folder, and which parts of it.
+"""The caller's files that a call sends: the project's folder, and the parts of it to pack.
 
-In: the function, and what the process knows (cwd, home, sys.path, sys.modules). Out: `Project`,
+In: the function, and the state of the process (cwd, home, sys.path, sys.modules). Out: `Project`,
 `Bundle`.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from kinetic._core.values import dataclass
 from kinetic._source import bundle, editable, outputs, project, standalone
-from kinetic._source.beside import Companions
 from kinetic._source.bundle import Bundle
+from kinetic._source.companions import Companions
 from kinetic._source.project import MODULES, WORDS, Project
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -26,12 +26,12 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """The settings of the caller's machine that matter here.
+    """Settings of the caller's machine that decide what is sent.
 
     Attributes:
         store: root of kinetic's own store, never source.
         cache_dir: the user's cache folder, never source.
-        package_root: the folder to ship, in place of the one that would be found.
+        package_root: the folder to ship instead of the detected project.
         default_excludes: whether virtual environments, caches and the like are left out.
         temporary: folders for temporary files, never source.
         python_path: the interpreter's PYTHONPATH.
@@ -52,13 +52,13 @@ def of(
     data: Sequence[Path] = (),
     output_dir: str | None = None,
 ) -> tuple[Project, Bundle | None]:
-    """Pack what a call of the function ships; creates only a note in the cache.
+    """Pack the files that a call of the function sends. Writes nothing but a note in the cache.
 
     Args:
         func: the function.
-        settings: of the caller's machine.
-        data: where declared data lies, which is sent separately.
-        output_dir: where this call leaves files.
+        settings: settings of the caller's machine.
+        data: paths of declared data, which is sent separately.
+        output_dir: the folder to which this call returns files.
 
     Raises:
         UsageError: the tree cannot be shipped.
@@ -80,7 +80,7 @@ def of(
         return tree, None
     output_dirs = [] if output_dir is None or "://" in output_dir else [output_dir]
     exclude = _without_code(tree, [settings.store, settings.cache_dir, *data])
-    also = _find_beside(
+    also = _find_companions(
         tree, settings, home, [settings.store, settings.cache_dir, *data, *output_dirs]
     )
     is_project = tree.marked and not tree.shared
@@ -101,11 +101,11 @@ def of(
     return tree.rebase_below(packed.root, also.imported), packed
 
 
-def _find_beside(
+def _find_companions(
     tree: Project, settings: SourceSettings, home: Path, own: Sequence[str | Path]
 ) -> Companions:
-    """Return what the caller imports besides the project; `own` are places of kinetic's and of
-    data, which are not source."""
+    """Return the folders that the caller imports from besides the project. `own` are kinetic's
+    folders and declared data, which are not source."""
     assert tree.root is not None
     shared = (home, Path(tree.root.anchor), *settings.temporary)
     never = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in shared))
@@ -122,14 +122,15 @@ def _find_beside(
 
 
 def _interpreter_folders() -> tuple[str, ...]:
-    """The interpreter's own folders, which look like the user's if Python is below home."""
+    """Return the interpreter's own folders, which look like the user's if Python is installed below
+    home."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in prefixes)
 
 
 def _find_script(func: Callable[..., Any], tree: Project, cwd: Path) -> tuple[str, ...]:
-    """Return what belongs to a function outside any project: its file, modules of its folder, files
-    that its program's command line names."""
+    """Return the paths to send for a function outside any project: its file, modules of its folder,
+    and files that the program's command line names."""
     assert tree.root is not None
     module = sys.modules.get(_module_of(func))
     words = (part for word in getattr(module, WORDS, ()) for part in (word, word.partition("=")[2]))
@@ -141,7 +142,7 @@ def _find_script(func: Callable[..., Any], tree: Project, cwd: Path) -> tuple[st
     folders = {path: path.split("/")[:-1] for path in own}
     return standalone.list_paths(
         tree.root,
-        # Not what is installed, or in a hidden folder.
+        # Installed packages and hidden folders are not the caller's source.
         [
             path
             for path, parts in folders.items()
@@ -157,7 +158,7 @@ def _list_loaded_files() -> list[str]:
     own = _interpreter_folders()
     files: list[str] = []
     for name, module in list(sys.modules.items()):
-        # An attribute access would load a lazy module.
+        # Read vars(): an attribute access would load a lazy module.
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if (
             isinstance(file, str)
@@ -169,34 +170,35 @@ def _list_loaded_files() -> list[str]:
 
 
 def _warn_of_output(folder: str, tree: Project) -> tuple[str, ...]:
-    """Say that what jobs leave in a folder is sent with later calls, or that what is there is not
-    sent."""
+    """Warn if an output folder holds code, which later calls send, or files that are not sent."""
     assert tree.root is not None
     real = Path(os.path.realpath(folder))
-    if real in _holding_code(tree):
-        why = "holds code as well, so later calls send what is left there. Choose another one."
-        return (f"The output folder {folder} {why}",)
+    if real in _list_code_folders(tree):
+        return (
+            f"The output folder {folder} also holds code, so later calls send the files that jobs "
+            "leave in it. Choose another folder.",
+        )
     if not real.is_relative_to(tree.root) or not outputs.holds_files(folder):
         return ()
     return (
-        f"The output folder {folder} holds files that jobs may not have left. Calls that leave "
-        "files there do not send them, other calls do. If the function needs them, choose another "
-        f"folder, or write !{real.name}/ in .kineticignore; if they are results, leave out "
-        f"{real.name}/ there.",
+        f"The output folder {folder} holds files that may not come from jobs. Calls with this "
+        "output folder do not send them, but other calls do. If the function needs them, choose "
+        f"another output folder or write !{real.name}/ in .kineticignore; if they are results, "
+        f"write {real.name}/ there.",
     )
 
 
 def _without_code(tree: Project, places: Sequence[str | Path]) -> list[Path]:
-    """Return the places that contain none of the project's code; a link in the project may lead
-    to one outside."""
-    # The store reports loops of links.
+    """Return the real paths of the places that contain none of the project's code."""
+    # Not resolve(strict=True): the store reports loops of links itself.
     real = dict.fromkeys(Path(os.path.realpath(place)) for place in places)
-    code = _holding_code(tree)
-    return [each for each in real if each not in code]
+    code = _list_code_folders(tree)
+    return [path for path in real if path not in code]
 
 
-def _holding_code(tree: Project) -> set[Path]:
-    """Return the project's folders on the way to the function's file and to entries of sys.path."""
+def _list_code_folders(tree: Project) -> set[Path]:
+    """Return the folders above the function's file and above each entry of sys.path, up to the
+    project's root."""
     assert tree.root is not None
     code = [tree.root / rel for rel in (tree.entry_rel, *tree.sys_path_rel)]
     return {
@@ -208,14 +210,14 @@ def _holding_code(tree: Project) -> set[Path]:
 
 
 def entry_dir(func: Callable[..., Any], cwd: Path) -> Path:
-    """Return the folder in which the search for the function's project begins: its file's, or the
-    working directory for a notebook.
+    """Return the folder in which the search for the function's project begins: the folder of its
+    file, or the working directory in a notebook.
 
     A function of an installed package, of a console script or of kinetic itself does not make its
     folder the project.
     """
     file = getattr(sys.modules.get(_module_of(func)), "__file__", None)
-    # `python <(…)` reads a pipe, in the folder of what the process holds open.
+    # `python <(…)` reads its program from a pipe, whose folder is /dev/fd.
     if not isinstance(file, str) or file.startswith("<") or Path(file).is_fifo():
         return cwd
     folder = Path(file).resolve().parent

@@ -1,7 +1,7 @@
-"""A script outside any project, in a folder too large to be sent whole, such as home or `/tmp`:
-itself, its modules, and files that its command line names.
+"""Paths to send for a script outside any project, in a folder too large to be sent whole, such as
+home or `/tmp`: the script, its modules, and files that its command line names.
 
-In: the folder, files that belong to the script. Out: the paths that are sent.
+In: the folder, files that belong to the script. Out: the paths to send.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 def list_paths(
     root: Path, files: Sequence[str], modules: Collection[str], folders: Collection[str]
 ) -> tuple[str, ...]:
-    """Return what belongs to a script, relative to the folder: files, and whole packages.
+    """Return the paths that belong to a script, relative to the folder: files and whole packages.
 
     Args:
         root: the folder, a real path.
-        files: the script, files that are named or loaded as modules, relative to the folder.
-        modules: names of modules to find, as `-m` names one.
-        folders: where modules are imported from, relative to the folder.
+        files: the script, named files and loaded modules, relative to the folder.
+        modules: names of modules to find, as for `python -m`.
+        folders: folders that modules are imported from, relative to the folder.
     """
     search = [str(root / folder) for folder in folders]
     scripts = [str(root / file) for file in files if file.endswith(".py")]
@@ -41,7 +41,7 @@ def list_paths(
 
 class _Finder(modulefinder.ModuleFinder):
     def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
-        """Return a module; one that cannot be found here is an ImportError, whatever went wrong."""
+        """Find a module; any failure is an ImportError, so that the scan goes on."""
         try:
             return super().find_module(name, path, parent)
         except Exception as error:
@@ -49,10 +49,10 @@ class _Finder(modulefinder.ModuleFinder):
 
 
 def _list_imports(scripts: Sequence[str], root: Path, search: list[str]) -> Iterator[str]:
-    """Yield the modules in the folder that scripts import, at any depth, relative to it."""
+    """Yield the paths of the modules in the folder that scripts import, directly or indirectly."""
     for script in scripts:
         finder = _Finder(search)
-        with suppress(Exception):  # It is no Python, or cannot be read: its own host says so.
+        with suppress(Exception):  # Not Python, or unreadable: running it reports the error.
             finder.run_script(script)
         for module in finder.modules.values():
             path = Path(getattr(module, "__file__", None) or "")
@@ -61,7 +61,7 @@ def _list_imports(scripts: Sequence[str], root: Path, search: list[str]) -> Iter
 
 
 def _find_package(root: Path, path: str) -> str:
-    """Return the outermost package that a file belongs to, in which imports may lead anywhere, or
+    """Return the outermost package that a file belongs to, whose modules may import each other, or
     else the file."""
     folder = Path(path).parent
     while (root / folder / "__init__.py").is_file() and folder != Path():

@@ -1,16 +1,16 @@
-"""Uploading a source tree by content: what the store has already is not sent again.
+"""Uploads a source tree by content: contents that the store has are not sent again.
 
 In: a `Bundle`, a store. Out: `Sent`.
 
-Small files travel in packs, large ones one by one. Last comes the record of the tree, which names
-them all: if it exists, everything that the tree needs is there, and a submission asks no further. A
-note in the user's cache says which packs the store got as the base of this tree, and for changes
-since; of a changed tree, only contents in none of them are sent (see `packs`). What is there and
-will be used is renewed, so that no sweep takes it before a plan names it.
+Small files travel in packs, large ones one by one. The record of the tree, which names them all, is
+written last: if it exists, the store has everything that the tree needs. A note in the user's cache
+lists the packs that the store got as the base of this tree and for changes since; of a changed
+tree, only contents in none of them are sent (see `packs`). Packs that will be used are renewed, so
+that no sweep removes them before a plan names them.
 
-Files may change during the upload. Each is sent as it is read, under the digest of what was read,
-and the list is written after that. So every list in the store is true, and no writer can make a
-submission fail. Of a file that only grows, the part that was packed is sent.
+Files may change during the upload. Each is sent as it is read, under the digest of the bytes that
+were read, and the list is written after that. So every list in the store is true, and no writer can
+make a submission fail. If a file only grows, the part that was packed is sent.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kinetic.packaging")
 
 _WHOLE_BYTES = 64 << 20
-_NAMED = 5
+_LOGGED_PATHS = 5
 _MOST_DELTAS = 8
-"""Packs of changes that a tree may have beside its base: each is a call more for a host."""
+"""Maximum number of packs of changes besides a tree's base: a host makes one call for each."""
 
 Changes = Mapping[str, File | None]
-"""Files that changed since they were packed, by path: what was sent instead, or None for one
-that could not be read."""
+"""Files that changed since they were packed, by path: the file that was sent instead, or None if it
+could not be read."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The result of an upload: files that the store did not have, their total size, and that of the
-    lists, indexes and records which name them.
+    """The result of an upload: number and total size of the files that the store did not have, and
+    the size of the lists, indexes and records that name them.
 
     Attributes:
-        changed: the tree as it was sent, if that is not how it was packed; else None.
+        changed: the tree as it was sent if files changed since it was packed; else None.
     """
 
     files: int
@@ -68,13 +68,13 @@ class Sent:
 
 @dataclass(frozen=True)
 class _Base:
-    """The packs that the store was sent for a tree.
+    """The packs that the store has for a tree.
 
     Attributes:
         packs: names of the packs.
-        digest: that of the list as it lies in one of them.
+        digest: SHA-256 of the compressed list in one of the packs.
         manifest: the list.
-        deltas: packs of what has changed since, by name: the sizes of their contents, by digest.
+        deltas: packs of changes since, by name: the sizes of their contents, by digest.
     """
 
     packs: tuple[str, ...]
@@ -83,11 +83,11 @@ class _Base:
     deltas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def small_sizes(self) -> dict[str, int]:
-        """Return the sizes of the contents that lie in the packs of the base, by digest."""
+        """Return the sizes of the contents in the packs of the base, by digest."""
         return _small_sizes(_by_content(self.manifest))
 
     def list_stored(self) -> set[str]:
-        """Return the digests of the contents that lie in any of the packs."""
+        """Return the digests of the contents in all packs."""
         return {*self.small_sizes(), *itertools.chain.from_iterable(self.deltas.values())}
 
 
@@ -98,13 +98,13 @@ class _Differs(Exception):
 def upload(
     bundle: Bundle, store: Store, *, on_change: Callable[[Changes], None] | None = None
 ) -> Sent:
-    """Upload the tree; nothing is sent when the store has its record.
+    """Upload the tree; send nothing if the store has its record.
 
     Args:
         bundle: the tree.
-        store: where it goes.
-        on_change: called with the files that have changed since they were packed, before a list
-            names them; may raise.
+        store: the store to upload to.
+        on_change: called with the files that changed since they were packed, before a list names
+            them; may raise.
 
     Raises:
         StoreError: the store cannot be written to.
@@ -119,15 +119,14 @@ class _Upload:
 
     Attributes:
         changes: files that changed since they were packed.
-        packs: the packs that were written, or were in the store with the same content, by name: the
-            sizes of their files, by digest.
-        file_sizes, list_sizes: of what was written; lists, because several threads write.
+        packs: the packs that the store now has, by name: the sizes of their files, by digest.
+        file_sizes, list_sizes: sizes that were written; lists, because several threads append.
     """
 
     def __init__(self, bundle: Bundle, store: Store) -> None:
         self._bundle = bundle
         self._store = store
-        self._note = None if bundle.note is None else cache.note_of_sent(bundle.note, store.uri)
+        self._note = None if bundle.note is None else cache.sent_note_path(bundle.note, store.uri)
         self.changes: dict[str, File | None] = {}
         self.packs: dict[str, dict[str, int]] = {}
         self.file_sizes: list[int] = []
@@ -165,11 +164,11 @@ class _Upload:
         return Sent(len(self.file_sizes), sum(self.file_sizes), sum(self.list_sizes), changed)
 
     def _find_base(self, sizes: Mapping[str, int]) -> _Base | None:
-        """Return the base that the store has, unless a new one is better: a host fetches all packs
-        of a tree, whole.
+        """Return the base that the store has, or None if a new base is better: a host fetches all
+        packs of a tree, whole.
 
         Args:
-            sizes: those of the tree's small contents, by digest.
+            sizes: sizes of the tree's small contents, by digest.
         """
         base = self._read_note()
         if base is None:
@@ -210,7 +209,7 @@ class _Upload:
     def _send_file(self, file: File, small: dict[str, bytes]) -> bool:
         """Send one large file; return whether it has changed since it was packed."""
         try:
-            with open_regular(self._bundle.place_of(file.path)) as source:
+            with open_regular(self._bundle.path_on_disk(file.path)) as source:
                 try:
                     self._put_large(file, _read_verified(source, file))
                     return False
@@ -227,8 +226,8 @@ class _Upload:
             self.file_sizes.append(file.size_bytes)
 
     def _send_changed(self, source: FileIO, file: File, small: dict[str, bytes]) -> File:
-        """Send a changed file by a copy of it, which cannot change between hashing and sending."""
-        from tempfile import TemporaryFile  # not needed for an unchanged tree
+        """Send a changed file from a copy, which cannot change between hashing and sending."""
+        from tempfile import TemporaryFile  # Slow to import, and not needed for an unchanged tree.
 
         with TemporaryFile(dir=self._note and _make_folder(self._note.parent)) as copy:
             digest = hashlib.sha256()
@@ -244,17 +243,17 @@ class _Upload:
             return now
 
     def _read_small(self, contents: Iterable[Sequence[File]]) -> dict[str, bytes]:
-        """Read each content from one of the files that had it; what has changed is taken as it is
-        now."""
+        """Read each content from one of the files that had it. If a file has changed, read its
+        present content."""
         by_digest: dict[str, bytes] = {}
         for same in contents:
             for file in same:
                 try:
-                    with open_regular(self._bundle.place_of(file.path)) as source:
+                    with open_regular(self._bundle.path_on_disk(file.path)) as source:
                         data = b"".join(hashing.chunks(source, file.size_bytes))
                         if hashlib.sha256(data).hexdigest() == file.digest:
                             by_digest[file.digest] = data
-                            break  # The others of the same content need not be read.
+                            break  # Other files with the same content need not be read.
                         source.seek(0)
                         size_bytes = os.fstat(source.fileno()).st_size
                         data = b"".join(hashing.chunks(source, size_bytes))
@@ -267,12 +266,12 @@ class _Upload:
         return by_digest
 
     def _note_unreadable(self, file: File, error: OSError) -> None:
-        path = self._bundle.place_of(file.path)
-        _log.info("%s could not be read while it was sent, and is left out: %s", path, error)
+        path = self._bundle.path_on_disk(file.path)
+        _log.info("%s could not be read during the upload and is left out: %s", path, error)
         self.changes[file.path] = None
 
     def _send_pack(self, files: Mapping[str, bytes], *lists: bytes) -> None:
-        """Write a pack, unless it would be empty."""
+        """Write a pack, unless it is empty."""
         contents = {**files, **{hashlib.sha256(data).hexdigest(): data for data in lists}}
         if not contents:
             return
@@ -283,12 +282,13 @@ class _Upload:
             self.list_sizes += [len(index.data), *map(len, lists)]
 
     def _amend_tree(self) -> Bundle:
-        """Return the tree as it was read, without missing files and the links to them."""
+        """Return the tree with the files that were sent, without missing files and the links to
+        them."""
         bundle = self._bundle
         _log.info(
-            "%s: changed while it was sent: %s",
+            "%s: files changed during the upload: %s",
             bundle.root,
-            ", ".join(sorted(self.changes)[:_NAMED]),
+            ", ".join(sorted(self.changes)[:_LOGGED_PATHS]),
         )
         entries = [
             self.changes.get(entry.path, entry) if isinstance(entry, File) else entry
@@ -297,7 +297,7 @@ class _Upload:
         return bundle.with_entries([entry for entry in entries if entry is not None])
 
     def _record(self, bundle: Bundle, base: _Base) -> None:
-        """Write the record of a tree whose contents are all there."""
+        """Write the record of a tree, after all its contents."""
         sources = _by_content(bundle.manifest)
         removed, changed = manifest.compare(base.manifest, bundle.manifest)
         record = packs.TreeRecord(
@@ -311,14 +311,14 @@ class _Upload:
         self.list_sizes.append(len(record))
 
     def _remember(self, base: _Base) -> None:
-        """Note the base; failure to do so is ignored."""
+        """Save the base in the note; errors are ignored."""
         if self._note is None:
             return
         head = json.dumps({"packs": base.packs, "digest": base.digest, "deltas": base.deltas})
         try:
             cache.write(self._note, head.encode() + b"\n" + base.manifest)
         except (OSError, StoreError) as error:
-            _log.debug("what was sent could not be remembered in %s: %s", self._note, error)
+            _log.debug("the upload could not be noted in %s: %s", self._note, error)
 
     def _read_note(self) -> _Base | None:
         try:
@@ -339,13 +339,13 @@ def _list_packs(base: _Base) -> tuple[str, ...]:
 def _choose_deltas(
     base: _Base, sizes: Mapping[str, int], most_bytes: int
 ) -> dict[str, Mapping[str, int]]:
-    """Return the packs of changes that a tree needs; none if they are too many or too large, so
-    that what has changed goes into one.
+    """Return the packs of changes that a tree needs. Return none if they are too many or too large:
+    then all changes go into one new pack.
 
     Args:
-        base: with the packs.
-        sizes: those of the tree's small contents, by digest.
-        most_bytes: how much a host may fetch beside the base.
+        base: the base with its packs.
+        sizes: sizes of the tree's small contents, by digest.
+        most_bytes: maximum size that a host may fetch in addition to the base.
     """
     needed = sizes.keys() - base.small_sizes().keys()
     deltas = {
@@ -358,7 +358,7 @@ def _choose_deltas(
 
 
 def _make_folder(folder: Path) -> Path | None:
-    """Create a folder; None if that cannot be."""
+    """Create a folder; return None on failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
@@ -381,8 +381,8 @@ def _small_sizes(sources: Mapping[str, Sequence[File]]) -> dict[str, int]:
 
 
 def _read_verified(source: FileIO, file: File) -> Iterator[bytes]:
-    """Yield the content, and fail at the end if it differs: the store keeps nothing of a write
-    that fails."""
+    """Yield the content of a file; raise at the end if it differs, so that the store discards the
+    write."""
     digest = hashlib.sha256()
     try:
         for chunk in hashing.chunks(source, file.size_bytes):

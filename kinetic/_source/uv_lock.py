@@ -1,7 +1,7 @@
-"""A project's exact versions, which uv reads from its uv.lock, without a network.
+"""Exact versions of a project's packages, which uv reads from its uv.lock without a network.
 
-In: the project, the lock, packages to leave out. Out: lines as of a requirements.txt, each with its
-version and its conditions.
+In: the project, the lock, packages to leave out. Out: lines of a requirements.txt, each with its
+version and markers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def find_uv() -> str:
 
 
 def has_project(lock: Path, name: str) -> bool:
-    """Return whether a lock was made for the project of this name, or a workspace that has it."""
+    """True if the lock is that of the named project or of a workspace that has it as a member."""
     content = requirements_txt.read_file(lock)
     members = _MEMBERS.search(content)
     return name in (re.findall(r'"(.+)"', members[1]) if members else _ROOT.findall(content))
@@ -47,23 +47,23 @@ def read_lines(
     editable: Collection[Package],
     uv: str,
 ) -> Iterator[str]:
-    """Yield one line for each package that the project needs. Its own files, and those of what is
-    editable in the lock, travel with the job.
+    """Yield one line for each package that the project needs. The project's own files and editable
+    packages travel with the job and are left out.
 
     Args:
-        lock: that of the project, or of its workspace.
-        project: with the extras and groups to take of it.
-        without: names of packages to leave out, with what only they need.
-        editable: what is installed so here.
-        uv: its path.
+        lock: the uv.lock of the project or of its workspace.
+        project: the project, with the extras and groups to include.
+        without: names of packages to leave out, with the packages that only they need.
+        editable: packages that are installed editable on this machine.
+        uv: path of the uv program; "" if it is not installed.
 
     Raises:
         UsageError: uv is not installed, or cannot read the lock; or hosts cannot install a package.
     """
     if not uv:
         raise UsageError(
-            f"{lock} has the versions that hosts must install, and uv, which reads it, is not "
-            "installed here. Install it: `pip install uv`."
+            f"Hosts must install the versions in {lock}, and uv, which reads that file, is not "
+            "installed. Install it: `pip install uv`."
         )
     import subprocess
 
@@ -71,7 +71,7 @@ def read_lines(
     command += [f"--extra={each}" for each in project.extras]
     command += [f"--group={each}" for each in project.groups]
     command += [f"--prune={each}" for each in without]
-    ended = subprocess.run(
+    export = subprocess.run(
         command,
         check=False,
         cwd=lock.parent,
@@ -79,9 +79,9 @@ def read_lines(
         capture_output=True,
         text=True,
     )
-    if ended.returncode:
-        message = " ".join(ended.stderr.split())
-        raise UsageError(f"{lock} cannot be read by {uv}: {message.removeprefix('error: ')}")
-    for line in ended.stdout.splitlines():
+    if export.returncode:
+        message = " ".join(export.stderr.split())
+        raise UsageError(f"{uv} cannot read {lock}: {message.removeprefix('error: ')}")
+    for line in export.stdout.splitlines():
         if line and not line.lstrip().startswith(("#", "-e ")):
             yield from requirements_txt.check_requirement(str(lock), line, lock.parent, editable)

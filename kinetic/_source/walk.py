@@ -1,10 +1,9 @@
-"""What a source tree holds at this moment, and what must be checked to know whether that has
-changed.
+"""Walks over a source tree: the entries to ship, and everything that the result depends on.
 
-In: the root, what to leave out. Out: `Scan`.
+In: the root, the paths to leave out. Out: `Scan`.
 
-Symbolic links to what is shipped anyway stay links; others are followed, so that the tree is whole
-on the host.
+A symbolic link stays a link if its target is shipped too; other links are followed, so that the
+tree is complete on the host.
 """
 
 # A Path for each entry would cost more than the calls themselves.
@@ -29,32 +28,32 @@ from kinetic._store import files
 from kinetic.errors import UsageError
 
 Stamp = tuple[int, ...]
-"""Changes whenever a file or folder does: times of content and inode, size, inode, mode, device.
-Empty if there was nothing."""
+"""Times of content and inode, size, inode, mode and device: differs whenever a file or folder has
+changed. Empty if nothing exists at the path."""
 
 _VANISHED = (FileNotFoundError, NotADirectoryError)
-"""Removed since its folder was listed: ignored."""
+"""Errors for a path that was removed after its folder was listed; they are ignored."""
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems have inode numbers beyond a signed word.
 
 _NO_GIT = (
-    "git is not installed, so files that it ignores are sent as well. Write what to leave out in "
-    ".kineticignore."
+    "git is not installed, so files that it would ignore are sent as well. List the files to leave "
+    "out in .kineticignore."
 )
 MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
 _EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
-"""Limits of a folder that is shipped whole although nothing marks it as a project."""
+"""Limits of a folder that is shipped whole although no file marks it as a project."""
 
 
 class FoundFile(NamedTuple):
     """A regular file to ship.
 
     Attributes:
-        path: where it is read.
+        path: the absolute path to read.
         mode: permission bits.
-        size_bytes: as the walk saw it.
-        stamp: as the walk saw it.
+        size_bytes: size during the walk.
+        stamp: stamp during the walk.
     """
 
     path: str
@@ -71,12 +70,12 @@ class Scan:
         folders: mode of each folder.
         files: each regular file.
         links: target of each link that stays one, relative to the link's folder.
-        watched: stamp of everything that the result depends on, by absolute path.
+        watched: stamps of all paths that the result depends on, by absolute path.
         broken, unreadable, loops, special, secrets, kept_back: paths to warn about.
-        without_git: sentences about ignore files of git that were not read.
-        foreign: files of other folders than the project.
-        too_large: folders that were left out for their size.
-        targets: real paths outside the root to which links in it lead.
+        without_git: warnings about git's ignore files that were not read.
+        foreign: files from folders outside the project.
+        too_large: folders that were left out because of their size.
+        targets: real paths outside the root that links in it lead to.
     """
 
     folders: dict[str, int] = field(default_factory=dict)
@@ -96,10 +95,10 @@ class Scan:
 
 
 class TooMuch(Exception):
-    """A folder is too large to be taken whole.
+    """A folder is too large to be shipped whole.
 
     Attributes:
-        watched: stamps, by absolute path: as long as they are the same, so is this.
+        watched: stamps by absolute path; the folder stays too large while they are the same.
     """
 
     def __init__(self, watched: Mapping[str, Stamp]) -> None:
@@ -109,8 +108,8 @@ class TooMuch(Exception):
 
 @dataclass(frozen=True)
 class _Visit:
-    """A folder to visit: where it is read, where it lies in the tree, what git ignores in it, the
-    folders on the way to it, whether only what `.kineticignore` keeps is taken of it."""
+    """A folder to visit: its path on disk, its path in the tree, the paths that git ignores in it,
+    the folders above it, and whether to take only files that `.kineticignore` keeps."""
 
     path: str
     rel: str
@@ -132,7 +131,7 @@ def stamp_of(info: os.stat_result) -> Stamp:
 
 
 def stamp_at(path: str) -> Stamp:
-    """Return the stamp of what lies at the path, following links; empty when nothing does."""
+    """Return the stamp of a path, following links; empty if nothing exists at it."""
     try:
         return stamp_of(os.stat(path))
     except OSError:
@@ -141,21 +140,20 @@ def stamp_at(path: str) -> Stamp:
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Settings for what is left out of a walk.
+    """Rules for leaving paths out of a walk.
 
     Attributes:
         exclude: real paths, always left out.
         outputs: real paths, left out unless an ignore file keeps them ("!results/").
-        default_excludes: leave out environments, caches and the like.
-        sparing: leave out hidden folders, and what looks like keys.
-        most: raise `TooMuch` where the folder has more files or bytes than these.
-        only: paths that are taken, relative to the root, if not everything.
-        imported: real paths of folders from which an editable installation is imported. What Python
-            imports of a package in them (generated modules, extensions built in place) is taken
-            even if git ignores it.
+        default_excludes: leave out virtual environments, caches and the like.
+        sparing: leave out hidden folders and files that look like keys.
+        most: raise `TooMuch` if the folder has more files or bytes than these.
+        only: paths to take, relative to the root; () for all.
+        imported: real paths of folders that editable packages are imported from. Modules in them
+            (also generated ones and extensions built in place) are taken even if git ignores them.
         everything: leave out only `exclude`: no ignore file, default or limit applies, as for
             declared data.
-        asks_git: leave out what git ignores.
+        asks_git: leave out paths that git ignores.
     """
 
     exclude: frozenset[str] = frozenset()
@@ -174,7 +172,7 @@ def scan(root: str, options: ScanOptions) -> Scan:
 
     Raises:
         UsageError: the tree is implausibly large.
-        TooMuch: the same, where the walk is modest.
+        TooMuch: the tree exceeds `most` of the options.
     """
     return _Walk(root, options).run()
 
@@ -185,7 +183,7 @@ def check_size(root: str, files: int, size_bytes: int, factor: int = 1) -> None:
         raise UsageError(
             f"The source tree {root} is too large to be sent: more than {MOST_FILES * factor:,} "
             f"files or {MOST_BYTES * factor // 10**9} GB. Set KINETIC_PACKAGE_ROOT to the folder "
-            "of your project, or leave out what the function does not need in .kineticignore."
+            "of your project, or list files that the function does not need in .kineticignore."
         )
 
 
@@ -208,7 +206,7 @@ class _Walk:
             if any(os.path.lexists(self._inside + m) for m in (*MARKERS, OWN_MARKER))
             else 1
         )
-        self._own = ignore.IgnoreRules(()) if options.everything else self._read_rules()
+        self._rules = ignore.IgnoreRules(()) if options.everything else self._read_rules()
 
     def run(self) -> Scan:
         self._todo.append(_Visit(self._root, "", self._ask_git(self._root), ()))
@@ -243,8 +241,8 @@ class _Walk:
             del self._scan.folders[visit.rel]
             return
         if self._default_excludes and not visit.rel and "pyvenv.cfg" in names:
-            entries = [entry for entry in entries if entry.name not in ignore.OF_ENVIRONMENT]
-        if ".gitignore" in names:  # It need not be sent, but counts.
+            entries = [entry for entry in entries if entry.name not in ignore.ENVIRONMENT_PARTS]
+        if ".gitignore" in names:  # Watched even if it is not sent itself.
             self._scan.watched[f"{visit.path}/.gitignore"] = stamp_at(f"{visit.path}/.gitignore")
         ignored = self._ask_git(visit.path) if visit.rel and ".git" in names else visit.ignored
         ancestors = (*visit.ancestors, (info.st_dev, info.st_ino))
@@ -268,7 +266,7 @@ class _Walk:
                 self._take_folder(entry.path, rel, visit, kept_only=True)
             return
         if is_link:
-            self._meet_link(entry.path, rel, is_folder, visit)
+            self._defer_link(entry.path, rel, is_folder, visit)
         elif is_folder:
             self._take_folder(entry.path, rel, visit)
         else:
@@ -301,31 +299,31 @@ class _Walk:
         return verdict
 
     def _decide(self, rel: str, *, is_folder: bool) -> bool | None:
-        """Return what `.kineticignore` says: True to leave out, False to keep."""
-        return self._own.decide(rel, rel.rpartition("/")[2], is_folder=is_folder)
+        """Return the verdict of `.kineticignore`: True to leave out, False to keep, None if no rule
+        matches."""
+        return self._rules.decide(rel, rel.rpartition("/")[2], is_folder=is_folder)
 
     def _holds_kept(self, rel: str) -> bool:
-        """Return whether `.kineticignore` keeps a path in a folder that others leave out."""
+        """True if `.kineticignore` keeps a path in a folder that is otherwise left out."""
         return (
-            any(each.startswith(f"{rel}/") for each in self._own.kept_paths)
+            any(path.startswith(f"{rel}/") for path in self._rules.kept_paths)
             and self._decide(rel, is_folder=True) is None
-            and (not self._only or any(_is_on_the_way(rel, each) for each in self._only))
+            and (not self._only or any(_is_on_the_way(rel, path) for path in self._only))
         )
 
     def _is_imported(self, path: str, name: str, *, is_folder: bool) -> bool:
-        """Return whether Python imports this from an editable installation, in whose folder
-        it lies."""
+        """True if Python imports this path from an editable package."""
         if self._only and any(folder.startswith(f"{path}/") for folder in self._imported):
             return True
         if not path.startswith(self._imported):
             return False
-        if is_folder:  # It is not entered otherwise, and would not be watched.
+        if is_folder:  # Watch __init__.py: a folder without one is not entered.
             stamp = self._scan.watched[f"{path}/__init__.py"] = stamp_at(f"{path}/__init__.py")
             return bool(stamp) and stat.S_ISREG(stamp[4])
         in_package = os.path.isfile(f"{path[: -len(name)]}__init__.py")
         return name.endswith(_EXTENSIONS) or (name.endswith(".py") and in_package)
 
-    def _meet_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
+    def _defer_link(self, path: str, rel: str, is_folder: bool, visit: _Visit) -> None:
         self._scan.watched[path] = stamp_at(path)
         try:
             target = os.path.realpath(path, strict=True)
@@ -375,7 +373,7 @@ class _Walk:
     def _take_file(self, path: str, rel: str) -> None:
         try:
             info = os.stat(path)
-        except OSError:  # Removed since the folder was listed; the folder's stamp will show it.
+        except OSError:  # Removed after the folder was listed; the folder's stamp will show it.
             return
         stamp = stamp_of(info)
         self._scan.watched[path] = stamp
@@ -403,8 +401,8 @@ class _Walk:
         check_size(self._root, count, self._size_bytes, self._factor)
 
     def _read_rules(self) -> ignore.IgnoreRules:
-        """Read the project's `.kineticignore`; one that is missing, a link, not a regular file or
-        unreadable has no rules."""
+        """Read the project's `.kineticignore`. A missing or unreadable one, a link, or anything but
+        a regular file has no rules."""
         path = f"{self._inside}.kineticignore"
         self._scan.watched[path] = stamp_at(path)
         try:
@@ -414,7 +412,8 @@ class _Walk:
         return ignore.kinetic_rules(text)
 
     def _ask_git(self, folder: str) -> frozenset[str]:
-        """Return what git ignores in a folder; nothing where there is no git or no repository."""
+        """Return the paths that git ignores in a folder; none without git or outside a
+        repository."""
         if self._everything or not self._options.asks_git:
             return frozenset()
         repository = git.find_repository(folder)
@@ -425,8 +424,9 @@ class _Walk:
         if repository is None:
             if os.path.lexists(f"{folder}/.gitignore"):
                 self._scan.without_git.append(
-                    f"{folder} has a .gitignore, which is not read because it lies in no git "
-                    "repository: run `git init`, or write what to leave out in .kineticignore."
+                    f"{folder} has a .gitignore, which is not read because the folder is not in a "
+                    "git repository. Run `git init`, or list the files to leave out in "
+                    ".kineticignore."
                 )
             return frozenset()
         answer = git.ask(folder, repository)
@@ -436,12 +436,12 @@ class _Walk:
             self._scan.without_git[:] = [_NO_GIT]
         elif answer.error:
             self._scan.without_git.append(
-                f"What git ignores in {folder} is sent as well, because git cannot be asked: "
-                f"{answer.error}. Write what to leave out in .kineticignore."
+                f"Files in {folder} that git ignores are sent as well, because git failed: "
+                f"{answer.error}. List the files to leave out in .kineticignore."
             )
         return answer.ignored
 
 
 def _is_on_the_way(rel: str, wanted: str) -> bool:
-    """Return whether a path lies below another one, or above it."""
+    """True if a path is the wanted path, or lies below or above it."""
     return f"{rel}/".startswith(f"{wanted}/") or wanted.startswith(f"{rel}/")

@@ -1,6 +1,6 @@
 """The context of commands: the configured store, and the backend of each job.
 
-In: settings, ids as users write them. Out: references, states, handles.
+In: settings, ids as users type them. Out: references, states, handles.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ R = TypeVar("R")
 
 
 def _refuse(function: Callable[[], None], options: Mapping[str, Any]) -> NoReturn:
-    raise UsageError("Jobs can be neither submitted nor planned here.")
+    raise UsageError("This context can neither submit nor plan jobs.")
 
 
 BATCH = "grp-"
-"""What ids of batches begin with."""
+"""Prefix of batch ids."""
 
 
 @dataclass(frozen=True)
 class AppContext(JobAccess):
-    """What every command needs: the store of jobs, and access to their backends.
+    """The store of jobs and their backends, for all commands.
 
     Attributes:
         submit: takes a function and the arguments of `kinetic.run`, and starts the job.
-        plan: takes the same, and returns what would be submitted.
+        plan: takes the same and returns the plan without submitting it.
     """
 
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]] = _refuse
     plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _refuse
 
     def find(self, text: str) -> JobRef:
-        """Return the job with this id, or the only one whose id starts with it; "-" is
-        the newest job."""
+        """Return the job with this id, or the only one whose id starts with it; "-" is the newest
+        job."""
         return self.newest() if text == NEWEST else super().find(text)
 
     def newest(self) -> JobRef:
@@ -68,10 +68,10 @@ class AppContext(JobAccess):
         return ref
 
     def has_batch(self, group_id: str) -> bool:
-        """Whether there is a batch with this id; it may have no job yet."""
+        """True if a batch with this id exists, even if it has no job yet."""
         try:
             return self.store.has(layout.GroupKeys(group_id).batch)
-        except KineticError:  # not a valid key in any store
+        except KineticError:  # The id is not a valid key of the store.
             return False
 
     def list_batch(self, text: str) -> list[JobRef]:
@@ -88,19 +88,19 @@ class AppContext(JobAccess):
         ]
         if len(matches) > 1:
             raise UsageError(
-                f"{text!r} is the beginning of {len(matches)} batch ids: {', '.join(matches[:5])}. "
-                "Write one more letter."
+                f"{len(matches)} batch ids start with {text!r}: {', '.join(matches[:5])}. Type "
+                "more of the id."
             )
         if not matches and not self.has_batch(text):
             raise NotFound(
-                f"There is no batch {text!r} in the store {self.store.uri}. `kinetic jobs list "
-                "--all --json` names the batch of each job."
+                f"The store {self.store.uri} has no batch {text!r}. `kinetic jobs list --all "
+                "--json` shows the batch of each job."
             )
         return [ref for ref in refs if ref.group_id in matches]
 
     def open_batch(self, text: str) -> BatchHandle[Any]:
-        """Return the handle of the batch that `list_batch` finds; raises as that does."""
-        from kinetic._client.batch.handle import reopen_batch  # most commands do without
+        """Return the handle of the batch that `list_batch` finds. Raises the same errors."""
+        from kinetic._client.batch.handle import reopen_batch  # Few commands need it.
 
         refs = self.list_batch(text)
         return reopen_batch(self.store.uri, (refs[0].group_id if refs else None) or text)
@@ -113,8 +113,8 @@ class AppContext(JobAccess):
         return group_id
 
     def find_to_end(self, text: str) -> JobRef:
-        """Like `find`, but also return a job whose reference is damaged: enough to stop and remove
-        it."""
+        """Return the job like `find`, even if its reference is damaged, so that it can be stopped
+        and removed."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 
     def handle(self, text: str) -> JobHandle[Any]:
@@ -123,7 +123,7 @@ class AppContext(JobAccess):
 
 
 def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]:
-    """Pass the `AppContext` to a command, made from settings and from --project, --zone, --cluster
+    """Pass the `AppContext` to a command, built from settings and from --project, --zone, --cluster
     and --namespace."""
 
     @functools.wraps(command)
@@ -140,7 +140,7 @@ def pass_app(command: Callable[Concatenate[AppContext, P], R]) -> Callable[P, R]
 
 
 def make_context(flags: Mapping[str, str | None]) -> AppContext:
-    """Return the context that settings and flags describe."""
+    """Return the context for the settings and flags."""
     access = open_access(flags)
 
     def remote(

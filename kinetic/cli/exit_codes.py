@@ -1,6 +1,6 @@
-"""The exit codes of the command line.
+"""Exit codes of the command line.
 
-In: an exception, or how a job ended. Out: an exit code.
+In: an exception, or the outcome of a job. Out: an exit code.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ TABLE: tuple[tuple[int, str], ...] = (
         "The job failed or was cancelled; `doctor` or `compile` found a problem.",
     ),
     (USAGE, "The command line is wrong. Nothing was created."),
-    (NOT_FOUND, "The job or batch does not exist, or what was asked of it was removed."),
+    (NOT_FOUND, "The job or batch does not exist, or its result or logs were removed."),
     (REFUSED, "The job was refused or could not be submitted."),
     (STORE, "The store could not be read or written."),
-    (UNAVAILABLE, "The backend does not answer at present."),
-    (TIMED_OUT, "The --timeout of `jobs wait` or `jobs result` passed; the job goes on."),
+    (UNAVAILABLE, "The backend does not answer. Try again later."),
+    (TIMED_OUT, "`jobs wait` or `jobs result` timed out; the job keeps running."),
     (INTERRUPTED, "Interrupted by Ctrl-C; a running job keeps running."),
 )
 
@@ -61,18 +61,17 @@ _BY_TYPE: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def of_error(error: BaseException) -> int:
-    """Return the exit code for an exception that ends the command line."""
+    """Return the exit code for an exception that ends the command."""
     return next((code for kind, code in _BY_TYPE if isinstance(error, kind)), FAILED)
 
 
 def of_outcome(outcome: Outcome) -> int:
-    """Return 0 for a job that succeeded, else 1."""
+    """Return 0 if the job succeeded, else 1."""
     return OK if outcome.ok else FAILED
 
 
 def of_program(outcome: Outcome) -> int:
-    """Return the exit code for `kinetic run`: the program's own, if any, on the host that failed
-    first."""
+    """Return the exit code for `kinetic run`: that of the program on the host that failed first."""
     first = outcome.first
     return FAILED if first is None else _own_code(first)
 

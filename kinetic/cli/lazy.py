@@ -1,6 +1,6 @@
-"""Command groups that import commands, and completions, only when they are used.
+"""Command groups that import commands and completions only when they are used.
 
-In: names of commands with their import path and one line of help. Out: click groups.
+In: names of commands with their import paths and one line of help. Out: click groups.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Lazy(NamedTuple):
-    """A command that is not imported yet.
+    """A command that is imported when it is used.
 
     Attributes:
         import_path: "module:attribute".
-        help: one line; kept here so that `--help` of the group imports nothing.
+        help: one line, so that `--help` of the group imports no command.
     """
 
     import_path: str
@@ -30,13 +30,13 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name before their code is loaded.
+    """A group that lists its commands without importing them.
 
     Args:
-        lazy: the commands.
-        aliases: other names of commands, by name.
-        elsewhere: names that users may try here, with the full command that they mean.
-        absent: names of commands that do not exist, and why.
+        lazy: the commands by name.
+        aliases: names of commands, by alias.
+        elsewhere: full commands, by a name that users may try in this group by mistake.
+        absent: explanations, by the name of a command that does not exist.
 
     Raises:
         PreflightError: one of the absent commands was called.
@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command."""
+        """Import a command; None if the group does not have it."""
         entry = self.lazy.get(self.aliases.get(cmd_name, cmd_name))
         if entry is None:
             return None
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands without importing them."""
+        """Return completions for the commands without importing them."""
         from click.shell_completion import CompletionItem
 
         commands = [
@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or suggest the nearest one."""
+        """Find the command, or fail with a suggestion."""
         name = args[0] if args else "-"
         if (
             self.get_command(ctx, name) is None
@@ -107,7 +107,7 @@ class LazyGroup(click.Group):
 
 
 def complete_with(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Complete a parameter with a function of `suggestions`, imported when a shell asks."""
+    """Return a completion callback that imports a function of `suggestions` when a shell asks."""
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from kinetic.cli import suggestions
@@ -123,5 +123,5 @@ def _unknown(name: str, names: tuple[str, ...]) -> str:
 
     near = get_close_matches(name, names, n=1)
     return f"No such command {name!r}." + (
-        f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(names)}."
+        f" Did you mean {near[0]!r}?" if near else f" The commands are: {', '.join(names)}."
     )

@@ -1,6 +1,6 @@
-"""The entry point of the command line: how its process begins and ends.
+"""The entry point of the command line: start and end of its process.
 
-In: the words after `kinetic`, or a shell's question. Out: an exit code.
+In: the words after `kinetic`, or a completion request from a shell. Out: an exit code.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from kinetic._system import streams
 
 
 def main() -> NoReturn:
-    """Run the command line of this process, or answer a shell that completes one."""
+    """Run the command line of this process, or print completions for a shell."""
     streams.replace_closed()
     streams.escape()
     from kinetic.cli import root
 
-    root.answer_shell()
+    root.complete_for_shell()
     sys.exit(root.call(sys.argv[1:]))

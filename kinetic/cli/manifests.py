@@ -1,7 +1,7 @@
-"""What would be created in a cluster, as text that `kubectl apply -f -` takes.
+"""Cluster objects as text for `kubectl apply -f -`.
 
-In: documents, a format. Out: text. YAML needs the package that comes with the `gcp` extra; without
-it the documents are written as JSON, which is YAML too.
+In: documents, a format. Out: text. YAML needs PyYAML, which comes with the `gcp` extra; without it
+the documents are written as JSON, which is valid YAML.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How documents are written."""
+    """Formats of cluster objects."""
 
     YAML = "yaml"
     JSON = "json"
 
 
 def format_documents(documents: Sequence[Document], form: Format) -> str:
-    """Return the documents as text: one after the other in YAML, a List in JSON."""
+    """Return the documents as text: separated by "---" in YAML, one List in JSON."""
     if form is Format.JSON:
         return _json({"apiVersion": "v1", "kind": "List", "items": list(documents)})
     try:
@@ -35,7 +35,7 @@ def format_documents(documents: Sequence[Document], form: Format) -> str:
         """Writes multi-line strings, such as programs, as blocks."""
 
         def ignore_aliases(self, data: Any) -> bool:
-            """Write no anchors and aliases."""
+            """Disable anchors and aliases."""
             return True
 
     def text(dumper: Any, value: str) -> Any:

@@ -1,6 +1,6 @@
-"""Parameter types, and options that several commands share.
+"""Parameter types and options that several commands share.
 
-In: words of the command line. Out: numbers with units, names with values.
+In: words of the command line. Out: parsed values.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
     _PairType = click.ParamType[tuple[str, str]]
     _SlicesType = click.ParamType[int | tuple[int, int]]
-else:  # older versions of click have no type parameter here
+else:  # Older versions of click have no type parameter.
     _FloatType = _PairType = _SlicesType = click.ParamType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Duration(_FloatType):
-    """A duration with its unit, in seconds."""
+    """A duration with a unit, converted to seconds."""
 
     name = "DURATION"
 
@@ -35,10 +35,10 @@ class Duration(_FloatType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return seconds."""
+        """Return the duration in seconds."""
         if isinstance(value, int | float):
             return float(value)
-        from kinetic._core.duration import parse_duration_s  # lists do without
+        from kinetic._core.duration import parse_duration_s  # Few commands need it.
 
         try:
             return parse_duration_s(value, may_be_zero=self._may_be_zero)
@@ -48,9 +48,9 @@ class Duration(_FloatType):
             parse_duration_s(str(value).lstrip("-"), may_be_zero=True)
         except ValueError:
             units = "Write seconds, or a number and a unit: 30s, 5m, 2h, 1h30m, 7d."
-            self.fail(f"{value!r} is not a length of time. {units}", param, ctx)
+            self.fail(f"{value!r} is not a duration. {units}", param, ctx)
         least = "0 or more" if self._may_be_zero else "more than 0"
-        self.fail(f"{value!r} is no such length of time: it must be {least}.", param, ctx)
+        self.fail(f"{value!r} is out of range: the duration must be {least}.", param, ctx)
 
 
 class Assignment(_PairType):
@@ -67,21 +67,23 @@ class Assignment(_PairType):
         name, equals, content = str(value).partition("=")
         if not equals or not name:
             wanted = (param and param.metavar) or self.name
-            unseen = "To pass a value of your own environment unseen, use --secret"
-            advice = f" {unseen} {name}." if name and wanted == self.name else ""
+            secret = (
+                "To pass a variable of your environment without showing its value, use --secret"
+            )
+            advice = f" {secret} {name}." if name and wanted == self.name else ""
             self.fail(f"{value!r} is not {wanted}.{advice}", param, ctx)
         return name, content
 
 
 class SlicesParam(_SlicesType):
-    """A number of slices, or the least and most of an elastic job: 1:3."""
+    """A number of slices, or minimum and maximum of an elastic job: 1:3."""
 
-    name = "N|LEAST:MOST"
+    name = "N|MIN:MAX"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | tuple[int, int]:
-        """Return one number, or two."""
+        """Return one number, or (minimum, maximum)."""
         if not isinstance(value, str):
             return cast("int | tuple[int, int]", value)
         least, colon, most = value.partition(":")
@@ -89,8 +91,8 @@ class SlicesParam(_SlicesType):
             return (int(least), int(most)) if colon else int(least)
         except ValueError:
             self.fail(
-                f"{value!r} is not a number of slices. Write 2, or 1:3 for the least and the most "
-                "of an elastic job.",
+                f"{value!r} is not a number of slices. Write for example 2, or 1:3 for an elastic "
+                "job with 1 to 3 slices.",
                 param,
                 ctx,
             )
@@ -106,14 +108,15 @@ _LAST = "kinetic.last"
 
 
 def job_argument(offer: str) -> Callable[[F], F]:
-    """Take one ID, "-" or --last; completed by the function `offer` of `suggestions`."""
+    """Add the argument ID, which may be "-", and --last. `offer` is the completion function of
+    `suggestions`."""
     return _with_last(
         "job_id", "ID", offer, lambda job_id, last: job_id or (NEWEST if last else None)
     )
 
 
 def jobs_argument(offer: str, *, required: bool) -> Callable[[F], F]:
-    """Take several IDs, "-" or --last."""
+    """Add the argument ID..., each of which may be "-", and --last."""
     metavar = "ID..." if required else "[ID]..."
     return _with_last(
         "job_ids",
@@ -140,7 +143,7 @@ def _with_last(
     def choose_job(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         last = bool(ctx.meta.get(_LAST))
         if last and value and not many:
-            raise click.UsageError("Give either an ID or --last.", ctx)
+            raise click.UsageError("Give either an ID or --last, not both.", ctx)
         chosen = choose(value, last)
         if chosen is None and required and value != "" and not ctx.resilient_parsing:
             raise click.UsageError(
@@ -154,7 +157,7 @@ def _with_last(
         is_eager=True,
         expose_value=False,
         callback=remember,
-        help="The newest job; `-` in place of ID is the same.",
+        help="Use the newest job. ID can also be `-` for it.",
     )
     argument = click.argument(
         name,
@@ -168,7 +171,7 @@ def _with_last(
 
 
 def host_options(*, all_hosts: str, attempt: str) -> Callable[[F], F]:
-    """Add --host, --all-hosts and --attempt, with these helps for the last two."""
+    """Add --host, --all-hosts and --attempt, with these help texts for the last two."""
     options = (
         click.option(
             "--host",
@@ -176,7 +179,7 @@ def host_options(*, all_hosts: str, attempt: str) -> Callable[[F], F]:
             metavar="N",
             type=click.IntRange(min=0),
             multiple=True,
-            help="This host instead of the leader (host 0). Repeatable.",
+            help="Read this host instead of the leader (host 0). Repeatable.",
         ),
         click.option("--all-hosts", is_flag=True, help=all_hosts),
         click.option(
@@ -210,13 +213,13 @@ def ignore_option(*names: str, is_flag: bool = False) -> Callable[[F], F]:
 
 def yes_option(command: F) -> F:
     """Add --yes."""
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
 def check_hosts(ref: JobRef, hosts: Sequence[int]) -> tuple[int, ...]:
-    """Return each of the hosts once; refuse one that the job does not have."""
+    """Return the hosts without duplicates; refuse a host that the job does not have."""
     beyond = next((host for host in hosts if host >= ref.hosts), None)
     if beyond is not None:
-        hosts_of_job = "only host 0" if ref.hosts == 1 else f"hosts 0 to {ref.hosts - 1}"
-        raise UsageError(f"There is no host {beyond}: {ref.job_id} has {hosts_of_job}.")
+        hosts_of_job = "host 0" if ref.hosts == 1 else f"hosts 0 to {ref.hosts - 1}"
+        raise UsageError(f"{ref.job_id} has no host {beyond}, only {hosts_of_job}.")
     return tuple(dict.fromkeys(hosts))

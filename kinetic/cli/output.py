@@ -1,9 +1,9 @@
-"""The only module that prints: text, one JSON document, or bytes of logs.
+"""Output of commands: text, one JSON document, or bytes of logs. Only this module prints.
 
 In: values, chunks, errors. Out: stdout and stderr.
 
-rich is imported only for a table on a terminal; a pipe gets plain aligned text, uncut and without
-colour.
+rich is imported only for a table on a terminal; a pipe gets plain aligned text, without truncation
+and colours.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def line(words: str = "") -> None:
 
 
 def flush() -> None:
-    """Let readers of a pipe see what was printed."""
+    """Flush stdout, so that the reader of a pipe gets everything printed so far."""
     sys.stdout.flush()
 
 
 def notice(words: str) -> None:
-    """Print a message on stderr, apart from the result."""
+    """Print a message on stderr, which keeps it out of the command's result."""
     sys.stdout.flush()
     try:
         print(words, file=sys.stderr, flush=True)
-    except OSError:  # Nobody reads it, or its disk is full: how the command ends still counts.
+    except OSError:  # Closed, or its disk is full: the command must still finish.
         _silence(sys.stderr)
 
 
 def error(words: str, hint: str = "") -> None:
-    """Print an error and, if there is one, a hint what to do next."""
+    """Print an error and, if given, a hint what to do next."""
     words = text.printable_lines(words)
     notice(f"error: {words}" + (f"\n{hint}" if hint else ""))
 
@@ -61,9 +61,9 @@ def traceback_of(problem: BaseException) -> None:
 
 
 def json_number(value: float) -> float | str:
-    """Return a number for JSON, which has no other numbers than finite ones; JavaScript and Python
-    read these words as ones."""
-    import math  # few commands have such numbers
+    """Return a number for JSON. Numbers that are not finite become the words that JavaScript and
+    Python can parse."""
+    import math  # Slow to import; few commands need it.
 
     if math.isfinite(value):
         return value
@@ -78,7 +78,7 @@ def json_document(value: Any, default: Callable[[Any], Any] | None = None) -> No
     """
     import json
 
-    ascii_only = "utf" not in (sys.stdout.encoding or "utf").lower()  # JSON has its own escapes.
+    ascii_only = "utf" not in (sys.stdout.encoding or "utf").lower()  # Use JSON's escapes.
     print(json.dumps(value, indent=2, ensure_ascii=ascii_only, default=default, allow_nan=False))
 
 
@@ -92,12 +92,12 @@ def table(
     wrap: str = "",
     below: str | None = None,
 ) -> None:
-    """Print rows below a header, but for columns that are left out: fitted to the width of a
-    terminal, or plain and uncut in a pipe.
+    """Print rows below a header, without the columns in `left_out`: fitted to the width of a
+    terminal, or plain and complete in a pipe.
 
-    On a narrow terminal only the column `cut` is truncated and only the column `wrap` is wrapped:
-    what users copy and compare stays whole. On any terminal what is in the column `below` stands
-    below its row, in at most `_LINES_BELOW` lines.
+    On a narrow terminal only the column `cut` is truncated and only the column `wrap` is wrapped,
+    so that ids and other cells stay complete for copying. On any terminal the text of the column
+    `below` is printed below its row, in at most `_LINES_BELOW` lines.
     """
     columns, clean = _choose_columns(columns, rows, left_out)
     if not sys.stdout.isatty():
@@ -128,7 +128,7 @@ def _print_with_lines_below(console: Console, grid: Table, below: Sequence[str])
 
 
 def width() -> int | None:
-    """Return the columns of the terminal; None for a pipe, which takes any width."""
+    """Return the terminal's width in columns; None for a pipe, which takes any width."""
     if not sys.stdout.isatty():
         return None
     import shutil  # Takes 5 ms.
@@ -137,14 +137,14 @@ def width() -> int | None:
 
 
 def can_redraw() -> bool:
-    """Whether stdout is a terminal that moves its cursor; Emacs' shell does not."""
+    """True if stdout is a terminal that can move its cursor; Emacs' shell cannot."""
     from kinetic._client.board import console
 
     return console.can_redraw(sys.stdout)
 
 
 def can_draw() -> bool:
-    """Whether stdout is a terminal, in an encoding that has the dots of a chart."""
+    """True if stdout is a terminal whose encoding has the Braille dots of a chart."""
     try:
         "⣿".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -152,11 +152,11 @@ def can_draw() -> bool:
     return sys.stdout.isatty()
 
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _exit_on_signal(signum: int, _: object) -> NoReturn:
-    """End in order: the terminal has to be what it was."""
+    """Exit in order, so that the terminal is restored."""
     sys.exit(128 + signum)
 
 
@@ -170,8 +170,10 @@ class Screen:
         self._console = Console(highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._keys = _Keys()
-        ending = (each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN)
-        self._before = {each: signal.signal(each, _exit_on_signal) for each in ending}
+        ending = (
+            number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+        )
+        self._before = {number: signal.signal(number, _exit_on_signal) for number in ending}
         self._keys.open()
         self._live.start()
         return self
@@ -184,7 +186,7 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines, now."""
+        """The terminal's present width and height, in columns and lines."""
         return self._console.size.width, self._console.size.height
 
     def show(
@@ -198,7 +200,7 @@ class Screen:
         right: Sequence[str],
         cut: str,
     ) -> None:
-        """Draw a table between a line above and a line below."""
+        """Draw a table between a headline and a footer."""
         from rich.console import Group
         from rich.text import Text
 
@@ -212,12 +214,12 @@ class Screen:
         )
 
     def wait(self, seconds: float) -> bool:
-        """Wait; return whether the user pressed q."""
+        """Wait; return True if the user pressed q."""
         return self._keys.quits_within(seconds)
 
 
 class _Keys:
-    """Reads single keys of the terminal without echo; does nothing where stdin is no terminal."""
+    """Reads single keys of the terminal without echo; does nothing if stdin is not a terminal."""
 
     def open(self) -> None:
         """Switch the terminal to single keys."""
@@ -227,7 +229,7 @@ class _Keys:
             import tty
 
             self._saved = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)  # Ctrl-C still interrupts
+            tty.setcbreak(sys.stdin)  # Unlike raw mode, Ctrl-C still interrupts.
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -254,10 +256,10 @@ class _Keys:
 def _choose_columns(
     columns: Sequence[str], rows: Iterable[Sequence[str]], left_out: Collection[str]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The columns and rows that are shown, without what could steer the terminal."""
-    is_shown = [name not in left_out for name in columns]
-    clean = [tuple(map(text.printable, itertools.compress(row, is_shown))) for row in rows]
-    return list(itertools.compress(columns, is_shown)), clean
+    """Return the visible columns and rows, without control characters."""
+    visible = [name not in left_out for name in columns]
+    clean = [tuple(map(text.printable, itertools.compress(row, visible))) for row in rows]
+    return list(itertools.compress(columns, visible)), clean
 
 
 def _grid(
@@ -305,8 +307,8 @@ def _style(words: str) -> str:
 
 
 def failure(problem: BaseException) -> None:
-    """Print what a job raised: as Python would, with the frames of the host, or only the message
-    for errors of kinetic."""
+    """Print the exception of a job: like Python, with the frames of the host; for kinetic's own
+    errors only the message."""
     import traceback
 
     if isinstance(problem, KineticError):
@@ -315,9 +317,9 @@ def failure(problem: BaseException) -> None:
 
 
 def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bool) -> bool:
-    """Copy a log to stdout, byte for byte except for prefixes; return whether there was any output.
+    """Copy a log to stdout, byte for byte except for prefixes; return True if there was any output.
 
-    With `flush`, each chunk is flushed.
+    With `flush`, flush after each chunk.
     """
     streams, anything = Streams(), False
     for chunk in prefixer.join_chunks(chunks):
@@ -333,8 +335,8 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
 
 
 def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:
-    """Copy the output of a program as it comes, stdout and stderr apart, so that it can be piped as
-    if it ran here."""
+    """Copy the output of a program as it comes, stdout and stderr apart, so that it can be piped
+    like that of a local program."""
     from kinetic._core.log_format import STDERR
 
     streams = Streams()
@@ -352,8 +354,8 @@ def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Pre
 
 
 class Streams:
-    """Writes bytes of logs unmodified to the buffers of stdout and stderr, or as text without
-    them."""
+    """Writes log bytes unmodified to the buffers of stdout and stderr, or as text if they have no
+    buffer."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -361,14 +363,14 @@ class Streams:
         self._stderr: BinaryIO | None = getattr(sys.stderr, "buffer", None)
 
     def stdout(self, data: bytes) -> None:
-        """Write to stdout, in order with what was printed there."""
+        """Write to stdout, in order with text that was printed."""
         if self._stdout is None:
             sys.stdout.write(data.decode(errors="replace"))
         else:
             self._stdout.write(data)
 
     def stderr(self, data: bytes) -> None:
-        """Write to stderr, at once."""
+        """Write to stderr and flush it."""
         if self._stderr is None:
             sys.stderr.write(data.decode(errors="replace"))
         else:
@@ -381,12 +383,12 @@ class Streams:
 
 
 def silence_stdout() -> None:
-    """Discard further output: the reader of the pipe has gone."""
+    """Discard all further output, because the reader of the pipe has closed it."""
     _silence(sys.stdout)
 
 
 def silence_broken_stdout() -> str:
-    """Return why nothing can be written to stdout, and discard what is; "" where all is well."""
+    """Return why stdout cannot be written, and discard further output; "" if stdout works."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -398,11 +400,11 @@ def silence_broken_stdout() -> str:
 def _silence(stream: TextIO) -> None:
     import os
 
-    # The interpreter flushes it at exit and would report the broken pipe once more.
+    # Otherwise the interpreter flushes the stream at exit and reports the broken pipe again.
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, stream.fileno())
-    except (OSError, ValueError):  # it was replaced by something without a descriptor
+    except (OSError, ValueError):  # The stream was replaced by one without a file descriptor.
         pass
     finally:
         os.close(devnull)

@@ -1,7 +1,7 @@
 """The program of `kinetic run`: parsed from the command line, checked, and wrapped in a function
-for the hosts.
+for hosts.
 
-In: the words after `kinetic run`. Out: the words that are options, and a `Program`; messages.
+In: the words after `kinetic run`. Out: the options among them, and a `Program`; messages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kinetic._core.values import dataclass
 from kinetic._source.project import MODULES, WORDS
 from kinetic.errors import UsageError
 
-_OF_FOLDER = "__main__.py"
+_MAIN_FILE = "__main__.py"
 
 
 class ProgramKind(StrEnum):
-    """How a program is started."""
+    """The kinds of programs: how Python or the shell starts them."""
 
     SCRIPT = "script"
     MODULE = "module"
@@ -36,7 +36,7 @@ class Program:
     Attributes:
         kind: script, module or command.
         target: path of the script as written, name of the module, or name of the command.
-        args: the words after it.
+        args: the program's arguments.
     """
 
     kind: ProgramKind
@@ -45,20 +45,20 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The name shown in the list of jobs: of a folder that is run, the folder's."""
+        """The job's display name: that of the file, or of the folder if a folder is run."""
         path = Path(self.target)
-        if self.kind is ProgramKind.SCRIPT and path.name == _OF_FOLDER:
+        if self.kind is ProgramKind.SCRIPT and path.name == _MAIN_FILE:
             path = path.parent.absolute()
         return path.name or self.target
 
 
 def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[str], Program | None]:
-    """Split `kinetic run` OPTIONS from the program: at the first word that is not an option, after
-    `-m NAME`, or at `--`.
+    """Split the options of `kinetic run` from the program, which starts at the first word that is
+    not an option, after `-m`, or after `--`.
 
-    Everything after it belongs to the program, even what looks like an option of kinetic.
-    `value_options` names the options that take a value ("-a", "--accelerator"): the word after one
-    is not the program.
+    All later words belong to the program, even if they look like options of kinetic.
+    `value_options` names the options that take a value ("-a", "--accelerator"): the word after such
+    an option is not the program.
     """
     at = 0
     while at < len(words):
@@ -77,7 +77,7 @@ def split(words: Sequence[str], value_options: Collection[str]) -> tuple[list[st
 
 
 def _takes_next(word: str, value_options: Collection[str]) -> bool:
-    """Whether the option's value is the next word: "--name x" and "-a x" and "-da x", but not
+    """True if the option's value is the next word: for "--name x", "-a x" and "-da x", but not for
     "--name=x" or "-ax"."""
     if word.startswith("--"):
         return word in value_options
@@ -91,61 +91,64 @@ def _program(kind: ProgramKind, words: Sequence[str]) -> Program | None:
 
 
 def check(program: Program | None) -> Program:
-    """Refuse what cannot run, before anything is created; of a folder, return the program in it."""
+    """Refuse a program that cannot run, before anything is created. Return the program with a
+    folder replaced by the file in it."""
     if program is None:
-        raise UsageError("Nothing to run: name a script, -m MODULE, or a command after --.")
+        raise UsageError("Nothing to run. Name a script, -m MODULE, or a command after --.")
     if program.kind is ProgramKind.SCRIPT:
         program = Program(program.kind, _find_script(program.target), program.args)
     if any("\0" in word for word in (program.target, *program.args)) or not program.target:
-        raise UsageError(f"{program.target!r} cannot be the name of a {program.kind}.")
+        raise UsageError(f"{program.target!r} is not a valid name of a {program.kind}.")
     return program
 
 
 def refuse_late(program: Program | None, words: Collection[str]) -> None:
-    """Refuse a switch of `kinetic run` behind a script that does not know it; `words` are before.
+    """Refuse a switch of `kinetic run` after a script that does not mention it. `words` are the
+    words before the script.
 
     Raises:
-        UsageError: the job would run without it.
+        UsageError: the job would run without the switch.
     """
     script = program.target if program and program.kind is ProgramKind.SCRIPT else ""
     if program is None or not Path(script).is_file():
         return
     text = Path(script).read_text(errors="replace").replace("_", "-")
     late = {"--dry-run", "--detach", "--all-hosts"}.intersection(program.args).difference(words)
-    for switch in sorted(each for each in late if each[2:] not in text):
+    for switch in sorted(word for word in late if word[2:] not in text):
         raise UsageError(
-            f"{switch} follows {script}, whose text does not have it. Nothing was run; for "
-            f"kinetic, write\n  kinetic run {switch} … {script}\nand for the program\n"
-            f"  kinetic run … -- python {script} {switch}"
+            f"{switch} comes after {script}, which has no such option, so nothing was run. To pass "
+            f"it to kinetic, write\n  kinetic run {switch} … {script}\nTo pass it to the program, "
+            f"write\n  kinetic run … -- python {script} {switch}"
         )
 
 
 def _find_script(target: str) -> str:
-    """Return the path of the file; of a folder, that of what `python FOLDER` runs."""
+    """Return the path of the script; for a folder, the path of the file that `python FOLDER`
+    runs."""
     path = Path(target)
     if path.is_dir():
-        if not (path / _OF_FOLDER).is_file():
-            raise UsageError(f"{target} is a folder without {_OF_FOLDER}. Name a file in it.")
-        return str(path / _OF_FOLDER)
+        if not (path / _MAIN_FILE).is_file():
+            raise UsageError(f"The folder {target} has no {_MAIN_FILE}. Name a file in it.")
+        return str(path / _MAIN_FILE)
     if not path.is_file():
         remedy = (
             ""
             if target.endswith(".py")
-            else f" To run a command, put -- before it: kinetic run … -- {target}"
+            else f" To run a command, write -- before it: kinetic run … -- {target}"
         )
-        raise UsageError(f"There is no file {target}.{remedy}")
+        raise UsageError(f"The file {target} does not exist.{remedy}")
     return target
 
 
 def script_path(program: Program, cwd: Path) -> Path | None:
     """Return the real path of the script, where the search for the source tree starts; None for
-    other programs."""
+    modules and commands."""
     return (cwd / program.target).resolve() if program.kind is ProgramKind.SCRIPT else None
 
 
-def function(program: Program, cwd: Path) -> Callable[[], None]:
-    """Return the function that hosts call. It closes over text only and imports its code by name,
-    so nothing else of this process is pickled."""
+def make_function(program: Program, cwd: Path) -> Callable[[], None]:
+    """Return the make_function that hosts call. It closes over strings only and imports its code by
+    name, so nothing else of this process is pickled."""
     script = script_path(program, cwd)
     kind, args, written = str(program.kind), program.args, program.target
     target = program.target if script is None else os.path.relpath(script, cwd.resolve())
@@ -155,18 +158,18 @@ def function(program: Program, cwd: Path) -> Callable[[], None]:
 
         import_module("kinetic._host.worker.command").run(kind, target, args, written)
 
-    # frames of this file name are left out of tracebacks
+    # Tracebacks leave out frames of this file name.
     run_program.__code__ = run_program.__code__.replace(co_filename="<kinetic>")
-    run_program.__module__ = _module_for(program, script)
+    run_program.__module__ = _register_module(program, script)
     run_program.__name__ = run_program.__qualname__ = program.name
     return run_program
 
 
-def _module_for(program: Program, script: Path | None) -> str:
-    """Make a module for the function: the source tree is searched from its file, or from the
-    working directory if it has none.
+def _register_module(program: Program, script: Path | None) -> str:
+    """Create a module for the function, so that the search for the source tree starts at the
+    script, or in the working directory if there is none.
 
-    It must not be `__main__`: that is the console script in the `bin` of some environment.
+    The module must not be `__main__`, which is the console script in the `bin` of some environment.
     """
     name = f"kinetic {program.kind} {script or program.target}"
     module = ModuleType(name)
@@ -182,18 +185,20 @@ def _module_for(program: Program, script: Path | None) -> str:
 
 
 def explain_missing_accelerator(program: Program | None) -> str:
-    """Say that -a is missing, or came too late: nothing is moved silently, because a program may
-    have an `-a` of its own."""
-    named = program or Program(ProgramKind.SCRIPT, "train.py")
+    """Return the message for an -a that is missing or comes too late. It is not moved silently,
+    because the program may have an `-a` of its own."""
+    shown_program = program or Program(ProgramKind.SCRIPT, "train.py")
     before = {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["-m"], ProgramKind.COMMAND: ["--"]}
-    example = shlex.join(["kinetic", "run", "-a", "cpu", *before[named.kind], named.target])
+    example = shlex.join(
+        ["kinetic", "run", "-a", "cpu", *before[shown_program.kind], shown_program.target]
+    )
     late = ("-a", "--accelerator")
-    if any(word.partition("=")[0] in late for word in named.args):
+    if any(word.partition("=")[0] in late for word in shown_program.args):
         return (
-            f"Options come before the program; what follows {named.target} belongs to it. Write "
-            f"for example:\n  {example} …"
+            "Write -a before the program: all words after it are the program's own. For example:\n"
+            f"  {example} …"
         )
     return (
-        "Missing option -a / --accelerator: name the slice to run on, before the program. For "
+        "Missing option -a / --accelerator: name the slice to run on before the program. For "
         f"example:\n  {example}"
     )

@@ -1,10 +1,10 @@
-"""Finds and removes the records of old jobs, and content that no job uses any more.
+"""Removal of records of old jobs, and of content that no job uses any more.
 
-In: the context, a store, times. Out: what was (or would be) removed.
+In: the context, a store, times. Out: the list of objects that were (or would be) removed.
 
 Content is in use while any plan in the store names it, directly or through the record of its tree.
-The search is conservative: anything that looks like a digest in a plan or a record keeps the
-content of that name, so that a damaged plan, or one of a newer version, loses nothing.
+The search is conservative: any text in a plan or record that looks like a digest counts as a use,
+so that damaged plans and plans of newer versions lose nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kinetic.cli.context import AppContext
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
 _FETCHED = re.compile(rb'"source": *("(?:gs|hf)://[^"\\]*")')
-"""Data that hosts fetch themselves, in a plan."""
+"""Matches a data source that hosts fetch themselves, in a plan."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep finds: unused content, unfinished submissions, unpacked data, batches without
-    jobs."""
+    """Objects that a sweep removes: unused content, unfinished submissions, unpacked data, batches
+    without jobs."""
 
     contents: tuple[Entry, ...] = ()
     orphans: tuple[str, ...] = ()
@@ -47,29 +47,30 @@ class Swept:
 
 
 def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
-    """Return the jobs that had ended by the moment (seconds since the epoch), oldest first."""
+    """Return the jobs that ended before the moment (seconds since the epoch), oldest first."""
     refs = app.board.refs()
     standings = app.board.read_standings(refs)
     return [ref for ref in reversed(refs) if _end_time(ref, standings[ref.job_id]) <= moment]
 
 
 def _end_time(ref: JobRef, standing: JobStanding) -> float:
-    """When the job ended; infinity if it has not, or if its backend cannot be asked."""
+    """Return when the job ended; infinity if it has not ended, or if its backend does not
+    answer."""
     if standing.ended_at is not None:
         return standing.ended_at
     return ref.created_at if standing.state in _ENDED else float("inf")
 
 
 def remove(app: AppContext, ref: JobRef) -> None:
-    """Remove what the backend holds, the records and the logs of an ended job; its output folder
+    """Remove an ended job: its objects at the backend, its records and its logs. Its output folder
     stays."""
     app.backend_of(ref).cleanup(ref)
     stored.remove(app.store, ref.job_id)
 
 
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
-    """Return what a sweep would remove if the jobs in `without` did not exist."""
-    # Content is listed before plans are read: see gc_lock.
+    """Return the objects that a sweep would remove if the jobs in `without` did not exist."""
+    # Content must be listed before plans are read: see gc_lock.
     trees, packs, blobs = at_once(
         lambda prefix: list(store.entries(prefix)),
         [layout.TREES, layout.PACKS, layout.BLOBS],
@@ -79,12 +80,12 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     orphans = tuple(_orphans(store, {*jobs, *store.parts(layout.LISTED)}, older_than))
     stay = set(jobs).difference(without, orphans)
     used = _find_in_plans(store, sorted(stay))
-    # A submission that finds the record of a tree sends nothing: keep what the record names.
+    # A submission that finds the record of a tree sends nothing: keep all content that it names.
     used_trees = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
     used |= {digest(tree) for tree in used_trees} | _find_in_trees(store, used_trees)
     contents = tuple(
         content
-        # Each comes before what it vouches for, in case this is interrupted.
+        # Records first, then packs and blobs: an interrupted sweep must not leave a record alone.
         for content in (*trees, *packs, *blobs)
         if digest(content) not in used and content.written_at < older_than
     )
@@ -99,8 +100,8 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
 
 
 def sweep(store: Store, *, older_than: float) -> Swept:
-    """Remove unused content written before `older_than` (seconds since the epoch), without harm to
-    a job that is being submitted."""
+    """Remove unused content written before `older_than` (seconds since the epoch). Jobs that are
+    being submitted keep theirs."""
     with lock_for_sweep(store):
         unused = find_unused(store, older_than=older_than)
         for job_id in unused.orphans:
@@ -125,16 +126,16 @@ def sweep(store: Store, *, older_than: float) -> Swept:
 
 
 def _size_bytes(contents: Sequence[Entry], data: Sequence[CachedCopy]) -> int:
-    return sum(each.size_bytes for each in contents) + sum(map(cached_copy.size_bytes, data))
+    return sum(entry.size_bytes for entry in contents) + sum(map(cached_copy.size_bytes, data))
 
 
 def digest(content: Entry) -> str:
-    """Return the digest by which plans and records name an object."""
+    """Return the digest that plans and records use for an object."""
     return "".join(content.key.split("/")[-2:])[-_DIGEST_DIGITS:]
 
 
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
-    """Jobs without a reference: their submission was killed before it wrote one."""
+    """Yield jobs without a reference, because their submission was killed before it wrote one."""
     for job_id in sorted(jobs.difference(stored.ids(store))):
         prefixes = (layout.JobKeys(job_id).prefix, layout.JobKeys(job_id).listing)
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):
@@ -142,7 +143,7 @@ def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
 
 
 def _empty_batches(store: Store, older_than: float, without: Collection[str]) -> Iterator[str]:
-    """Batches that have no jobs any more."""
+    """Yield batches that have no jobs any more."""
     groups = list(store.parts(layout.GROUPS))
     refs = stored.refs(store) if groups else []
     used = {ref.group_id for ref in refs if ref.job_id not in without}
@@ -152,11 +153,11 @@ def _empty_batches(store: Store, older_than: float, without: Collection[str]) ->
 
 
 def _is_older(store: Store, prefix: str, moment: float) -> bool:
-    return all(each.written_at < moment for each in store.entries(prefix))
+    return all(entry.written_at < moment for entry in store.entries(prefix))
 
 
 def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
-    """The digests that appear anywhere in plans, and those of the URIs of data."""
+    """Return the digests that appear in plans, and those of the URIs of data."""
     used: set[str] = set()
     for plan in get_many(store, [layout.JobKeys(job_id).plan for job_id in jobs]).values():
         used |= _digests(plan)

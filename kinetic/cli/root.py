@@ -1,9 +1,9 @@
-"""The root of all commands.
+"""The root command.
 
 In: the words after `kinetic`. Out: an exit code (see `exit_codes`).
 
-Every failure of a command ends here: as `error: …` on stderr and an exit code. Only click and light
-modules of kinetic are imported before the command is known.
+Every failure of a command is reported here, as `error: …` on stderr and an exit code. Only click
+and light modules of kinetic are imported until the command is known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMMANDS = {
     ),
     "compile": Lazy(
         "kinetic.cli.commands.compiling:compile_",
-        "Ask the compiler of a TPU slice whether a function fits.",
+        "Check without a TPU whether a function compiles for a slice and fits.",
     ),
     "jobs": Lazy(
         "kinetic.cli.commands.jobs:jobs",
@@ -37,7 +37,7 @@ _COMMANDS = {
     ),
     "logs": Lazy(
         "kinetic.cli.commands.output:logs",
-        "Print what the hosts of a job printed; short for `jobs logs`.",
+        "Print the logs of a job; short for `kinetic jobs logs`.",
     ),
     "dashboard": Lazy(
         "kinetic.cli.commands.dashboard:dashboard",
@@ -45,48 +45,48 @@ _COMMANDS = {
     ),
     "checkpoint": Lazy(
         "kinetic.cli.commands.checkpoint:checkpoint",
-        "Look at checkpoints, and size the memory for them.",
+        "List, inspect and remove checkpoints, and size memory for them.",
     ),
     "accelerators": Lazy(
         "kinetic.cli.commands.accelerators:accelerators",
-        "List the accelerators that jobs can ask for.",
+        "List the accelerators that jobs can use.",
     ),
     "profile": Lazy(
-        "kinetic.cli.commands.profile:profile", "Name clusters, and choose which one is in use."
+        "kinetic.cli.commands.profile:profile",
+        "Save cluster settings under names and switch between them.",
     ),
     "config": Lazy(
         "kinetic.cli.commands.config:config", "Show every setting and where its value comes from."
     ),
     "doctor": Lazy(
         "kinetic.cli.commands.doctor:doctor",
-        "Check this machine and the cluster, and tidy up after jobs.",
+        "Check this machine and the cluster, and report leftovers of jobs.",
     ),
     "build-image": Lazy(
         "kinetic.cli.commands.build_image:build_image",
-        'Build the images of container_image="prebuilt".',
+        'Build the container images for container_image="prebuilt".',
     ),
     "completion": Lazy(
         "kinetic.cli.commands.completion:completion",
-        "Print a script for shell completion of `kinetic`.",
+        "Print a completion script for your shell.",
     ),
 }
 
-_NO_MAKING = (
-    "kinetic makes no clusters: it simulates slices on this machine, or uses the cluster of a "
-    "kubeconfig that `kinetic profile create` names"
+_NO_CLUSTERS = (
+    "kinetic does not create clusters: it simulates slices on this machine, or uses an existing "
+    "cluster of your kubeconfig, which you choose with `kinetic profile create`"
 )
-_CHECKING = "`kinetic doctor` checks this machine, and the cluster that is configured"
+_CHECKING = "`kinetic doctor` checks this machine and the configured cluster"
 _ABSENT = {
-    "init": f"{_NO_MAKING}. {_CHECKING}.",
-    "up": f"{_NO_MAKING}. {_CHECKING}.",
-    "down": f"{_NO_MAKING}, and there is nothing but jobs' records to remove: see `kinetic jobs "
-    "prune`.",
-    "status": f"{_NO_MAKING}. {_CHECKING}; `kinetic jobs list` shows what runs.",
-    "pool": f"{_NO_MAKING}, with the node pools that it has: see `kinetic accelerators --live`.",
+    "init": f"{_NO_CLUSTERS}. {_CHECKING}.",
+    "up": f"{_NO_CLUSTERS}. {_CHECKING}.",
+    "down": f"{_NO_CLUSTERS}. `kinetic jobs prune` removes the records of jobs.",
+    "status": f"{_NO_CLUSTERS}. {_CHECKING}; `kinetic jobs list` shows running jobs.",
+    "pool": f"{_NO_CLUSTERS}. `kinetic accelerators --live` lists the cluster's node pools.",
 }
-"""Commands of keras-kinetic about clusters."""
+"""Cluster commands of keras-kinetic that do not exist in kinetic."""
 
-_OF_JOBS = (
+_JOB_SUBCOMMANDS = (
     "list",
     "top",
     "metrics",
@@ -98,19 +98,19 @@ _OF_JOBS = (
     "cleanup",
     "prune",
 )
-_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _OF_JOBS} | dict.fromkeys(
+_ELSEWHERE = {name: f"kinetic jobs {name}" for name in _JOB_SUBCOMMANDS} | dict.fromkeys(
     ("ls", "ps"), "kinetic jobs list"
 )
 
 _EPILOG = (
     "\b\nExit codes:\n"
     + "\n".join(f"  {code:<4} {meaning}" for code, meaning in exit_codes.TABLE)
-    + ("\n  `kinetic run` passes on the exit code of its program.")
+    + ("\n  `kinetic run` exits with the exit code of its program.")
 )
 
-_EXAMPLES = """Run Python on an accelerator slice and get back what it prints and returns.
+_HELP = """Run Python on an accelerator slice and get its output and return value back.
 
-With no cluster configured, the slice is simulated on this machine.
+Without a configured cluster, the slice is simulated on this machine.
 
 \b
 Examples:
@@ -127,7 +127,7 @@ Examples:
     lazy=_COMMANDS,
     elsewhere=_ELSEWHERE,
     absent=_ABSENT,
-    help=_EXAMPLES,
+    help=_HELP,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -141,12 +141,12 @@ Examples:
     "-v",
     "--verbose",
     is_flag=True,
-    help="Show all messages of kinetic's log, and its own tracebacks, as KINETIC_LOG_LEVEL=DEBUG.",
+    help="Show debug messages and tracebacks of kinetic, like KINETIC_LOG_LEVEL=DEBUG.",
 )
 @click.version_option(__version__, "--version", prog_name="kinetic", message="%(prog)s %(version)s")
 @click.pass_context
 def root(ctx: click.Context, /, *, profile: str | None, verbose: bool) -> None:
-    """All commands."""
+    """Apply the options that precede every command."""
     if profile is not None:
         from kinetic._config import settings
 
@@ -159,7 +159,7 @@ def root(ctx: click.Context, /, *, profile: str | None, verbose: bool) -> None:
 
 
 def call(argv: Sequence[str], app: AppContext | None = None) -> int:
-    """Run one command line and return its exit code; `app` replaces the configured store and
+    """Run one command line and return its exit code. `app` replaces the configured store and
     backends."""
     code: object = exit_codes.OK
     try:
@@ -169,7 +169,7 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
     except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException) as problem:
         return _click_failed(problem)
     except BrokenPipeError:
-        # The reader has seen enough (`| head`): not an error.
+        # The reader closed the pipe (`| head`): not an error.
         output.silence_stdout()
     except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nothing above reports it
         return _report_failure(problem)
@@ -179,9 +179,9 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
     return code if isinstance(code, int) else exit_codes.OK
 
 
-def answer_shell() -> None:
-    """If this process was started by the script for completion, print completions and exit; print
-    nothing for a line that is wrong already."""
+def complete_for_shell() -> None:
+    """Print completions and exit if the completion script started this process. Print nothing if
+    the line is already wrong."""
     try:
         root._main_shell_completion({}, "kinetic")
     except click.ClickException:
@@ -203,20 +203,18 @@ def _report_misuse(problem: BaseException) -> int:
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         output.notice(words)
     else:
-        output.error(
-            words, f"`{ctx.command_path} --help` shows how to use it." if ctx is not None else ""
-        )
+        output.error(words, f"See `{ctx.command_path} --help`." if ctx is not None else "")
     return exit_codes.USAGE
 
 
 def _report_failure(problem: BaseException) -> int:
     why = output.silence_broken_stdout()
     if not why and isinstance(problem, OSError) and problem.errno == errno.ENOSPC:
-        why = problem.strerror or ""  # Full disks of stores are errors of their own.
+        why = problem.strerror or ""  # Stores report their own full disks.
     if why:
         output.error(f"The output could not be written: {why}.")
     elif isinstance(problem, KeyboardInterrupt):
-        pass  # the interrupted command has reported what keeps running
+        pass  # The interrupted command has already reported which job keeps running.
     elif _is_debugging():
         output.traceback_of(problem)
     else:
@@ -225,8 +223,8 @@ def _report_failure(problem: BaseException) -> int:
 
 
 def _message_and_hint(problem: BaseException) -> tuple[str, str]:
-    """The message and a hint: kinetic's errors say what to do; any other is a bug, with the way to
-    its traceback."""
+    """Return the message and a hint. kinetic's errors explain themselves; any other exception is a
+    bug, so the hint tells how to get its traceback."""
     from kinetic.errors import KineticError
 
     suggestions = getattr(problem, "suggestions", ())
@@ -239,7 +237,7 @@ def _message_and_hint(problem: BaseException) -> tuple[str, str]:
         return str(problem), hint
     return (
         f"{type(problem).__name__}: {problem}",
-        "`kinetic -v …` shows where this came from.",
+        "Run it again as `kinetic -v …` to see the traceback.",
     )
 
 
@@ -249,5 +247,5 @@ def _is_debugging() -> bool:
 
     try:
         return (settings.load(profile={}).log_level or "").upper() == "DEBUG"
-    except UsageError:  # a malformed setting may be the very problem being reported
+    except UsageError:  # A malformed setting may be the problem that is being reported.
         return False

@@ -1,6 +1,6 @@
 """Values for shell completion: ids of jobs, names of accelerators, backends and profiles.
 
-In: the beginning of a word. Out: words with their meaning. Every failure here means no suggestions:
+In: the beginning of a word. Out: words with a short help. Any failure means no suggestions, because
 an error must not be printed into the line that the user is typing.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Words = list[Any]
 _MAX_IDS = 50
-_BATCHES = "g"
-"""Their ids begin with it, and no job's id has this letter."""
+_BATCH_LETTER = "g"
+"""First letter of batch ids; no job id contains it."""
 
 
 def _quiet(
@@ -41,19 +41,19 @@ def _quiet(
 
 @_quiet
 def jobs(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Ids of jobs, newest first; without "job-" if the word starts without it. Ids of batches once
-    it starts as they do."""
+    """Suggest ids of jobs, newest first, without "job-" if the word starts without it. Suggest ids
+    of batches if the word starts like one."""
     return _ids(ctx, incomplete)
 
 
 @_quiet
 def running_jobs(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Ids of jobs that have not ended."""
+    """Suggest ids of jobs that have not ended."""
     return _ids(ctx, incomplete, (JobStatus.PENDING, JobStatus.RUNNING))
 
 
 def _open_app(ctx: click.Context) -> AppContext:
-    """Return the context that the line names so far: --profile, --project and the like."""
+    """Return the context for the options on the line: --profile, --project and the like."""
     from kinetic._config import settings
     from kinetic.cli.context import PLACES, make_context
 
@@ -72,18 +72,18 @@ def _ids(
         return ref.job_id if ref.job_id.startswith(prefix) else ref.job_id.removeprefix("job-")
 
     refs = app.board.refs()
-    if prefix.startswith(_BATCHES):
+    if prefix.startswith(_BATCH_LETTER):
         yield from _batches(refs, prefix)
         return
-    meant = [ref for ref in refs if choose_word(ref).startswith(prefix)]
-    for ref, standing in app.board.select(meant, _MAX_IDS, states)[0]:
+    matching = [ref for ref in refs if choose_word(ref).startswith(prefix)]
+    for ref, standing in app.board.select(matching, _MAX_IDS, states)[0]:
         age = text.age(app.now() - ref.created_at)
         about = f"{standing.state.lower()}, {age} old: {ref.display_name} on {ref.accelerator}"
         yield CompletionItem(choose_word(ref), help=about)
 
 
 def _batches(refs: Iterable[JobRef], prefix: str) -> Iterable[CompletionItem]:
-    """Ids of batches that have jobs, newest first."""
+    """Return ids of batches that have jobs, newest first."""
     from kinetic._client.board.text import count
 
     jobs = Counter(ref.group_id for ref in refs if ref.group_id)
@@ -94,17 +94,17 @@ def _batches(refs: Iterable[JobRef], prefix: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def batches(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Ids of batches."""
+    """Suggest ids of batches."""
     return _batches(_open_app(ctx).board.refs(), incomplete.lower())
 
 
 @_quiet
 def attempts(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Attempt numbers of the job named on the line, newest first."""
+    """Suggest attempt numbers of the job named on the line, newest first."""
     from kinetic._store import attempts as stored
 
     app = _open_app(ctx)
-    # click parses no arguments while the last option lacks its value
+    # click parses no arguments while the last option lacks its value.
     named = ctx.params.get("job_id") or ctx.args[0]
     newest = stored.newest(app.store, app.find(named).job_id)
     numbers = map(str, range(newest, 0, -1))
@@ -113,7 +113,7 @@ def attempts(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def accelerators(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Names of accelerators; once there is a colon, with what may follow it."""
+    """Suggest accelerators; after a colon, with the suffix that may follow it."""
     from kinetic._client.board.text import count
     from kinetic._core.accelerators.catalog import catalog_rows
 
@@ -133,7 +133,7 @@ def accelerators(_ctx: click.Context, incomplete: str) -> Iterable[CompletionIte
 
 @_quiet
 def backends(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Names of backends."""
+    """Suggest backends."""
     from kinetic._core.place import BACKENDS
 
     return [CompletionItem(name) for name in BACKENDS if name.startswith(incomplete)]
@@ -141,13 +141,13 @@ def backends(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def controllers(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """What --controller takes."""
+    """Suggest values of --controller."""
     return [CompletionItem(name) for name in ("multi", "single") if name.startswith(incomplete)]
 
 
 @_quiet
 def profiles(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Names of profiles."""
+    """Suggest profiles."""
     from kinetic._config import profiles as stored
     from kinetic._config import settings
 
@@ -160,12 +160,12 @@ def profiles(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
 
 @_quiet
 def folders(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Folders: the shell lists them itself."""
+    """Let the shell suggest folders."""
     return [CompletionItem(incomplete, type="dir")]
 
 
 @_quiet
 def signals(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    """Signals that end or stop a process."""
+    """Suggest signals that end or stop a process."""
     names = ("KILL", "TERM", "INT", "ABRT", "SEGV", "STOP", "CONT")
     return [CompletionItem(name) for name in names if name.startswith(incomplete.upper())]

@@ -258,7 +258,7 @@ def test_a_dry_run_shows_what_would_be_sent_largest_first(project: Path, home: P
     assert lines[0] == "Plan of train.py on tpu-v6e-8 (nothing was created)"
     at = next(index for index, line in enumerate(lines) if line.startswith("FILE"))
     assert lines[at + 1].split() == ["sub/data.bin", "4.9", "KiB"]
-    assert lines[-1].endswith("--json lists all.")
+    assert lines[-1].endswith("--json lists all of them.")
     assert "… and 14 smaller files (0 B)" in lines[-1]
     told = json.loads(kn(project, "run", "-a", "cpu", "--dry-run", "--json", "--", "ls").stdout)
     assert (told["plan"]["name"], told["files"][0], len(told["files"])) == (

@@ -187,7 +187,10 @@ def test_the_command_serves_until_it_is_interrupted(home):
             assert stream.readline().startswith(b"data: ")
             command.send_signal(signal.SIGINT)
             assert command.wait() == 0
-        assert command.stderr.read() == "The dashboard is served to this machine until Ctrl-C.\n"
+        assert (
+            command.stderr.read()
+            == "The dashboard is served to this machine only. Press Ctrl-C to stop it.\n"
+        )
 
 
 HANGING = """

@@ -176,7 +176,7 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
         cached_copy.remove(found)
         (blob,) = [path for path in (home / "blobs").rglob("*") if path.stat().st_size == size]
         blob.write_text("tampered")
-        with pytest.raises(errors.SetupFailed, match="not what was sent"):
+        with pytest.raises(errors.SetupFailed, match="is damaged"):
             read(data)
     assert read(kinetic.Data(folder)) == "a" * size, (
         "the damage was taken away, so that the next call sends it again"

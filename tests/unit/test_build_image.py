@@ -88,10 +88,10 @@ def test_a_dockerfile_of_ones_own(programs, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 2, "Give --repo, or set KINETIC_BASE_IMAGE_REPO"),
+        ([], 2, "Give --repo or set KINETIC_BASE_IMAGE_REPO"),
         (["--repo", "ghcr.io/me"], 2, "Add --yes"),
         (["--repo", "ghcr.io/me", "--category", "npu"], 2, "npu"),
-        (["--repo", "ghcr.io/me", "-y"], 4, "There is no docker here"),
+        (["--repo", "ghcr.io/me", "-y"], 4, "docker is not installed"),
         (["--repo", "us-docker.pkg.dev/p/r", "-y"], 4, "give --cluster"),
         (["--repo", "ghcr.io/me", "--update-credentials", "-y"], 4, "gcloud cannot be run"),
     ],

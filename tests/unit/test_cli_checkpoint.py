@@ -163,7 +163,7 @@ def test_a_file_that_may_not_be_read_is_told_without_advice_about_the_store(
 def test_what_another_program_has_saved(world: World, tmp_path: Path, capsys: Capture) -> None:
     put(LocalStore(tmp_path / "run"), "3/default/d/x", {})
     assert world("checkpoint", "inspect", str(tmp_path / "run")) == 0
-    assert "of another program" in capsys.readouterr().out
+    assert "by another program" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_it_asks_before_it_removes(
     assert asked[0].startswith(f"Remove {what} (")
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     assert world("checkpoint", "rm", saved[0], *steps) == 2
-    assert "Add --yes to remove without being asked" in capsys.readouterr().err
+    assert "Add --yes to confirm" in capsys.readouterr().err
     assert listed(world, capsys, saved[0]) == ALL
 
 
@@ -252,7 +252,7 @@ def test_a_ramdisk_is_checked(world: World, ramdisk: str, code: int, capsys: Cap
     words = ("checkpoint", "size", "--params", "70e9", "--hosts", "32", "--ramdisk", ramdisk)
     assert world(*words) == code
     if code == 1:
-        assert "Ask for 57579Mi" in capsys.readouterr().err
+        assert "Request 57579Mi" in capsys.readouterr().err
 
 
 def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
@@ -305,7 +305,7 @@ def test_whose_checkpoints_are_removed_is_asked(
 ) -> None:
     asked = answer_no(monkeypatch)
     assert world("checkpoint", "rm", foreign[0], "--all") == 130
-    assert asked[0].endswith(f"from {foreign[0]}, where Orbax has written?")
+    assert asked[0].endswith(f"from {foreign[0]}, written by Orbax?")
 
 
 def test_folders_of_an_unknown_program_are_never_removed(
@@ -317,7 +317,7 @@ def test_folders_of_an_unknown_program_are_never_removed(
     put(store, "5/weights.npz", {})
     for ask in (["--all"], ["--step", "5"], ["--unfinished"]):
         assert world("checkpoint", "rm", where, *ask, "--yes", "--force") == 2
-        assert "no checkpoint of kinetic or Orbax" in capsys.readouterr().err
+        assert "no checkpoints of kinetic or Orbax" in capsys.readouterr().err
     assert list(store.list("")) == ["5/weights.npz"]
 
 
@@ -328,7 +328,7 @@ def test_numbered_folders_beside_checkpoints_are_the_users(
     where, store = saved
     put(store, "1/log.txt", {})
     assert world("checkpoint", "rm", where, "--all", "--yes") == 0
-    assert "Left alone" in capsys.readouterr().err or where.startswith("gs://")
+    assert "Skipped" in capsys.readouterr().err or where.startswith("gs://")
     above = open_store(where.rpartition("/")[0])
     put(above, "0/log.txt", {})
     put(above, "1/log.txt", {})
@@ -352,15 +352,15 @@ def test_one_checkpoint_is_no_folder_of_steps(world: World, foreign: Any, capsys
     assert world("checkpoint", "inspect", f"{where}/20/items") == 0
     assert "Step        without a number" in capsys.readouterr().out
     assert world("checkpoint", "rm", f"{where}/20/items", "--all", "--yes") == 2
-    assert "is one checkpoint" in capsys.readouterr().err
+    assert "is a single checkpoint" in capsys.readouterr().err
     assert list(store.list("")) == before
 
 
 def test_formats_that_are_not_ours_are_named(world: World, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
     assert world("checkpoint", "ls", str(tmp_path)) == 0
-    assert "no checkpoints of kinetic or Orbax at " in (told := capsys.readouterr().err)
-    assert told.endswith(", but those of safetensors.\n")
+    assert "no checkpoints of kinetic or Orbax" in (told := capsys.readouterr().err)
+    assert told.endswith(", only of safetensors.\n")
     assert world("checkpoint", "ls", str(tmp_path), "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -181,7 +181,7 @@ def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: C
     assert world("jobs", "wait", "grp-00000001") == 1
     assert "0 of 5 inputs succeeded. 5 inputs without a job. Input 0" in capsys.readouterr().err
     assert world("jobs", "status", "grp-2") != 0
-    assert "There is no batch 'grp-2'" in capsys.readouterr().err
+    assert "has no batch 'grp-2'" in capsys.readouterr().err
 
 
 def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Capture) -> None:
@@ -334,7 +334,7 @@ def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) 
     out, err = capsys.readouterr()
     assert len(out.splitlines()) < 50
     assert re.search(r"(?m)^388 +777 +signal", out)
-    assert "992 hosts more" in err
+    assert "992 more hosts" in err
 
 
 @pytest.mark.parametrize(

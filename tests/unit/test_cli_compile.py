@@ -42,10 +42,10 @@ def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(
     [
         ("steps_of_a_test.py", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
         ("steps_of_a_test.py:", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
-        ("steps_of_a_test.py:built", "has no function built. There are: build."),
-        ("steps_of_a_test.py:LAYERS", "has no function LAYERS. There are: build."),
-        ("absent.py:build", "There is no file absent.py"),
-        ("absent:build", "There is no module absent. A file is named with its .py"),
+        ("steps_of_a_test.py:built", "has no function built. Its functions are: build."),
+        ("steps_of_a_test.py:LAYERS", "has no function LAYERS. Its functions are: build."),
+        ("absent.py:build", "The file absent.py does not exist"),
+        ("absent:build", "The module absent does not exist. To name a file, write its .py"),
     ],
 )
 def test_what_is_not_there_is_said(named: str, said: str) -> None:

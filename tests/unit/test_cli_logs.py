@@ -56,7 +56,7 @@ def test_a_log_without_a_line_is_told_apart_from_no_log(world: World, capfd: Cap
     out, err = capfd.readouterr()
     assert (out, err) == (
         "",
-        "There is no output. `kinetic jobs status job-00000001` shows where the job stands.\n",
+        "job-00000001 has no output yet. `kinetic jobs status job-00000001` shows its state.\n",
     )
     assert world("jobs", "logs", "-n", "0", "job-0") == 0
     assert capfd.readouterr().err == ""

@@ -92,7 +92,7 @@ def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
 def test_it_goes_with_a_dry_run_alone(dry_run, words):
     code, told = dry_run(*words)
     assert code == 2
-    assert "goes with --dry-run, and without --json" in told.err
+    assert "needs --dry-run and excludes --json" in told.err
 
 
 def test_a_plan_shows_what_would_be_created(dry_run):

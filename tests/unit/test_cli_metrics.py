@@ -123,7 +123,7 @@ def test_a_picture_has_a_chart_for_each_metric(app, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("loss.png", "loss.svg"):
         assert call(["jobs", "metrics", "--plot", str(tmp_path / name), ONE, TWO], app) == 0
-        assert f"{name} has 3 charts." in capsys.readouterr().err
+        assert "Wrote 3 charts to" in capsys.readouterr().err
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "</svg>" in (tmp_path / "loss.svg").read_text()
     for place in ("loss.nonsense", "no/such/folder/loss.png"):
@@ -137,7 +137,7 @@ def test_tensorboard_reads_what_was_written(app, capsys, tmp_path):
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for _ in range(2):  # what there is of a run is replaced
         assert call(["jobs", "metrics", "--tensorboard", str(tmp_path / "runs"), ONE], app) == 0
-        assert "runs has 9 values" in capsys.readouterr().err
+        assert "Wrote 9 values to" in capsys.readouterr().err
     events = reading.EventAccumulator(str(tmp_path / "runs" / ONE)).Reload()
     found = [(each.step, each.value) for each in events.Scalars("loss")]
     assert [step for step, _ in found] == [0, 1, 2]
@@ -155,10 +155,18 @@ def test_tensorboard_reads_what_was_written(app, capsys, tmp_path):
     ("options", "code", "words"),
     [
         (["--json", "--csv"], exit_codes.USAGE, "either --json or --csv"),
-        (["--host", "2"], exit_codes.USAGE, "There is no host 2: job-00c0ffee has hosts 0 to 1."),
+        (["--host", "2"], exit_codes.USAGE, "job-00c0ffee has no host 2, only hosts 0 to 1."),
         (["--attempt", "2"], exit_codes.USAGE, "There is no attempt 2"),
-        (["--name", "lost"], 0, "No such metric was logged; there are: loss, train/acc"),
-        (["--plot", "x.png", "--name", "lost"], exit_codes.USAGE, "No such metric was logged"),
+        (
+            ["--name", "lost"],
+            0,
+            "No metric of this name was logged. The metrics are: loss, train/acc",
+        ),
+        (
+            ["--plot", "x.png", "--name", "lost"],
+            exit_codes.USAGE,
+            "No metric of this name was logged",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_said(app, capsys, options, code, words):
@@ -178,7 +186,7 @@ def test_a_job_that_logged_nothing_says_how_to(app, capsys):
     assert call(["jobs", "metrics", TWO], app) == 0
     told = capsys.readouterr()
     assert told.out == ""
-    assert "logs with kinetic.log(step=step, loss=loss)" in told.err
+    assert "Log them in the function: kinetic.log(step=step, loss=loss)" in told.err
 
 
 def test_hostile_names_do_not_steer_the_terminal(app, capsys, tmp_path):

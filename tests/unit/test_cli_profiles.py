@@ -20,7 +20,7 @@ from kinetic._core import layout
 from kinetic._core.place import Place
 from kinetic._core.ref import JobRef
 from kinetic._store.local import LocalStore
-from kinetic.cli.root import answer_shell, call, root
+from kinetic.cli.root import call, complete_for_shell, root
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(kinetic.__file__).parent.parent
@@ -47,7 +47,7 @@ def two() -> None:
 def test_the_life_of_a_profile(capsys: Capture) -> None:
     assert kn("profile", "ls") == 0
     assert kn("profile", "create", "dev", *DEV) == 0
-    assert "in use" in capsys.readouterr().out
+    assert "current" in capsys.readouterr().out
     assert kn("profile", "create", "ops", "--cluster", "ops", "--namespace", "alice") == 0
     assert "kinetic profile use ops" in capsys.readouterr().err
     assert kn("profile", "ls") == 0
@@ -67,7 +67,7 @@ def test_the_life_of_a_profile(capsys: Capture) -> None:
     assert kn("profile", "show") == 2
     assert kn("profile", "use", "ops") == 0
     assert kn("profile", "rm", "ops", "-y") == 0
-    assert "No profile is in use" in capsys.readouterr().out
+    assert "There is no current profile" in capsys.readouterr().out
     assert kn("profile", "ls", "--json") == 0
     assert [(p["name"], p["in_use"]) for p in json.loads(capsys.readouterr().out)] == [
         ("dev", False)
@@ -168,7 +168,7 @@ def test_a_profile_for_one_command(capsys: Capture, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KINETIC_PROFILE", "ops")
     assert kn("profile", "show") == 0
     out, err = capsys.readouterr()
-    assert out.startswith("Profile:    ops (in use)")
+    assert out.startswith("Profile:    ops (current)")
 
 
 @pytest.mark.usefixtures("two")
@@ -309,7 +309,7 @@ def test_a_shell_is_answered(
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
     with pytest.raises(SystemExit):
-        answer_shell()
+        complete_for_shell()
     out, err = capsys.readouterr()
     assert err == ""
     assert out.splitlines()[: len(words)] == words

@@ -64,7 +64,7 @@ def test_what_is_sent_says_how_the_script_was_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "s.py", "import sys; print(sys.argv)")
-    program.function(Program(ProgramKind.SCRIPT, "./s.py", ("a",)), tmp_path)()
+    program.make_function(Program(ProgramKind.SCRIPT, "./s.py", ("a",)), tmp_path)()
     assert capfd.readouterr().out == "['./s.py', 'a']\n"
 
 
@@ -279,7 +279,7 @@ def test_what_is_sent_needs_no_module_of_the_command_line(
 
     script = write(tmp_path / "s.py", "print('ran')")
     target = {"script": str(script), "module": "this", "command": "true"}[kind]
-    data = cloudpickle.dumps(program.function(Program(kind, target), tmp_path))
+    data = cloudpickle.dumps(program.make_function(Program(kind, target), tmp_path))
     check = (
         "import sys, pickle; f = pickle.load(sys.stdin.buffer); print([m for m in sys.modules if "
         "'kinetic' in m]); f()"
@@ -299,7 +299,7 @@ def test_what_is_sent_needs_no_module_of_the_command_line(
 
 def test_the_tree_of_a_script_is_looked_for_around_the_script(tmp_path: Path) -> None:
     script = write(tmp_path / "project/s.py", "")
-    func = program.function(Program(ProgramKind.SCRIPT, "project/s.py"), tmp_path)
+    func = program.make_function(Program(ProgramKind.SCRIPT, "project/s.py"), tmp_path)
     assert sys.modules[func.__module__].__file__ == str(script)
     del sys.modules[func.__module__]
 
@@ -311,7 +311,7 @@ def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
     """Not around the console script, which is `__main__` and lies in the bin of an environment."""
     console = write(tmp_path / "env/bin/kinetic", "")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(console), raising=False)
-    func = program.function(Program(kind, "json.tool"), tmp_path)
+    func = program.make_function(Program(kind, "json.tool"), tmp_path)
     assert shipment.entry_dir(func, tmp_path / "project") == tmp_path / "project"
     del sys.modules[func.__module__]
 

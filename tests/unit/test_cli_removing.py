@@ -153,7 +153,7 @@ def test_prune_goes_on_when_a_job_cannot_be_removed(world: World, capsys: Captur
     assert world("jobs", "prune", "--yes") == 5
     assert world.store.has(layout.JobKeys("job-00000001").ref)
     assert not world.store.has(layout.JobKeys("job-00000002").ref)
-    assert "job-00000001 was kept" in capsys.readouterr().err
+    assert "job-00000001 was not removed" in capsys.readouterr().err
 
 
 def test_prune_removes_what_a_killed_submission_left(
@@ -166,7 +166,7 @@ def test_prune_removes_what_a_killed_submission_left(
     with open(os.devnull) as nobody:
         monkeypatch.setattr(sys, "stdin", nobody)
         assert world("jobs", "prune") == 2
-    assert "0 jobs, 1 unfinished submission would be removed" in capsys.readouterr().err
+    assert "This would remove 0 jobs, 1 unfinished submission" in capsys.readouterr().err
     assert world("jobs", "prune", "--yes") == 0
     assert "Removed 0 jobs, 1 unfinished submission and" in capsys.readouterr().out
     assert remaining(world) == "b"

@@ -336,7 +336,7 @@ def test_an_error_shows_its_traceback_only_when_debugging(
     assert call(["jobs", "wait", "job-0"], app) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ZeroDivisionError: a fault of ours\n")
-    assert "`kinetic -v …` shows" in err
+    assert "Run it again as `kinetic -v …`" in err
     assert call(["-v", "jobs", "wait", "job-0"], app) == 1
     assert "Traceback" in capsys.readouterr().err
     assert call(["jobs", "wait", "job-0"], app) == 1

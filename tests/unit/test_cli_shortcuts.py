@@ -41,7 +41,7 @@ def test_options_behind_the_program_are_pointed_out(
     assert world("run", *shlex.split(words)) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "Options come before the program" in err
+    assert "Write -a before the program" in err
     assert err.splitlines()[-1] == f"  {line}"
     assert world.submitted == []
 
@@ -206,7 +206,7 @@ def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -
         assert world("jobs", "list", "--group", unknown) == 3
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith("error: There is no batch ")
+        assert err.startswith(f"error: The store {world.store.uri} has no batch ")
     assert world("jobs", "list", "--group", "grp-aa") == 2
     assert "grp-aa000001, grp-aa000002" in capsys.readouterr().err
     for known, rows in (("grp-aa000001", 1), ("aa000002", 1), ("grp-bb000001", 0)):
@@ -228,7 +228,7 @@ def test_the_help_of_run_has_first_what_most_need_and_last_what_clusters_use(
     world: World, capsys: Capture
 ) -> None:
     world("run", "--help")
-    options, clusters = capsys.readouterr().out.split("\nOptions of clusters:\n")
+    options, clusters = capsys.readouterr().out.split("\nOptions for clusters:\n")
     flags = [
         line.split()[0] for line in options.split("\nOptions:\n")[1].splitlines() if "--" in line
     ]

@@ -297,7 +297,7 @@ def test_status_of_a_large_running_gang_shows_the_hosts_that_stand_still(
     out, err = capsys.readouterr()
     assert "step 77" in out
     assert len(out.splitlines()) < 50
-    assert "68 hosts more" in err
+    assert "68 more hosts" in err
 
 
 def test_a_job_that_has_not_started_has_no_time(world: AppContext, capsys: Capture) -> None:

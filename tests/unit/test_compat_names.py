@@ -77,7 +77,7 @@ def test_a_command_about_clusters_is_refused_with_the_reason(words, capsys: Capt
     assert call(words.split()) == 4
     told = capsys.readouterr()
     assert told.out == ""
-    assert "makes no clusters" in told.err
+    assert "does not create clusters" in told.err
 
 
 @pytest.mark.parametrize(

@@ -103,22 +103,22 @@ def test_a_requirements_file(project):
     [
         ("-e .", "line 2: -e . names a folder of this machine"),
         ("--editable=./lib", "names a folder"),
-        ("./lib", "Files of the project travel with the job"),
+        ("./lib", "its files travel with the job"),
         ("../lib[extra]", "is on this machine"),
         ("/opt/lib", "is on this machine"),
         ("file:///opt/lib", "is on this machine"),
         ("wheels/lib-1.0-py3-none-any.whl", "is on this machine"),
         ("lib @ ./lib", "is on this machine"),
         ("lib @ file:///opt/lib", "is on this machine"),
-        ("-c constraints.txt", "without constraints"),
+        ("-c constraints.txt", "do not support constraints"),
         ("-r requirements.txt", "includes itself"),
         ("-r gone.txt", "gone.txt cannot be read: No such file"),
         ("-r https://one/requirements.txt", "not on this machine. Download it"),
-        ("--use-feature=fast", "do not know the option --use-feature"),
-        ("--find-links ./wheels", "where hosts cannot read it"),
-        ("--index-url https://me:hunter2@one/simple", "holds a password"),
+        ("--use-feature=fast", "do not support the option --use-feature"),
+        ("--find-links ./wheels", "hosts cannot read ./wheels"),
+        ("--index-url https://me:hunter2@one/simple", "contains a password"),
         ("numpy >=", "is not a requirement"),
-        ("numpy --config-settings=a=b", "do not know the option"),
+        ("numpy --config-settings=a=b", "do not support the option"),
     ],
 )
 def test_what_hosts_cannot_install_is_refused_with_its_place(project, line, says):
@@ -172,12 +172,12 @@ def test_a_project_with_extras_and_groups(project):
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
-        ('extras = ["trian"]', "there is no extra 'trian'. It has data, train"),
-        ('groups = ["dev"]', "there is no group 'dev'. It has base, eval, loop, odd"),
+        ('extras = ["trian"]', "has no extra 'trian'. It has data, train"),
+        ('groups = ["dev"]', "has no group 'dev'. It has base, eval, loop, odd"),
         ('groups = ["loop"]', "includes itself"),
-        ('groups = ["odd"]', "holds 3"),
+        ('groups = ["odd"]', "contains 3"),
         ('extras = "train"', "must be a list of names"),
-        ("extra = []", "has 'extra'"),
+        ("extra = []", "unknown key 'extra'"),
     ],
 )
 def test_a_choice_that_cannot_be_met(project, choice, says):
@@ -195,7 +195,7 @@ def test_sources_on_this_machine_are_refused(project):
     for source in ("path = '../lib'", "workspace = true"):
         table = f"[project]\ndependencies = ['lib']\n[tool.uv.sources]\nlib = {{{source}}}\n"
         write(project, "pyproject.toml", table)
-        with pytest.raises(UsageError, match=r"lib @ file:\S+ is on this machine"):
+        with pytest.raises(UsageError, match=r"lib @ file:\S+, which is on this machine"):
             found(project)
 
 
@@ -269,7 +269,7 @@ def test_a_password_of_an_index_is_in_no_message(project, file, text):
 def test_dynamic_dependencies(project):
     table = "[project]\nname = 'p'\ndynamic = ['dependencies']\n"
     write(project, "pyproject.toml", table)
-    with pytest.raises(UsageError, match=r"Write a requirements.txt beside it"):
+    with pytest.raises(UsageError, match=r"Write a requirements.txt next to it"):
         found(project)
     table += "[tool.setuptools.dynamic]\ndependencies = {file = ['base.in']}\n"
     write(project, "pyproject.toml", table)

@@ -235,7 +235,7 @@ def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(
     (root / "a").write_text("a")
     (root / "b").write_text("b")
     (root / "link").symlink_to("a")
-    real, contents = walk._Walk._take_folder, hashing.contents
+    real, contents = walk._Walk._take_folder, hashing.hash_files
 
     def removing(self, path, rel, visit):
         real(self, path, rel, visit)
@@ -248,7 +248,7 @@ def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(
         return contents(files, before)
 
     monkeypatch.setattr(walk._Walk, "_take_folder", removing)
-    monkeypatch.setattr(hashing, "contents", vanishing)
+    monkeypatch.setattr(hashing, "hash_files", vanishing)
     made = build(root)
     assert made.warnings == ()
     assert [entry.path for entry in manifest.decode(made.manifest)] == ["b", "gone"]

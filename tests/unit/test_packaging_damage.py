@@ -271,7 +271,7 @@ def test_garbage_is_no_list(data):
 def test_a_tree_of_another_size_is_refused(root, place):
     write(root, {"a": "1"})
     made, store = sent(root, place)
-    with pytest.raises(CorruptRecord, match="not the one of this plan"):
+    with pytest.raises(CorruptRecord, match="does not match the job"):
         unpack(store, Tree(made.tree.manifest, 2, 1), place / "dest")
 
 

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from kinetic._source import beside, bundle, editable, shipment, walk
-from kinetic._source.beside import Companions
+from kinetic._source import bundle, companions, editable, shipment, walk
+from kinetic._source.companions import Companions
 from kinetic._source.dependencies import find, for_hosts
 from kinetic._source.download import unpack
 from kinetic._source.editable import ImportFolder
@@ -235,7 +235,7 @@ def test_what_one_scan_follows_and_another_does_not_is_sent_once(place):
     for first, second in ((follows, keeps), (keeps, follows)):
         found = walk.Scan()
         for scanned in (first, second):
-            beside._add(found, scanned, str(place), str(place))
+            companions._add(found, scanned, str(place), str(place))
         assert (found.folders, found.files, found.links) == (
             first.folders,
             first.files,

@@ -262,9 +262,9 @@ def test_without_git_its_rules_are_not_read_and_a_warning_says_so(home, monkeypa
         (warning,) = made.warnings
         return warning
 
-    assert "lies in no git repository" in warnings()
+    assert "is not in a git repository" in warnings()
     (home / "project/.git").write_text("gitdir: nowhere")
-    assert "because git cannot be asked: fatal: " in warnings()
+    assert "because git failed: fatal: " in warnings()
     shutil.rmtree(home / "cache")
     (home / "bin").mkdir()
     (home / "bin/env").symlink_to(shutil.which("env"))
@@ -398,5 +398,5 @@ def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
         os.close(told)
     assert kept == {"a.py", ".gitignore"}
     first = said[0]
-    assert first.startswith("kinetic: git has not answered for 0.01 s")
+    assert first.startswith("kinetic: Still waiting for git after 0.01 s")
     assert str(home / "project") in first

@@ -85,7 +85,7 @@ def test_what_was_in_an_output_folder_before_any_job_is_hidden_from_no_other_cal
     planned = frame(**given)
     assert listed(planned.bundle) == SOURCE
     (warning,) = planned.bundle.warnings
-    assert "holds files that jobs may not have left" in warning
+    assert "holds files that may not come from jobs" in warning
     assert "write !results/ in .kineticignore" in warning
     outputs.mark(planned.plan.output_dir)
     monkeypatch.delenv("KINETIC_OUTPUT_DIR")
@@ -121,7 +121,7 @@ def test_an_ignore_file_can_keep_results(root):
 def test_a_folder_with_code_is_sent_whatever_else_is_in_it(root, folder):
     made = frame(output_dir=folder).bundle
     assert listed(made) == ALL
-    assert "holds code as well" in made.warnings[0]
+    assert "also holds code" in made.warnings[0]
     assert frame(output_dir="..").bundle.warnings == ()
 
 

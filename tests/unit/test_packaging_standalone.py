@@ -89,7 +89,7 @@ def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monke
     taken, kept_back = made.warnings
     assert f"{folder} is not a project, so only the script and its modules are sent: " in taken
     assert "t.py" in taken
-    assert kept_back == "Left out, because they look like keys or passwords: pack/key.pem."
+    assert kept_back == "Left out because they look like keys or passwords: pack/key.pem."
 
 
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
@@ -146,7 +146,7 @@ def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
 
 
 def program_of(kind: ProgramKind, *words: str) -> list[str]:
-    func = program.function(Program(kind, words[0], words[1:]), Path.cwd())
+    func = program.make_function(Program(kind, words[0], words[1:]), Path.cwd())
     home = Path.home()
     _, made = shipment.of(func, shipment.SourceSettings(home / ".store", home / ".cache"))
     del sys.modules[func.__module__]
@@ -172,7 +172,7 @@ def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatc
     write(root, "helper.py", "lib/more.py")
     made = sent(root / "t.py", monkeypatch)
     assert listed(made) == ["big/b.bin", "data/a.csv", "helper.py", "lib/more.py", "t.py"]
-    assert made.warnings == ("Left out, because they look like keys or passwords: .env.",)
+    assert made.warnings == ("Left out because they look like keys or passwords: .env.",)
     monkeypatch.setattr(walk, "MODEST_BYTES", 20)
     assert listed(sent(root / "t.py", monkeypatch)) == ["helper.py", "t.py"]
     write(root, "pyproject.toml")

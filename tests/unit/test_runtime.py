@@ -107,7 +107,7 @@ def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
         target.write(package / "a.py", "kinetic/a.py")
     # Times of the inode cannot be set, and fresh ones are not trusted: the note is made as for
     # files that were written long ago.
-    stamps, _ = runtime._stamps(zipped / "kinetic", 0)
+    stamps, _ = runtime._stamp_files(zipped / "kinetic", 0)
     made = runtime.archive(tmp_path, zipped / "kinetic")
     note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]
     assert not note.exists()
@@ -125,5 +125,5 @@ def test_a_cache_that_cannot_be_written_is_done_without(package, tmp_path):
 
 
 def test_a_package_that_is_gone(tmp_path):
-    with pytest.raises(UsageError, match="Install it again"):
+    with pytest.raises(UsageError, match="Reinstall kinetic"):
         runtime.archive(tmp_path, tmp_path / "gone" / "kinetic")

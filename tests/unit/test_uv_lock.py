@@ -195,10 +195,10 @@ def test_of_extras_that_exclude_each_other_the_chosen_one_counts(project):
 def test_a_lock_that_uv_cannot_read_or_that_has_no_uv(locked):
     lock = locked / "uv.lock"
     project = pyproject.read_project(locked / "pyproject.toml")
-    with pytest.raises(UsageError, match=r"uv.lock has the versions .* `pip install uv`"):
+    with pytest.raises(UsageError, match=r"uv.lock, and uv, .* `pip install uv`"):
         list(uv_lock.read_lines(lock, project, without=(), editable=(), uv=""))
     lock.write_text(lock.read_text().replace("[[package]]", "<<<<<<< HEAD\n[[package]]", 1))
-    with pytest.raises(UsageError, match=r"uv.lock cannot be read by \S+uv: .*parse"):
+    with pytest.raises(UsageError, match=r"uv cannot read \S+uv.lock: .*parse"):
         found(locked)
 
 
@@ -243,5 +243,8 @@ wheels = [{ url = "https://one/d-2-py3-none-any.whl", hash = "sha256:DIGEST" }]
     filename = 'filename = "b-1-py3-none-any.whl"'
     lock = lock.replace('{ url = "https://one/b', '{ path = "../b', 1)
     write(project, "uv.lock", lock.replace('url = "https://one/b-1-py3-none-any.whl"', filename))
-    with pytest.raises(UsageError, match=r"uv.lock: ../b-1-py3-none-any.whl is on this machine"):
+    with pytest.raises(
+        UsageError,
+        match=r"uv.lock: hosts cannot read ../b-1-py3-none-any.whl, which is on this machine",
+    ):
         found(project)

@@ -260,7 +260,7 @@ def test_a_job_that_has_left_no_files_says_so(world, capfd):
     world.job("job-00000002")
     assert world("jobs", "outputs", "job-00000002") == 0
     out, err = capfd.readouterr()
-    assert (out, "job-00000002 has left no files" in err) == ("", True)
+    assert (out, "job-00000002 has no output files yet" in err) == ("", True)
 
 
 def test_outputs_are_fetched_and_overwrite_nothing(world, tmp_path, capfd):
@@ -272,7 +272,7 @@ def test_outputs_are_fetched_and_overwrite_nothing(world, tmp_path, capfd):
     assert (place / "output-dir/report.txt").read_bytes() == b"report"
     (place / NAMES[1]).write_text("mine")
     assert world("jobs", "outputs", "job-0", "--to", str(place)) == 2
-    assert "exists. Nothing was fetched" in capfd.readouterr().err
+    assert "exists, so nothing was fetched" in capfd.readouterr().err
     assert (place / NAMES[1]).read_text() == "mine"
 
 

@@ -1,4 +1,4 @@
-"""`kinetic accelerators`: the catalog, or what a cluster has.
+"""`kinetic accelerators`: the catalog, or the accelerators of a cluster.
 
 In: part of a name, or a cluster. Out: a table or JSON.
 """
@@ -35,17 +35,18 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT")
 
 _WIDE = 90
 _LEFT_OUT = {"KIND": _WIDE, "CHIPS/HOST": 70}
-"""Columns that narrower terminals do without: the other ones tell the same."""
+"""Columns to hide on terminals narrower than this; other columns imply them."""
 
-_HELP = """List the accelerators that jobs can ask for.
+_HELP = """List the accelerators that jobs can use.
 
-FILTER is a part of a name, or any name that `--accelerator` takes.
+FILTER is part of a name, or any name that `--accelerator` accepts.
 
-Prices are list prices of one slice, in the first region that has the accelerator; see
-KINETIC_PRICES for your own, also of preemptible machines. --json says where each is from.
+Prices are list prices of one slice, in the first region that has the accelerator. Set
+KINETIC_PRICES to use your own prices, also for preemptible machines. --json shows the source of
+each price.
 
-With --live, list what the node pools of a cluster have now, busy or not; pools that are scaled to
-zero are not shown. Where jobs go to a Ray cluster, list what its nodes have.
+With --live, list the accelerators in the node pools of a cluster, busy or idle. Pools that are
+scaled to zero are not listed. If jobs go to a Ray cluster, list the accelerators of its nodes.
 
 \b
 Examples:
@@ -57,19 +58,17 @@ Examples:
 """
 
 
-@click.command(
-    "accelerators", help=_HELP, short_help="List the accelerators that jobs can ask for."
-)
+@click.command("accelerators", help=_HELP, short_help="List the accelerators that jobs can use.")
 @json_option
-@click.option("--live", is_flag=True, help="List what a cluster has.")
-@click.option("--cluster", help="The cluster; by default the configured one.")
-@click.option("--project", help="The project of the cluster.")
-@click.option("--zone", help="The zone of the cluster.")
+@click.option("--live", is_flag=True, help="List the accelerators of a cluster.")
+@click.option("--cluster", metavar="NAME", help="Use this cluster instead of the configured one.")
+@click.option("--project", metavar="NAME", help="Google Cloud project of the cluster.")
+@click.option("--zone", metavar="NAME", help="Zone of the cluster.")
 @click.argument(
     "words", metavar="[FILTER]", required=False, shell_complete=complete_with("accelerators")
 )
 def accelerators(words: str | None, as_json: bool, live: bool, **place: str | None) -> None:
-    """Print the catalog, the part of it that matches, or what a cluster has."""
+    """Print the catalog, the matching part of it, or the accelerators of a cluster."""
     if live:
         _print_live(words, place, as_json=as_json)
         return
@@ -120,10 +119,10 @@ def _find_rows(words: str | None) -> tuple[Topology, ...]:
     matches = tuple(row for row in rows if words.lower() in row.name)
     if matches:
         return matches
-    meant = resolve(words)  # an alias or another spelling; raises with the nearest names
+    topology = resolve(words)  # An alias or another spelling; raises with the nearest names.
     if re.search(r"[-:x]\d", words.removeprefix("tpu-").removeprefix("gpu-")):
-        return (meant,)
-    return tuple(row for row in rows if row.family == meant.family)  # v5e, trillium
+        return (topology,)
+    return tuple(row for row in rows if row.family == topology.family)  # v5e, trillium
 
 
 def _prices(row: Topology, settings: Settings) -> dict[str, Price | None]:

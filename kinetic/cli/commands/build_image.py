@@ -1,7 +1,7 @@
-"""`kinetic build-image`: images with JAX and what kinetic needs on a host.
+"""`kinetic build-image`: images with JAX and kinetic for hosts.
 
-In: a repository, categories. Out: images in it, made by Docker or by Cloud Build; or, with
---dry-run, what they would be built from.
+In: a repository, categories. Out: images in it, built by Docker or Cloud Build; with --dry-run, the
+Dockerfiles.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _CATEGORIES = ("cpu", "gpu", "tpu")
 _STDERR = 2
 
-_HELP = """Build the images of container_image="prebuilt", and push them to a repository.
+_HELP = """Build the container images for container_image="prebuilt", and push them to a repository.
 
-Each has JAX for its kind of accelerator and kinetic, in the versions that are installed here; pods
-that start from it install only the project's own requirements. Docker builds them; without Docker,
-and for a repository of Artifact Registry, Cloud Build does.
+Each image has JAX for one kind of accelerator and kinetic, in the versions installed on this
+machine. Pods with such an image install only the project's own requirements. Docker builds the
+images; without Docker, Cloud Build builds them for a repository in Artifact Registry.
 
 \b
 Examples:
@@ -41,40 +41,48 @@ Examples:
 
 
 @click.command(
-    "build-image", help=_HELP, short_help='Build the images of container_image="prebuilt".'
+    "build-image",
+    help=_HELP,
+    short_help='Build the container images for container_image="prebuilt".',
 )
-@click.option("--repo", metavar="REPO", help="Where to push; by default KINETIC_BASE_IMAGE_REPO.")
+@click.option(
+    "--repo", metavar="REPO", help="Repository to push to. [default: KINETIC_BASE_IMAGE_REPO]"
+)
 @click.option(
     "--category",
     "categories",
     multiple=True,
     type=click.Choice(_CATEGORIES),
-    help="Build for this kind of accelerator only; may be given several times.",
+    help="Build only for this kind of accelerator. Repeatable.",
 )
 @click.option(
     "--tag",
     metavar="TAG",
     default=__version__,
     show_default=True,
-    help="The images' tag. Jobs look for kinetic's version.",
+    help="Tag of the images. Jobs use kinetic's version as the tag.",
 )
 @click.option(
     "--dockerfile",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Build from this file, with requirements.txt and kinetic.zip beside it.",
+    help="Build from this file, with requirements.txt and kinetic.zip in the same folder.",
 )
 @click.option(
     "--update-credentials",
     is_flag=True,
-    help="First have gcloud configure Docker's login to the repository.",
+    help="Configure Docker's login to the repository with gcloud first.",
 )
 @click.option(
-    "--project", metavar="NAME", help="The project of Cloud Build; by default the repository's."
+    "--project", metavar="NAME", help="Project for Cloud Build. [default: the repository's]"
 )
 @click.option("--zone", metavar="NAME", hidden=True)
-@click.option("--cluster", metavar="NAME", help="Whose bucket takes the files for Cloud Build.")
-@click.option("--dry-run", is_flag=True, help="Print what would be built; build nothing.")
+@click.option(
+    "--cluster", metavar="NAME", help="Cluster whose bucket takes the files for Cloud Build."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print the Dockerfiles and requirements; build nothing."
+)
 @yes_option
 def build_image(
     *,
@@ -98,21 +106,21 @@ def build_image(
     place = settings.base_image_repo
     if not place:
         raise UsageError(
-            "Where should the images go? Give --repo, or set KINETIC_BASE_IMAGE_REPO, for example "
-            "to us-docker.pkg.dev/my-project/images."
+            "No repository for the images is configured. Give --repo or set "
+            "KINETIC_BASE_IMAGE_REPO, for example to us-docker.pkg.dev/my-project/images."
         )
     text = b"" if dockerfile is None else dockerfile.read_bytes()
-    wanted = {
+    files_by_image = {
         images.prebuilt_image(place, category, tag): _files(category, settings, text)
         for category in dict.fromkeys(categories or _CATEGORIES)
     }
     if dry_run:
-        return _show(wanted)
+        return _show(files_by_image)
     if not yes:
-        _confirm(wanted)
+        _confirm(files_by_image)
     if update_credentials:
         _run_program("gcloud", "auth", "configure-docker", place.partition("/")[0], "--quiet")
-    for uri, files in wanted.items():
+    for uri, files in files_by_image.items():
         if shutil.which("docker"):
             _with_docker(uri, files)
         else:
@@ -134,8 +142,8 @@ def _files(category: str, settings: Settings, text: bytes) -> dict[str, bytes]:
     )
 
 
-def _show(wanted: Mapping[str, Mapping[str, bytes]]) -> None:
-    for uri, files in wanted.items():
+def _show(files_by_image: Mapping[str, Mapping[str, bytes]]) -> None:
+    for uri, files in files_by_image.items():
         output.line(f"# {uri}")
         output.line(files["Dockerfile"].decode(errors="replace").rstrip())
         output.line("# requirements.txt:")
@@ -144,13 +152,13 @@ def _show(wanted: Mapping[str, Mapping[str, bytes]]) -> None:
         output.line()
 
 
-def _confirm(wanted: Mapping[str, object]) -> None:
+def _confirm(files_by_image: Mapping[str, object]) -> None:
     if not sys.stdin.isatty():
         raise UsageError(
-            f"{', '.join(wanted)} would be built and pushed. Add --yes to do so without being "
-            "asked, or --dry-run to see what is in them."
+            f"This would build and push {', '.join(files_by_image)}. Add --yes to confirm, or "
+            "--dry-run to see their content."
         )
-    click.confirm(f"Build and push {', '.join(wanted)}?", abort=True, err=True)
+    click.confirm(f"Build and push {', '.join(files_by_image)}?", abort=True, err=True)
 
 
 def _with_docker(uri: str, files: Mapping[str, bytes]) -> None:
@@ -163,17 +171,17 @@ def _with_docker(uri: str, files: Mapping[str, bytes]) -> None:
 
 
 def _run_program(*command: str) -> None:
-    """Run a program that writes to this terminal, on stderr: its output is not this command's
-    result."""
+    """Run a program with its output on stderr, because it is not this command's result."""
     try:
-        ended = subprocess.run(command, stdout=_STDERR, check=False)
+        process = subprocess.run(command, stdout=_STDERR, check=False)
     except OSError as error:
         raise PreflightError(
-            f"{command[0]} cannot be run: {error.strerror}. Install it, or do without it."
+            f"{command[0]} cannot be run: {error.strerror}. Install it."
         ) from error
-    if ended.returncode:
+    if process.returncode:
         raise PreflightError(
-            f"`{' '.join(command)}` failed with exit code {ended.returncode}; it says why above."
+            f"`{' '.join(command)}` failed with exit code {process.returncode}. See its output "
+            "above."
         )
 
 
@@ -185,9 +193,9 @@ def _with_cloud_build(uri: str, files: Mapping[str, bytes], settings: Settings) 
     location = host.removesuffix(images.REGISTRIES)
     if location == host or not settings.cluster:
         raise PreflightError(
-            f"There is no docker here to build {uri}. Install it; or take a repository of Artifact "
-            f"Registry (REGION{images.REGISTRIES}/PROJECT/NAME) and give --cluster, for Cloud "
-            "Build."
+            f"docker is not installed, so {uri} cannot be built on this machine. Install it; or, "
+            "for Cloud Build, give --cluster and a repository in Artifact Registry "
+            f"(REGION{images.REGISTRIES}/PROJECT/NAME)."
         )
     project = settings.project or rest.partition("/")[0]
     builds = CloudBuild(project, location if "-" in location else "global")

@@ -1,6 +1,6 @@
-"""`kinetic checkpoint`: what a training has saved, and how much memory local checkpoints need.
+"""`kinetic checkpoint`: the checkpoints of a training, and the memory that local checkpoints need.
 
-In: a folder, a URI or a job; the size of a model. Out: tables or JSON; fewer checkpoints.
+In: a folder, a URI or a job; the size of a model. Out: tables or JSON.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _COLUMNS = ("STEP", "STATE", "AGE", "SIZE", "HOSTS", "JOB", "METRICS")
 _NUMBERS = ("STEP", "AGE", "SIZE", "HOSTS")
 _LEAVES = ("LEAF", "SHAPE", "TYPE", "SIZE")
 
-_GROUP_HELP = """Look at the checkpoints of a training, and size the memory for local ones.
+_GROUP_HELP = """List, inspect and remove checkpoints, and size memory for local checkpoints.
 
-URI is the folder or gs:// URI that `kinetic.Checkpointer` wrote to, the output folder above it, or
-the id of the job. Checkpoints that others have written with Orbax are shown as well.
+URI is the folder or gs:// URI that `kinetic.Checkpointer` wrote to, the output folder that contains
+it, or the ID of the job. Checkpoints that other programs wrote with Orbax are listed, too.
 
 \b
 Examples:
@@ -47,8 +47,8 @@ Examples:
 
 _LS_HELP = """List checkpoints, oldest first.
 
-An unfinished one is being written, or was cut off: it is never restored, and the next run removes
-it.
+An unfinished checkpoint is being written, or its job was killed while writing it. It is never
+restored, and the next run of the training removes it.
 
 \b
 Examples:
@@ -56,7 +56,7 @@ Examples:
   kinetic checkpoint ls gs://bucket/run-42 --json
 """
 
-_INSPECT_HELP = """Show what is in a checkpoint; by default in the newest one.
+_INSPECT_HELP = """Show the content of a checkpoint: by default, of the newest one.
 
 \b
 Examples:
@@ -64,8 +64,10 @@ Examples:
   kinetic checkpoint inspect runs/42 --step 100 --json
 """
 
-_RM_HELP = """Remove checkpoints. A folder that a job is writing is left alone. Whether another
-program is writing there is not known.
+_RM_HELP = """Remove checkpoints.
+
+A folder that a job is writing is refused, unless you add --force. kinetic cannot tell whether
+another program is writing to the folder.
 
 \b
 Examples:
@@ -76,9 +78,9 @@ Examples:
 
 _SIZE_HELP = """Show how much memory each host needs for local checkpoints, and why.
 
-A checkpoint has the weights and the optimizer's state, which the hosts of a slice share; with URI,
-it is the newest one there, as large as on disk, also one of another program. A host keeps its last
-one while it writes the next, so it needs twice its part, and some room beyond.
+A checkpoint has the weights and the optimizer's state, split over the hosts of a slice. Give the
+number of parameters, or a URI to use the size of its newest checkpoint, also of another program. A
+host keeps the last checkpoint while it writes the next, so it needs twice its part, plus a margin.
 
 \b
 Examples:
@@ -89,17 +91,19 @@ Examples:
 """
 
 
-@click.group(help=_GROUP_HELP, short_help="Look at checkpoints, and size the memory for them.")
+@click.group(
+    help=_GROUP_HELP, short_help="List, inspect and remove checkpoints, and size memory for them."
+)
 def checkpoint() -> None:
-    """Commands about checkpoints."""
+    """Group of the commands about checkpoints."""
 
 
-def _where(app: AppContext, name: str) -> str:
-    """The folder that the user means."""
+def _find_folder(app: AppContext, name: str) -> str:
+    """Return the folder for a name: a folder, a URI or the id of a job."""
     if re.fullmatch(r"job-[0-9a-f]+", name) and not os.path.exists(name):  # noqa: PTH110
         folder = app.find(name).output_dir
         if not folder:
-            raise NotFound(f"It is not known where {name} left its files. Name the folder.")
+            raise NotFound(f"{name} has no recorded output folder. Name the folder instead.")
         return folder
     return name
 
@@ -107,7 +111,7 @@ def _where(app: AppContext, name: str) -> str:
 def _open_checkpoints(app: AppContext, name: str) -> Checkpoints:
     from kinetic._store.checkpoints import Checkpoints
 
-    return Checkpoints(_where(app, name))
+    return Checkpoints(_find_folder(app, name))
 
 
 _argument = click.argument("uri", metavar="URI", shell_complete=complete_with("folders"))
@@ -127,15 +131,13 @@ def ls(app: AppContext, /, *, uri: str, as_json: bool) -> None:
         output.json_document([step.to_json() | {"leaves": count} for step, count in rows])
         return
     if not steps:
-        others = f", but those of {program}" if (program := checkpoints.program) else ""
-        output.notice(
-            f"There are no checkpoints of kinetic or Orbax at {checkpoints.where}{others}."
-        )
+        others = f", only of {program}" if (program := checkpoints.program) else ""
+        output.notice(f"{checkpoints.where} has no checkpoints of kinetic or Orbax{others}.")
         return
     if program := checkpoints.program:
         output.notice(f"These are checkpoints of {program}.")
     now = time.time()
-    output.table(_COLUMNS, [_row(each, now) for each in steps], right=_NUMBERS, cut="METRICS")
+    output.table(_COLUMNS, [_row(step, now) for step in steps], right=_NUMBERS, cut="METRICS")
 
 
 def _row(step: Step, now: float) -> tuple[str, ...]:
@@ -154,8 +156,10 @@ def _metrics(step: Step) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in (step.metrics or {}).items())
 
 
-@checkpoint.command("inspect", help=_INSPECT_HELP, short_help="Show what is in a checkpoint.")
-@click.option("--step", metavar="N", type=click.IntRange(min=0), help="Of this step.")
+@checkpoint.command("inspect", help=_INSPECT_HELP, short_help="Show the content of a checkpoint.")
+@click.option(
+    "--step", metavar="N", type=click.IntRange(min=0), help="Show the checkpoint of this step."
+)
 @json_option
 @_argument
 @pass_app
@@ -173,12 +177,12 @@ def inspect(app: AppContext, /, *, uri: str, step: int | None, as_json: bool) ->
         output.table(_LEAVES[:1], [(name,) for name in names], wrap="LEAF")
     if chosen.leaves:
         output.line()
-        rows = [_leaf(each) for each in chosen.leaves]
+        rows = [_leaf(leaf) for leaf in chosen.leaves]
         output.table(_LEAVES, rows, right=("SIZE",), wrap="LEAF")
 
 
 def _about(checkpoints: Checkpoints, step: Step) -> list[tuple[str, str]]:
-    arrays = [each for each in step.leaves or () if "dtype" in each]
+    arrays = [leaf for leaf in step.leaves or () if "dtype" in leaf]
     saved = "" if step.saved_at is None else f"{text.age(time.time() - step.saved_at)} ago"
     job = f"{step.job_id}, {step.hosts} host{'s' * (step.hosts != 1)}" if step.job_id else ""
     is_unknown = step.layout.program == ANOTHER
@@ -189,12 +193,12 @@ def _about(checkpoints: Checkpoints, step: Step) -> list[tuple[str, str]]:
         ("Saved", saved),
         ("By", job),
         ("Size", in_gigabytes(step.size_bytes)),
-        ("Numbers", f"{sum(math.prod(each['shape']) for each in arrays):,}" if arrays else ""),
+        ("Numbers", f"{sum(math.prod(leaf['shape']) for leaf in arrays):,}" if arrays else ""),
         ("Metrics", _metrics(step)),
         ("Iterators", f"the positions of {step.positions} hosts" if step.positions else ""),
         ("Program", "" if is_unknown else step.layout.program),
-        ("State", "of another program: its leaves are not known" if is_unknown else ""),
-        ("Items", ", ".join(each for each in items if each)),
+        ("State", "written by another program, so its leaves are unknown" if is_unknown else ""),
+        ("Items", ", ".join(item for item in items if item)),
     ]
     return [(name, words) for name, words in facts if words]
 
@@ -217,11 +221,11 @@ def _leaf(leaf: dict[str, Any]) -> tuple[str, ...]:
     metavar="N",
     type=click.IntRange(min=0),
     multiple=True,
-    help="This step. Repeatable.",
+    help="Remove the checkpoint of this step. Repeatable.",
 )
-@click.option("--unfinished", is_flag=True, help="What was cut off.")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--force", is_flag=True, help="Also from a folder that a job is writing.")
+@click.option("--unfinished", is_flag=True, help="Remove unfinished checkpoints.")
+@click.option("--all", "everything", is_flag=True, help="Remove all checkpoints.")
+@click.option("--force", is_flag=True, help="Also remove from a folder that a job is writing.")
 @yes_option
 @_argument
 @pass_app
@@ -236,15 +240,14 @@ def rm(
     force: bool,
     yes: bool,
 ) -> int:
-    """Remove steps."""
+    """Remove checkpoints."""
     if not (numbers or unfinished or everything):
-        raise UsageError("Say what to remove: --step N, --unfinished or --all.")
+        raise UsageError("Choose what to remove: --step N, --unfinished or --all.")
     checkpoints = _open_checkpoints(app, uri)
     steps = checkpoints.steps()
     if checkpoints.is_one:
         raise UsageError(
-            f"{checkpoints.where} is one checkpoint: this command removes steps from a folder of "
-            "many."
+            f"{checkpoints.where} is a single checkpoint. Name the folder that contains it."
         )
     if (
         steps
@@ -252,12 +255,12 @@ def rm(
         and all(step.layout.program == ANOTHER for step in steps)
     ):
         raise UsageError(
-            f"{checkpoints.where} has no checkpoint of kinetic or Orbax: remove with its own "
-            "program what another one has written."
+            f"{checkpoints.where} has no checkpoints of kinetic or Orbax. Remove checkpoints of "
+            "another program with that program."
         )
     missing = [n for n in numbers if n not in {step.step for step in steps}]
     if missing:
-        checkpoints.step(missing[0])  # says which there are
+        checkpoints.step(missing[0])  # Raises with the list of steps.
     chosen = [
         step
         for step in steps
@@ -266,56 +269,61 @@ def rm(
     others = [step for step in chosen if step.is_committed and step.layout.program == ANOTHER]
     if others:
         names = ", ".join(step.name for step in others)
-        output.notice(f"Left alone, as no checkpoint of kinetic or Orbax: {names}.")
+        output.notice(f"Skipped, because kinetic or Orbax did not write them: {names}.")
         chosen = [step for step in chosen if step not in others]
     if not chosen:
-        output.notice(f"There is nothing to remove at {checkpoints.where}.")
+        output.notice(f"{checkpoints.where} has no checkpoints to remove.")
         return exit_codes.OK
     names = ", ".join(dict.fromkeys(str(step.step) for step in chosen))
     what = "step" if len(chosen) == 1 else "steps"
     size = in_gigabytes(sum(step.size_bytes for step in chosen))
     where = (
-        f"{checkpoints.where}, where {program} has written"
+        f"{checkpoints.where}, written by {program}"
         if (program := checkpoints.program)
         else checkpoints.where
     )
     action = f"{what} {names} ({size}) from {where}"
     if not yes and not sys.stdin.isatty():
-        raise UsageError(f"Would remove {action}. Add --yes to remove without being asked.")
+        raise UsageError(f"This would remove {action}. Add --yes to confirm.")
     if not yes:
         click.confirm(f"Remove {action}?", abort=True, err=True)
-    if force or (program and not checkpoints.has_owner):  # else our name would be left there
+    # Take no lease in another program's folder: it would leave a file behind.
+    if force or (program and not checkpoints.has_owner):
         checkpoints.remove(chosen)
     else:
-        _remove_alone(checkpoints, chosen)
+        _remove_exclusively(checkpoints, chosen)
     output.line(f"Removed {len(chosen)} of {len(steps)} checkpoints ({size}).")
     return exit_codes.OK
 
 
-def _remove_alone(checkpoints: Checkpoints, chosen: list[Step]) -> None:
-    """Remove steps while no job may write there."""
+def _remove_exclusively(checkpoints: Checkpoints, chosen: list[Step]) -> None:
+    """Remove steps while holding the folder's lease, so that no job may write to it."""
     from kinetic._store import lease
 
     me = lease.Owner("", os.urandom(8).hex(), os.getpid(), socket.gethostname())
-    held = lease.Lease(
+    folder_lease = lease.Lease(
         lease.place_of(checkpoints.where), f"folder of checkpoints {checkpoints.where}", me
     )
-    held.acquire()
+    folder_lease.acquire()
     try:
         checkpoints.remove(chosen)
     finally:
-        held.release()
+        folder_lease.release()
 
 
 @checkpoint.command("size", help=_SIZE_HELP, short_help="Size the memory for local checkpoints.")
-@click.option("--params", metavar="N", type=float, help="Parameters of the model, e.g. 70e9.")
-@click.option("--hosts", metavar="N", type=click.IntRange(min=1), help="Hosts of one slice.")
+@click.option(
+    "--params", metavar="N", type=float, help="Number of parameters of the model, such as 70e9."
+)
+@click.option(
+    "--hosts", metavar="N", type=click.IntRange(min=1), help="Number of hosts of a slice."
+)
 @click.option(
     "--accelerator",
     "-a",
     metavar="NAME",
     shell_complete=complete_with("accelerators"),
-    help="The slice, instead of --hosts.",
+    help="Slice whose number of hosts to use, instead of --hosts.",
 )
 @click.option(
     "--bytes-per-param",
@@ -323,7 +331,7 @@ def _remove_alone(checkpoints: Checkpoints, chosen: list[Step]) -> None:
     type=float,
     default=checkpoint_size.BYTES_PER_PARAMETER,
     show_default=True,
-    help="Of a checkpoint: weights and the optimizer's state.",
+    help="Bytes per parameter: weights and the optimizer's state.",
 )
 @click.option(
     "--margin",
@@ -331,9 +339,11 @@ def _remove_alone(checkpoints: Checkpoints, chosen: list[Step]) -> None:
     type=click.FloatRange(min=0),
     default=checkpoint_size.MARGIN * 100,
     show_default=True,
-    help="Room beyond.",
+    help="Additional room.",
 )
-@click.option("--ramdisk", metavar="SIZE", help="Check that this is enough, e.g. 64Gi.")
+@click.option(
+    "--ramdisk", metavar="SIZE", help="Check that a ramdisk of this size, such as 64Gi, is enough."
+)
 @json_option
 @click.argument("uri", metavar="[URI]", required=False, shell_complete=complete_with("folders"))
 @pass_app
@@ -352,31 +362,33 @@ def size(
 ) -> int:
     """Print the formula with its numbers."""
     if (uri is None) == (params is None):
-        raise UsageError("Give either --params or the URI of checkpoints.")
+        raise UsageError("Give either --params or the URI of checkpoints, not both.")
     if uri is not None:
         checkpoints = _open_checkpoints(app, uri)
         step = checkpoints.step(None)
         params, bytes_per_param = float(step.size_bytes), 1.0
         what = checkpoints.path(step)
     else:
-        assert params is not None  # see above
+        assert params is not None  # Checked above.
         what = f"{params:,.0f} parameters x {bytes_per_param:g} bytes"
     if not (0 < params < math.inf and 0 < bytes_per_param < math.inf):
-        raise UsageError("--params and --bytes-per-param are numbers above zero.")
+        raise UsageError("--params and --bytes-per-param must be greater than 0.")
     needed = Size(params, _hosts(hosts, accelerator), bytes_per_param, margin / 100)
-    ask = checkpoint_size.quantity(needed.host_bytes)
+    quantity = checkpoint_size.quantity(needed.host_bytes)
     has = None if ramdisk is None else _bytes(ramdisk)
     if as_json:
-        output.json_document(_document(needed, ask, has))
+        output.json_document(_document(needed, quantity, has))
     else:
-        for row, how, result in _formula(needed, what):
-            output.line(f"{row:<14}{how:<40}= {result}")
-        output.line(f"{in_gigabytes(needed.host_bytes)} per host: a ramdisk of at least {ask}.")
+        for row, formula, result in _formula(needed, what):
+            output.line(f"{row:<14}{formula:<40}= {result}")
+        output.line(
+            f"{in_gigabytes(needed.host_bytes)} per host: a ramdisk of at least {quantity}."
+        )
     if has is not None and has < needed.host_bytes:
         output.error(
             f"A ramdisk of {ramdisk} ({in_gigabytes(has)}) is too small for "
             f"{in_gigabytes(needed.host_bytes)}.",
-            f"Ask for {ask}, or use slices of more hosts.",
+            f"Request {quantity}, or use slices with more hosts.",
         )
         return exit_codes.FAILED
     return exit_codes.OK
@@ -384,7 +396,7 @@ def size(
 
 def _hosts(hosts: int | None, accelerator: str | None) -> int:
     if (hosts is None) == (accelerator is None):
-        raise UsageError("Give either --hosts or --accelerator.")
+        raise UsageError("Give either --hosts or --accelerator, not both.")
     if hosts is not None:
         return hosts
     from kinetic._core.accelerators.resolve import resolve
@@ -403,7 +415,7 @@ def _formula(needed: Size, what: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _document(needed: Size, ask: str, has: float | None) -> dict[str, Any]:
+def _document(needed: Size, quantity: str, has: float | None) -> dict[str, Any]:
     return {
         "parameters": needed.parameters,
         "bytes_per_parameter": needed.bytes_per_parameter,
@@ -412,7 +424,7 @@ def _document(needed: Size, ask: str, has: float | None) -> dict[str, Any]:
         "checkpoint_bytes": needed.checkpoint_bytes,
         "part_bytes": needed.part_bytes,
         "host_bytes": needed.host_bytes,
-        "ramdisk": ask,
+        "ramdisk": quantity,
         "is_enough": None if has is None else has >= needed.host_bytes,
     }
 
@@ -426,6 +438,6 @@ def _bytes(words: str) -> float:
     matched = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]i?)?b?", words.strip().lower())
     if matched is None:
         raise UsageError(
-            f"{words!r} is not a size. Write a number and a unit: 64Gi, 60000Mi, 60GB."
+            f"{words!r} is not a size. Write a number and a unit, such as 64Gi, 60000Mi or 60GB."
         )
     return float(matched[1]) * _UNITS[matched[2] or ""]

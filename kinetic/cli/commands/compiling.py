@@ -1,7 +1,7 @@
-"""`kinetic compile`: a function, compiled for a TPU slice that is not here.
+"""`kinetic compile`: compiles a function for a TPU slice without a TPU.
 
-In: a file or module with a function that builds what to compile, a slice. Out: the report of the
-slice's own compiler, as text or JSON; exit code 1 if it does not fit.
+In: a file or module with a build function, a slice. Out: the report of the TPU compiler, as text or
+JSON; exit code 1 if the function does not fit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from kinetic.errors import KineticError, UsageError
 if TYPE_CHECKING:
     from kinetic._compile.report import CompileReport
 
-_HELP = """Compile a function for a TPU slice, by the slice's own compiler, without a TPU.
+_HELP = """Compile a function for a TPU slice on this machine, without a TPU.
 
-BUILD is FILE.py:FUNCTION or MODULE:FUNCTION: a function without arguments that returns the function
-to compile and its arguments, arrays or their shapes. It is called where `kinetic.make_mesh` makes
-meshes of the slice's devices. Prints whether it fits, its memory, what is sent between chips, and
-the least time of a run. Exits with 1 if it does not fit or compile. With --fit it tries the sizes
-of the family, smallest first, until one fits, and says which it left out.
+BUILD is FILE.py:FUNCTION or MODULE:FUNCTION. It names a function without arguments that returns
+the function to compile and its arguments: arrays, or their shapes. While it runs,
+`kinetic.make_mesh` creates meshes of the slice's devices.
+
+Print whether the function fits, its memory, the communication between chips, and a lower bound of
+its run time, as the TPU compiler reports them. Exit with 1 if the function does not compile or fit.
+
+With --fit, try the sizes of the accelerator family, smallest first, until one fits.
 
 \b
 Examples:
@@ -39,14 +42,15 @@ Examples:
   kinetic compile -a tpu-v6e-16 --fit train.py:build
 """
 
-_LEADING = (str(Path(__file__).parents[2]), "<frozen importlib")
-"""Files whose frames lead to the caller's code."""
+_OWN_FILES = (str(Path(__file__).parents[2]), "<frozen importlib")
+"""Files whose frames are removed from the head of a traceback, so that it begins in the caller's
+code."""
 
 
 @click.command(
     "compile",
     help=_HELP,
-    short_help="Ask the compiler of a TPU slice whether a function fits.",
+    short_help="Check without a TPU whether a function compiles for a slice and fits.",
 )
 @click.option(
     "-a",
@@ -54,22 +58,28 @@ _LEADING = (str(Path(__file__).parents[2]), "<frozen importlib")
     required=True,
     metavar="NAME",
     shell_complete=complete_with("accelerators"),
-    help="The TPU slice.",
+    help="TPU slice to compile for.",
 )
-@click.option("--slices", type=click.IntRange(min=1), default=1, help="How many of them.")
+@click.option(
+    "--slices", type=click.IntRange(min=1), default=1, help="Number of slices. [default: 1]"
+)
 @click.option(
     "--fit",
     is_flag=True,
-    help="Try the sizes of this family, smallest first, until one fits.",
+    help="Find the smallest size of this family that fits.",
 )
 @click.option(
     "--most-sizes",
     type=click.IntRange(min=1),
     default=12,
-    help="With --fit: how many sizes are compiled for (12).",
+    help="With --fit: maximum number of sizes to try. [default: 12]",
 )
-@click.option("--within", type=DURATION, default="1h", help="With --fit: how long all may take.")
-@click.option("--timeout", type=DURATION, default="10m", help="The longest that one may take.")
+@click.option(
+    "--within", type=DURATION, default="1h", help="With --fit: time limit for all. [default: 1h]"
+)
+@click.option(
+    "--timeout", type=DURATION, default="10m", help="Time limit for one size. [default: 10m]"
+)
 @json_option
 @click.argument("build", metavar="BUILD")
 def compile_(
@@ -83,13 +93,13 @@ def compile_(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Print what the compiler says."""
+    """Print the compiler's report."""
     from kinetic._client.compiling import compile_for
     from kinetic._compile.slice import call_build
 
     target = compile_for(accelerator, slices=slices, timeout=timeout)
     try:
-        # What the caller's code prints is no part of the document.
+        # Keep the output of the caller's code out of the JSON document.
         with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
             function = find_function(build)
             if fit:
@@ -100,9 +110,9 @@ def compile_(
                     reports = [target.compile(compiled, *arguments)]
     except KineticError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - of the caller's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by the caller's code
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_LEADING):
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
             trace = trace.tb_next
         output.traceback_of(error.with_traceback(trace or error.__traceback__))
         return exit_codes.USAGE
@@ -110,15 +120,15 @@ def compile_(
     return exit_codes.OK if reports[-1].fits else exit_codes.FAILED
 
 
-def find_function(named: str) -> Callable[[], Any]:
+def find_function(reference: str) -> Callable[[], Any]:
     """Import the function that FILE.py:FUNCTION or MODULE:FUNCTION names.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it does not exist.
     """
-    place, colon, name = named.rpartition(":")
+    place, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():
-        raise UsageError(f"{named!r} is not FILE.py:FUNCTION or MODULE:FUNCTION.")
+        raise UsageError(f"{reference!r} is not FILE.py:FUNCTION or MODULE:FUNCTION.")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
@@ -127,14 +137,14 @@ def find_function(named: str) -> Callable[[], Any]:
             for candidate, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
-        candidates = f" There are: {', '.join(own)}." if own else ""
+        candidates = f" Its functions are: {', '.join(own)}." if own else ""
         raise UsageError(f"{place} has no function {name}.{candidates}")
     return function
 
 
 def _import_file(path: Path) -> Any:
     if not path.is_file():
-        raise UsageError(f"There is no file {path}.")
+        raise UsageError(f"The file {path} does not exist.")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None
@@ -154,7 +164,9 @@ def _import_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise UsageError(f"There is no module {name}. A file is named with its .py.") from error
+        raise UsageError(
+            f"The module {name} does not exist. To name a file, write its .py."
+        ) from error
 
 
 def _print_reports(reports: list[CompileReport], *, is_search: bool, as_json: bool) -> None:

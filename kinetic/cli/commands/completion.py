@@ -1,4 +1,5 @@
-"""`kinetic completion`: click's script for a shell, which asks `kinetic` itself for completions."""
+"""`kinetic completion`: click's completion script for a shell, which calls `kinetic` for
+completions."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import click
 
 from kinetic.cli import output
 
-_HELP = """Print a script that makes a shell complete `kinetic` commands: options, ids of jobs,
-accelerators and profiles.
+_HELP = """Print a script that completes `kinetic` commands in your shell.
+
+It completes commands and options, and IDs of jobs, accelerators and profiles.
 
 \b
-To switch it on permanently:
+To enable it permanently:
   bash   kinetic completion bash >> ~/.bashrc
   zsh    kinetic completion zsh >> ~/.zshrc
   fish   kinetic completion fish > ~/.config/fish/completions/kinetic.fish
@@ -22,7 +24,9 @@ Example, for this shell only:
 
 
 @click.command(
-    "completion", help=_HELP, short_help="Print a script for shell completion of `kinetic`."
+    "completion",
+    help=_HELP,
+    short_help="Print a completion script for your shell.",
 )
 @click.argument("shell", metavar="{bash|zsh|fish}", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context

@@ -1,4 +1,4 @@
-"""`kinetic config`: every setting, and where its value comes from.
+"""`kinetic config`: every setting and the source of its value.
 
 In: flags. Out: a table or JSON.
 """
@@ -18,8 +18,8 @@ _PLACES = ("project", "zone", "cluster", "namespace")
 
 _HELP = """Show every setting and where its value comes from.
 
-The first of these counts: an option (or an argument of kinetic.run), a KINETIC_ variable, the
-profile in use, the default.
+The first source that sets a value wins: an option (or an argument of kinetic.run), a KINETIC_
+variable, the current profile, the default.
 
 \b
 Examples:
@@ -32,7 +32,7 @@ Examples:
 def _place_options(command: Any) -> Any:
     for name in reversed(_PLACES):
         command = click.option(
-            f"--{name}", metavar="NAME", help=f"As if this {name} had been given."
+            f"--{name}", metavar="NAME", help=f"Show the settings with this {name}."
         )(command)
     return command
 
@@ -42,8 +42,8 @@ def _place_options(command: Any) -> Any:
 )
 @_place_options
 @json_option
-@click.argument("what", metavar="[show]", type=click.Choice(["show"]), required=False)
-def config(what: str | None, as_json: bool, **flags: str | None) -> None:
+@click.argument("action", metavar="[show]", type=click.Choice(["show"]), required=False)
+def config(action: str | None, as_json: bool, **flags: str | None) -> None:
     """Print all settings."""
     loaded = configuration.load(flags=flags)
     values = {name: loaded.setting(name) for name in configuration.names()}

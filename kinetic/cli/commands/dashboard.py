@@ -1,4 +1,4 @@
-"""`kinetic dashboard`: all jobs, in a browser.
+"""`kinetic dashboard`: all jobs in a browser.
 
 In: a port. Out: an address, until Ctrl-C.
 """
@@ -12,10 +12,10 @@ import click
 from kinetic.cli import output
 from kinetic.cli.context import AppContext, pass_app
 
-_HELP = """Show all jobs in a browser: their states, hosts and output as they change, and buttons to
-cancel them.
+_HELP = """Show all jobs in a browser.
 
-The pages are served to this machine only, at an address with a token in it, until Ctrl-C.
+The pages show states, hosts and logs as they change, and have buttons to cancel jobs. They are
+served to this machine only, at an address that contains a secret token, until you press Ctrl-C.
 
 \b
 Examples:
@@ -30,9 +30,9 @@ Examples:
     metavar="PORT",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port of the loopback address. [default: any free one]",
+    help="Port on the loopback address. [default: any free port]",
 )
-@click.option("--no-open", is_flag=True, help="Print the address, and open no browser.")
+@click.option("--no-open", is_flag=True, help="Only print the address; do not open a browser.")
 @pass_app
 def dashboard(app: AppContext, /, *, port: int, no_open: bool) -> None:
     """Serve the pages."""
@@ -43,8 +43,8 @@ def dashboard(app: AppContext, /, *, port: int, no_open: bool) -> None:
 
     server = DashboardServer(app, port)
     output.line(server.url)
-    output.notice("The dashboard is served to this machine until Ctrl-C.")
+    output.notice("The dashboard is served to this machine only. Press Ctrl-C to stop it.")
     if not no_open and not open_browser(server.first_url):
-        output.notice("There is no browser to open here: open the address yourself.")
-    with contextlib.suppress(KeyboardInterrupt):  # the usual way to leave
+        output.notice("No browser could be opened on this machine. Open the address yourself.")
+    with contextlib.suppress(KeyboardInterrupt):  # The usual way to stop.
         server.run()

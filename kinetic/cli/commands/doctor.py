@@ -1,4 +1,4 @@
-"""`kinetic doctor`: whether this machine or a cluster can run jobs, and what they left behind.
+"""`kinetic doctor`: checks of this machine and the cluster, and of leftovers of jobs.
 
 Out: findings as a table or JSON; exit code 1 if one is a problem.
 """
@@ -12,13 +12,13 @@ from kinetic.cli.options import json_option
 
 _COLUMNS = ("", "CHECK", "FOUND")
 
-_HELP = """Check whether this machine can run jobs, and look for what they left behind.
+_HELP = """Check this machine and the configured cluster, and report leftovers of jobs.
 
-Looks at Python, JAX and Keras, processors, memory, namespaces, settings and profiles, the store and
-its records, processes and files of jobs that were killed, and starts the process that starts hosts.
-If a cluster is configured, also checks whether it answers, what is installed there, your
-permissions, its node pools, and whether the store can be written and read.
-Exits with 1 if there is a problem.
+On this machine, check Python, JAX and Keras, processors, memory, namespaces, settings, profiles,
+the store and its records, leftover processes and files of killed jobs, and that hosts can start.
+If a cluster is configured, also check that it answers, the software installed on it, your
+permissions, its node pools, and that the store can be written and read.
+Exit with 1 if there is a problem.
 
 \b
 Examples:
@@ -34,7 +34,7 @@ Examples:
 )
 @json_option
 def doctor(as_json: bool) -> int:
-    """Print what was found."""
+    """Print the findings."""
     from kinetic._client.doctor.examination import examine
 
     report = examine()

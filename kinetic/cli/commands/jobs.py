@@ -32,33 +32,32 @@ if TYPE_CHECKING:
 STATES = (*JobStatus, UNKNOWN)
 _COLUMNS = ("ID", "NAME", "ACCELERATOR", "HOSTS", "STATE", "TIME", "AGE", "REASON")
 _NARROW = 72
-"""Columns of a terminal below which names would not be readable beside everything else."""
+"""Width of a terminal, in columns, below which ACCELERATOR and HOSTS are hidden to leave room for
+names."""
 _HOST_COLUMNS = ("SLICE", "HOST", "ENDED", "MEMORY", "TIME", "DETAIL")
 _ATTEMPT_COLUMNS = ("SLICES", "ATTEMPT", "STARTED", "TIME", "ENDED", "REASON")
 _LONGEST_NAME = 100
-_HOSTS_SHOWN = 32
+_MOST_HOSTS = 32
 _MEMBERS_S = 2.0
-"""How long the leader of a job on a cluster is asked what its hosts are doing."""
-_ATTEMPTS_SHOWN = 10
+"""Seconds to wait for the leader of a job on a cluster to report the activity of its hosts."""
+_MOST_ATTEMPTS = 10
 
 _PACKAGE = "kinetic.cli.commands"
 _COMMANDS = {
     "list": Lazy(f"{_PACKAGE}.jobs:list_jobs", "List jobs, newest first; also `ls`."),
     "status": Lazy(
         f"{_PACKAGE}.jobs:status",
-        "Show where a job stands and what its hosts do, or how they ended.",
+        "Show the state of a job and of each of its hosts.",
     ),
-    "top": Lazy(f"{_PACKAGE}.top:top", "Show what the hosts of running jobs are doing."),
-    "logs": Lazy(f"{_PACKAGE}.output:logs", "Print what the hosts of a job printed."),
-    "metrics": Lazy(f"{_PACKAGE}.metrics:metrics", "Show what jobs have logged with kinetic.log."),
-    "result": Lazy(
-        f"{_PACKAGE}.output:result", "Wait for a job and print the value that it returned."
+    "top": Lazy(f"{_PACKAGE}.top:top", "Show the activity of running jobs' hosts."),
+    "logs": Lazy(f"{_PACKAGE}.output:logs", "Print the logs of a job."),
+    "metrics": Lazy(
+        f"{_PACKAGE}.metrics:metrics", "Show the metrics that jobs log with kinetic.log."
     ),
-    "outputs": Lazy(f"{_PACKAGE}.outputs:outputs", "List or fetch the files that a job has left."),
-    "wait": Lazy(f"{_PACKAGE}.output:wait", "Wait for a job and exit with 0 if it succeeded."),
-    "stacks": Lazy(
-        f"{_PACKAGE}.lifecycle:stacks", "Show where the Python code of a running job stands."
-    ),
+    "result": Lazy(f"{_PACKAGE}.output:result", "Wait for a job and print its return value."),
+    "outputs": Lazy(f"{_PACKAGE}.outputs:outputs", "List or fetch a job's output files."),
+    "wait": Lazy(f"{_PACKAGE}.output:wait", "Wait for a job; exit with 0 if it succeeded."),
+    "stacks": Lazy(f"{_PACKAGE}.lifecycle:stacks", "Show the Python stacks of a running job."),
     "debug": Lazy(
         f"{_PACKAGE}.lifecycle:debug",
         "Attach a debugger to a job that was started with debug=True.",
@@ -66,19 +65,19 @@ _COMMANDS = {
     "cancel": Lazy(f"{_PACKAGE}.lifecycle:cancel", "Stop jobs."),
     "kill": Lazy(
         f"{_PACKAGE}.lifecycle:kill",
-        "Kill hosts of a running job, to see what it does without them.",
+        "Kill hosts of a running job, to test how it recovers.",
     ),
     "cleanup": Lazy(
-        f"{_PACKAGE}.lifecycle:cleanup", "Remove what jobs hold and what they left in the store."
+        f"{_PACKAGE}.lifecycle:cleanup", "Free the resources of jobs and remove their records."
     ),
-    "prune": Lazy(f"{_PACKAGE}.lifecycle:prune", "Remove the records of jobs that ended long ago."),
+    "prune": Lazy(f"{_PACKAGE}.lifecycle:prune", "Remove the records of old jobs."),
 }
 
-_OF_OTHERS = {"rm": "cleanup", "show": "status", "exec": "debug"}
+_OTHER_TOOLS = {"rm": "cleanup", "show": "status", "exec": "debug"}
 _GROUP_HELP = """List jobs, read their logs and results, stop and remove them.
 
-The beginning of a job's id is enough; --last, or - in place of an id, is the newest job. Jobs that
-have ended stay until they are pruned.
+You can shorten an ID to its first characters. --last, or - instead of an ID, selects the newest
+job. Jobs that have ended stay in the list until you prune them.
 
 \b
 Examples:
@@ -89,8 +88,10 @@ Examples:
   kinetic jobs prune --older-than 7d
 """
 
-_LIST_HELP = """List jobs, newest first. TIME is how long the function ran in its last attempt, or
-has been running; AGE counts from submission.
+_LIST_HELP = """List jobs, newest first.
+
+TIME is how long the function has been running, or ran in its last attempt. AGE is the time since
+submission.
 
 \b
 Examples:
@@ -100,9 +101,12 @@ Examples:
   kinetic jobs list --group grp-1a2b3c4d --state failed
 """
 
-_STATUS_HELP = """Show where a job stands and what each of its hosts is doing; once it has ended,
-how they ended. Of a job that was tried again, each attempt is shown with its verdict. With the id
-of a batch, show how many of its jobs are in which state, and what they have cost together.
+_STATUS_HELP = """Show the state of a job.
+
+For a running job, show the activity of each host; for a job that has ended, how each host ended.
+If the job had several attempts, list each with its outcome.
+
+With the ID of a batch, count its jobs by state and show their total cost.
 
 \b
 Examples:
@@ -116,12 +120,12 @@ Examples:
     cls=LazyGroup,
     lazy=_COMMANDS,
     aliases={"ls": "list"},
-    elsewhere={each: f"kinetic jobs {own}" for each, own in _OF_OTHERS.items()},
+    elsewhere={name: f"kinetic jobs {own}" for name, own in _OTHER_TOOLS.items()},
     help=_GROUP_HELP,
     short_help="List jobs, read their logs, stop and remove them.",
 )
 def jobs() -> None:
-    """Commands about jobs."""
+    """Group of the commands about jobs."""
 
 
 @click.command("list", help=_LIST_HELP)
@@ -133,22 +137,22 @@ def jobs() -> None:
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="Show at most this many jobs.",
+    help="List at most N jobs.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Show all jobs.")
+@click.option("--all", "show_all", is_flag=True, help="List all jobs.")
 @click.option(
     "--state",
     "states",
     metavar="STATE",
     multiple=True,
     type=click.Choice(STATES, case_sensitive=False),
-    help=f"Only jobs in this state: {', '.join(STATES).lower()}. Can be given several times.",
+    help=f"List only jobs in this state: {', '.join(STATES).lower()}. Repeatable.",
 )
 @click.option(
     "--group",
     metavar="ID",
     shell_complete=complete_with("batches"),
-    help="Only jobs of this batch.",
+    help="List only jobs of this batch.",
 )
 @ignore_option("--output-dir")
 @json_option
@@ -173,12 +177,10 @@ def list_jobs(
             [ref.attributes() | _document(standing) for ref, standing in jobs]
         )
     if not jobs:
-        return output.notice(
-            "There are no such jobs." if states or group else "There are no jobs yet."
-        )
+        return output.notice("No job matches." if states or group else "There are no jobs yet.")
     if group is not None:
         output.notice(f"Batch {app.batch_name(jobs[0][0].group_id or group)}:")
-    # Most jobs have no reason: the column appears only if one has.
+    # Most jobs have no reason: hide the column if none has one.
     has_reasons = any(standing.reason for _, standing in jobs if standing.state != UNKNOWN)
     left_out = [] if has_reasons else ["REASON"]
     if (output.width() or _NARROW) < _NARROW:
@@ -187,7 +189,7 @@ def list_jobs(
     rows = [_cells(ref, standing, now) for ref, standing in jobs]
     output.table(_COLUMNS, rows, left_out=left_out, right=right, cut="NAME", below="REASON")
     if more:
-        output.notice("There are more jobs: --all shows them.")
+        output.notice("There are more jobs: --all lists all of them.")
     for why in dict.fromkeys(standing.reason for _, standing in jobs if standing.state == UNKNOWN):
         output.notice(f"Some states are unknown: {why}")
     return None
@@ -217,7 +219,7 @@ def _document(standing: JobStanding) -> dict[str, Any]:
 @job_argument("jobs")
 @pass_app
 def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
-    """Print what is known about one job, or of a batch."""
+    """Print the state of a job or a batch."""
     if job_id.startswith(BATCH):
         return _print_batch(app, job_id, as_json=as_json)
     ref = app.find(job_id)
@@ -255,10 +257,10 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
 
 
 def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
-    """Print how many of a batch's jobs are in which state, and what they have cost together.
+    """Print the number of a batch's jobs in each state, and their total cost.
 
     Raises:
-        NotFound: there is no such batch.
+        NotFound: the batch does not exist.
     """
     from kinetic._client.batch.failures import describe_unsubmitted
     from kinetic._client.batch.records import BatchRecords
@@ -267,7 +269,7 @@ def _print_batch(app: AppContext, text_of_id: str, *, as_json: bool) -> None:
     refs = app.list_batch(text_of_id)
     group_id = (refs[0].group_id if refs else None) or text_of_id
     batch: Batch | None = None
-    with contextlib.suppress(KineticError):  # It was removed, or is damaged; its jobs are there.
+    with contextlib.suppress(KineticError):  # Without the batch's record, show only its jobs.
         batch = BatchRecords.open(app.store, group_id).batch
     jobs = app.board.add_starts(app.board.select(refs, None)[0])
     spending = SpendingWatch(app.board).read(jobs)
@@ -298,7 +300,7 @@ def _cost_document(cost: Cost, so_far_usd: float) -> dict[str, Any]:
 
 
 def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
-    """What the hosts of a running job are doing; [] if unknown."""
+    """Return the activity of a running job's hosts; [] if it is unknown."""
     from kinetic._client.activity_watch import ActivityWatch
 
     with ActivityWatch(app, {ref.job_id}) as watch:
@@ -313,7 +315,7 @@ def _facts(
     outcome: Outcome | None,
     gang: GangPicture,
 ) -> list[tuple[str, str]]:
-    from kinetic._client.board import shape  # lists do without
+    from kinetic._client.board import shape  # Lists do not need it.
 
     now, real = app.now(), ref.place.stands_in_for
     facts = [
@@ -337,7 +339,8 @@ def _facts(
 
 
 def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
-    """How many slices one process was to have; the hosts of other jobs tell theirs."""
+    """Return the number of slices of a single-controller job; 1 for other jobs, whose hosts imply
+    it."""
     if not ref.has_single_controller:
         return 1
     plan = app.board.plan(ref)
@@ -353,7 +356,7 @@ def _describe_start(gang: GangPicture, ended_at: float | None, now: float) -> st
 
 
 def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
-    from kinetic._client.result import describe_files  # lists do without
+    from kinetic._client.result import describe_files  # Lists do not need it.
 
     facts: list[tuple[str, Any]] = [
         (
@@ -371,7 +374,7 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _name_blamed(outcome: Outcome) -> str:
-    """The hosts that failed first; none where no host has ever run, or none is at fault."""
+    """Return the hosts that failed first; "" if no host has ever run or none is at fault."""
     is_late = outcome.first is not None and str(outcome.first.exit) in ("timeout", "over_budget")
     if str(outcome.verdict) != "failed" or is_late or _has_never_run(outcome):
         return ""
@@ -379,7 +382,7 @@ def _name_blamed(outcome: Outcome) -> str:
 
 
 def _has_never_run(outcome: Outcome) -> bool:
-    """Whether no host has joined, for a reason that the verdict gives."""
+    """True if no host has joined, for a reason that the verdict states."""
     return all(
         str(r.exit) == "never_joined" and (not r.detail or r.detail.rstrip(".") in outcome.reason)
         for r in outcome.reports
@@ -387,15 +390,15 @@ def _has_never_run(outcome: Outcome) -> bool:
 
 
 def _print_attempts(attempts: Sequence[AttemptPicture]) -> None:
-    """When each attempt started, how it ended and why; only the last ones if there are many."""
-    latest = attempts[-_ATTEMPTS_SHOWN:]
+    """Print start, end and reason of the last attempts."""
+    latest = attempts[-_MOST_ATTEMPTS:]
     output.line()
-    rows = [(", ".join(map(str, each.slices)), *_attempt_cells(each)) for each in latest]
+    rows = [(", ".join(map(str, one.slices)), *_attempt_cells(one)) for one in latest]
     left_out = [] if latest[0].slices else ["SLICES"]
     output.table(_ATTEMPT_COLUMNS, rows, left_out=left_out, right=("TIME",), wrap="REASON")
     if len(attempts) > len(latest):
         earlier = text.count(len(attempts) - len(latest), "earlier attempt")
-        output.notice(f"{earlier}: --json shows them all.")
+        output.notice(f"{earlier} not shown: --json lists all of them.")
 
 
 def _attempt_cells(attempt: AttemptPicture) -> tuple[str, ...]:
@@ -410,28 +413,29 @@ def _attempt_cells(attempt: AttemptPicture) -> tuple[str, ...]:
 
 
 def _print_running(members: list[HostLine]) -> None:
-    """What the hosts are doing; of a large gang, those that have stood still longest, and a count
-    of the rest."""
+    """Print the activity of the hosts. Of a large gang, print the hosts that have been idle
+    longest, and the number of the others."""
     from kinetic._client.board import activity
 
-    longest_still = sorted(members, key=lambda line: (-line.still_s, line.host))[:_HOSTS_SHOWN]
-    rows = [activity.cells(line) for line in sorted(longest_still, key=lambda line: line.host or 0)]
-    left_out = ["JOB", "NAME", "ACCELERATOR", "AGE", *activity.left_out(None, longest_still)]
+    idlest = sorted(members, key=lambda line: (-line.still_s, line.host))[:_MOST_HOSTS]
+    rows = [activity.cells(line) for line in sorted(idlest, key=lambda line: line.host or 0)]
+    left_out = ["JOB", "NAME", "ACCELERATOR", "AGE", *activity.left_out(None, idlest)]
     output.line()
     output.table(activity.COLUMNS, rows, left_out=left_out, right=activity.RIGHT, cut=activity.CUT)
-    if len(members) > len(longest_still):
+    if len(members) > len(idlest):
         output.notice(
-            f"{text.count(len(members) - len(longest_still), 'host')} more: `kinetic jobs top "
-            f"{members[0].ref.job_id}` shows them."
+            f"{text.count(len(members) - len(idlest), 'more host')}: `kinetic jobs top "
+            f"{members[0].ref.job_id}` shows all of them."
         )
 
 
 def _print_hosts(ref: JobRef, outcome: Outcome, slices: Sequence[int]) -> None:
-    """How the hosts ended; of a large gang, those that failed, and a count of the rest."""
+    """Print how the hosts ended. Of a large gang, print the hosts that failed, and the number of
+    the others."""
     from kinetic._client.board import shape
 
     reports = sorted(outcome.reports, key=lambda r: (r.host not in outcome.blamed, r.ok, r.host))[
-        :_HOSTS_SHOWN
+        :_MOST_HOSTS
     ]
     output.line()
     output.table(
@@ -446,8 +450,8 @@ def _print_hosts(ref: JobRef, outcome: Outcome, slices: Sequence[int]) -> None:
     )
     if len(outcome.reports) > len(reports):
         output.notice(
-            f"{text.count(len(outcome.reports) - len(reports), 'host')} more: --json shows them "
-            "all."
+            f"{text.count(len(outcome.reports) - len(reports), 'more host')}: --json lists all of "
+            "them."
         )
 
 
@@ -462,5 +466,5 @@ def _timestamp(seconds: float) -> str:
 
     try:
         return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %z}"
-    except (OverflowError, OSError, ValueError):  # garbage in a record
+    except (OverflowError, OSError, ValueError):  # The record is damaged.
         return "?"

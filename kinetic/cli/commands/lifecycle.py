@@ -1,8 +1,5 @@
 """`kinetic jobs stacks`, `debug`, `cancel`, `kill`, `cleanup` and `prune`: inspecting, stopping and
-removing jobs.
-
-In: ids, ages. Out: a report of what was done.
-"""
+removing jobs."""
 
 from __future__ import annotations
 
@@ -25,64 +22,65 @@ if TYPE_CHECKING:
     from kinetic.cli.pruning import Swept
 
 LISTED = 20
-"""How many removed jobs are named; a dry run names all."""
+"""Maximum number of removed jobs to list; a dry run lists all."""
 
-_STACKS_HELP = """Show where the Python code of a running job stands, on every host.
+_STACKS_HELP = """Show the Python stacks of a running job, on every host.
 
-Hosts that stand at the same place are shown together; the odd one out comes first.
+Hosts with the same stack are grouped; the smallest group comes first.
 
 \b
 Example:
   kinetic jobs stacks job-1a2b
 """
 
-_CANCEL_HELP = """Stop jobs. Their functions get SIGTERM first; their logs and records stay.
+_CANCEL_HELP = """Stop jobs.
+
+Each function gets SIGTERM first. Logs and records stay.
 
 \b
 Examples:
   kinetic jobs cancel job-1a2b
   kinetic jobs cancel 1a2b 77c0
-  kinetic jobs cancel grp-1a2b      a batch: nothing more is submitted
+  kinetic jobs cancel grp-1a2b      a batch: also stops submitting its inputs
 """
 
-_CLEANUP_HELP = """Remove what jobs hold on their backend (--k8s) and what they left in the store
-(--gcs).
+_CLEANUP_HELP = """Remove jobs from their backend (--k8s) and from the store (--gcs).
 
-A job that is running is stopped first.
+A running job is stopped first.
 
 \b
 Examples:
   kinetic jobs cleanup job-1a2b
-  kinetic jobs cleanup --no-gcs job-1a2b      keep its records and logs
+  kinetic jobs cleanup --no-gcs job-1a2b      keeps its records and logs
 """
 
-_PRUNE_HELP = """Remove the records, logs and kept files of jobs that ended long ago.
+_PRUNE_HELP = """Remove the records, logs and stored files of old jobs.
 
-Then removes stored source files, payloads and data that no remaining job needs and that are older
-than a day (in a bucket: that no submission has used for a week). It is safe to submit jobs at the
-same time. Files that functions left in their output folders are never removed.
+Then remove source files, payloads and data in the store that no remaining job needs, if they are
+older than a day (in a bucket: if no submission has used them for a week). You can submit jobs at
+the same time. Files in output folders are never removed.
 
 \b
 Examples:
   kinetic jobs prune --dry-run
   kinetic jobs prune --older-than 30d --yes
 """
-_KILL_HELP = """Kill hosts of a running job on purpose, to see what it does when it loses them.
+_KILL_HELP = """Kill hosts of a running job, to test how it recovers from losing them.
 
-By default the processes that run the function get SIGKILL, as in a crash. On a cluster the pods are
-deleted: with KILL at once, with TERM they have their time to end. To stop a job, use `kinetic jobs
-cancel`.
+By default, the processes that run the function get SIGKILL, as in a crash. On a cluster, the pods
+are deleted: KILL deletes them at once, TERM gives them their grace period. To stop a job, use
+`kinetic jobs cancel` instead.
 
 \b
 Examples:
   kinetic jobs kill job-1a2b --slice 1
   kinetic jobs kill job-1a2b --slice 1 --host 0
-  kinetic jobs kill job-1a2b --host 3 --agents --signal TERM  # preempts it
+  kinetic jobs kill job-1a2b --host 3 --agents --signal TERM  # a preemption
 """
 _DEBUG_HELP = """Attach a debugger to a job that was started with debug=True.
 
-Waits until the leader's debugger listens, says what to write into launch.json, and forwards the
-port until the job ends or Ctrl-C.
+Wait for the leader's debugger, print the configuration for launch.json, and forward the port until
+the job ends or you press Ctrl-C.
 
 \b
 Examples:
@@ -120,11 +118,11 @@ def cancel(
     cleanup_timeout: float,
     cleanup_poll_interval: float,
 ) -> None:
-    """Ask jobs to stop."""
+    """Cancel jobs and batches."""
     batches, refs = _find_all(app, job_ids)
     for batch in batches:
         batch.cancel()
-        output.line(f"{batch.group_id} is cancelled: nothing more is submitted.")
+        output.line(f"{batch.group_id} is cancelled. No more inputs are submitted.")
     for ref in refs:
         if app.board.verdict(ref) is not None:
             output.notice(f"{ref.job_id} has already ended.")
@@ -135,14 +133,14 @@ def cancel(
 
 @click.command("cleanup", help=_CLEANUP_HELP)
 @click.option(
-    "--k8s/--no-k8s", default=True, help="What the job holds on its backend: processes, pods."
+    "--k8s/--no-k8s", default=True, help="Remove the job's processes or pods on its backend."
 )
 @click.option(
-    "--gcs/--no-gcs", default=True, help="What the job left in the store: records, logs, the value."
+    "--gcs/--no-gcs", default=True, help="Remove its records, logs and value from the store."
 )
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
-@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # It never asks.
+@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # Never asks.
 @jobs_argument("jobs", required=True)
 @pass_app
 def cleanup(
@@ -155,7 +153,7 @@ def cleanup(
     cleanup_timeout: float,
     cleanup_poll_interval: float,
 ) -> None:
-    """Remove jobs."""
+    """Clean up jobs and batches."""
     batches, refs = _find_all(app, job_ids)
     for batch in batches:
         batch.cleanup(k8s=k8s, gcs=gcs)
@@ -171,11 +169,11 @@ def cleanup(
 
 
 def _find_all(app: AppContext, ids: tuple[str, ...]) -> tuple[list[BatchHandle[Any]], list[JobRef]]:
-    """Find all batches and jobs before anything is done: one wrong id must not leave half of the
-    work done."""
-    groups = [each for each in ids if each.startswith(BATCH)]
+    """Find all batches and jobs before acting on any, so that a wrong id does not leave the work
+    half done."""
+    groups = [text_id for text_id in ids if text_id.startswith(BATCH)]
     batches = {batch.group_id: batch for batch in map(app.open_batch, groups)}
-    jobs = map(app.find_to_end, (each for each in ids if each not in groups))
+    jobs = map(app.find_to_end, (text_id for text_id in ids if text_id not in groups))
     refs = list({ref.job_id: ref for ref in jobs}.values())
     return list(batches.values()), refs
 
@@ -187,14 +185,18 @@ def _find_all(app: AppContext, ids: tuple[str, ...]) -> tuple[list[BatchHandle[A
     type=AGE,
     default="7d",
     show_default=True,
-    help="Only jobs that ended at least this long ago.",
+    help="Remove only jobs that ended at least this long ago.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="List the jobs that would be removed, without removing anything.",
+)
 @yes_option
 @json_option
 @pass_app
 def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as_json: bool) -> int:
-    """Remove old records, then content that is not used any more."""
+    """Remove old records, then unused content."""
     from kinetic._store.gc_lock import content_age_s
     from kinetic._store.many import at_once
     from kinetic.cli import pruning
@@ -208,15 +210,17 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
             return _report("Would remove", old, unused, [], as_json, listed=None)
         if old or any((unused.contents, unused.data, unused.orphans, unused.batches)):
             _confirm(old, unused)
-    away: dict[Place, str] = {}
-    tried = at_once(lambda ref: _try_remove(app, ref, away), old, app.store.calls_at_once // 4)
+    unreachable: dict[Place, str] = {}
+    tried = at_once(
+        lambda ref: _try_remove(app, ref, unreachable), old, app.store.calls_at_once // 4
+    )
     failed = [problem for problem in tried if problem]
     failed_ids = {problem["job_id"] for problem in failed}
     swept = pruning.Swept()
     try:
         swept = pruning.sweep(app.store, older_than=limit)
     except StoreError as error:
-        output.notice(f"warning: nothing but jobs was removed: {error}")
+        output.notice(f"warning: Unused content was not removed: {error}")
         failed.append({"job_id": "", "error": str(error)})
     return _report(
         "Removed",
@@ -231,7 +235,7 @@ def prune(app: AppContext, /, *, older_than: float, dry_run: bool, yes: bool, as
 def _confirm(old: list[JobRef], unused: Swept) -> None:
     what = _count_removed(old, unused)
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{what} would be removed. Add --yes to remove without being asked.")
+        raise click.UsageError(f"This would remove {what}. Add --yes to confirm.")
     for line in _lines(old, LISTED):
         output.notice(line)
     click.confirm(f"Remove {what} with records and logs?", abort=True, err=True)
@@ -243,29 +247,31 @@ def _count_removed(refs: list[JobRef], swept: Swept) -> str:
 
 
 def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
-    """A line for each of the first `limit` jobs, and one for the rest."""
+    """Return a line for each of the first `limit` jobs, and one for the rest."""
     lines = [f"  {ref.job_id}  {text.printable(ref.display_name)}" for ref in refs[:limit]]
     return [*lines, f"  and {len(refs) - len(lines)} more"] if len(lines) < len(refs) else lines
 
 
-def _try_remove(app: AppContext, ref: JobRef, away: dict[Place, str]) -> dict[str, Any] | None:
-    """Remove one job; report a failure instead of raising, so that the others are removed too.
+def _try_remove(
+    app: AppContext, ref: JobRef, unreachable: dict[Place, str]
+) -> dict[str, Any] | None:
+    """Remove one job; return a failure instead of raising, so that the other jobs are removed too.
 
-    A place that does not answer is added to `away`: its other jobs are kept without a try, because
-    each would take as long.
+    If a backend does not answer, it is added to `unreachable` and its other jobs are skipped,
+    because each would time out.
     """
     from kinetic.cli import pruning
 
-    problem = away.get(ref.place, "")
+    problem = unreachable.get(ref.place, "")
     if not problem:
         try:
             pruning.remove(app, ref)
             return None
         except BackendUnavailable as error:
-            problem = away[ref.place] = str(error)
+            problem = unreachable[ref.place] = str(error)
         except KineticError as error:
             problem = str(error)
-        output.notice(f"warning: {ref.job_id} was kept: {problem}")
+        output.notice(f"warning: {ref.job_id} was not removed: {problem}")
     return {"job_id": ref.job_id, "error": problem}
 
 
@@ -299,9 +305,11 @@ def _report(
 
 
 @click.command("kill", help=_KILL_HELP)
-@click.option("--slice", "slice_", metavar="N", type=int, help="The hosts of this slice, from 0.")
 @click.option(
-    "--host", metavar="N", type=int, help="Only this host of the slice; else this one of the job."
+    "--slice", "slice_", metavar="N", type=int, help="Kill the hosts of this slice, counted from 0."
+)
+@click.option(
+    "--host", metavar="N", type=int, help="Kill only this host of the slice, or of the whole job."
 )
 @click.option(
     "--signal",
@@ -309,7 +317,7 @@ def _report(
     default="KILL",
     show_default=True,
     shell_complete=complete_with("signals"),
-    help="What to send: a name or a number.",
+    help="Signal to send: a name or a number.",
 )
 @click.option(
     "--agents",
@@ -332,25 +340,25 @@ def kill(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Kill hosts."""
+    """Kill hosts of a job."""
     from kinetic._client import killing
 
     handle = app.handle(job_id)
     hosts, name = killing.choose_hosts(handle.ref, slice_, host), killing.signal_of(signal).name
     ref = handle.ref
-    named = f"{killing.name_machines(ref, hosts)} of {ref.job_id}"
+    machines = f"{killing.name_machines(ref, hosts)} of {ref.job_id}"
     if not yes and not handle.status().ended:
-        whom = f"{'the agents of ' if agents else ''}{named}"
+        target = f"{'the agents of ' if agents else ''}{machines}"
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{name} would be sent to {whom}. Add --yes to send it unasked.")
-        click.confirm(f"Send {name} to {whom}?", abort=True, err=True)
+            raise click.UsageError(f"This would send {name} to {target}. Add --yes to confirm.")
+        click.confirm(f"Send {name} to {target}?", abort=True, err=True)
     killed = handle.kill_hosts(slice_, host, signal=signal, agents=agents)
     if as_json:
         output.json_document({"job_id": handle.job_id, "signal": name, "hosts": list(killed)})
         return exit_codes.OK
     output.line(f"{name} was sent to {killing.name_machines(ref, killed)} of {ref.job_id}.")
     if missed := tuple(sorted(set(hosts) - set(killed))):
-        output.notice(f"Nothing runs on {killing.name_machines(ref, missed)} at present.")
+        output.notice(f"No process was running on {killing.name_machines(ref, missed)}.")
     return exit_codes.OK
 
 
@@ -361,12 +369,12 @@ def kill(
     type=click.IntRange(0, 65535),
     default=5678,
     show_default=True,
-    help="Port of this machine; 0 takes any free one.",
+    help="Port on this machine; 0 for any free port.",
 )
 @click.option(
     "--working-dir",
     metavar="PATH",
-    help="Where the job's source is on this machine; by default where it was sent from.",
+    help="Folder of the job's source on this machine. [default: the folder it was sent from]",
 )
 @job_argument("running_jobs")
 @pass_app
@@ -376,7 +384,7 @@ def debug(app: AppContext, /, *, job_id: str, port: int, working_dir: str | None
     try:
         forward = handle.debug_attach(port, working_dir)
         forward.wait()
-    except KeyboardInterrupt:  # also while still waiting for the debugger
+    except KeyboardInterrupt:  # Maybe while still waiting for the debugger.
         if forward is not None:
             forward.terminate()
         output.notice(

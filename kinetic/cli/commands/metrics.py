@@ -1,7 +1,7 @@
-"""`kinetic jobs metrics`: what jobs have logged with `kinetic.log`, as a table, curves, JSON, CSV,
-a picture or event files.
+"""`kinetic jobs metrics`: values that jobs log with `kinetic.log`, as a table, curves, JSON, CSV,
+an image or event files.
 
-With --follow it prints rows as they are logged, a line each.
+With --follow, one row for each value as it is logged.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from kinetic._core.metrics import Series
     from kinetic._core.ref import JobRef
 
-_HELP = """Show what jobs have logged with kinetic.log, step by step, and figures of their hosts.
+_HELP = """Show the metrics that jobs log with kinetic.log, and measurements of their hosts.
 
-On a terminal the first metric, or those of --name, is drawn as curves: one for each job and host.
-Host 0 is shown unless you ask for others. A step that was trained again shows as it was trained
-last.
+On a terminal, the first metric, or each metric of --name, is drawn below the table, with one curve
+for each job and host. Only host 0 is shown unless you choose others. If a step was trained several
+times, its last values count.
 
 \b
 Examples:
@@ -49,17 +49,17 @@ _RIGHT = ("VALUES", "STEP", "LAST", "LEAST", "GREATEST")
 _CSV = "job_id,host,attempt,step,time,name,value"
 _CHART_LINES = 12
 _DRAWN_POINTS = 2000
-"""Of a curve; more would not be seen."""
+"""Maximum number of points of a curve; more could not be distinguished."""
 
 
 class _Choice(NamedTuple):
-    """Which series.
+    """A selection of series.
 
     Attributes:
-        names: of metrics; () for all.
+        names: names of metrics; () for all.
         hosts: None for all.
         attempt: None for all.
-        repeats: also steps that were trained again.
+        repeats: also values of steps that were trained again.
     """
 
     names: tuple[str, ...]
@@ -73,9 +73,9 @@ class _ShownJob(NamedTuple):
     reader: MetricsReader
 
     def series(self, choice: _Choice) -> list[Series]:
-        """What was chosen of what was read."""
+        """Return the chosen series of the job."""
         everything = self.reader.recording.series(repeats=choice.repeats)
-        return [each for each in everything if not choice.names or each.name in choice.names]
+        return [one for one in everything if not choice.names or one.name in choice.names]
 
 
 @click.command("metrics", help=_HELP, short_help="Show what jobs have logged with kinetic.log.")
@@ -85,21 +85,31 @@ class _ShownJob(NamedTuple):
     "names",
     metavar="NAME",
     multiple=True,
-    help="Only this metric. Repeatable.",
+    help="Show only this metric. Repeatable.",
 )
 @host_options(
-    all_hosts="All hosts, each with curves of its own.",
-    attempt="Only what the N-th attempt has logged. [default: all, each step as it was trained "
-    "last]",
+    all_hosts="Show all hosts, each with its own curves.",
+    attempt="Show only values of attempt N. [default: for each step, the last attempt]",
 )
-@click.option("--repeats", is_flag=True, help="Also steps that were trained again, each time.")
-@click.option("--follow", "-f", is_flag=True, help="Print rows until the jobs end.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: with --follow a line per row.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, a line per value.")
+@click.option(
+    "--repeats", is_flag=True, help="Show all values of steps that were trained several times."
+)
+@click.option(
+    "--follow", "-f", is_flag=True, help="Print values as they are logged, until the jobs end."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON; with --follow, one line per value."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, one line per value.")
 @click.option(
     "--chart/--no-chart", default=None, help="Draw curves below the table. [default: on a terminal]"
 )
-@click.option("--plot", "picture", metavar="FILE", help="Draw a picture: loss.png, .svg, .pdf.")
+@click.option(
+    "--plot",
+    "picture",
+    metavar="FILE",
+    help="Draw the curves into an image file: .png, .svg, .pdf.",
+)
 @click.option("--tensorboard", metavar="DIR", help="Write event files for TensorBoard.")
 @jobs_argument("jobs", required=True)
 @pass_app
@@ -120,9 +130,9 @@ def metrics(
     picture: str | None,
     tensorboard: str | None,
 ) -> None:
-    """Show metrics."""
+    """Show the metrics of jobs."""
     if as_json and as_csv:
-        raise UsageError("Give either --json or --csv.")
+        raise UsageError("Give either --json or --csv, not both.")
     choice = _Choice(names, None if all_hosts else hosts or (0,), attempt, repeats)
     watched = [_open(app, job_id, choice) for job_id in dict.fromkeys(job_ids)]
     if follow:
@@ -165,7 +175,7 @@ def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) 
     if not rows:
         return output.notice(_explain_absence(watched, choice))
     if unknown := [name for name in choice.names if name not in {row.name for _, row in rows}]:
-        output.notice(f"Nothing was logged as {', '.join(unknown)}.")
+        output.notice(f"No values were logged for {', '.join(unknown)}.")
     cells = [_cells(*row) for row in rows]
     left_out = _left_out(watched, choice)
     output.table(_COLUMNS, cells, left_out=left_out, right=_RIGHT, cut="METRIC")
@@ -179,13 +189,16 @@ def _print_table(watched: Sequence[_ShownJob], choice: _Choice, *, chart: bool) 
 
 
 def _explain_absence(watched: Sequence[_ShownJob], choice: _Choice) -> str:
-    everything = (series for each in watched for series in each.reader.recording.series())
+    everything = (series for job in watched for series in job.reader.recording.series())
     names = dict.fromkeys(series.name for series in everything)
     if choice.names and names:
-        return f"No such metric was logged; there are: {', '.join(names)}."
-    who = "The job has" if len(watched) == 1 else "The jobs have"
-    of = "" if choice.hosts is None else " on the hosts that were asked for (see --all-hosts)"
-    return f"{who} logged nothing{of}. A function logs with kinetic.log(step=step, loss=loss)."
+        return f"No metric of this name was logged. The metrics are: {', '.join(names)}."
+    subject = "The job has" if len(watched) == 1 else "The jobs have"
+    hosts = "" if choice.hosts is None else " on the chosen hosts (see --all-hosts)"
+    return (
+        f"{subject} logged no metrics{hosts}. Log them in the function: "
+        "kinetic.log(step=step, loss=loss)."
+    )
 
 
 def _left_out(watched: Sequence[_ShownJob], choice: _Choice) -> list[str]:
@@ -194,7 +207,7 @@ def _left_out(watched: Sequence[_ShownJob], choice: _Choice) -> list[str]:
 
 
 def _rows(watched: Sequence[_ShownJob], choice: _Choice) -> list[tuple[JobRef, Series]]:
-    return [(each.ref, series) for each in watched for series in each.series(choice) if len(series)]
+    return [(job.ref, series) for job in watched for series in job.series(choice) if len(series)]
 
 
 def _cells(ref: JobRef, series: Series) -> tuple[str, ...]:
@@ -205,13 +218,13 @@ def _cells(ref: JobRef, series: Series) -> tuple[str, ...]:
         str(series.host),
         str(len(series)),
         str(series.steps[-1]) if series.has_steps else "-",
-        _word(series.name, series.values[-1]),
-        _word(series.name, min(numbers, default=math.nan)),
-        _word(series.name, max(numbers, default=math.nan)),
+        _format_value(series.name, series.values[-1]),
+        _format_value(series.name, min(numbers, default=math.nan)),
+        _format_value(series.name, max(numbers, default=math.nan)),
     )
 
 
-def _word(name: str, value: float) -> str:
+def _format_value(name: str, value: float) -> str:
     is_size = name.startswith(HOST_PREFIX) and name.endswith("_bytes") and math.isfinite(value)
     return text.size(value) if is_size else f"{value:.6g}"
 
@@ -235,7 +248,7 @@ def _draw(name: str, watched: Sequence[_ShownJob], choice: _Choice, width: int) 
 
 
 def _curves(name: str, watched: Sequence[_ShownJob], choice: _Choice) -> list[Curve]:
-    """One for each job and host."""
+    """Return one curve for each job and host."""
     from kinetic._client.curves import Curve
 
     several = len(watched) > 1, choice.hosts != (0,)
@@ -246,9 +259,9 @@ def _curves(name: str, watched: Sequence[_ShownJob], choice: _Choice) -> list[Cu
     ]
 
 
-def _label(ref: JobRef, series: Series, of_jobs: bool, of_hosts: bool) -> str:
-    job = f"{text.printable(ref.display_name)} ({ref.job_id})" if of_jobs else ""
-    host = f"host {series.host}" if of_hosts else ""
+def _label(ref: JobRef, series: Series, with_jobs: bool, with_hosts: bool) -> str:
+    job = f"{text.printable(ref.display_name)} ({ref.job_id})" if with_jobs else ""
+    host = f"host {series.host}" if with_hosts else ""
     return ", ".join(filter(None, (job, host))) or text.printable(series.name)
 
 
@@ -256,12 +269,13 @@ def _draw_picture(path: str, watched: Sequence[_ShownJob], choice: _Choice) -> N
     from kinetic._client import curves
 
     rows = _rows(watched, choice)
-    logged = dict.fromkeys(each.name for _, each in rows if not each.name.startswith(HOST_PREFIX))
-    names = choice.names or tuple(logged) or tuple(dict.fromkeys(each.name for _, each in rows))
+    everything = dict.fromkeys(series.name for _, series in rows)
+    logged = tuple(name for name in everything if not name.startswith(HOST_PREFIX))
+    names = choice.names or logged or tuple(everything)
     if not rows:
         raise UsageError(_explain_absence(watched, choice))
     curves.draw_picture(path, [(name, _curves(name, watched, choice)) for name in names])
-    output.notice(f"kinetic: {path} has {text.count(len(names), 'chart')}.")
+    output.notice(f"kinetic: Wrote {text.count(len(names), 'chart')} to {path}.")
 
 
 def _write_events(folder: str, watched: Sequence[_ShownJob], choice: _Choice) -> None:
@@ -275,8 +289,8 @@ def _write_events(folder: str, watched: Sequence[_ShownJob], choice: _Choice) ->
         raise UsageError(_explain_absence(watched, choice))
     count = curves.write_events(folder, list(runs.items()))
     output.notice(
-        f"kinetic: {folder} has {text.count(count, 'value')}; `tensorboard --logdir {folder}` "
-        "shows them."
+        f"kinetic: Wrote {text.count(count, 'value')} to {folder}. Show them with `tensorboard "
+        f"--logdir {folder}`."
     )
 
 
@@ -330,7 +344,7 @@ def _print_rows(
     as_json: bool,
     as_csv: bool,
 ) -> None:
-    """Print what is logged as it comes."""
+    """Print values as they are logged."""
     import json
 
     if as_csv:
@@ -356,7 +370,7 @@ def _print_rows(
                 where = [job.ref.job_id] if len(watched) > 1 else []
                 where += [] if choice.hosts == (0,) else [f"host {series.host}"]
                 at = "-" if step < 0 else f"step {step}"
-                words = f"{text.printable(series.name)} {_word(series.name, value)}"
+                words = f"{text.printable(series.name)} {_format_value(series.name, value)}"
                 output.line("  ".join([*where, at, words]))
         output.flush()
 
@@ -364,7 +378,7 @@ def _print_rows(
 def _new_series(
     app: AppContext, watched: Sequence[_ShownJob], choice: _Choice
 ) -> Iterator[tuple[_ShownJob, Series]]:
-    """Yield what each job logs, once, in the order in which it arrives."""
+    """Yield the values of each job as they arrive."""
     from kinetic._core.metrics import Recording
 
     for job, chunk in _chunks(app, watched):
@@ -381,7 +395,7 @@ def _new_series(
 def _chunks(
     app: AppContext, watched: Sequence[_ShownJob]
 ) -> Iterator[tuple[_ShownJob, LogChunk | None]]:
-    """Yield what each job logs, by turns; None at least every 0.1 s."""
+    """Yield the log chunks of all jobs in turn, with None at least every 0.1 s."""
     streams = [
         (job, app.handle_of(job.ref).chunks(replace(job.reader.request, follow=True)))
         for job in watched
@@ -393,10 +407,10 @@ def _chunks(
             if chunk is _END:
                 streams.remove(stream)
             else:
-                # A job that logs much must not keep the others waiting.
+                # Limit the chunks per turn, so that a job with many does not delay the others.
                 more = itertools.takewhile(lambda c: c is not None, itertools.islice(chunks, 100))
-                for one in itertools.chain([chunk], more):
-                    yield job, one
+                for item in itertools.chain([chunk], more):
+                    yield job, item
 
 
 _END: Any = object()

@@ -1,4 +1,4 @@
-"""`kinetic jobs logs`, `result` and `wait`: what a job printed and returned, and how it ended.
+"""`kinetic jobs logs`, `result` and `wait`: a job's output, its value and its end.
 
 In: a job's id. Out: bytes of logs, values, exit codes.
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from kinetic._client.batch.handle import BatchHandle
     from kinetic._client.handle import JobHandle
 
-_LOGS_HELP = """Print what the hosts of a job printed.
+_LOGS_HELP = """Print the logs of a job: everything that its hosts wrote to stdout and stderr.
 
-Without -f, prints what there is and ends. With -f, waits for a pending job, prints as the job
-prints, and ends with it.
+Without -f, print the present logs and exit. With -f, wait for the job to start, print its output
+as it comes, and exit when the job ends.
 
 \b
 Examples:
@@ -42,9 +42,9 @@ Examples:
   kinetic jobs logs --all-hosts --timestamps job-1a2b | grep loss
 """
 
-_RESULT_HELP = """Wait for a job and print the value that it returned.
+_RESULT_HELP = """Wait for a job and print its return value.
 
-A job that failed prints its error, as the call would have raised it, and exits with 1. The value
+If the job failed, print the exception that the call would have raised, and exit with 1. The value
 stays in the store.
 
 \b
@@ -57,11 +57,13 @@ _timeout_option = click.option(
     "--timeout",
     metavar="DURATION",
     type=DURATION,
-    help="Give up waiting after this time with exit code 124. The job keeps running.",
+    help="Stop waiting after this time and exit with 124. The job keeps running.",
 )
 
-_WAIT_HELP = """Wait for a job and exit with 0 if it succeeded, with 1 if it failed or was
-cancelled; for a batch (grp-...), with 0 if all of its inputs succeeded.
+_WAIT_HELP = """Wait for a job to end.
+
+Exit with 0 if the job succeeded, with 1 if it failed or was cancelled. For a batch (grp-...), exit
+with 0 if all of its inputs succeeded.
 
 \b
 Examples:
@@ -80,13 +82,13 @@ Examples:
     help="Start with the last N lines of each host.",
 )
 @host_options(
-    all_hosts='All hosts; each line starts with "[host N] ".',
-    attempt="Only the N-th attempt of a job that had several, from 1. [default: all, in order]",
+    all_hosts='Read all hosts; start each line with "[host N] ".',
+    attempt="Read only attempt N, counted from 1. [default: all, in order]",
 )
 @click.option(
     "--timestamps",
     is_flag=True,
-    help="Start each line with the time at which it was printed (UTC).",
+    help="Start each line with the time when it was printed (UTC).",
 )
 @ignore_option("--no-resume", is_flag=True)
 @job_argument("jobs")
@@ -103,7 +105,7 @@ def logs(
     attempt: int | None,
     timestamps: bool,
 ) -> None:
-    """Print output of hosts."""
+    """Print the logs."""
     from kinetic._backends.base import LogRequest
 
     ref = app.find(job_id)
@@ -111,11 +113,11 @@ def logs(
     prefixer = Prefixer(hosts=chosen is None or len(chosen) > 1, times=timestamps)
     request = LogRequest(hosts=chosen, follow=follow, tail=tail, attempt=attempt)
     if follow and app.board.read_standing(ref).reason == SUBMITTING:
-        output.notice(f"kinetic: {ref.job_id} does not run yet: {SUBMITTING}.")
+        output.notice(f"kinetic: {ref.job_id} is not running yet: {SUBMITTING}.")
     chunks = app.handle_of(ref).chunks(request, output.notice)
     if not output.copy_log(chunks, prefixer, flush=follow) and tail != 0:
         output.notice(
-            f"There is no output. `kinetic jobs status {ref.job_id}` shows where the job stands."
+            f"{ref.job_id} has no output yet. `kinetic jobs status {ref.job_id}` shows its state."
         )
 
 
@@ -125,7 +127,7 @@ def logs(
 @job_argument("jobs")
 @pass_app
 def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: bool) -> int:
-    """Wait for the end."""
+    """Wait for the end of the job or batch."""
     if job_id.startswith(BATCH):
         return _wait_for_batch(app.open_batch(job_id), timeout, as_json=as_json)
     handle = app.handle(job_id)
@@ -135,7 +137,7 @@ def wait(app: AppContext, /, *, job_id: str, timeout: float | None, as_json: boo
     elif not outcome.ok:
         output.error(
             f"{handle.job_id} {outcome.verdict}: {outcome.reason}",
-            f"`kinetic jobs result {handle.job_id}` shows the whole error.",
+            f"`kinetic jobs result {handle.job_id}` shows the full error.",
         )
     return exit_codes.of_outcome(outcome)
 
@@ -156,7 +158,7 @@ def _wait_for_batch(batch: BatchHandle[Any], timeout: float | None, *, as_json: 
         )
         output.error(
             f"{batch.group_id}: {counts_words.rstrip()}",
-            f"`kinetic jobs list --group {batch.group_id}` shows its jobs.",
+            f"`kinetic jobs list --group {batch.group_id}` lists its jobs.",
         )
     return exit_codes.OK if succeeded == total else exit_codes.FAILED
 
@@ -166,7 +168,7 @@ def _wait_for_batch(batch: BatchHandle[Any], timeout: float | None, *, as_json: 
 @click.option(
     "--cleanup/--no-cleanup",
     default=None,
-    help="Free what the job holds on its backend. Its records stay either way.",
+    help="Free the job's resources on its backend. Its records stay in either case.",
 )
 @click.option("--cleanup-timeout", metavar="SECONDS", type=float, default=180.0, hidden=True)
 @click.option("--cleanup-poll-interval", metavar="SECONDS", type=float, default=2.0, hidden=True)
@@ -184,7 +186,7 @@ def result(
     cleanup_poll_interval: float,
     as_json: bool,
 ) -> int:
-    """Print the value."""
+    """Print the job's value."""
     handle = app.handle(job_id)
     if not handle.wait(timeout).ok:
         return print_failure(handle)
@@ -199,8 +201,8 @@ def result(
 
 
 def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
-    """Print the error of a failed job as the call would raise it; `is_printed`: the leader's output
-    has been printed already."""
+    """Print the error of a failed job as the call would raise it. `is_printed`: the leader's output
+    has already been printed."""
     problem = handle.error(seen=is_printed)
     if problem is not None:
         output.failure(problem)
@@ -208,11 +210,11 @@ def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
 
 
 def _spell_numbers(value: Any) -> Any:
-    """Replace what is no number by its name, as metrics do: "NaN", "Infinity"."""
+    """Replace floats that are not finite by their names, as metrics do: "NaN", "Infinity"."""
     if isinstance(value, dict):
-        return {key: _spell_numbers(each) for key, each in value.items()}
+        return {key: _spell_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spell_numbers(each) for each in value]
+        return [_spell_numbers(item) for item in value]
     return output.json_number(value) if isinstance(value, float) else value
 
 
@@ -224,12 +226,12 @@ def _print_value(value: Any, as_json: bool) -> None:
         return output.json_document(plain, lambda part: _spell_numbers(_simplify(part)))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"The value has no JSON form ({error}). Leave --json out to see it as Python writes it."
+            f"The value cannot be written as JSON ({error}). Without --json, its repr is printed."
         ) from error
 
 
 def _simplify(value: Any) -> Any:
-    """Arrays and array scalars as lists and numbers."""
+    """Return arrays and array scalars as lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{a_type(value)} is in it")
+    raise TypeError(f"it contains {a_type(value)}")

@@ -1,4 +1,4 @@
-"""`kinetic jobs outputs`: the files that functions have left in their work and output folders.
+"""`kinetic jobs outputs`: the files that functions wrote to their work and output folders.
 
 In: the id of a job or a batch. Out: a table, or copies of the files.
 """
@@ -22,20 +22,21 @@ from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import job_argument, json_option
 from kinetic.errors import UsageError
 
-_HELP = """List the files that a function wrote into its work folder, which are kept, and into
-$KINETIC_OUTPUT_DIR; with --to, fetch them. Takes the id of a batch, too.
+_HELP = """List the output files of a job or a batch; with --to, fetch them.
 
-Files of the leader in the last attempt have their names in its working directory; those of others
-are below `host-N` and `attempt-N`, those elsewhere in the project below `project`, and those of
-$KINETIC_OUTPUT_DIR below `output-dir`.
+Output files are all files that the function wrote to its work folder and to $KINETIC_OUTPUT_DIR.
+
+Paths are relative to the working directory for files of the leader (host 0) in the last attempt.
+Files of other hosts and earlier attempts are in `host-N` and `attempt-N`, files written elsewhere
+in the project in `project`, and files of $KINETIC_OUTPUT_DIR in `output-dir`.
 
 \b
 Examples:
   kinetic jobs outputs job-1a2b
   kinetic jobs outputs --last --to results
-  kinetic jobs outputs grp-1a2b --to results      a folder for each input
+  kinetic jobs outputs grp-1a2b --to results      one folder for each input
 """
-_KEPT = re.compile(r"jobs/[^/]+/attempts/(\d+)/hosts/(\d+)/files/(.+)", re.DOTALL)
+_FILE_KEY = re.compile(r"jobs/[^/]+/attempts/(\d+)/hosts/(\d+)/files/(.+)", re.DOTALL)
 
 
 @click.command("outputs", help=_HELP)
@@ -45,13 +46,13 @@ _KEPT = re.compile(r"jobs/[^/]+/attempts/(\d+)/hosts/(\d+)/files/(.+)", re.DOTAL
     metavar="DIR",
     type=click.Path(path_type=Path),
     shell_complete=complete_with("folders"),
-    help="Fetch the files into this folder; none that exists there is overwritten.",
+    help="Fetch the files into this folder. Existing files are never overwritten.",
 )
 @json_option
 @job_argument("jobs")
 @pass_app
 def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bool) -> None:
-    """List or fetch."""
+    """List or fetch the output files."""
     refs = app.list_batch(job_id) if job_id.startswith(BATCH) else [app.find(job_id)]
     files: dict[str, Entry] = {}
     for ref in refs:
@@ -62,7 +63,9 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
     total = text.size(sum(entry.size_bytes for entry in files.values()))
     if folder is not None:
         if existing := [name for name in files if (folder / name).exists()]:
-            raise UsageError(f"{folder / existing[0]} exists. Nothing was fetched: name a new DIR.")
+            raise UsageError(
+                f"{folder / existing[0]} exists, so nothing was fetched. Choose another DIR."
+            )
 
         def fetch(name: str) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +77,7 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
         output.json_document({name: entry.size_bytes for name, entry in files.items()})
     elif not files:
         name = job_id if job_id.startswith(BATCH) else refs[0].job_id
-        output.notice(f"{name} has left no files. They are kept when the function has ended.")
+        output.notice(f"{name} has no output files yet. They are stored when the function ends.")
     else:
         rows = [(name, text.size(entry.size_bytes)) for name, entry in files.items()]
         output.table(("FILE", "SIZE"), rows, right=("SIZE",))
@@ -83,7 +86,7 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
 def _list_files(store: Store, job_id: str) -> Iterator[tuple[str, Entry]]:
     newest, own = attempts.newest(store, job_id), layout.JobKeys(job_id).outputs
     for entry in store.entries(layout.JobKeys(job_id).attempts):
-        if match := _KEPT.fullmatch(entry.key):
+        if match := _FILE_KEY.fullmatch(entry.key):
             attempt, host = int(match[1]), int(match[2])
             place = f"attempt-{attempt}/" * (attempt != newest) + f"host-{host}/" * (host > 0)
             yield f"{place}{match[3]}", entry

@@ -1,4 +1,4 @@
-"""`kinetic profile`: named clusters, and which one is in use.
+"""`kinetic profile`: settings of clusters under names, one of which is current.
 
 In: names, and the settings of a cluster. Out: the changed file of profiles; tables or JSON.
 """
@@ -21,33 +21,42 @@ from kinetic.cli.options import json_option, yes_option
 from kinetic.errors import UsageError
 
 _COLUMNS = ("", "NAME", *map(str.upper, FIELDS))
+_FIELD_HELP = {
+    "project": "Google Cloud project of the cluster.",
+    "zone": "Zone of the cluster.",
+    "cluster": "Name of the cluster.",
+    "namespace": "Kubernetes namespace for the jobs.",
+    "address": "Address of a Ray cluster.",
+    "store": "Store for the jobs: a folder or a gs:// URI.",
+    "prices": "Prices per chip and hour, in dollars, as for KINETIC_PRICES.",
+}
 
-_GROUP_HELP = """Name clusters, and choose which one is in use.
+_GROUP_HELP = """Save cluster settings under names and switch between them.
 
-A profile holds project, zone, cluster, namespace, address (of a Ray cluster) and store under one
-name. Flags and KINETIC_ variables override it. Profiles are kept in KINETIC_PROFILES_FILE; `kinetic
-config` shows where that is.
+A profile has a project, zone, cluster, namespace, address (of a Ray cluster) and store. Options and
+KINETIC_ variables override it. The profiles are in KINETIC_PROFILES_FILE; `kinetic config` shows
+its path.
 
 \b
 Examples:
   kinetic profile create dev --project p --zone us-central2-b --cluster c
   kinetic profile use dev
-  kinetic --profile staging jobs list      for one command
+  kinetic --profile staging jobs list      uses it for one command
 """
 
-_CREATE_HELP = """Create a profile. The first one is put in use.
+_CREATE_HELP = """Create a profile. The first profile becomes the current one.
 
 Values without an option are taken from KINETIC_PROJECT, KINETIC_ZONE, KINETIC_CLUSTER,
-KINETIC_NAMESPACE and KINETIC_STORE. On a terminal and without any option, missing ones are
-prompted for.
+KINETIC_NAMESPACE and KINETIC_STORE. On a terminal, if you give no option, you are asked for the
+missing values.
 
 \b
 Examples:
   kinetic profile create dev --project p --zone us-central2-b --cluster c
-  kinetic profile create dev --project q --force      replace it
+  kinetic profile create dev --project q --force      replaces it
 """
 
-_LS_HELP = """List the profiles. The one in use is marked with a star.
+_LS_HELP = """List the profiles. A star marks the current one.
 
 \b
 Examples:
@@ -55,21 +64,21 @@ Examples:
   kinetic profile ls --json
 """
 
-_USE_HELP = """Use a profile from now on.
+_USE_HELP = """Make a profile the current one.
 
 \b
 Example:
   kinetic profile use dev
 """
 
-_UNSET_HELP = """Stop using a profile. The profiles stay.
+_UNSET_HELP = """Use no profile. Profiles are not removed.
 
 \b
 Example:
   kinetic profile unset
 """
 
-_SHOW_HELP = """Show a profile; without NAME, the one in use.
+_SHOW_HELP = """Show a profile; without NAME, the current one.
 
 \b
 Examples:
@@ -77,7 +86,7 @@ Examples:
   kinetic profile show dev --json
 """
 
-_RM_HELP = """Remove a profile. If it is in use, none is in use after that.
+_RM_HELP = """Remove a profile. If it is the current one, no profile is used afterwards.
 
 \b
 Example:
@@ -86,38 +95,40 @@ Example:
 
 
 class _Ordered(click.Group):
-    """Lists its commands in the order in which they are used, which is that of their code."""
+    """A group that lists its commands in the order of their definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Accept `list` for `ls`, as `kinetic jobs` has it."""
+        """Accept `list` for `ls`, like `kinetic jobs`."""
         return super().get_command(ctx, "ls" if cmd_name == "list" else cmd_name)
 
 
 @click.group(
-    cls=_Ordered, help=_GROUP_HELP, short_help="Name clusters, and choose which one is in use."
+    cls=_Ordered,
+    help=_GROUP_HELP,
+    short_help="Save cluster settings under names and switch between them.",
 )
 def profile() -> None:
-    """Commands about profiles."""
+    """Group of the commands about profiles."""
 
 
 def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name in reversed(FIELDS):
         metavar = "FAMILY=DOLLARS,..." if name == "prices" else "NAME"
-        command = click.option(f"--{name}", metavar=metavar, help=f"Its {name}.")(command)
+        command = click.option(f"--{name}", metavar=metavar, help=_FIELD_HELP[name])(command)
     return command
 
 
 def _check_readers(path: Path, values: Mapping[str, str]) -> None:
-    """Refuse a profile that keras-kinetic, whose file this may be, could not read."""
+    """Refuse a profile that keras-kinetic could not read if it shares the file."""
     fits = {"project", "zone", "cluster"} <= values.keys() <= set(OF_THE_CLUSTER)
     if fits or path.parent.name != ".kinetic":
         return
     raise UsageError(
-        f"keras-kinetic reads {path}, too: each profile in it needs project, zone and cluster, and "
-        "can have a namespace besides. To have a file of your own, copy it to "
+        f"keras-kinetic also reads {path}, so each profile in it needs project, zone and cluster, "
+        "and may have only a namespace besides. To use a separate file, copy it to "
         "~/.config/kinetic/profiles.json."
     )
 
@@ -125,31 +136,32 @@ def _check_readers(path: Path, values: Mapping[str, str]) -> None:
 @profile.command("create", help=_CREATE_HELP, short_help="Create a profile.")
 @click.argument("name", required=False)
 @_field_options
-@click.option("--force", is_flag=True, help="Replace a profile of this name.")
+@click.option("--force", is_flag=True, help="Replace an existing profile of this name.")
 def create(name: str | None, force: bool, **options: str | None) -> None:
     """Add a profile."""
     path = settings.profiles_file()
     name = profiles.check_name(name or _ask_for_name())
-    if name in profiles.read(path).by_name and not force:  # before any prompt
+    if name in profiles.read(path).by_name and not force:  # Check before any prompt.
         raise UsageError(
-            f"There is a profile {name!r} already. Choose another name, or replace it with --force."
+            f"The profile {name!r} already exists. Choose another name, or replace it with --force."
         )
-    values = _complete(options)
+    values = _collect_values(options)
     _check_readers(path, values)
     stored = profiles.change(path, lambda before: before.with_profile(name, values, force=force))
     output.line(
-        f"Profile {name} is kept in {path}" + (" and in use." if stored.current == name else ".")
+        f"Created profile {name} in {path}."
+        + (" It is the current profile." if stored.current == name else "")
     )
     if stored.current != name:
         output.notice(f"To use it: kinetic profile use {name}")
 
 
-def _complete(options: dict[str, str | None]) -> dict[str, str]:
-    """Values from options, then the environment, then prompts."""
+def _collect_values(options: dict[str, str | None]) -> dict[str, str]:
+    """Return values from options, then from the environment, then from prompts."""
     loaded = settings.load(flags=options, profile={})
     explicit = (settings.Origin.FLAG, settings.Origin.ENVIRONMENT)
     values = {
-        n: _in_one_word(s.value)
+        n: _format_setting(s.value)
         for n in FIELDS
         if (s := loaded.setting(n)).value and s.source.origin in explicit
     }
@@ -165,8 +177,8 @@ def _complete(options: dict[str, str | None]) -> dict[str, str]:
     return values
 
 
-def _in_one_word(value: object) -> str:
-    """A setting as profiles keep it."""
+def _format_setting(value: object) -> str:
+    """Return a setting in the format of profiles."""
     if not isinstance(value, dict):
         return str(value)
     return ",".join(f"{name}={amount}" for name, amount in value.items())
@@ -175,7 +187,7 @@ def _in_one_word(value: object) -> str:
 def _ask_for_name() -> str:
     if not sys.stdin.isatty():
         raise UsageError(
-            "the NAME is missing: kinetic profile create NAME --project … --zone … --cluster …"
+            "NAME is missing: kinetic profile create NAME --project … --zone … --cluster …"
         )
     return str(click.prompt("Name of the profile"))
 
@@ -194,7 +206,7 @@ def ls(as_json: bool) -> None:
         return output.json_document(rows)
     if not stored.by_name:
         return output.notice(
-            "There are no profiles yet. To make one: kinetic profile create NAME --project … "
+            "There are no profiles yet. To create one: kinetic profile create NAME --project … "
             "--cluster …"
         )
     cells = [
@@ -210,12 +222,12 @@ def _name_in_use(stored: Profiles) -> str | None:
     return stored.current if chosen is None else str(chosen.value)
 
 
-@profile.command("use", help=_USE_HELP, short_help="Use a profile from now on.")
+@profile.command("use", help=_USE_HELP, short_help="Make a profile the current one.")
 @click.argument("name", shell_complete=complete_with("profiles"))
 def use(name: str) -> None:
     """Make a profile the current one."""
     profiles.change(settings.profiles_file(), lambda before: before.with_current(name))
-    output.line(f"Profile {name} is in use.")
+    output.line(f"The current profile is {name}.")
     _report_override(name)
 
 
@@ -224,18 +236,18 @@ def _report_override(current: str | None) -> None:
     if chosen is not None and chosen.value != current:
         by = "--profile" if chosen.source.origin is settings.Origin.FLAG else "KINETIC_PROFILE"
         output.notice(
-            f"{chosen.value} is used here, because {by} says so; otherwise it is "
+            f"{by} selects profile {chosen.value}; without it, the current profile is "
             f"{current or 'none'}."
         )
 
 
-@profile.command("unset", help=_UNSET_HELP, short_help="Stop using a profile.")
+@profile.command("unset", help=_UNSET_HELP, short_help="Use no profile.")
 def unset() -> None:
-    """Put no profile in use."""
+    """Use no profile."""
     path = settings.profiles_file()
     if profiles.read(path).current is not None:
         profiles.change(path, lambda before: before.with_current(None))
-    output.line("No profile is in use.")
+    output.line("There is no current profile now.")
     _report_override(None)
 
 
@@ -250,13 +262,13 @@ def show(name: str | None, as_json: bool) -> None:
     name = name or used
     if name is None:
         raise UsageError(
-            "No profile is in use. Name one: kinetic profile show NAME; `kinetic profile ls` lists "
-            "them."
+            "There is no current profile. Name one: kinetic profile show NAME; `kinetic profile "
+            "ls` lists them."
         )
     values = stored.get(name)
     if as_json:
         return output.json_document({"name": name, "in_use": name == used, **values})
-    facts = [("Profile", f"{name}{' (in use)' if name == used else ''}")]
+    facts = [("Profile", f"{name}{' (current)' if name == used else ''}")]
     output.line(
         text.align_pairs(
             [*facts, *((f.capitalize(), values.get(f, "-")) for f in FIELDS), ("File", str(path))]
@@ -274,12 +286,11 @@ def rm(name: str, yes: bool) -> None:
     profiles.read(path).get(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(
-                f"The profile {name} would be removed. Add --yes to remove it without being asked."
-            )
+            raise UsageError(f"This would remove the profile {name}. Add --yes to confirm.")
         click.confirm(f"Remove the profile {name}?", abort=True, err=True)
-    was = profiles.read(path).current
+    current = profiles.read(path).current
     profiles.change(path, lambda before: before.without(name))
     output.line(
-        f"Profile {name} is removed." + (" No profile is in use now." if was == name else "")
+        f"Removed profile {name}."
+        + (" There is no current profile now." if current == name else "")
     )

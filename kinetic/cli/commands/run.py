@@ -1,4 +1,4 @@
-"""`kinetic run`: a script, a module or a command on every host of a slice.
+"""`kinetic run`: runs a script, a module or a command on every host of a slice.
 
 In: options and a program with its arguments. Out: its output as it is printed and its exit code, or
 the id of a detached job.
@@ -28,21 +28,21 @@ from kinetic.cli.program import Program, ProgramKind
 from kinetic.errors import KineticError, UsageError
 
 _FIRST = ("accelerator", "env", "timeout", "detach")
-_OF_CLUSTERS = (
+_CLUSTER_OPTIONS = (
     *("queue", "priority", "reservation", "local_storage", "network_devices", "service_account"),
     *("cpu", "memory", "shm", "privileged", "pathways_flags", *PLACES),
 )
 _ONE_HOST_FLAG, _ONE_HOST = "--once", ("--accelerator", "cpu", "--slices", "1")
-_HELP = """Run a program on every host of an accelerator slice, and print what the leader prints.
+_HELP = """Run a program on every host of an accelerator slice, and print the leader's output.
 
 \b
-  kinetic run [OPTIONS] SCRIPT [ARGS]...     a file, as python SCRIPT
-  kinetic run [OPTIONS] -m MODULE [ARGS]...  a module, as python -m MODULE
+  kinetic run [OPTIONS] SCRIPT [ARGS]...     a file, like python SCRIPT
+  kinetic run [OPTIONS] -m MODULE [ARGS]...  a module, like python -m MODULE
   kinetic run [OPTIONS] -- CMD [ARGS]...     any command
 
-The project around the script (or around the current folder) is sent along, except what .gitignore
-and .kineticignore list. The exit code is the program's own, on the host that failed first. Ctrl-C
-leaves the job running and says how to stop it.
+The project that contains the script (or the current folder) is sent with the job, without the files
+listed in .gitignore and .kineticignore. The exit code is that of the program on the host that
+failed first. Ctrl-C leaves the job running and prints the command to stop it.
 
 \b
 Examples:
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FILES_SHOWN = 20
+_MOST_FILES = 20
 
 
 class _RunCommand(click.Command):
-    """A command whose options end where the program starts."""
+    """A command whose options end at the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split off the program before click can parse its arguments as options."""
+        """Split off the program, so that click does not parse its arguments as options."""
         options = [param for param in self.params if isinstance(param, click.Option)]
         with_values = {name for option in options if not option.is_flag for name in option.opts}
         words, program = programs.split(args, with_values)
@@ -77,7 +77,7 @@ class _RunCommand(click.Command):
             words += _ONE_HOST
         try:
             return super().parse_args(ctx, list(words))
-        except click.MissingParameter as missing:  # -a is the only required option
+        except click.MissingParameter as missing:  # -a is the only required option.
             raise UsageError(programs.explain_missing_accelerator(program)) from missing
         except click.NoSuchOption as unknown:
             from kinetic._client.options import REMOVED
@@ -87,20 +87,20 @@ class _RunCommand(click.Command):
             raise
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show that a program follows the options."""
+        """Show the program after the options."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] {SCRIPT | -m MODULE | -- CMD} [ARGS]...")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the options that most programs need first, those that only clusters use last."""
+        """List common options first, and options for clusters last."""
         rows = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
-        clusters = [rows.pop(name) for name in _OF_CLUSTERS]
+        clusters = [rows.pop(name) for name in _CLUSTER_OPTIONS]
         listed = [*(rows.pop(name) for name in _FIRST), *rows.values()]
-        for title, records in (("Options", listed), ("Options of clusters", clusters)):
+        for title, records in (("Options", listed), ("Options for clusters", clusters)):
             with formatter.section(title):
                 formatter.write_dl([record for record in records if record is not None])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete options, or files: only the program knows its own arguments."""
+        """Complete options, or files for the program and its arguments."""
         from click.shell_completion import CompletionItem
 
         if ctx.meta.get("kinetic.program") is None and incomplete.startswith("-"):
@@ -109,7 +109,7 @@ class _RunCommand(click.Command):
 
 
 def _table_options(command: F) -> F:
-    """Add all options of the decorator that have a flag, under their own names."""
+    """Add an option for each option of the decorator that has a flag."""
     for row in reversed(TABLE.values()):
         if row.flag is not None:
             command = _table_option(row, row.flag)(command)
@@ -150,7 +150,7 @@ _TYPES: dict[Takes, Any] = {
     Takes.SWITCH: bool,
 }
 _COLLECT: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
-"""The type of options with several values."""
+"""Types of options with several values."""
 
 
 @click.command(
@@ -160,30 +160,30 @@ _COLLECT: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAME
     short_help="Run a script, a module or a command on an accelerator slice.",
 )
 @_table_options
-@click.option("--detach", "-d", is_flag=True, help="Print the job's id and return at once.")
+@click.option("--detach", "-d", is_flag=True, help="Submit the job, print its ID and exit.")
 @click.option(
     "--all-hosts",
     is_flag=True,
-    help='Print what all hosts print; each line starts with "[host N] ".',
+    help='Print the output of all hosts, each line with the prefix "[host N] ".',
 )
 @click.option(
     _ONE_HOST_FLAG,
     is_flag=True,
     expose_value=False,
-    help="Run it on one host without chips, whatever -a says: for a program that asks a Ray "
-    "cluster for its machines itself, such as one with a JaxTrainer.",
+    help="Run the program on one host without chips, whatever -a is: for programs that allocate "
+    "the machines of a Ray cluster themselves, such as those with a JaxTrainer.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show the plan, and the files that would be sent, largest first. Creates nothing.",
+    help="Show the plan and the files that would be sent, largest first. Run nothing.",
 )
 @click.option(
     "--output",
     "-o",
     "form",
     type=click.Choice(["yaml", "json"]),
-    help="With --dry-run: print what would be created, as kubectl takes it, and nothing else.",
+    help="With --dry-run: print only the cluster objects, in a format for kubectl.",
 )
 @json_option
 @click.option("--module", "-m", metavar="MODULE", hidden=True, expose_value=False)
@@ -201,24 +201,24 @@ def run(
     form: str | None,
     **options: Any,
 ) -> int:
-    """Submit the program, then follow it."""
+    """Submit the program, then print its output."""
     program = programs.check(ctx.meta["kinetic.program"])
     if program.kind is ProgramKind.COMMAND and options["hang_timeout"] is not None:
         raise UsageError(
-            "--hang-timeout watches Python code; it cannot tell whether a command stands still. "
-            "Use --timeout."
+            "--hang-timeout works only for Python code: kinetic cannot tell whether a command "
+            "makes progress. Use --timeout."
         )
     _check_elastic(options)
     if detach and all_hosts:
         raise UsageError(
-            "--all-hosts says what is printed, and --detach prints no output: leave it away, and "
-            "see it by `kinetic jobs logs --follow --all-hosts JOB`."
+            "--all-hosts has no effect with --detach, which prints no output. Remove it, and read "
+            "the output with `kinetic jobs logs --follow --all-hosts JOB`."
         )
     if as_json and not dry_run:
-        raise UsageError("--json goes with --dry-run: a program prints what it likes.")
+        raise UsageError("--json needs --dry-run: without it, the program's output is printed.")
     if form is not None and (as_json or not dry_run):
-        raise UsageError(f"-o {form} goes with --dry-run, and without --json.")
-    function = programs.function(program, current_folder())
+        raise UsageError(f"-o {form} needs --dry-run and excludes --json.")
+    function = programs.make_function(program, current_folder())
     if dry_run:
         view = app.plan(function, _arguments(program, options))
         if form is None:
@@ -232,19 +232,19 @@ def run(
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
-    """Refuse what would have no effect."""
+    """Refuse options that would have no effect."""
     rules = ("max_failures", "slice_timeout", "start_wait", "on_slice_loss")
     option = next((name for name in rules if options[name] is not None), None)
     if option is not None and options["controller"] == "single":
         raise UsageError(
-            f"--{option.replace('_', '-')} is for functions that kinetic calls again. With "
-            "--controller single a program that loses a slice goes on by itself, as training with "
-            "pathwaysutils' elastic_retry does: leave the option away, and tell the program."
+            f"--{option.replace('_', '-')} has no effect with --controller single, where the "
+            "program itself must recover from a lost slice, for example with pathwaysutils' "
+            "elastic_retry. Remove the option and configure the program instead."
         )
 
 
 def _print_plan(view: PlanView, *, as_json: bool) -> int:
-    """Print what would be submitted."""
+    """Print the plan and the files to send."""
     files = [
         (os.fsencode(path).decode(errors="replace"), size_bytes) for path, size_bytes in view.files
     ]
@@ -265,20 +265,20 @@ def _print_plan(view: PlanView, *, as_json: bool) -> int:
         output.line()
         output.table(
             ("FILE", "SIZE"),
-            [(path, text.size(size)) for path, size in files[:_FILES_SHOWN]],
+            [(path, text.size(size)) for path, size in files[:_MOST_FILES]],
             right=("SIZE",),
         )
-    if len(files) > _FILES_SHOWN:
-        rest = sum(size_bytes for _, size_bytes in files[_FILES_SHOWN:])
+    if len(files) > _MOST_FILES:
+        rest = sum(size_bytes for _, size_bytes in files[_MOST_FILES:])
         output.line(
-            f"… and {len(files) - _FILES_SHOWN:,} smaller files ({text.size(rest)}); --json lists "
-            "all."
+            f"… and {len(files) - _MOST_FILES:,} smaller files ({text.size(rest)}). --json lists "
+            "all of them."
         )
     return exit_codes.OK
 
 
 def _print_documents(view: PlanView, form: str) -> int:
-    """Print what would be created."""
+    """Print the cluster objects."""
     from kinetic.cli.manifests import Format, format_documents
 
     for warning in view.warnings:
@@ -288,13 +288,13 @@ def _print_documents(view: PlanView, form: str) -> int:
 
 
 def _arguments(program: Program, options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `kinetic.run` for these options."""
+    """Return the arguments of `kinetic.run` for these options."""
     joins = "program" if program.kind is ProgramKind.COMMAND else "lazy"
     return options | {"name": options["name"] or program.name, "joins_jax": joins}
 
 
 def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks: bool) -> int:
-    """Print the output as it arrives, then report how the program ended."""
+    """Print the output as it arrives, then report the end of the program."""
     from kinetic._client.result import name_files
 
     if os.isatty(2):
@@ -304,7 +304,7 @@ def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks
         outcome = handle.outcome() or handle.wait()
     except KeyboardInterrupt:
         output.notice(
-            f"\n{handle.job_id} keeps running. To see it again: kinetic jobs logs -f "
+            f"\n{handle.job_id} keeps running. To follow it again: kinetic jobs logs -f "
             f"{handle.job_id}\n"
             f"To stop it: kinetic jobs cancel {handle.job_id}"
         )
@@ -318,13 +318,13 @@ def _follow(handle: JobHandle[Any], program: Program, all_hosts: bool, *, checks
 
 
 def _print_compile_report(handle: JobHandle[Any]) -> None:
-    """Print what the compiler of the real slice says, apart from what the program printed."""
+    """Print the compiler's report, on stderr."""
     try:
         report = handle.compile_report()
     except KineticError as error:
         output.error(f"compile-check: {error}")
     except KeyboardInterrupt:
-        pass  # the handle has said how to go on
+        pass  # The handle has already printed how to continue.
     else:
         output.notice(report.text(output.width()))
 
@@ -337,15 +337,15 @@ def _print_output(handle: JobHandle[Any], all_hosts: bool) -> None:
     chunks = handle.chunks(request, output.notice)
     try:
         output.copy_output(chunks, Prefixer(hosts=all_hosts), Prefixer(hosts=all_hosts))
-    except BrokenPipeError:  # Its reader has seen enough (`| head`); how it ends still counts.
+    except BrokenPipeError:  # The reader closed the pipe (`| head`); still return the exit code.
         output.silence_stdout()
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         output.silence_stdout()
         output.notice(
-            f"kinetic: no space is left where the output is written to; `kinetic jobs logs "
-            f"{handle.job_id}` has it."
+            "kinetic: The disk that the output is written to is full. See the output with `kinetic "
+            f"jobs logs {handle.job_id}`."
         )
 
 
@@ -356,24 +356,24 @@ def _report_failure(
 
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
-        # The program has printed its own reason, here or on a host whose output was not shown.
+        # The program has printed the reason, maybe on a host whose output was not printed here.
         where = (
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )
         was_printed = all_hosts or not first.host
-        unseen = [] if was_printed else _describe_unseen(handle, first.host, outcome)
-        unseen += getattr(handle.error(), "__notes__", ())
+        details = [] if was_printed else _read_last_lines(handle, first.host, outcome)
+        details += getattr(handle.error(), "__notes__", ())
         output.error(
             f"{program.name} exited with code {first.exit_code}{where} ({handle.job_id}).",
-            "\n".join(unseen),
+            "\n".join(details),
         )
     else:
         print_failure(handle, is_printed=True)
     return exit_codes.of_program(outcome)
 
 
-def _describe_unseen(handle: JobHandle[Any], host: int, outcome: Outcome) -> list[str]:
-    """What a host has printed at last, and where the rest is."""
+def _read_last_lines(handle: JobHandle[Any], host: int, outcome: Outcome) -> list[str]:
+    """Return the last lines of a host's output, and the command that shows all of it."""
     from kinetic._client.result import read_tail
     from kinetic._core import failure
 

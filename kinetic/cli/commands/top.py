@@ -1,4 +1,4 @@
-"""`kinetic jobs top`: what the hosts of running jobs are doing.
+"""`kinetic jobs top`: activity of the hosts of running jobs.
 
 In: ids, an interval. Out: a table that is redrawn until q or Ctrl-C, one table, or one JSON
 document.
@@ -18,12 +18,11 @@ from kinetic.cli.context import AppContext, pass_app
 from kinetic.cli.options import DURATION, jobs_argument, json_option
 
 _FRAME_LINES = 5
-_HELP = """Show what the hosts of running jobs are doing: processor, memory, output, and for how
-long they have stood still.
+_HELP = """Show the activity of running jobs' hosts: CPU, memory, output and idle time.
 
-On a terminal the table is redrawn until you press q. CPU is the share of one processor since the
-last update, at first since the function started. STILL is for how long a host has neither computed
-nor printed.
+On a terminal the table is updated until you press q. CPU is the share of one processor since the
+last update, or at first since the function started. STILL is the time for which a host has neither
+computed nor printed anything.
 
 \b
 Examples:
@@ -34,30 +33,30 @@ Examples:
 """
 
 
-@click.command("top", help=_HELP, short_help="Show what the hosts of running jobs are doing.")
-@click.option("--once", is_flag=True, help="Print one table and end.")
+@click.command("top", help=_HELP, short_help="Show the activity of running jobs' hosts.")
+@click.option("--once", "one_table", is_flag=True, help="Print one table and exit.")
 @click.option(
     "--interval",
     metavar="DURATION",
     type=DURATION,
     default="1s",
     show_default=True,
-    help="Time between two updates.",
+    help="Time between updates.",
 )
 @json_option
 @jobs_argument("running_jobs", required=False)
 @pass_app
 def top(
-    app: AppContext, /, *, job_ids: tuple[str, ...], once: bool, interval: float, as_json: bool
+    app: AppContext, /, *, job_ids: tuple[str, ...], one_table: bool, interval: float, as_json: bool
 ) -> None:
     """Show running jobs."""
     chosen = {app.find(job_id).job_id for job_id in job_ids}
     with ActivityWatch(app, chosen) as watch:
         if as_json:
             return output.json_document(activity.document(watch.poll_to_end()))
-        if once or not output.can_redraw():
+        if one_table or not output.can_redraw():
             return _print(watch.poll_to_end())
-        with contextlib.suppress(KeyboardInterrupt):  # the usual way to leave
+        with contextlib.suppress(KeyboardInterrupt):  # A usual way to quit.
             _draw(watch, max(interval, 0.1))
     return None
 
@@ -81,14 +80,14 @@ def _draw(watch: ActivityWatch, interval_s: float) -> None:
             width, height = screen.size
             room = max(height - _FRAME_LINES, 1)
             more = (
-                f"{text.count(len(lines) - room, 'line')} more: --once shows them all"
+                f"{text.count(len(lines) - room, 'more line')}: --once shows all of them"
                 if len(lines) > room
                 else ""
             )
             head = (
-                f"{activity.headline(lines)}    q leaves"
+                f"{activity.headline(lines)}    q: quit"
                 if lines
-                else "No job is running.    q leaves"
+                else "No job is running.    q: quit"
             )
             screen.show(
                 head,

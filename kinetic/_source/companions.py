@@ -1,7 +1,7 @@
-"""One scan of a project and of what is shipped beside it.
+"""A scan of a project merged with scans of the folders shipped with it.
 
-In: the project's scan, where else modules are imported from. Out: a `Scan` whose paths are relative
-to a folder that contains all of them.
+In: the project's scan, the other folders that modules are imported from. Out: a `Scan` whose paths
+are relative to a folder that contains all of them.
 """
 
 # ruff: noqa: PTH116, PTH118
@@ -25,12 +25,12 @@ _LISTS = ("broken", "unreadable", "loops", "special", "secrets", "kept_back")
 
 @dataclass(frozen=True)
 class Companions:
-    """The folders that are shipped beside a project.
+    """Folders shipped together with a project.
 
     Attributes:
-        places: where modules are imported from besides the project.
-        never: real paths of folders that hold anything.
-        exclude: real paths, always left out.
+        places: folders outside the project that modules are imported from.
+        never: real paths of folders that may hold anything and are never source.
+        exclude: real paths that are always left out.
     """
 
     places: tuple[ImportFolder, ...] = ()
@@ -51,13 +51,13 @@ def find_top(root: str, places: Iterable[ImportFolder]) -> str:
 def scan_with_companions(
     root: str, own: Scan, companions: Companions, options: ScanOptions
 ) -> Scan:
-    """Return the project's scan with what lies beside it.
+    """Return the project's scan merged with scans of its companions.
 
     Args:
         root: the project's folder.
         own: the project's scan.
-        beside: what else is shipped.
-        options: of the project's scan.
+        companions: the other folders to ship.
+        options: the options of the project's scan.
     """
     top = find_top(root, companions.places)
     merged = Scan(without_git=own.without_git)
@@ -75,7 +75,7 @@ def scan_with_companions(
 
 
 def _add_descriptions(merged: Scan, companions: Companions, top: str) -> None:
-    """Add what a package asks for about itself, such as its version, to the folder that it is
+    """Add each package's own metadata, such as its version, to the folder that the package is
     imported from."""
     shipped = [
         folder
@@ -96,7 +96,7 @@ def _add_descriptions(merged: Scan, companions: Companions, top: str) -> None:
 
 def _add_part(merged: Scan, part: EditablePart, root: str, top: str, options: ScanOptions) -> None:
     others = {root} if not _is_inside(part.root, root) else set()
-    theirs = dataclasses.replace(
+    part_options = dataclasses.replace(
         options,
         exclude=options.exclude | others,
         sparing=True,
@@ -106,7 +106,7 @@ def _add_part(merged: Scan, part: EditablePart, root: str, top: str, options: Sc
         imported=part.places,
     )
     try:
-        scanned = walk.scan(part.root, theirs)
+        scanned = walk.scan(part.root, part_options)
     except walk.TooMuch as error:
         merged.watched |= error.watched
         merged.too_large.append(part.root)
@@ -118,8 +118,8 @@ def _add_part(merged: Scan, part: EditablePart, root: str, top: str, options: Sc
 
 
 def _add(merged: Scan, scanned: Scan, root: str, top: str) -> None:
-    """Add a scan; what is there already stays, also if it was taken as another kind: one scan
-    follows a link that stays one for another."""
+    """Add a scan to the merged one. A path that is already in it stays, even if the new scan has
+    another kind of entry for it: one scan may follow a link that another scan keeps as a link."""
     folders = {_rebase_path(rel, root, top): rel for rel in ("", *scanned.folders)}
     occupied = tuple(f"{path}/" for path in folders if path in merged.files or path in merged.links)
 
@@ -146,8 +146,8 @@ def _add(merged: Scan, scanned: Scan, root: str, top: str) -> None:
 
 
 def _rebase_path(rel: str, root: str, top: str) -> str:
-    """Return a path that is relative to the root as one that is relative to the folder around it;
-    "" for what lies above."""
+    """Return a path relative to the root as a path relative to `top`; "" if it lies outside
+    `top`."""
     path = os.path.normpath(os.path.join(root, rel))
     return os.path.relpath(path, top) if path != top and _is_inside(path, top) else ""
 
@@ -157,8 +157,8 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _is_decided(place: ImportFolder, root: str, own: Scan) -> bool:
-    """Return whether the project's scan has the folder, or the project's `.kineticignore` leaves
-    it out."""
+    """True if the project's scan has the folder, or the project's `.kineticignore` leaves it
+    out."""
     if place.folder == root:
         return True
     rel = os.path.relpath(place.folder, root)
