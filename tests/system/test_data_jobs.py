@@ -274,7 +274,7 @@ def test_a_path_that_does_not_fit_is_told(folder, disk_path):
         os.getpid
     )
     with pytest.raises(
-        errors.SetupFailed, match=r"A folder cannot be mounted at .*: there is a file"
+        errors.SetupFailed, match=r"A folder cannot be mounted at .*, which is a file"
     ):
         call()
     call = kinetic.run(

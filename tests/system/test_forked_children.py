@@ -172,7 +172,7 @@ def test_a_child_uses_arrays_while_a_thread_of_its_parent_replaces_lost_ones():
 def test_a_child_that_asks_to_join_is_refused_while_its_parent_joins(tmp_path):
     remote = kinetic.run("tpu-v6e-8", joins_jax="lazy", all_hosts=True)(ask_to_join_in_a_child)
     told = remote.run_async(str(tmp_path)).results(timeout=PATIENCE_S)[1]
-    assert "of this host has joined the others already" in told
+    assert "of this host has already joined the other hosts" in told
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

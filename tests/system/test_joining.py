@@ -340,7 +340,7 @@ def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(
         return jax.local_device_count(), jax.device_count()
 
     assert count() == (4, 8)
-    told = "jax_num_cpu_devices=8 changes nothing here: this host of the simulated slice has 4"
+    told = "jax_num_cpu_devices=8 has no effect: this host of the simulated slice has 4"
     assert told in capfd.readouterr().err
 
 

@@ -108,7 +108,7 @@ def test_arrays_that_are_lost_cost_themselves_and_a_line(home):
     assert list(found["rate"].steps) == list(range(100))
     for name in ("donated", "deleted"):  # the thread may have been quicker than the function
         kept = len(found[name]) if name in found else 0
-        lines = handle.logs().count(f"a value of {name!r} is lost: its array was deleted")
+        lines = handle.logs().count(f"a value of {name!r} is lost: its array was donated")
         assert lines == (kept < 100)
 
 

@@ -465,4 +465,4 @@ def test_what_a_thread_raises_is_said_and_does_not_end_it(logged, monkeypatch, c
         time.sleep(0.01)
     kinetic.log(step=1, loss=1.0)
     assert (1, {"loss": 1.0}) in logged.rows()
-    assert "values could not be kept: RuntimeError: no such thing" in capfd.readouterr().err
+    assert "values could not be written: RuntimeError: no such thing" in capfd.readouterr().err

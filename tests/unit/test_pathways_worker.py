@@ -82,4 +82,4 @@ def test_a_program_of_its_own_is_not_connected_twice(run_worker):
 def test_a_worker_without_pathways_says_what_is_missing(run_worker):
     before = "sys.modules['pathwaysutils'] = None\n"
     done = run_worker(before=before)
-    assert "must have pathwaysutils" in done.err
+    assert "Add pathwaysutils" in done.err

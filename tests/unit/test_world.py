@@ -73,7 +73,7 @@ def test_simulated_devices_have_threads_to_spare_unless_the_caller_says_otherwis
         >= 4 * WORLD.devices
     )
     assert jaxworld.environ(WORLD, {}, {"NPROC": "1"}, automatic=True)["NPROC"] == "1"
-    assert (jaxworld._threads(4, cores=2), jaxworld._threads(4, cores=96)) == (16, 96)
+    assert (jaxworld._count_threads(4, cores=2), jaxworld._count_threads(4, cores=96)) == (16, 96)
     real = World("127.0.0.1:4001", 2, 1, 0, "tpu", False)
     assert "NPROC" not in jaxworld.environ(real, {}, {}, automatic=True)
 
@@ -240,8 +240,8 @@ def test_a_collective_that_breaks_while_it_is_launched_is_a_consequence(text, fo
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, "No space left on device. To do: free some, or set KINETIC_LOCAL_DIR in"),
-        (errno.EROFS, "Read-only file system. To do: set KINETIC_LOCAL_DIR in env="),
+        (errno.ENOSPC, "No space left on device. Free some space, or set KINETIC_LOCAL_DIR in"),
+        (errno.EROFS, "Read-only file system. Set KINETIC_LOCAL_DIR in env="),
     ],
 )
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(number, said):

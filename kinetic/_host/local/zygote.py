@@ -30,7 +30,7 @@ from kinetic._system import processes
 
 LATE = (
     "setproctitle",
-    *worker.IMPORTED_AHEAD,
+    *worker.PRELOADED,
     "kinetic._host.agent.loop",
     "kinetic._host.leader",
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),

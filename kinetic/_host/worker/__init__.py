@@ -1,1 +1,1 @@
-"""The worker: the process that runs the function."""
+"""The worker: the process on a host that runs the function."""

@@ -1,6 +1,6 @@
-"""The worker as a program, for one with a hash seed of its own.
+"""The worker as a program of its own, for a worker with its own hash seed.
 
-In: its title, four descriptors, its agent's process id. Out: what `process.main` does.
+In: its title, four descriptors, its agent's process id. Out: see `process.main`.
 """
 
 import socket

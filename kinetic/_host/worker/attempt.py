@@ -1,8 +1,5 @@
-"""An attempt: this host becomes what the function expects to run on, and the function is unpickled
-and called.
-
-In: what the agent says about the attempt (`Start`), a payload. Out: the last message for the agent.
-"""
+"""The preparation of an attempt in the worker: set up the process as the function expects it, and
+unpickle the function."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _INSTALLED = ("/site-packages", "/dist-packages")
 
 
 class _NoValueError(Exception):
-    """The function did not return: carries the message for the agent."""
+    """The function cannot be called; `message` is the last message for the agent."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(message["event"])
@@ -40,8 +37,8 @@ class _NoValueError(Exception):
 
 
 def prepare(channel: Channel, start: Start) -> Call | Message:
-    """Make this process what the function expects, and return what to call; the last message for
-    the agent where that fails."""
+    """Set up this process, and return the call to make; or the last message for the agent if that
+    fails."""
     try:
         func, args, kwargs = _prepare(channel, start)
         _meet_debugger(channel, start)
@@ -51,8 +48,8 @@ def prepare(channel: Channel, start: Start) -> Call | Message:
 
 
 def _wrap_for_losses(func: Any, start: Start) -> Any:
-    """Have a function called again when a slice was lost, where that needs no other process. A
-    program has its own way: one that knows Pathways calls its training again itself."""
+    """Wrap a function so that it is called again after the loss of a slice, if this process
+    survives that. Do not wrap a program: one that knows Pathways handles losses itself."""
     slices, code = start.elastic, getattr(func, "__code__", None)
     if slices is None or (code is not None and code.co_filename == report.SENT_CODE):
         return func
@@ -80,8 +77,8 @@ def _prepare(channel: Channel, start: Start) -> Call:
         ) from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
         detail = (
-            "The payload is not what was submitted (its SHA-256 differs); nothing of it was run. "
-            "Submit the job again."
+            "The payload is damaged (its SHA-256 differs), so the function was not called. Submit "
+            "the job again."
         )
         raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
@@ -89,7 +86,7 @@ def _prepare(channel: Channel, start: Start) -> Call:
     _mount_data(start)
     variables = _move_in(start)
     _start_stacks_thread(channel)
-    _take_place(start, envelope.read_header(data).env_vars | variables)
+    _join_world(start, envelope.read_header(data).env_vars | variables)
     try:
         call: Call = forks.run(
             payload.unpack,
@@ -116,8 +113,8 @@ def _prepare(channel: Channel, start: Start) -> Call:
     return call
 
 
-def _take_place(start: Start, captured: dict[str, str]) -> None:
-    """Take this host's place in the world, once it has its variables and its folder."""
+def _join_world(start: Start, captured: dict[str, str]) -> None:
+    """Set up the environment, then join the world of JAX."""
     try:
         _enter(start, captured)
         jaxworld.enter(start.world, start.joins_jax, start.elastic)
@@ -131,10 +128,10 @@ def _take_place(start: Start, captured: dict[str, str]) -> None:
 
 
 def _start_stacks_thread(channel: Channel) -> None:
-    """Start a thread for the signal that dumps stacks, so that it does not disturb the function's.
+    """Start a thread that takes the signal for stacks, so that the function's threads do not.
 
     The handler restarts the calls that it interrupts, except some (pause, select, sleeping in
-    native code). Not started earlier, because mounting data needs a single thread. Not a
+    native code). Start the thread after the mounts, which need a single thread. It is not a
     `threading` thread, so that it is neither listed nor joined.
     """
     asleep = _thread.allocate_lock()
@@ -152,7 +149,7 @@ def _start_stacks_thread(channel: Channel) -> None:
 
 
 def _mount_data(start: Start) -> None:
-    """Mount the declared data. No thread has been started yet."""
+    """Mount the declared data. This process must have no other thread yet."""
     if not start.mounts:
         return
     from kinetic._host.worker import mounts
@@ -168,17 +165,17 @@ def _mount_data(start: Start) -> None:
 
 
 def _move_in(start: Start) -> dict[str, str]:
-    """Make this host look like a machine of its own; return the variables about it."""
+    """Give this host its local folder; return the variables that name it."""
     if start.home is None:
         return {}
     try:
-        start.home.tell(start.world)
+        start.home.write_rank(start.world)
     except OSError as error:
         detail = start.home.explain(error)
         raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": detail}) from error
     moved_in = start.home.is_shared and home.enter(start.home)
     if moved_in:
-        processes.die_with_parent(os.getppid())  # As above.
+        processes.die_with_parent(os.getppid())  # See `_mount_data`.
     return start.home.variables(moved_in=moved_in)
 
 
@@ -190,7 +187,7 @@ def _meet_debugger(channel: Channel, start: Start) -> None:
 
 
 def _enter(start: Start, captured: dict[str, str]) -> None:
-    """Set up the caller's environment, folder and import path."""
+    """Set up the caller's environment, working directory and import path."""
     os.environ.clear()
     os.environ.update(start.env | captured)
     time.tzset()
@@ -221,16 +218,16 @@ def _set_jax_options(start: Start) -> None:
     refused = jaxworld.set_options(start.jax_options)
     if refused and start.world.process == 0:
         streams.say(
-            "kinetic: JAX on this host does not accept options that the caller has set: "
+            "kinetic: JAX on this host does not accept these options of the caller: "
             f"{', '.join(refused)}."
         )
 
 
 def _adopt_script(func: Any, start: Start) -> None:
-    """Give `__main__` the globals of the caller's script: plain pickle, and so multiprocessing,
-    looks functions up there by name.
+    """Give `__main__` the globals of the caller's script: plain pickle, and therefore
+    multiprocessing, finds functions in it by name.
 
-    If the script itself was shipped, processes that multiprocessing spawns can import it as on the
+    If the script is in the tree, processes that multiprocessing spawns can import it as on the
     caller's machine.
     """
     from kinetic._pickling import cells, origin, uses
@@ -247,15 +244,16 @@ def _adopt_script(func: Any, start: Start) -> None:
     script = origin.map_path(code.co_filename, places)
     if script.startswith(f"{start.tree}/") and Path(script).is_file():
         main.__file__ = script
-        with contextlib.suppress(OSError, ValueError):  # It may be edited meanwhile.
+        with contextlib.suppress(OSError, ValueError):  # The function may have edited the file.
             cells.remember([{"file": code.co_filename, "source": Path(script).read_text()}])
 
 
 def make_import_path(start: Start, inherited: list[str]) -> list[str]:
-    """Return the import path: the tree's places first; what is installed editable for the caller
-    where this interpreter has it from the caller's disk, or else before what is installed."""
+    """Return the import path: the tree's folders, then the inherited entries. The tree's copy of an
+    editable install replaces the caller's folder if that is inherited; otherwise it goes before the
+    installed packages."""
     root = start.client_root.rstrip("/")
-    on_this_host = {root + place[len(start.tree) :]: place for place in start.editable}
+    on_this_host = {root + folder[len(start.tree) :]: folder for folder in start.editable}
     entries = [
         on_this_host.pop(os.path.realpath(entry), entry) if on_this_host and entry else entry
         for entry in inherited
@@ -263,15 +261,15 @@ def make_import_path(start: Start, inherited: list[str]) -> list[str]:
     installed = (number for number, entry in enumerate(entries) if entry.endswith(_INSTALLED))
     before = next(installed, len(entries))
     entries[before:before] = on_this_host.values()
-    return [*(place for place in start.sys_path if place not in entries), *entries]
+    return [*(folder for folder in start.sys_path if folder not in entries), *entries]
 
 
 def _map_source(start: Start) -> tuple[str, str] | None:
-    """The file names for code that was sent by value: those of the tree on this host, for a
-    debugger and for tracebacks.
+    """Return the renaming of files for code that was sent by value: from the caller's root to the
+    tree on this host, for tracebacks and a debugger.
 
-    Where the caller's own files exist their names stay, so that all hosts of a simulated slice run
-    the same code.
+    Return None if the caller's own files exist on this machine, so that all hosts of a simulated
+    slice run the same code.
     """
     is_leader = start.world.process == 0
     wanted = start.client_root and (

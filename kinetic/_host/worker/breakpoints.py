@@ -1,9 +1,7 @@
-"""What a breakpoint does in a job: it stops for a debugger if there is one, else it is an error of
-one line.
+"""Breakpoints in a job: they stop in a debug job, and raise an error of one line in any other.
 
-In: a worker, whose standard input is empty. Out: a debugger, or the hooks of `breakpoint()`,
-`pdb.set_trace()` and those of ipdb and IPython. Plain Python would print a prompt, read
-the end of its input, and raise `bdb.BdbQuit` at the line below.
+Plain Python would print a prompt, read the end of the worker's empty standard input, and raise
+`bdb.BdbQuit` at the next line. The hooks cover `breakpoint()`, `pdb.set_trace()`, ipdb and IPython.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 ADVICE = (
     "a job has no terminal for a debugger. With @kinetic.run(..., debug=True) you can attach one; "
-    "PYTHONBREAKPOINT=0 among the variables in env= passes over calls of breakpoint()."
+    "PYTHONBREAKPOINT=0 in env= skips calls of breakpoint()."
 )
 _PDB = "pdb.set_trace"
 _DEBUGGERS = {
@@ -30,12 +28,13 @@ _DEBUGGERS = {
     "ipdb.__main__": "ipdb.set_trace()",
     "IPython.core.debugger": "set_trace()",
 }
-"""Modules that have a `set_trace`, and how people write its call. Notebooks say nothing of
+"""Modules that have a `set_trace`, and its call as people write it. Notebooks hide
 `bdb.BdbQuit`."""
 
 
 def set_up(channel: Channel, start: Start) -> None:
-    """In a debug job the leader waits for a debugger, and the other hosts for the leader."""
+    """Wait for the debugger in a debug job, or on other hosts for the leader; in any other job,
+    refuse breakpoints."""
     if start.debugger is None:
         return _refuse(start.env.get("PYTHONBREAKPOINT", ""))
     from kinetic._host.worker import debugger
@@ -49,7 +48,7 @@ def set_up(channel: Channel, start: Start) -> None:
 
 
 def _refuse(wanted: str) -> None:
-    """Refuse breakpoints from now on, unless the job wants something else of them."""
+    """Refuse breakpoints from now on; `wanted` is PYTHONBREAKPOINT, which may name another hook."""
     if wanted in ("", _PDB):
         sys.breakpointhook = _refuse_breakpoint
     for module, words in _DEBUGGERS.items():

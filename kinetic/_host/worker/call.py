@@ -1,8 +1,4 @@
-"""The call of the user's function, and how it is reported.
-
-In: the function with its arguments. Out: the message for the agent; the pickled value or exception
-as a file.
-"""
+"""The call of the user's function, and the worker's last message about it."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def run(channel: Channel, call: Call, start: Start) -> Message:
-    """Call the function; return how it ended."""
+    """Call the function; return the last message for the agent."""
     func, args, kwargs = call
     own_pid = os.getpid()
     value, error = None, None
@@ -31,7 +27,7 @@ def run(channel: Channel, call: Call, start: Start) -> Message:
         value = func(*args, **kwargs)
         if hasattr(type(value), "__await__"):
             value = _await(value)
-    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the function's
+    except BaseException as raised:  # noqa: BLE001 - any exception is the function's
         error = raised
     if os.getpid() != own_pid:
         forks.end(error)
@@ -42,21 +38,20 @@ def run(channel: Channel, call: Call, start: Start) -> Message:
 
 
 def _finish(value: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
-    """Wait for what was begun in the background; a save of it that fails is the function's
-    failure. SIGTERM does not interrupt a save: the agent kills this process when its time is
-    over."""
+    """Wait for saves in the background; a failed save is the function's failure. SIGTERM does not
+    interrupt a save: the agent kills this process when its time is over."""
     while True:
         try:
             worlds.finish(returned=report.has_succeeded(error))
         except Terminated:
             continue
-        except BaseException as unfinished:  # noqa: BLE001 - what an alarm of the function's raises, for example
+        except BaseException as unfinished:  # noqa: BLE001 - raised by the function's alarm, for example
             return None, unfinished
         return value, error
 
 
 def call_and_await(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what the function returns; of a coroutine function, once that was awaited."""
+    """Return the function's value; await it if it is a coroutine."""
     value = forks.run(func, *args, **kwargs)
     return _await(value) if hasattr(type(value), "__await__") else value
 

@@ -1,8 +1,7 @@
-"""What `kinetic run` runs on every host: a script, a module, or any command.
+"""The function of jobs from `kinetic run`: run a script, a module or a command on every host.
 
-In: a script's path in the source tree, a module's name, or the words of a command. Out: its exit
-code, as a `SystemExit`. Called as the job's function, in the worker's main thread, with the
-caller's folder as working directory.
+Called in the worker's main thread, with the caller's folder as working directory. A failure is
+raised as a `SystemExit` with the program's exit code.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from kinetic._host.worker.report import ProgramExited, short_repr
 from kinetic._host.worker.signals import Terminated
 
 _runpy: Any = runpy
-"""What `python -m` itself uses of it is not public."""
+"""The functions that `python -m` uses are not public."""
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _VARIABLE = re.compile(r"\$(?:(KINETIC_[A-Z_]+)|\{(KINETIC_[A-Z_]+)\})")
@@ -37,11 +36,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run(kind: str, target: str, args: Sequence[str], written: str = "") -> None:
-    """Run a "script", a "module" or a "command"; `written` is the script's path as its user wrote
-    it.
+    """Run a "script", a "module" or a "command".
 
-    In its arguments `$KINETIC_OUTPUT_DIR` and other variables of the job are replaced by their
-    values on this host.
+    In the arguments `$KINETIC_OUTPUT_DIR` and other variables of the job are replaced by their
+    values on this host. `written` is the script's path as the user wrote it.
     """
     args = fill_in_args(target if kind == "command" else "", args, identity.variables_of_the_job())
     try:
@@ -61,8 +59,7 @@ def run(kind: str, target: str, args: Sequence[str], written: str = "") -> None:
 def fill_in_args(command: str, args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the arguments with `$KINETIC_NAME` and `${KINETIC_NAME}` replaced.
 
-    The code of `sh -c` is left alone: the shell itself replaces variables that are not
-    quoted.
+    The code of `sh -c` is not changed: the shell itself replaces variables that are not quoted.
     """
     is_shell = command.rpartition("/")[2] in _SHELLS
     code = next((at + 1 for at, word in enumerate(args) if is_shell and _IS_C.match(word)), None)
@@ -83,18 +80,19 @@ def run_script(path_rel: str, args: Sequence[str], written: str) -> None:
     path = _find(path_rel)
     if path is None:
         _leave(
-            f"{path_rel} was not sent with the source tree. Is it left out by .gitignore or "
+            f"{path_rel} was not sent with the source tree. Is it excluded by .gitignore or "
             ".kineticignore?",
             _NOT_FOUND,
         )
-    is_here = not Path(written).is_absolute() and Path(written).resolve() == path
-    sys.argv = [written if is_here else str(path), *args]
+    is_same = not Path(written).is_absolute() and Path(written).resolve() == path
+    sys.argv = [written if is_same else str(path), *args]
     _put_first(str(path.parent))
     _as_main(lambda: _run_code(*_read_script(path)))
 
 
 def _read_script(path: Path) -> tuple[types.CodeType, ModuleSpec | None, str]:
-    """Return the code of a file that `python FILE` can run: source, compiled, or an archive."""
+    """Return code, spec and file of a path that `python FILE` can run: source, compiled code, or an
+    archive."""
     if pkgutil.get_importer(str(path)) is not None:
         _put_first(str(path))
         _, spec, code = _runpy._get_main_module_details()
@@ -112,12 +110,12 @@ def _find(path_rel: str) -> Path | None:
     path = Path(path_rel).resolve()
     if path.is_file() and str(path.parent) in map(_resolve_path, sys.path):
         return path
-    places = [Path(_resolve_path(place)) / path.name for place in sys.path]
-    return next((place for place in places if place.is_file()), path if path.is_file() else None)
+    files = [Path(_resolve_path(entry)) / path.name for entry in sys.path]
+    return next((file for file in files if file.is_file()), path if path.is_file() else None)
 
 
-def _resolve_path(place: str) -> str:
-    return str(Path(place).resolve())
+def _resolve_path(entry: str) -> str:
+    return str(Path(entry).resolve())
 
 
 def run_module(name: str, args: Sequence[str]) -> None:
@@ -128,8 +126,8 @@ def run_module(name: str, args: Sequence[str]) -> None:
         _as_main(lambda: _run_code(*_find_module(name)))
     except ImportError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # It is the module's own.
-        _leave(f"{error}. `kinetic run --dry-run` lists what is sent along.", 1, "module")
+            raise  # The module itself raised it.
+        _leave(f"{error}. `kinetic run --dry-run` lists the files that are sent.", 1, "module")
 
 
 def _find_module(name: str) -> tuple[types.CodeType, ModuleSpec | None, str]:
@@ -139,29 +137,29 @@ def _find_module(name: str) -> tuple[types.CodeType, ModuleSpec | None, str]:
 
 
 def run_command(argv: Sequence[str]) -> None:
-    """Run a command with this process's streams and folder; leave with its exit code unless that is
-    0."""
+    """Run a command with this process's streams and folder; raise `ProgramExited` unless its exit
+    code is 0."""
     code = call(argv)
     if code:
         raise ProgramExited(code, f"The command exited with code {code}.")
 
 
 def call(argv: Sequence[str]) -> int:
-    """Run the command and return its exit code: 128 + N when signal N ended it, 127 when there is
-    no such command."""
+    """Run the command and return its exit code: 128 + N if signal N ended it, 127 if it does not
+    exist."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         with _Forwarding() as forwarding:
-            # It stays in this process group: what kills the worker kills the command, too.
+            # It stays in this process group, so that it is killed together with the worker.
             process = forwarding.to(subprocess.Popen(list(argv)))
             code = process.wait()
     except FileNotFoundError:
-        return _tell(_explain_missing(argv[0]), _NOT_FOUND)
+        return _print_error(_explain_missing(argv[0]), _NOT_FOUND)
     except OSError as error:
-        return _tell(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
-    if code == 0 and signal.SIGTERM in forwarding.came:
-        # It exited with 0 after SIGTERM; that is not success.
+        return _print_error(f"{argv[0]} cannot be started: {error}", _NOT_EXECUTABLE)
+    if code == 0 and signal.SIGTERM in forwarding.received:
+        # A command that exits with 0 after SIGTERM has not succeeded.
         return 128 + signal.SIGTERM
     return code if code >= 0 else 128 - code
 
@@ -176,26 +174,26 @@ def _explain_missing(command: str) -> str:
     if "/" not in command or command.startswith("/"):
         return missing
     return (
-        f"{missing}. It was looked for in the source tree, but ignored files and virtual "
-        "environments are not sent: `kinetic run --dry-run` lists what is. Give the absolute path "
-        "of a command that is installed on the host."
+        f"{missing}. It is not in the source tree: ignored files and virtual environments are not "
+        "sent (`kinetic run --dry-run` lists what is). Give the absolute path of a command that is "
+        "installed on the host."
     )
 
 
 class _Forwarding:
     """Forwards termination signals to a command, which decides how to end.
 
-    Installed before the command starts, so that signals which arrive in between are passed on;
-    otherwise the command could outlive this process.
+    Enter it before the command starts: a signal that arrives in between is forwarded, too.
+    Otherwise the command could outlive this process.
     """
 
     def __init__(self) -> None:
-        self.came: list[int] = []
+        self.received: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # only the main thread may set handlers
+        # Only the main thread may set handlers.
         if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.signal(signum, self._forward) for signum in _FORWARDED}
         return self
@@ -207,12 +205,12 @@ class _Forwarding:
     def to(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
         """Forward to this process from now on, earlier signals included."""
         self._process = process
-        for signum in tuple(self.came):
+        for signum in tuple(self.received):
             process.send_signal(signum)
         return process
 
     def _forward(self, signum: int, frame: types.FrameType | None) -> None:
-        self.came.append(signum)
+        self.received.append(signum)
         if self._process is not None:
             self._process.send_signal(signum)
 
@@ -224,8 +222,7 @@ def _put_first(folder: str) -> None:
 
 
 def _as_main(run: Callable[[], Any]) -> None:
-    """Run code whose traceback should start in the code itself, not in the machinery that started
-    it."""
+    """Run code; drop the frames that started it from the traceback of its exception."""
     try:
         run()
     except BaseException as error:
@@ -234,8 +231,8 @@ def _as_main(run: Callable[[], Any]) -> None:
 
 
 def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
-    """Run code as `__main__`, and wait for its threads unless it fails. Not by `runpy.run_path`:
-    what threads do with `__main__`, pickling for example, must find it until they have ended."""
+    """Run code as `__main__`, and wait for its threads unless it fails. `runpy.run_path` would
+    remove `__main__` too early: threads need it until they end, for pickling for example."""
     before, program = sys.modules["__main__"], types.ModuleType("__main__")
     sys.modules["__main__"] = program
     package = "" if spec is None else spec.parent
@@ -243,7 +240,7 @@ def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
         _runpy._run_code(code, vars(program), None, "__main__", spec, package, file)
         _wait_for_rest()
     except SystemExit as end:
-        # Other hosts must not wait for the threads of one that has failed.
+        # Other hosts must not wait for the threads of a failed host.
         if not end.code:
             _wait_for_rest()
         raise
@@ -252,7 +249,7 @@ def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
 
 
 def _wait_for_rest() -> None:
-    """Wait for checkpoints, which need the pools that end next, then for all threads."""
+    """Wait for checkpoints, which need the pools, then for pools and threads."""
     worlds.finish(returned=True)
     interpreter.wait_for_threads()
 
@@ -265,10 +262,10 @@ def _without_machinery(trace: types.TracebackType | None) -> types.TracebackType
     return at
 
 
-def _tell(words: str, code: int) -> int:
-    print(f"kinetic: {words}", file=sys.stderr)  # noqa: T201 - this is the host's stderr, which the caller reads
+def _print_error(text: str, code: int) -> int:
+    print(f"kinetic: {text}", file=sys.stderr)  # noqa: T201 - this is the host's stderr, which the caller reads
     return code
 
 
 def _leave(words: str, code: int, kind: str = "script") -> NoReturn:
-    raise ProgramExited(_tell(words, code), f"The {kind} exited with code {code}.") from None
+    raise ProgramExited(_print_error(words, code), f"The {kind} exited with code {code}.") from None

@@ -1,8 +1,8 @@
-"""The one process of an elastic job with a single controller: its function is called again in it
-when a slice was lost, or is back.
+"""The worker of an elastic job with a single controller: it calls the function again in the same
+process after a slice was lost or is back.
 
-In: the rules of the job, a function. Out: its value, or its exception; lines of the host's output
-that tell the story. What follows a loss is decided by `Calls`; pathwaysutils knows the slices.
+`Calls` decides what follows a loss; pathwaysutils knows the slices. The host's output says what
+happens.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from kinetic.errors import HostLost
 
 
 class _Own(BaseException):
-    """The function has ended with an exception of its own. Not an `Exception`: pathwaysutils lets
-    it pass."""
+    """The function has raised an exception of its own. Not an `Exception`, which pathwaysutils
+    would catch."""
 
 
 class Controller:
-    """Calls a function on the slices that are there.
+    """Calls a function on the slices that answer.
 
     Promises:
-        1. Exceptions of the function are its end, and keep their type and traceback.
-        2. Nothing of a call that has failed is kept: its arrays are freed before the next one.
-        3. The function reads its attempt and its slices where all functions do: in the environment.
+        1. An exception of the function's own ends it, and keeps its type and traceback.
+        2. The arrays of a failed call are freed before the next one.
+        3. The function reads its attempt and its slices in the environment, as in any other job.
     """
 
     def __init__(
         self, rules: Elastic, world: World, reform_file: str, tell: Callable[[dict[str, str]], None]
     ) -> None:
-        """`reform_file` exists while a slice is back; `tell` changes the function's environment."""
+        """Make a controller. `reform_file` exists while a slice is back; `tell` updates the
+        function's environment."""
         self._rules = rules
         self._slices = proxy.PathwaysSlices(world, reform_file)
         self._tell = tell
@@ -58,7 +59,7 @@ class Controller:
         """Call the function until it returns, or raises an exception of its own.
 
         Raises:
-            HostLost: it has lost slices too often, or for too long; names every failure.
+            HostLost: slices were lost too often, or for too long; names every failure.
         """
         try:
             return self._slices.call(
@@ -85,16 +86,16 @@ class Controller:
             return func(*args, **kwargs)
         except Leaving:
             lost = proxy.scale_up()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the function's
+        except Exception as error:  # noqa: BLE001 - any exception is the function's
             self._raised = error
             loss = _loss_in(error)
             if loss is None:
                 raise _Own from None
             lost = loss
-        raise lost  # Without the frames of the function, and what they hold.
+        raise lost  # Without the function's frames, which hold its arrays.
 
     def _begin(self) -> None:
-        """Tell the function where it stands."""
+        """Tell the function its slices and its attempt."""
         slices, most = self._slices.taking_part, self._rules.most
         variables = {"NUM_SLICES": str(len(slices)), "SLICES": ",".join(map(str, slices))}
         self._tell({f"KINETIC_{name}": value for name, value in variables.items()})
@@ -134,7 +135,7 @@ class Controller:
         return not self._given_up
 
     def _wait(self, decision: NextCall, answering: tuple[int, ...]) -> NextCall | GiveUp:
-        """Wait for the slices that the next call needs."""
+        """Wait for the slices that the next call needs; give up if too few return."""
         if len(answering) >= decision.wanted:
             if len(answering) < self._rules.most:
                 _say(f"shrinking to {count_slices(len(answering))} until it is back.")
@@ -152,8 +153,8 @@ class Controller:
 
 
 def _loss_in(error: BaseException) -> Exception | None:
-    """Return what JAX says of a loss that has raised this, or led to it; None if nothing does. What
-    may have another cause counts only if nobody has made another exception of it."""
+    """Return JAX's error about a lost slice if it is this exception or a cause of it, else None. An
+    ambiguous error of JAX counts only if it is the exception itself."""
     from jax.errors import JaxRuntimeError
 
     at: BaseException | None = error

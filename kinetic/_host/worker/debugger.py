@@ -1,8 +1,5 @@
-"""The debugger of a job: it listens in the leader's worker and holds every function back until a
-client has attached.
-
-In: a port and a window; on agents, messages of workers. Out: a debug adapter on the loopback
-address; the record `_core.debug_address`. The only door to debugpy.
+"""The debugger of a job: it listens in the leader's worker, and every host waits until a client has
+attached or the window has passed. No other module uses debugpy.
 
     leader's worker  ── listening(port) ──> its agent ── record: waiting ──> caller (kinetic.debug)
                      ── attached(bool)  ──>           ── record: released ─> other agents
@@ -46,10 +43,10 @@ EVENTS = frozenset(
     }
 )
 LOOK_EVERY_S = 0.25
-"""How often a host checks whether the leader's debugger has attached."""
+"""Interval at which a waiting host reads the record of the leader's debugger."""
 _AGAIN_S = 0.05
 BEYOND_S = 60.0
-"""How long after the window the other hosts still wait for the leader."""
+"""Time after the window for which the other hosts still wait for the leader."""
 ENVIRON = {
     "KINETIC_DEBUG": "1",
     "PYTHONBREAKPOINT": "debugpy.breakpoint",
@@ -63,8 +60,8 @@ frozen modules."""
 
 
 def serve(channel: Channel, port: int, window_s: float, folder: str, job_id: str) -> None:
-    """Listen, and return once a debugger is ready or the window has passed. `port` 0 takes any free
-    one.
+    """Listen, and return once a debugger is ready or the window has passed. With `port` 0, use any
+    free port.
 
     Raises:
         SetupFailed: debugpy is not installed on this host, or the port is in use.
@@ -74,8 +71,8 @@ def serve(channel: Channel, port: int, window_s: float, folder: str, job_id: str
     except ImportError as error:
         raise SetupFailed("debug=True needs debugpy on the hosts: pip install debugpy.") from error
     try:
-        # subProcess=False: debugpy would hold each child of the function back as well. Its adapter
-        # accepts any connection, and clients can run code: the wrapper checks who connects.
+        # subProcess=False: otherwise debugpy would stop each child of the function, too. Its
+        # adapter accepts any connection, and clients can run code: the guard checks the user.
         debugpy.configure(subProcess=False, python=str(_write_guard(Path(folder))))
         _, port = debugpy.listen(("127.0.0.1", port))
     except Exception as error:
@@ -86,13 +83,13 @@ def serve(channel: Channel, port: int, window_s: float, folder: str, job_id: str
     if window_s > 0:
         _say(
             f"the function waits for a debugger for up to {window_s:g} s: "
-            f"`kinetic jobs debug {job_id}` brings it to your machine."
+            f"`kinetic jobs debug {job_id}` opens its port on your machine."
         )
     attached = _wait(debugpy, window_s)
     if not attached:
         _say(
-            f"no debugger attached within {window_s:g} s; the function starts without one. It can "
-            "still be attached."
+            f"no debugger attached within {window_s:g} s; the function starts without one. You can "
+            "still attach one."
         )
     channel.send({"event": WorkerEvent.DEBUGGER_ATTACHED, "attached": attached})
 
@@ -102,12 +99,12 @@ def _say(words: str) -> None:
 
 
 def _write_guard(folder: Path) -> Path:
-    """A program that runs the adapter so that it accepts only connections of this user."""
-    door = folder / "debug-adapter"
+    """Write a program that runs debugpy's adapter and accepts only connections of this user."""
+    program = folder / "debug-adapter"
     command = shlex.join([sys.executable, "-P", str(Path(peers.__file__).resolve())])
-    door.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-    door.chmod(0o700)
-    return door
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    program.chmod(0o700)
+    return program
 
 
 def _wait(debugpy: Any, window_s: float) -> bool:
@@ -126,7 +123,7 @@ def _wait(debugpy: Any, window_s: float) -> bool:
 
 
 def _expire(debugpy: Any, window_s: float, done: threading.Event) -> None:
-    """End the wait when its time has passed."""
+    """Cancel the wait for a client when the window has passed."""
     done.wait(min(window_s, threading.TIMEOUT_MAX))
     while not done.is_set():
         # RuntimeError: the wait has not begun yet. Cancelling is idempotent.
@@ -136,7 +133,7 @@ def _expire(debugpy: Any, window_s: float, done: threading.Event) -> None:
 
 
 def hold(channel: Channel) -> None:
-    """On a host that is not the leader: wait until the agent says that the function may start."""
+    """Wait until the agent lets the function start, on a host other than the leader."""
     channel.send({"event": WorkerEvent.DEBUGGER_HELD})
     if channel.receive() is None:
         raise SetupFailed("The agent of this host has died.")
@@ -146,7 +143,8 @@ def hold(channel: Channel) -> None:
 
 
 class Gate:
-    """The agent's side: the leader's keeps the record, the others wait for it."""
+    """The agent's side of the debugger: the leader's agent writes the record, the others poll
+    it."""
 
     def __init__(
         self,
@@ -164,27 +162,27 @@ class Gate:
         self._record: Debugger | None = None
         self._given_up_at = self._next_look_at = 0.0
         self.holds = False
-        """Whether this host's worker waits for `go`."""
+        """True while this host's worker waits for `go`."""
         self.look_every_s = LOOK_EVERY_S
-        """How often to look while waiting."""
+        """Interval at which to call `opens` while the worker waits."""
 
     @property
     def activity(self) -> Activity:
-        """What the host is doing before its function starts."""
+        """Activity of the host before its function starts."""
         if self._record is not None and self._record.state is DebuggerState.WAITING:
             return Activity.DEBUGGING
         return Activity.HELD if self.holds else Activity.WAITING
 
     def start_message(self) -> dict[str, Any]:
-        """The worker's part of the start message."""
+        """Return the debugger's part of the start message."""
         return {"port": self._port, "window_s": self._plan.limits.debug_wait_s}
 
     def accepts(self, message: Message) -> bool:
-        """Whether `take` handles the message."""
+        """True if `take` handles the message."""
         return message["event"] in EVENTS
 
     def take(self, message: Message, tree: str) -> None:
-        """Handle a worker's message: it listens, goes on, or waits."""
+        """Handle a message of the worker, whose debugger listens, has attached or waits."""
         if message["event"] == WorkerEvent.DEBUGGER_HELD:
             self.holds = True
             self._given_up_at = self._clock() + self._plan.limits.debug_wait_s + BEYOND_S
@@ -206,7 +204,7 @@ class Gate:
             )
 
     def opens(self) -> bool:
-        """Whether a waiting worker may go on; looks only now and then."""
+        """True if a waiting worker may go on. Reads the record at most every `LOOK_EVERY_S`."""
         now = self._clock()
         if not self.holds or now < self._next_look_at:
             return False
@@ -217,14 +215,14 @@ class Gate:
         return False
 
     def close(self) -> None:
-        """The leader's function has ended."""
+        """Close the record when the leader's function has ended."""
         if self._record is not None and self._record.listens:
             self._write(replace(self._record, state=DebuggerState.CLOSED))
 
     def _is_released(self) -> bool:
         try:
             record = Debugger.read(self._store.get(self._key))
-        except KineticError:  # Not there yet, or the store does not answer.
+        except KineticError:  # Not written yet, or the store does not answer.
             return False
         return record.state is not DebuggerState.WAITING
 

@@ -1,8 +1,5 @@
-"""Children that the function forks: they hold nothing of the worker's open, and end where they come
-back into its code.
-
-In: calls of the user's code. Out: what they returned, in the process that called. Their signals are
-the business of `signals`.
+"""Children that the function forks: they close the worker's descriptors, and exit instead of
+returning into the worker's code. Their signals are handled by `signals`.
 """
 
 from __future__ import annotations
@@ -20,11 +17,12 @@ from kinetic.errors import SetupFailed, text_of
 
 
 def end_descriptors(channel: Channel, stacks_fd: int, stacks_signal: int) -> None:
-    """Close these in children that this process forks from now on, which do not write their stacks
-    for the agent either."""
+    """Have forks of this process close these descriptors from now on, and ignore the signal for
+    stacks."""
 
     def close() -> None:
-        if signal.getsignal(stacks_signal) in (signal.SIG_DFL, None):  # else it is the function's
+        # Any other handler is the function's own.
+        if signal.getsignal(stacks_signal) in (signal.SIG_DFL, None):
             faulthandler.unregister(stacks_signal)
         with contextlib.suppress(OSError):
             channel.close()
@@ -34,7 +32,7 @@ def end_descriptors(channel: Channel, stacks_fd: int, stacks_signal: int) -> Non
 
 
 def run(act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call what runs the user's code; a child that it forks and that comes back ends here."""
+    """Call a function that runs the user's code. A child that it forks and that returns exits."""
     own_pid, error = os.getpid(), None
     try:
         return act(*args, **kwargs)
@@ -47,9 +45,8 @@ def run(act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def end(error: BaseException | None) -> NoReturn:
-    """Exit a child that the function forked and that returned from it: it must not continue as the
-    worker."""
-    if isinstance(error, SetupFailed):  # What a module raised when it was imported.
+    """Exit a child that the function forked, so that it does not continue as the worker."""
+    if isinstance(error, SetupFailed):  # A module raised an exception when it was imported.
         error = error.__cause__
     code = 0
     if isinstance(error, SystemExit):

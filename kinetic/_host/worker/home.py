@@ -1,11 +1,9 @@
-"""A folder in memory for each simulated host, at a path that all hosts of the gang share.
-
-In: where the folder lies, where it is to appear. Out: a mount namespace of this process's own;
-nothing, where the machine does not allow that.
+"""The local folder of a host: for simulated hosts a folder in memory, which appears at the same
+path on all hosts of the gang if the machine allows mounts.
 
 Programs keep local checkpoints at one path on all hosts. As in the ramdisk of GKE's multi-tier
-checkpointing, a file in the folder says which process of JAX this host is: programs that keep
-checkpoints there read it.
+checkpointing, a file in the folder gives the host's index among JAX's processes: programs that keep
+checkpoints in it read that file.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from kinetic._system import memory_folder
 
 @dataclass(frozen=True)
 class Home:
-    """Of one host.
+    """The local folder of one host.
 
     Attributes:
-        folder: where its own folder lies.
-        place: where it appears; the same for all hosts.
-        host: its index.
-        hosts: how many there are.
+        folder: path of the host's own folder.
+        place: path at which it appears, the same for all hosts.
+        host: index of the host.
+        hosts: number of hosts on the machine.
     """
 
     folder: str
@@ -37,38 +35,39 @@ class Home:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the machine is that of other hosts, too."""
+        """True if other hosts run on the same machine."""
         return self.hosts > 1
 
     def variables(self, *, moved_in: bool) -> dict[str, str]:
-        """Return what the function is told."""
+        """Return the variable that names the folder for the function. `moved_in`: the folder
+        appears at `place`."""
         return {"KINETIC_LOCAL_DIR": self.place if moved_in else self.folder}
 
-    def tell(self, world: World) -> None:
-        """Write this process's place in this attempt's world of JAX; what an earlier attempt wrote
-        there is never seen.
+    def write_rank(self, world: World) -> None:
+        """Write this process's rank in this attempt's world of JAX, and remove that of an earlier
+        attempt first.
 
         Raises:
-            OSError: it cannot be written, for example because the memory is full.
+            OSError: the file cannot be written, for example because the memory is full.
         """
         file = Path(self.folder, memory_folder.JAX_INIT_INFO)
         file.unlink(missing_ok=True)
         file.write_text(f"{world.process}\n{world.coordinator}\n")
 
     def explain(self, error: OSError) -> str:
-        """Say why it cannot be written, and what to do; in the same words on all hosts."""
-        free = "free some, or " if error.errno in files.FULL else ""
+        """Return a message about a folder that cannot be written, equal on all hosts."""
+        free = "Free some space, or set" if error.errno in files.FULL else "Set"
         folder = Path(self.folder).parent if self.is_shared else self.folder
         return (
-            f"The folder of local files {folder} cannot be written: {error.strerror or error}. To "
-            f"do: {free}set KINETIC_LOCAL_DIR in env= to another folder."
+            f"The folder of local files {folder} cannot be written: {error.strerror or error}. "
+            f"{free} KINETIC_LOCAL_DIR in env= to another folder."
         )
 
 
 def enter(home: Home) -> bool:
-    """Move this process, which has no threads, into the home of its host; return whether that is
-    possible here."""
-    from kinetic._host.worker import mounts  # a job of one host does without
+    """Bind the host's folder to its shared path, for this process alone, which must have no
+    threads. Return False if the machine does not allow it."""
+    from kinetic._host.worker import mounts  # A job of one host does not need it.
 
     with contextlib.suppress(OSError):
         in_user_namespace = mounts.unshare()

@@ -1,9 +1,8 @@
-"""The interpreter that the function runs in: customized as the user's is; at its end, without pools
-and files that may strike while that is reported.
+"""The start and end of the interpreter in which the function runs: the user's customization, then
+the end of its pools, threads and open files.
 
-In: the interpreter after the function. Out: one in which kinetic's own code runs undisturbed. What
-a function has broken (builtins, modules) is not repaired: the result is lost, and the error says
-so.
+Builtins and modules that a function has broken are not repaired: its value is lost, and the error
+says so.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ import threading
 from pathlib import Path
 
 EXECUTORS_S = 1.0
-"""How long open pools of `concurrent.futures` may take to end."""
+"""Time that each pool of `concurrent.futures` has to end."""
 PLAIN = str(Path(__file__).parent / "plain")
-"""First on sys.path where `customize` is still to be called."""
+"""Folder of empty customization modules, on sys.path until `customize` is called."""
 
 
 def customize() -> None:
-    """Run the user's sitecustomize and usercustomize if the zygote has left them to the workers,
-    because they start threads: a fork would not have those."""
+    """Run the user's sitecustomize and usercustomize if the zygote has not, because they start
+    threads, which a fork would not have."""
     if PLAIN not in sys.path:
         return
     sys.path.remove(PLAIN)
@@ -47,13 +46,13 @@ def wait_for_threads() -> None:
         thread for thread in threading.enumerate() if thread not in ours and not thread.daemon
     ]:
         for thread in others:
-            with contextlib.suppress(RuntimeError):  # It is just being started.
+            with contextlib.suppress(RuntimeError):  # The thread is just being started.
                 thread.join()
 
 
 def end_executors() -> None:
-    """Let `concurrent.futures` end its pools, as the interpreter does before exit handlers; there
-    is no public API for it."""
+    """Have `concurrent.futures` end its pools, as the interpreter does before exit handlers. Python
+    has no public API for that."""
     if threading.active_count() == 1:
         return  # Every pool has a thread.
     for end in reversed(getattr(threading, "_threading_atexits", ())):
@@ -63,8 +62,8 @@ def end_executors() -> None:
 
 
 def flush_files() -> None:
-    """Write out what open files still hold in memory, as Python does when a script ends: this
-    process ends without that. Pipes are left alone: nobody may read them any more."""
+    """Flush all open files, as Python does when a script ends, because this process exits without
+    that. Do not flush pipes: nobody may read them any more."""
     kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
     with contextlib.suppress(BaseException):  # The list of all objects may need too much memory.
         for file in [item for item in gc.get_objects() if type(item) in kinds]:

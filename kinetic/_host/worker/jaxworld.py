@@ -1,7 +1,5 @@
-"""JAX on a host: what is imported ahead, the variables that describe the world, when it joins.
-
-In: the shape of the world. Out: variables, a JAX that can join (see `joining`), the end of it.
-"""
+"""JAX on a host: its preloading before forks, the variables that describe the world to it, joining
+(see `joining`) and leaving the world."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ from kinetic._system import machine, processes
 STARTUP = str(Path(__file__).parent / "startup")
 """First on the PYTHONPATH of every program that a function starts."""
 _THREADS_PER_DEVICE = 4
-"""Two are enough for a loop in one thread; launches in other threads and callbacks may occupy
-more."""
+"""Two threads are enough for a loop in one thread; launches in other threads and callbacks may
+occupy more."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
-"""Without any of them JAX passes over its client for GPUs without a word."""
+"""Device files of GPUs. Without any of them JAX silently skips its client for GPUs."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _STATUS = tuple(
     f"{code}: "
@@ -54,26 +52,26 @@ _CONSEQUENCE_WORDS = (
 def environ(
     world: World, base: Mapping[str, str], requested: Mapping[str, str], *, automatic: bool
 ) -> dict[str, str]:
-    """The environment of a function or program, with variables that describe the world to JAX and
-    other frameworks.
+    """Return the environment of a function or program, with variables that describe the world to
+    JAX and other frameworks.
 
     Args:
-        world: the host's place in it.
+        world: the world of this host.
         base: variables to start from.
-        asked: variables that override these.
-        automatic: whether programs that the function starts join when they first use JAX.
+        requested: the user's variables, which override the others.
+        automatic: programs that the function starts join when they first use JAX.
     """
-    # JAX sets it, too; but what is unpickled may name jaxlib first, which logs what devices it has.
+    # JAX sets it, too, but unpickling may import jaxlib first, which logs its devices.
     env = {"TF_CPP_MIN_LOG_LEVEL": "1", **base} | {
         "JAX_PLATFORMS": _platforms(world),
         "KERAS_BACKEND": "jax",
     }
     env["JAX_ENABLE_PREEMPTION_SERVICE"] = (
-        "0"  # It would swallow the SIGTERM that the function should see.
+        "0"  # The service would swallow the SIGTERM that is meant for the function.
     )
-    if world.simulated or world.platform == "cpu":  # cpu:4 has four devices also on a cluster
+    if world.simulated or world.platform == "cpu":  # cpu:4 has four devices on a cluster, too.
         env["JAX_NUM_CPU_DEVICES"] = str(world.devices)
-        env["NPROC"] = str(_threads(world.devices, machine.cores()))
+        env["NPROC"] = str(_count_threads(world.devices, machine.cores()))
     if world.processes > 1:
         env |= {
             "JAX_COORDINATOR_ADDRESS": world.coordinator,
@@ -81,46 +79,47 @@ def environ(
             "JAX_PROCESS_ID": str(world.process),
         }
         if world.simulated:
-            # Without it the coordination service listens on every interface of the machine.
+            # By default the coordination service listens on every interface of the machine.
             env["JAX_COORDINATOR_BIND_ADDRESS"] = world.coordinator
             env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    if world.platform == PROXY:  # Its machines may take as long to start as hosts may.
+    if world.platform == PROXY:  # Its machines get as much time to start as hosts.
         env["PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS"] = str(math.ceil(world.limit_s))
     return (
         env
-        | _for_torch(world)
+        | _torch_variables(world)
         | dict(requested)
         | {"KINETIC_WORLD": json.dumps(world.to_json() | {"automatic": automatic})}
     )
 
 
 def _platforms(world: World) -> str:
-    """The clients that JAX starts, the default first: "tpu,cpu", "cuda,cpu", "proxy,cpu" or "cpu".
+    """Return the clients that JAX starts, the default first: "tpu,cpu", "cuda,cpu", "proxy,cpu" or
+    "cpu".
 
-    Callbacks (`jax.debug.print`, `pure_callback`) and `keras.distribution` need a processor beside
-    an accelerator. "gpu" stands for "cuda,rocm,oneapi", of which JAX would demand all. Virtual
-    devices are a processor's, unless they take the place of Pathways'.
+    Callbacks (`jax.debug.print`, `pure_callback`) and `keras.distribution` need the CPU in addition
+    to an accelerator. JAX takes "gpu" as "cuda,rocm,oneapi", and would require all three. Virtual
+    devices belong to the CPU client, unless they stand in for Pathways'.
     """
     if world.platform == "cpu" or (world.simulated and world.platform != PROXY):
         return "cpu"
     return f"{'cuda' if world.platform == 'gpu' else world.platform},cpu"
 
 
-def _threads(devices: int, cores: int) -> int:
-    """How many threads XLA's CPU client gets; it reads NPROC, and without it takes one for each
-    core or device.
+def _count_threads(devices: int, cores: int) -> int:
+    """Return the number of threads for XLA's CPU client, which reads it from NPROC; its default is
+    one for each core or device.
 
     A launch on all devices occupies a thread for each while 32 others are in flight, and a
     collective occupies another one. With one thread for each device, a loop that never waits for a
-    result soon stands still forever: its launches occupy all threads.
+    result soon blocks forever, because its launches occupy all threads.
     """
     return max(cores, _THREADS_PER_DEVICE * devices)
 
 
-def _for_torch(world: World) -> dict[str, str]:
-    """What torch.distributed reads (`env://`), what torchrun and Lightning call a host, and
-    torchrun's defaults (PET_*). Not TORCHELASTIC_*: with it torch looks for torchrun's store. Not
-    NNODES: programs that start torchrun themselves take it as a request."""
+def _torch_variables(world: World) -> dict[str, str]:
+    """Return the variables of torch.distributed (`env://`), of hosts in torchrun and Lightning, and
+    torchrun's defaults (PET_*). TORCHELASTIC_* are missing because torch would then expect
+    torchrun's store; NNODES because programs that start torchrun take it as a request."""
     rank, size, port = str(world.process), str(world.processes), str(world.port)
     env = {"MASTER_ADDR": world.address, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -138,13 +137,13 @@ def _for_torch(world: World) -> dict[str, str]:
 
 
 def is_installed() -> bool:
-    """Whether JAX can be imported here."""
+    """True if JAX can be imported."""
     return importlib.util.find_spec("jax") is not None
 
 
 def preload(modules: tuple[str, ...]) -> None:
-    """Import modules that workers will need, without starting a backend or a thread (see
-    `is_fork_safe`)."""
+    """Import modules for workers, and parts of JAX if they import it. Does not itself start a
+    backend or a thread (see `is_fork_safe`)."""
     for name in modules:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
@@ -155,10 +154,10 @@ def preload(modules: tuple[str, ...]) -> None:
 
 
 def is_fork_safe() -> bool:
-    """Whether a fork of this process gets a JAX that still works: no backend has been started and
-    one thread runs."""
+    """True if a fork of this process would have a working JAX: no backend has been started, and
+    the process has one thread."""
     if "jax" in sys.modules:
-        from jax._src import xla_bridge  # No public call can tell without starting one.
+        from jax._src import xla_bridge  # All public calls would start a backend.
 
         if xla_bridge.backends_are_initialized():
             return False
@@ -166,8 +165,14 @@ def is_fork_safe() -> bool:
 
 
 def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) -> None:
-    """Have this worker join the world: now (True), when JAX is first used ("lazy"), or when the
-    function asks. `slices` are those that may be lost while it lives on."""
+    """Have this worker join the world.
+
+    Args:
+        world: the world of this host.
+        joins: True to join now, "lazy" to join when JAX is first used; otherwise the function or
+            its program joins.
+        slices: slices that the process may lose and live on, or None.
+    """
     joining.complete(os.environ, world, STARTUP)
     if _platforms(world).startswith("cuda") and not any(Path(file).exists() for file in GPU_FILES):
         print(  # noqa: T201
@@ -199,7 +204,7 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
 
 
 def set_options(options: Mapping[str, Any]) -> list[str]:
-    """Set the caller's options of JAX; return those that this host's JAX does not accept."""
+    """Set the caller's options of JAX; return the names that this host's JAX does not accept."""
     if not options or not is_installed():
         return list(options)
     import jax
@@ -208,13 +213,13 @@ def set_options(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         try:
             jax.config.update(name, value)
-        except (AttributeError, TypeError, ValueError):  # Another version.
+        except (AttributeError, TypeError, ValueError):  # The host has another version of JAX.
             refused.append(name)
     return refused
 
 
 def _configure(world: World) -> None:
-    """Set what an already imported JAX would have read from the environment."""
+    """Set the options that an already imported JAX has not read from the new environment."""
     joining.configure({"jax_enable_preemption_service": False})
     if world.simulated:
         platforms = _platforms(world)
@@ -222,7 +227,7 @@ def _configure(world: World) -> None:
 
 
 def leave() -> None:
-    """Leave the world together with all other hosts. A barrier, so call it only when every host has
+    """Leave the world together with all other hosts. A barrier: call it only when every host has
     returned."""
     if "jax" in sys.modules:
         import jax
@@ -231,8 +236,8 @@ def leave() -> None:
 
 
 def process_index(world: World) -> int:
-    """This host's index among the processes of JAX. Until its backends have started, and where JAX
-    has not joined, it is the host's own."""
+    """Return this host's index among the processes of JAX; the host's own index if JAX has not
+    joined, or its backends have not started."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     if world.processes == 1 or bridge is None or not bridge.backends_are_initialized():
         return world.process
@@ -241,13 +246,13 @@ def process_index(world: World) -> int:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an exception, or a cause of it, is a collective that broke because a peer died."""
+    """True if an exception, or a cause of it, is a collective that broke because a peer died."""
     visited: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in visited:
         visited.add(id(at))
-        # What breaks while a computation is launched, a small one for example, jaxlib raises as a
-        # plain ValueError with the text of XLA.
+        # Errors while a computation is launched, a small one for example, are raised by jaxlib as a
+        # plain ValueError with XLA's text.
         is_text = type(at) is ValueError and str(at).startswith(_STATUS)
         is_of_jax = is_text or type(at).__name__ in _CONSEQUENCE_TYPES
         if is_of_jax and any(word in str(at).lower() for word in _CONSEQUENCE_WORDS):

@@ -1,14 +1,12 @@
-"""How one process joins the hosts of its gang into one world of JAX: when it asks, or when JAX's
-backend first starts.
+"""Joins the hosts of a gang into one world of JAX, on request or when JAX's backend first starts.
 
-In: this process's rank (`World`). Out: an initialized `jax.distributed`; an `initialize` that needs
-no arguments. Programs load this file in interpreters that may not have kinetic: it imports nothing
-of kinetic, and does not import JAX before the program does.
+Programs load this file in interpreters that may not have kinetic, so it must not need kinetic, and
+must not import JAX before the program does.
 
-JAX has no hook before its backends start: a plugin (`jax_plugins`) is called then, but what it
-raises is swallowed, and the host would run on alone; a cluster (`ClusterEnv`) is asked only by
-`initialize`. Hence the wrappers. A process joins only if no other process of its host has: it holds
-a lock on a file in the host's folder, which also tells the agent how far it is.
+JAX has no hook before its backends start. A plugin (`jax_plugins`) is called then, but its
+exceptions are swallowed, and the host would run on alone; a cluster (`ClusterEnv`) is used only by
+`initialize`. Hence the wrappers in JAX. A process joins only if no other process of its host has:
+it locks a file in the host's folder, from which the agent also reads its progress.
 """
 
 from __future__ import annotations
@@ -35,16 +33,16 @@ except ImportError:
     from dataclasses import dataclass
 
 JOINING, JOINED, APART = "joining", "joined", "apart"
-"""What the file says, followed by the id of the process."""
+"""States in the host's file, each followed by the id of the process."""
 MARK = "KINETIC_JAX_PROCESS"
 """Variable: the process that has imported JAX. Its children are helpers, not the host's
 program."""
 ORDER = "KINETIC_PROCESS_ORDER"
 """Variable: the indices that JAX gives simulated hosts, as "1,0". A real slice numbers its hosts by
-their places in it."""
+their positions in it."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
-"""Attribute of what replaces a function of JAX's: that function."""
+"""Attribute of a wrapper: the wrapped function of JAX."""
 _CACHE_WRITE = "_cache_write"
 _ALL_COMPILED = {
     "jax_enable_compilation_cache": True,
@@ -52,55 +50,56 @@ _ALL_COMPILED = {
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
-"""Slow on purpose: agents notice a dead host in milliseconds and end the gang; JAX would abort
-healthy processes, and counts the time that a machine sleeps. Not so in a program: it may be a child
-of what its agent watches, a shell for example, and die alone."""
+"""JAX's heartbeat timeout, long in workers: their agents notice a dead host in milliseconds, while
+JAX would abort healthy processes, and counts the time that a machine sleeps. Shorter in a program:
+it may die without its agent's notice, as the child of a shell for example."""
 _BEYOND_S = 60
-"""How long after the gang JAX gives up: the gang can say which host was missing."""
+"""Extra time before JAX gives up: the gang gives up first, and names the missing host."""
 
-_APART = """kinetic: this host joins %s now, not the other hosts of its job. To join these, call \
+_APART = """kinetic: this host joins %s, not the other hosts of its job. To join these, call \
 jax.distributed.initialize() without arguments."""
 _OTHER_ORDER = """kinetic: jax.process_index() is 0 on host %s, and %s on host 0. The call returns \
 the value of host %s; its output: kinetic jobs logs %s --host %s"""
 _log, _lock = logging.getLogger("kinetic.runner"), threading.RLock()
-_held: list[int] = []  # The place of this process, for as long as it has joined.
+_held: list[int] = []  # The locked file of this process, once it has joined.
 
 
 def _forget_in_fork() -> None:
-    """A thread of the parent's may have been joining; who of its forks asks to join is refused."""
+    """Reset the state in a fork: a thread of the parent may have been joining."""
     global _lock
     _lock = threading.RLock()
     for fd in (_held.pop() for _ in range(len(_held))):
         with contextlib.suppress(OSError):
-            os.close(fd)  # The lock is the parent's, and stays.
+            os.close(fd)  # The parent keeps its lock.
 
 
 os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 class JoinError(RuntimeError):
-    """This process cannot join the gang's world, or not as requested. A RuntimeError, as JAX
-    raises."""
+    """This process cannot join the gang's world, or not as requested. A RuntimeError, like the
+    errors of JAX."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The place of a process among the processes of JAX.
+    """The world of JAX from the view of one process.
 
     Attributes:
         coordinator: "address:port" of JAX's coordination service.
         processes: number of processes.
         process: index of this one.
         devices: virtual devices per process when simulated, else 0.
-        platform: "cpu", "gpu", "tpu", or "proxy" for devices of Pathways; the simulated one if
-            there is one.
-        simulated: whether the devices are virtual.
-        slices: number of slices, with equally many processes each, or devices if there is one
-            process.
-        port: free on process 0, for programs of other frameworks.
-        file: where the process that joins for this host records its state; "" for nowhere.
-        limit_s: how long the hosts may wait for each other.
-        compiled: folder of simulated devices' programs, for this host's next attempts; "" for none.
+        platform: "cpu", "gpu", "tpu", or "proxy" for devices of Pathways; with virtual devices,
+            the platform that they simulate.
+        simulated: the devices are virtual.
+        slices: number of slices, each with the same number of processes, or of devices if there is
+            one process.
+        port: a free port on process 0, for programs of other frameworks.
+        file: file in which the process that joins for this host records its state; "" for none.
+        limit_s: seconds for which the hosts may wait for each other.
+        compiled: folder of compiled programs for this host's next attempts, if its devices are
+            virtual; "" for none.
     """
 
     coordinator: str
@@ -116,12 +115,12 @@ class World:
     compiled: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; `World(**it)` is equal."""
+        """Return a JSON object whose fields are the arguments of `World`."""
         return dict(vars(self))
 
     @property
     def address(self) -> str:
-        """The leader's address."""
+        """Address of the leader, without a port."""
         return self.coordinator.rpartition(":")[0]
 
 
@@ -129,24 +128,24 @@ def attach(world: World, *, automatic: bool, owner: int) -> None:
     """Attach this world to JAX, which has just been imported.
 
     Args:
-        world: the place of this process.
+        world: the world of this process.
         automatic: join when the backend first starts, unless another process of this host has
             joined.
-        owner: the process that may do so; this one may be a fork of it.
+        owner: id of the process that may join automatically; its forks may not.
     """
-    _WorldPlace(world, automatic and world.processes > 1, owner).take()
+    _Attachment(world, automatic and world.processes > 1, owner).install()
 
 
 def attach_program(text: str, owner: int) -> None:
-    """The same in a program started on a host, which may start its own helpers; `text`
-    is the value of KINETIC_WORLD."""
+    """Attach the world in a program that was started on a host. `text` is KINETIC_WORLD; programs
+    that this program starts are its helpers, and do not join automatically."""
     world = json.loads(text)
     automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
     attach(World(**world), automatic=automatic, owner=owner)
 
 
 def join(world: World) -> None:
-    """Join now: afterwards `jax.devices()` are all devices of the gang.
+    """Join the world: from then on `jax.devices()` are all devices of the gang.
 
     Raises:
         JoinError: another process of this host has joined.
@@ -157,15 +156,14 @@ def join(world: World) -> None:
 
 
 def _plain_initialize(module: Any) -> Callable[..., None]:
-    """JAX's own `initialize`, even if this process, or the one that it was forked from, has
-    replaced it."""
+    """Return JAX's own `initialize`, even if this process or its parent has wrapped it."""
     initialize: Callable[..., None] = getattr(module.initialize, _ORIGINAL, module.initialize)
     return initialize
 
 
 def complete(environ: MutableMapping[str, str], world: World, startup: str) -> None:
-    """Let programs that inherit this environment join as this process does, and bypass every
-    proxy to the hosts."""
+    """Complete an environment so that programs with it join as this process does, and reach the
+    hosts without a proxy. `startup` is the folder of kinetic's sitecustomize."""
     paths = [
         path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != startup
     ]
@@ -175,8 +173,7 @@ def complete(environ: MutableMapping[str, str], world: World, startup: str) -> N
 
 
 def pass_by_proxies(environ: MutableMapping[str, str], addresses: Iterable[str]) -> None:
-    """Exempt this machine and these addresses from every proxy, in addition to the user's
-    exemptions."""
+    """Exempt this machine and these addresses from every proxy; keep the user's exemptions."""
     direct = list(dict.fromkeys([*LOOPBACK, *addresses]))
     both = [
         entry.strip()
@@ -190,7 +187,8 @@ def pass_by_proxies(environ: MutableMapping[str, str], addresses: Iterable[str])
     )
     for name in ("no_proxy", "NO_PROXY"):
         environ[name] = merged
-    if "no_grpc_proxy" in environ or merged == "*":  # gRPC reads it first, and knows no "*".
+    # gRPC reads no_grpc_proxy first, and has no "*".
+    if "no_grpc_proxy" in environ or merged == "*":
         own = [entry.strip() for entry in environ.get("no_grpc_proxy", "").split(",")]
         environ["no_grpc_proxy"] = ",".join(
             dict.fromkeys(entry for entry in [*own, *direct] if entry)
@@ -198,14 +196,14 @@ def pass_by_proxies(environ: MutableMapping[str, str], addresses: Iterable[str])
 
 
 def uses_proxies(environ: Iterable[str]) -> bool:
-    """Whether variables of these names may name a proxy."""
+    """True if one of these variables may name a proxy."""
     return any(
         name.lower().endswith("_proxy") and not name.lower().startswith("no_") for name in environ
     )
 
 
-class _WorldPlace:
-    """This process's place in the world, and its wrappers in JAX."""
+class _Attachment:
+    """The wrappers with which a process joins its world when JAX is used."""
 
     def __init__(self, world: World, automatic: bool, owner: int) -> None:
         self._world = world
@@ -213,7 +211,7 @@ class _WorldPlace:
         self._owner = owner
         self._devices = -1
 
-    def take(self) -> None:
+    def install(self) -> None:
         """Wrap JAX's `initialize` and the start of its backends."""
         public: Any = sys.modules["jax.distributed"]
         from jax._src import distributed
@@ -243,22 +241,21 @@ class _WorldPlace:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Many programs first request virtual CPUs, which has no effect on a host with chips, nor
-        on one where chips are simulated."""
+        """Undo a program's request for virtual CPUs: like on real chips, it has no effect on
+        simulated ones."""
         requested = _cpu_devices()
         if self._devices in (-1, requested):
             return
         configure({"jax_num_cpu_devices": self._devices})
         _log.warning(
-            "jax_num_cpu_devices=%d changes nothing here: this host of the simulated slice has "
+            "jax_num_cpu_devices=%d has no effect: this host of the simulated slice has "
             "%d devices.",
             requested,
             self._devices,
         )
 
     def _is_mine(self) -> bool:
-        """Whether this is the original process: not a fork of it, and not one that
-        multiprocessing has started."""
+        """True if this is the owner: not a fork of it, and not a child of multiprocessing."""
         if os.getpid() != self._owner:
             return False
         multiprocessing = sys.modules.get("multiprocessing.process")
@@ -299,12 +296,12 @@ class _WorldPlace:
             if distributed.global_state.client is not None:
                 if wrong:
                     raise JoinError(
-                        f"This host has joined already, as process {world.process} of "
-                        f"{world.processes} at {world.coordinator}; "
-                        f"jax.distributed.initialize({wrong}) asks for something else. Leave the "
-                        "arguments out, or say joins_jax=False to join by yourself."
+                        f"This host has already joined, as process {world.process} of "
+                        f"{world.processes} at {world.coordinator}, but "
+                        f"jax.distributed.initialize({wrong}) asks for something else. Remove the "
+                        "arguments, or set joins_jax=False to join in the function."
                     )
-                _log.info("jax.distributed.initialize(): this host has joined already.")
+                _log.info("jax.distributed.initialize(): this host has already joined.")
                 return
             apart = "coordinator_address" in differing or cluster_detection_method not in (
                 None,
@@ -328,8 +325,8 @@ class _WorldPlace:
             if wrong:
                 raise JoinError(
                     f"jax.distributed.initialize({wrong}) disagrees with the gang: this host is "
-                    f"process {world.process} of {world.processes} at {world.coordinator}. Leave "
-                    "the arguments out, or name a coordinator of your own."
+                    f"process {world.process} of {world.processes} at {world.coordinator}. Remove "
+                    "the arguments, or name a coordinator of your own."
                 )
             _join(world, original, {"local_device_ids": local_device_ids} | rest)
 
@@ -350,7 +347,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             return
         if uses_proxies(os.environ):
             pass_by_proxies(os.environ, [world.address])
-        configure({"jax_check_proxy_envs": False})  # It would warn of what was just fixed.
+        configure({"jax_check_proxy_envs": False})  # Its warning does not know the exemptions.
         if world.simulated and world.processes > 1:
             if not jax.config.jax_cpu_collectives_implementation:
                 configure({"jax_cpu_collectives_implementation": "gloo"})
@@ -367,7 +364,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             } | options
             if world.process != 0:
                 _wait_for_leader(world, own["initialization_timeout"])
-            accepted = inspect.signature(initialize).parameters  # Older versions have fewer.
+            accepted = inspect.signature(initialize).parameters  # Older versions of JAX have fewer.
             own = {name: value for name, value in own.items() if name in accepted}
             initialize(world.coordinator, world.processes, world.process, **own)
             _watch_numbers(world)
@@ -383,7 +380,7 @@ def configure(options: dict[str, Any]) -> None:
 
 
 def _cpu_devices() -> int:
-    """Virtual devices of this process by its configuration; -1 if that is left to JAX."""
+    """Return JAX's option for the number of virtual CPUs; -1 if it is unset."""
     import jax
 
     return int(getattr(jax.config, "jax_num_cpu_devices", -1))
@@ -391,7 +388,8 @@ def _cpu_devices() -> int:
 
 @contextlib.contextmanager
 def _claim_place(file: str) -> Iterator[None]:
-    """Hold this host's place; it is free again once this process has ended, or could not join."""
+    """Lock the host's file, so that no other process of the host joins. The lock lasts until this
+    process ends, or fails to join."""
     if not file:
         yield
         return
@@ -403,8 +401,8 @@ def _claim_place(file: str) -> Iterator[None]:
         by = os.pread(fd, 100, 0).decode(errors="replace").split()[1:]
         os.close(fd)
         raise HostTaken(
-            f"{' '.join(['Process', *by])} of this host has joined the others already, and only "
-            "one can."
+            f"{' '.join(['Process', *by])} of this host has already joined the other hosts, and "
+            "only one process of a host can."
         ) from None
     _write(fd, JOINING)
     try:
@@ -423,7 +421,8 @@ def _write(fd: int, state: str) -> None:
 
 
 def join_state(file: str) -> str:
-    """How far this host is: JOINING, JOINED, APART, or "" while no process has tried."""
+    """Return the state in a host's file: JOINING, JOINED, APART, or "" if no process has tried to
+    join."""
     with contextlib.suppress(OSError, ValueError):
         with open(file) as text:
             state, pid = text.read().split()
@@ -433,8 +432,8 @@ def join_state(file: str) -> str:
 
 
 def _wait_for_leader(world: World, limit_s: float) -> None:
-    """Wait until the coordination service listens: a client that is too early pauses for a whole
-    second before it tries again."""
+    """Wait until the coordination service listens. JAX's client would pause for a whole second
+    between two tries."""
     port = int(world.coordinator.rpartition(":")[2])
     deadline, pause_s = time.monotonic() + limit_s, 0.002
     while time.monotonic() < deadline:
@@ -466,23 +465,24 @@ def _to_ip(value: Any) -> Any:
 
 
 def _find_entrance() -> tuple[Any, str, Callable[[], Any]]:
-    """Return where every call for a backend comes through, without a lock of JAX's (`initialize`
-    takes the one that backends() holds): the module, the name, JAX's own function."""
+    """Return the function of JAX that every start of a backend calls, as its module, its name and
+    the function itself. It holds none of JAX's locks: `initialize` needs the lock of backends()."""
     from jax._src import xla_bridge
 
     name = "_discover_and_register_pjrt_plugins"
     name = name if hasattr(xla_bridge, name) else "backends"
-    start = getattr(xla_bridge, name)  # Replaced already in a fork of a process that did so.
+    start = getattr(xla_bridge, name)  # Already wrapped in a fork of a process that wrapped it.
     return xla_bridge, name, getattr(start, _ORIGINAL, start)
 
 
 def keep_compiled(folder: str) -> bool:
-    """Keep what this process compiles in a folder of its host's own, where the next attempts find
-    it; return whether this JAX can.
+    """Cache this process's compiled programs in a folder of its host, for the next attempts; return
+    False if this version of JAX does not allow it.
 
-    JAX's cache is made for one folder of all hosts: only process 0 writes, because programs for
-    TPUs are alike. Those for processors are not: each process has keys of its own. If only process
-    0 finds its programs, it waits in Gloo for the others to compile, which gives up after 30 s.
+    JAX's cache expects one folder for all hosts, into which only process 0 writes, because programs
+    for TPUs are the same on all hosts. Programs for CPUs have different keys in each process. If
+    only process 0 had a cache, it would wait in Gloo for the others to compile, and Gloo gives up
+    after 30 s.
     """
     import jax
     from jax._src import compiler
@@ -495,7 +495,7 @@ def keep_compiled(folder: str) -> bool:
         names = vars(compiler) | {"distributed": first}
         as_first = FunctionType(write.__code__, names, write.__name__, write.__defaults__)
         setattr(compiler, _CACHE_WRITE, as_first)
-        _remove_cut_off(pathlib.Path(folder))
+        _remove_truncated(pathlib.Path(folder))
     for name, value in _ALL_COMPILED.items():
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", folder)
@@ -503,8 +503,8 @@ def keep_compiled(folder: str) -> bool:
 
 
 def exchange_in_scatter() -> None:
-    """Have `psum_scatter` between processors exchange the parts and add them up. Of Gloo's
-    collectives, its reduce-scatter alone gives up after 30 s, and has no option for that."""
+    """Have `psum_scatter` on CPUs exchange the parts and add them up. Gloo's reduce-scatter, unlike
+    its other collectives, gives up after 30 s, and has no option for that."""
     from jax import core, lax
     from jax._src.lax import parallel
     from jax.interpreters import mlir
@@ -520,18 +520,18 @@ def exchange_in_scatter() -> None:
         return parts.sum(at, dtype=x.dtype)
 
     def lower(context: Any, x: Any, **options: Any) -> Any:
-        # Without its marks: an exchange of what is marked as unreduced is refused.
+        # Drop the mark "unreduced": JAX refuses to exchange marked values.
         aval = core.ShapedArray(context.avals_in[0].shape, context.avals_in[0].dtype)
         return rule(context.replace(avals_in=[aval]), x, **options)
 
     rule = mlir.lower_fun(scatter, multiple_results=False)
     for name in ("reduce_scatter_p", "unreduced_reduce_scatter_p"):
-        if hasattr(parallel, name):  # Older versions have one.
+        if hasattr(parallel, name):  # Older versions of JAX have only one.
             mlir.register_lowering(getattr(parallel, name), lower, platform="cpu")
 
 
 def _number_processes(world: World) -> None:
-    """Have JAX number simulated processes as a variable says."""
+    """Have JAX number simulated processes in the order of the variable `ORDER`."""
     from jax._src import xla_bridge
 
     if order := os.environ.get(ORDER):
@@ -541,7 +541,7 @@ def _number_processes(world: World) -> None:
 
 
 def _watch_numbers(world: World) -> None:
-    """Say on host 0, once JAX's backend has started, if process 0 is on another host."""
+    """Warn on host 0, once JAX's backend has started, if process 0 is on another host."""
     from jax._src import distributed, xla_bridge
 
     def compare(backend: Any) -> None:
@@ -556,9 +556,9 @@ def _watch_numbers(world: World) -> None:
 
 
 def _tell_slices(world: World) -> None:
-    """Have simulated devices tell their slice: JAX says 0 for all processors, and has no public way
-    to change that. Slices of processors stay 0: `jax.make_mesh` refuses several slices, but takes
-    any number of such machines."""
+    """Set `slice_index` of simulated devices: JAX has 0 for all CPUs, and no public way to change
+    it. With the platform "cpu" it stays 0, because `jax.make_mesh` refuses several slices of CPUs,
+    but accepts any number of hosts."""
     if world.slices == 1 or not world.simulated or world.platform == "cpu":
         return
     from jax._src.lib import xla_client
@@ -572,9 +572,9 @@ def _tell_slices(world: World) -> None:
     xla_client.Device.slice_index = slice_index
 
 
-def _remove_cut_off(folder: pathlib.Path) -> None:
-    """Remove what the process before this one was writing when it was killed: JAX would warn of it
-    at each start, and never replace it."""
+def _remove_truncated(folder: pathlib.Path) -> None:
+    """Remove the newest cached program if it is truncated, because its process was killed. JAX
+    would warn of it at each start, and never replace it."""
     from jax._src import compilation_cache
 
     written = [(each.stat().st_mtime_ns, each) for each in folder.glob("*-cache")]

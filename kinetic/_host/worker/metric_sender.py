@@ -1,9 +1,9 @@
-"""Append what a process logs to the file of its host, behind the function's back.
+"""Append the metrics that a process logs to the file of its host, in a thread.
 
-A thread does so four times a second, with one write for all rows since: several processes may
-append to the file. It waits for no array, but asks JAX whether it is ready; it adds the time of a
-step and how full the devices are. It is not one of `threading`, so that it is neither listed nor
-joined.
+The thread writes four times a second, all new rows in one write, because several processes may
+append to the file. It does not wait for arrays of JAX, but writes their rows once they are ready,
+and adds the time of a step and the memory of the devices. It is not a `threading` thread, so that
+it is neither listed nor joined.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from kinetic._core.metrics import (
 from kinetic._host.worker import streams
 
 PAUSE_S = 0.25
-"""How often rows are written: a process that is killed loses those since."""
+"""Interval between writes: a killed process loses the rows since the last one."""
 STEP_TIME_EVERY_S = 1.0
 MOST_ROWS = 100_000
-"""A function that logs faster than rows can be written is held back when so many wait."""
+"""Most rows that wait to be written: a function that logs faster has to wait."""
 HOLD_S = 5.0
-"""But not longer: then rows are dropped until there is room."""
+"""Longest wait of the function; after it, rows are dropped until there is room."""
 RETURNED_S, RAISED_S = 10.0, 0.5
-"""How long rows may take whose arrays are not ready when the function has ended: after an error
-they may never be."""
+"""Time for arrays to become ready after the function has returned, or raised: after an error they
+may never be ready."""
 
 
 class MetricRow(NamedTuple):
-    """What one call has logged.
+    """The values of one call of `kinetic.log`.
 
     Attributes:
-        time_s: of the monotonic clock.
-        step: an int, or an array of JAX with one.
-        values: by name: numbers, or arrays of JAX with one each.
-        waits: whether there are arrays of JAX.
+        time_s: monotonic time of the call.
+        step: an int, or an array of JAX with one element.
+        values: numbers, or arrays of JAX with one element, by name.
+        waits: the row has arrays of JAX.
     """
 
     time_s: float
@@ -63,10 +63,10 @@ class Sender:
     """Appends the rows of this process to a file."""
 
     def __init__(self, path: Path, *, at_once: bool = False) -> None:
-        """Append to this file; `at_once`: write numbers in the call that logs them."""
+        """Append to `path`. With `at_once`, write numbers in the call that logs them."""
         self._path = path
         self._at_once = at_once
-        self._epoch_s = time.time() - time.monotonic()  # A clock that is set must not move rows.
+        self._epoch_s = time.time() - time.monotonic()  # Rows ignore later clock changes.
         self._rows: deque[MetricRow] = deque()
         self._sending = _thread.allocate_lock()
         self._wake = _thread.allocate_lock()
@@ -77,7 +77,7 @@ class Sender:
         self._warnings: set[str] = set()
 
     def add(self, row: MetricRow) -> None:
-        """Take a row."""
+        """Queue a row, or drop it if too many wait."""
         if len(self._rows) >= MOST_ROWS and not self._await_room():
             self.say(f"{MOST_ROWS} rows wait to be written: more are dropped until there is room.")
             return
@@ -90,7 +90,8 @@ class Sender:
             _thread.start_new_thread(self._run, ())
 
     def _await_room(self) -> bool:
-        """Wait until half of the rows are written; only once for a disk that takes none."""
+        """Wait until half of the rows are written; return False if they are not after `HOLD_S`, and
+        do not wait again until rows are written."""
         until = time.monotonic() + (0.0 if self._is_stuck else HOLD_S)
         while len(self._rows) >= MOST_ROWS // 2 and time.monotonic() < until:
             time.sleep(0.005)
@@ -98,7 +99,7 @@ class Sender:
         return not self._is_stuck
 
     def flush(self, patience_s: float) -> None:
-        """Write all rows; those whose arrays are not ready in time are dropped."""
+        """Write all rows; drop rows whose arrays are not ready within `patience_s` seconds."""
         until = time.monotonic() + patience_s
         with self._sending:
             while self._rows:
@@ -115,8 +116,8 @@ class Sender:
             self._write_rows(self._steps.take(is_last=True))
 
     def wake(self) -> None:
-        """Let the thread write now."""
-        with contextlib.suppress(RuntimeError):  # It is awake.
+        """Have the thread write now."""
+        with contextlib.suppress(RuntimeError):  # The thread is already awake.
             self._wake.release()
 
     def _run(self) -> None:
@@ -127,7 +128,7 @@ class Sender:
                     self._send()
 
     def _send(self) -> None:
-        """Write the rows that are ready. Nothing may escape: the thread would end."""
+        """Write the rows that are ready. An exception must not escape: it would end the thread."""
         try:
             rows = list(self._take_ready())
             self._write_rows([row for row in rows if row.values])
@@ -138,7 +139,7 @@ class Sender:
             if rows and self._devices.is_due(now):
                 self._write_rows(_sample_devices(now))
         except Exception as error:  # noqa: BLE001
-            self.say(f"values could not be kept: {type(error).__name__}: {error}")
+            self.say(f"values could not be written: {type(error).__name__}: {error}")
 
     def _take_ready(self) -> Iterator[MetricRow]:
         while self._rows:
@@ -149,25 +150,25 @@ class Sender:
                 values = {}
                 try:
                     step = row.step if type(row.step) is int else int(row.step.item())
-                except Exception as error:  # noqa: BLE001 - deleted, or what JAX raised
-                    self._tell_of_array("step", error)
+                except Exception as error:  # noqa: BLE001 - deleted, or any error of JAX
+                    self._report_lost("step", error)
                     self._rows.popleft()
                     continue
                 for name, value in row.values.items():
                     try:
                         values[name] = value if type(value) is float else float(value.item())
                     except Exception as error:  # noqa: BLE001
-                        self._tell_of_array(name, error)
+                        self._report_lost(name, error)
                 row = row._replace(step=step, values=values)
             self._rows.popleft()
             yield row
 
-    def _tell_of_array(self, name: str, error: Exception) -> None:
-        lost = "has been deleted" in str(error)
+    def _report_lost(self, name: str, error: Exception) -> None:
+        deleted = "has been deleted" in str(error)
         why = (
-            "its array was deleted, as it was donated to a later step, before it could be fetched. "
-            "Log a value that is not donated"
-            if lost
+            "its array was donated to a later step, and so deleted, before it could be read. Log a "
+            "value that is not donated"
+            if deleted
             else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         )
         self.say(f"a value of {name!r} is lost: {why}.", key=f"lost {name}")
@@ -178,7 +179,7 @@ class Sender:
         lead = b"\n" if self._is_cut else b""
         data = lead + b"".join(part.encode() for part in _group_rows(rows, self._epoch_s))
         try:
-            # Opened each time: the function may close all descriptors that it does not know.
+            # Open it for each write: the function may close all descriptors.
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 written = os.write(fd, data)
@@ -194,18 +195,18 @@ class Sender:
             self.say("values are lost: the disk is full.")
 
     def say(self, text: str, *, key: str = "") -> None:
-        """Say this on stderr, once."""
+        """Print a warning on stderr, once for each text or `key`."""
         if (key or text) not in self._warnings:
             self._warnings.add(key or text)
             streams.say(f"kinetic.log: {text}")
 
 
 class StepTimes:
-    """How long steps take, from the times at which they were logged.
+    """Measures the time of a step, from the times at which steps were logged.
 
-    Rows that name other metrics may count something else as steps, such as epochs: those of the
-    kind that is logged most often count. A step that is not greater begins anew, as after a restore
-    in the same process.
+    Rows with other metrics may count something else as steps, such as epochs, so only rows of the
+    kind that is logged most often count. A smaller step starts the measurement again, as after a
+    restore in the same process.
     """
 
     def __init__(self) -> None:
@@ -216,7 +217,7 @@ class StepTimes:
         self._is_named = False
 
     def note(self, row: MetricRow) -> None:
-        """Take a row that was logged."""
+        """Note a row that was logged."""
         kind = tuple(row.values)
         self._is_named |= STEP_TIME in row.values
         self._counts[kind] = count = self._counts.get(kind, 0) + 1
@@ -230,8 +231,7 @@ class StepTimes:
             self._last = row.step, row.time_s
 
     def take(self, *, is_last: bool = False) -> list[MetricRow]:
-        """Return a row with the mean time of the steps since the last one, if it is time for
-        one."""
+        """Return a row with the mean time of the steps since the last such row, if one is due."""
         if self._first is None or self._last is None or self._is_named:
             return []
         (kind, begin, began_s), (step, time_s) = self._first, self._last
@@ -242,19 +242,19 @@ class StepTimes:
 
 
 def _is_ready(row: MetricRow) -> bool:
-    """Whether no array of the row has to be waited for; those that are lost raise when they are
-    fetched."""
+    """True if all arrays of the row can be read without waiting, or are deleted: reading those
+    raises."""
     for value in (row.step, *row.values.values()):
         if hasattr(value, "is_ready"):
             with contextlib.suppress(Exception):
-                # JAX dereferences null if an array that delete() was called on is asked.
+                # `is_ready` of a deleted array makes JAX dereference null.
                 if not (value.is_deleted() or value.is_ready()):
                     return False
     return True
 
 
 def _group_rows(rows: list[MetricRow], epoch_s: float) -> Iterator[Rows]:
-    """Yield rows that follow each other and name the same, by columns."""
+    """Yield runs of rows that have the same names, as columns."""
     for names, group in itertools.groupby(rows, lambda row: tuple(row.values)):
         same = list(group)
         yield Rows(
@@ -266,7 +266,8 @@ def _group_rows(rows: list[MetricRow], epoch_s: float) -> Iterator[Rows]:
 
 
 def _sample_devices(now: float) -> list[MetricRow]:
-    """How full the memory of the fullest device is, where JAX runs and tells."""
+    """Return a row with the memory of the fullest device; no row if JAX does not run, or its
+    devices do not report memory."""
     bridge: Any = sys.modules.get("jax._src.xla_bridge")
     with contextlib.suppress(Exception):
         if bridge is None or not bridge.backends_are_initialized():

@@ -1,12 +1,12 @@
-"""Data at fixed paths: mounts that only this worker sees, read-only but for what is writable.
-
-In: what should appear where. Out: a mount namespace of this process's own.
+"""Data at fixed paths: mounts in the worker's own namespace, read-only unless the data is writable.
 
 A process that may not mount (any but root's) first enters a user namespace, where it may, and drops
-these rights at the end: the function runs with its user's rights and cannot undo the mounts. A path
-that does not exist is created as an empty folder (or file) and stays, as with Docker, so that the
-function can write beside it. Where that is not permitted, and directly below the root, the nearest
-folder above it is covered by one in memory that shows the same entries and the missing one.
+these rights at the end: the function runs with its user's rights and cannot undo the mounts.
+
+A target that does not exist is created as an empty folder (or file) and stays, as with Docker, so
+that the function can write next to it. If that is not permitted, and directly below the root, the
+nearest existing folder above the target is covered by one in memory, with the same entries and the
+missing one.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH103, PTH115, PTH116, PTH118, PTH120, PTH211
@@ -32,13 +32,13 @@ _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SYS_MOUNT_SETATTR = 442
 _CAPABILITY_VERSION_3 = 0x20080522
-_KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
+_REMOUNT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 """Flags of a mount that a remount must repeat; the numbers are those of mount(2)."""
 _MOST_ENTRIES = 2000
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EUSERS, errno.ENOSPC}
 _REMEDY = (
-    "Pass the data as an argument instead: the function then gets a path, and nothing has to be "
-    "mounted. Or allow it: run where unprivileged user namespaces are enabled (sysctl "
+    "Pass the data as an argument instead: the function then gets a path, and needs no mount. "
+    "Or allow mounts: run where unprivileged user namespaces are enabled (sysctl "
     "user.max_user_namespaces above 0 and, on Ubuntu, "
     "kernel.apparmor_restrict_unprivileged_userns=0), or in a container with CAP_SYS_ADMIN."
 )
@@ -50,10 +50,10 @@ class Mount:
 
     Attributes:
         source: the file or folder.
-        target: where it appears; it may exist or not.
-        optional: whether the job goes on without it: it only guards what permissions guard as
-            well.
-        writable: whether it can be written to there.
+        target: path at which it appears; need not exist.
+        optional: the job goes on without the mount, which only adds to the protection that
+            permissions give.
+        writable: the function may write to the target.
     """
 
     source: str
@@ -66,11 +66,11 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
     """Move this process into a mount namespace of its own and mount everything there.
 
     Args:
-        mounts: what to mount; no target lies inside another.
+        mounts: the mounts; no target is inside another.
         scratch: an empty folder of this host's own, which need not exist yet.
 
     Raises:
-        SetupFailed: this machine does not allow it, or a target does not fit its source.
+        SetupFailed: this machine does not allow mounts, or a target does not fit its source.
     """
     if not mounts:
         return
@@ -79,7 +79,7 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
         return
     for mount in mounts:
         if not os.path.exists(mount.source):  # noqa: PTH110
-            raise SetupFailed(f"The data {mount.source} is not on this host any more.")
+            raise SetupFailed(f"The data {mount.source} is no longer on this host.")
     try:
         in_user_namespace = unshare()
         for mount in mounts:
@@ -95,7 +95,7 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
 
 
 def _guard(mounts: Sequence[Mount]) -> None:
-    """Mount if root: permissions protect the data from all other users."""
+    """Make read-only mounts for root; permissions protect the data from all other users."""
     if os.geteuid() != 0:
         return
     try:
@@ -110,7 +110,7 @@ def _guard(mounts: Sequence[Mount]) -> None:
 
 
 def unshare() -> bool:
-    """Enter a new mount namespace; return whether that took a user namespace."""
+    """Enter a new mount namespace; return True if that took a user namespace."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "this system has no mount namespaces")
     try:
@@ -135,12 +135,13 @@ def _enter_user_namespace() -> None:
 
 
 def _separate() -> None:
-    """Receive the machine's new mounts from here on, but do not propagate this namespace's."""
+    """Receive the machine's new mounts from now on, but do not propagate those of this
+    namespace."""
     _mount(None, "/", _MS_SLAVE | _MS_REC)
 
 
 def drop_capabilities() -> None:
-    """Give up what the user namespace allowed."""
+    """Drop the capabilities that the user namespace gave to this process."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     _call("capset", header, none)
@@ -150,53 +151,53 @@ def drop_capabilities() -> None:
 
 
 def _make_target(mount: Mount, scratch: str) -> None:
-    """Make sure that the target exists, as a file or folder like the source."""
+    """Create the target if it does not exist, as a file or folder like the source."""
     target = os.path.realpath(mount.target)
     is_dir = os.path.isdir(mount.source)
     if os.path.lexists(target):
         if os.path.isdir(target) != is_dir:
             kinds = ("folder", "file") if is_dir else ("file", "folder")
             raise SetupFailed(
-                f"A {kinds[0]} cannot be mounted at {mount.target}: there is a {kinds[1]}. Choose "
+                f"A {kinds[0]} cannot be mounted at {mount.target}, which is a {kinds[1]}. Choose "
                 "another path in volumes=."
             )
         return
-    above = os.path.dirname(target)
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-    if not os.path.isdir(above):
+    parent = os.path.dirname(target)
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent):
         raise SetupFailed(
-            f"Data cannot be mounted at {mount.target}: {above} is not a folder. Choose another "
+            f"Data cannot be mounted at {mount.target}: {parent} is not a folder. Choose another "
             "path in volumes=."
         )
-    if above != "/":
+    if parent != "/":
         with contextlib.suppress(OSError):
             os.makedirs(target if is_dir else os.path.dirname(target), exist_ok=True)
             if not is_dir:
                 Path(target).touch()
             return
-    _cover(above, os.path.relpath(target, above), scratch, is_dir=is_dir)
+    _cover(parent, os.path.relpath(target, parent), scratch, is_dir=is_dir)
 
 
 def _cover(folder: str, missing: str, scratch: str, *, is_dir: bool) -> None:
-    """Cover a folder with one that shows the same entries, and the missing path below it."""
+    """Cover a folder with one that has the same entries, and the missing path below it."""
     with os.scandir(folder) as listing:
         entries = list(listing)
     if len(entries) > _MOST_ENTRIES:
         raise SetupFailed(
-            f"{folder} has too many entries to add {missing!r} to it for this job. Create "
-            f"{folder}/{missing} once."
+            f"{folder} has too many entries for this job to add {missing!r} to it. Create "
+            f"{folder}/{missing} yourself."
         )
     os.makedirs(scratch, mode=0o700, exist_ok=True)
     _mount("tmpfs", scratch, 0, "tmpfs", "mode=755,size=1m")
-    _mount(None, scratch, _MS_UNBINDABLE)  # otherwise it would contain itself
+    _mount(None, scratch, _MS_UNBINDABLE)  # Otherwise it would contain itself.
     for entry in entries:
-        _show(entry, os.path.join(scratch, entry.name))
-    _mount(None, scratch, _MS_PRIVATE)  # The next cover may have to show parts of this one.
-    place = os.path.join(scratch, missing)
-    os.makedirs(place if is_dir else os.path.dirname(place), exist_ok=True)
+        _copy_entry(entry, os.path.join(scratch, entry.name))
+    _mount(None, scratch, _MS_PRIVATE)  # The next cover may have to bind parts of this one.
+    added = os.path.join(scratch, missing)
+    os.makedirs(added if is_dir else os.path.dirname(added), exist_ok=True)
     if not is_dir:
-        Path(place).touch()
+        Path(added).touch()
     os.chmod(scratch, stat.S_IMODE(os.stat(folder).st_mode))
     _set_read_only(scratch, recursive=False)
     if folder == "/":
@@ -205,21 +206,21 @@ def _cover(folder: str, missing: str, scratch: str, *, is_dir: bool) -> None:
         _mount(scratch, folder, _MS_MOVE)
 
 
-def _show(entry: os.DirEntry[str], place: str) -> None:
+def _copy_entry(entry: os.DirEntry[str], path: str) -> None:
     if entry.is_symlink():
-        os.symlink(os.readlink(entry.path), place)
+        os.symlink(os.readlink(entry.path), path)
         return
-    _stub(place, is_dir=entry.is_dir())
-    # It went away, or is a mount that only its owner may enter.
+    _make_stub(path, is_dir=entry.is_dir())
+    # The entry may have been removed, or be a mount that only its owner may enter.
     with contextlib.suppress(FileNotFoundError, PermissionError):
-        _mount(entry.path, place, _MS_BIND | _MS_REC)
+        _mount(entry.path, path, _MS_BIND | _MS_REC)
 
 
-def _stub(place: str, *, is_dir: bool) -> None:
+def _make_stub(path: str, *, is_dir: bool) -> None:
     if is_dir:
-        os.mkdir(place, 0o700)
+        os.mkdir(path, 0o700)
     else:
-        Path(place).touch(0o600)
+        Path(path).touch(0o600)
 
 
 def _change_root(new: str) -> None:
@@ -233,7 +234,7 @@ def _change_root(new: str) -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Have a file or folder appear at another path, where there is one; it can be written to."""
+    """Bind a file or folder, writable, to an existing path."""
     _mount(source, target, _MS_BIND)
 
 
@@ -251,7 +252,7 @@ def _bind_all(mounts: Sequence[Mount]) -> None:
 
 
 def _set_read_only(path: str, *, recursive: bool) -> None:
-    """Make a mount read-only, if the kernel can (5.12) with everything that is mounted below
+    """Make a mount read-only; with `recursive` and a kernel from 5.12 on, also the mounts below
     it."""
     attributes = (ctypes.c_uint64 * 4)(_MS_RDONLY, 0, 0, 0)
     try:
@@ -269,7 +270,7 @@ def _set_read_only(path: str, *, recursive: bool) -> None:
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-        flags = os.statvfs(path).f_flag & _KEPT_FLAGS
+        flags = os.statvfs(path).f_flag & _REMOUNT_FLAGS
         _mount(None, path, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | flags)
 
 

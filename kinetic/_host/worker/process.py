@@ -1,8 +1,8 @@
-"""The worker: the process in which the function runs, once.
+"""The worker process: it calls the function once, and exits.
 
-In: messages from the agent (`start`, `exit`). Out: messages to the agent (`armed`, then what an
-attempt says), an exit code. Nothing that must survive its death lives here: the report is sent
-before the interpreter winds down, because JAX may abort the process on its way out.
+The agent sends `start` and `exit`; the worker sends `armed`, then the messages of the attempt. All
+that must survive is sent before the interpreter winds down, because JAX may abort the process
+during that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from kinetic._system import processes
 from kinetic.errors import text_of
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Makes the worker write its Python stacks; works while native code blocks."""
-IMPORTED_AHEAD = (
+"""The signal with which the worker writes its Python stacks, even while native code blocks."""
+PRELOADED = (
     "cloudpickle",
     "resource",
     "traceback",
@@ -48,12 +48,12 @@ IMPORTED_AHEAD = (
 
 
 def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> NoReturn:
-    """Run one call, and exit. Never returns into the code of the process that forked."""
+    """Run one call, and exit. Never returns into the code of the process that forked it."""
     code, call = report.BROKEN_CODE, None
     try:
         _init_process(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": WorkerEvent.ARMED})
-        for name in IMPORTED_AHEAD:  # What unpickling needs, while the gang gathers.
+        for name in PRELOADED:  # For unpickling, while the gang gathers.
             importlib.import_module(name)
         message = channel.receive()
         if message is not None:
@@ -67,7 +67,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
     except BaseException as error:  # noqa: BLE001 - the last line of defence of a forked child
         if call is None:
             _report_own_failure(channel, error)
-        else:  # By what the function has done to this process: the agent tells how it ended.
+        else:  # The function has broken this process; the agent reports its exit code.
             with contextlib.suppress(BaseException):
                 streams.say(f"kinetic: the function broke its process: {text_of(error)}")
     finally:
@@ -76,7 +76,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
 
 
 def _report_own_failure(channel: Channel, error: BaseException) -> None:
-    """Report a fault of kinetic as such, not as the function's."""
+    """Report an error in kinetic's own code, so that the function is not blamed."""
     import traceback
 
     with contextlib.suppress(Exception):
@@ -91,7 +91,7 @@ def _report_own_failure(channel: Channel, error: BaseException) -> None:
 
 
 def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) -> None:
-    """Detach from the parent: own streams and descriptors."""
+    """Detach from the parent: own streams, descriptors and signal handlers."""
     processes.die_with_parent(parent_pid)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out, 1), (err, 2)):
@@ -110,18 +110,18 @@ def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_p
 
 
 def _serve(channel: Channel, start: Start, call: Call | Message) -> int:
-    # The message is sent before the interpreter winds down; then the agent says when to exit.
+    # Send the message before the interpreter winds down; the agent then decides when to exit.
     message = call if isinstance(call, dict) else forks.run(calling.run, channel, call, start)
     streams.flush()
     channel.send(message)
     if message["event"] != Exit.RETURNED:
-        interpreter.flush_files()  # A gang that has failed may be ended before it winds down.
+        interpreter.flush_files()  # A failed gang may be killed before it winds down.
     reply = channel.receive()
     return 1 if reply is None or "exit" not in reply else _wind_down(leave=bool(reply.get("leave")))
 
 
 def _wind_down(*, leave: bool) -> int:
-    """Exit as a script does, but do not wait for threads that will not end."""
+    """Run exit handlers as at the end of a script, but do not wait for threads that never end."""
     with contextlib.suppress(BaseException):
         if leave:
             jaxworld.leave()

@@ -1,8 +1,8 @@
-"""The programs that JAX compiles in a worker, kept for the compiler of the real slice: with
-`compile_check`, on the leader.
+"""Records the programs that JAX compiles on the leader of a job with `compile_check`, so that the
+compiler of the real slice can check them.
 
-In: a folder of the job's records. Out: a description and a StableHLO module for each program, or
-why there is none; how many were too small to look at.
+In: a folder of the job's records. Out: a description and a StableHLO module of each program, or the
+reason why it has none; the number of programs that were too small to record.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 from kinetic._store import files
 
 MOST = 200
-"""Programs kept for one attempt: a script that compiles more of this size compiles in a loop."""
-_LITTLE = (1 << 18, 12)
-"""Bytes and equations of single operations."""
-_OWN_OF_JAX = (1 << 26, 64)
-"""The same of those that JAX itself defines: even if the compiler pads them to its tiles a
-hundredfold, every chip has room for less."""
+"""Most programs recorded in one attempt: a script that compiles more compiles in a loop."""
+_SMALL = (1 << 18, 12)
+"""Bytes and equations below which a program counts as a single operation."""
+_SMALL_OF_JAX = (1 << 26, 64)
+"""The same limits for functions of JAX itself: every chip has room for them even if the compiler
+pads them to its tiles a hundredfold."""
 _KERNELS = ("pallas_call", "mpmd_map", "core_map")
-"""What `pl.pallas_call`, `pl.kernel` and `pl.core_map` make."""
+"""Primitives of `pl.pallas_call`, `pl.kernel` and `pl.core_map`."""
 
 
 def record(folder: Path, tree: str, accelerator: str) -> None:
-    """Keep from now on what JAX compiles in this process, whose source lies in this tree, for this
-    slice."""
+    """Record the programs that JAX compiles in this process from now on.
+
+    Args:
+        folder: folder of the records.
+        tree: folder of the process's source.
+        accelerator: name of the slice.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     recorder = Recorder(folder, tree, resolve(accelerator).family)
     if "jax._src.pjit" in sys.modules:
@@ -48,8 +53,8 @@ def record(folder: Path, tree: str, accelerator: str) -> None:
 
 
 class Recorder:
-    """Writes each program down, once. A fault of its own costs the program's record, never the
-    function's run."""
+    """Records each program once. Its own errors cost the program's record, but never fail the
+    function."""
 
     def __init__(self, folder: Path, tree: str = "", family: str = "v6e") -> None:
         self._folder = folder
@@ -60,8 +65,8 @@ class Recorder:
         self._save_skipped()
 
     def lower(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Lower as JAX wants it, and once more for the real chip: also where the simulated one has
-        no way, such as for a kernel of Pallas."""
+        """Lower a program for JAX, and again for the real chip, even if the first lowering fails
+        because the simulated chip does not support it (a kernel of Pallas, for example)."""
         try:
             return original(*args, **kwargs)
         finally:
@@ -89,7 +94,7 @@ class Recorder:
             if computation.compile_args["host_callbacks"]:
                 return _refuse(name, source, weight, lowering.CALLBACKS)
             return lowering.describe(computation, None, source, name)
-        except Exception as error:  # noqa: BLE001 - whatever JAX says is what is to be shown
+        except Exception as error:  # noqa: BLE001 - any error of JAX is the reason to show
             reason = f"JAX cannot lower it for TPUs: {error}"
             why = lowering.CALLBACKS if lowering.calls_back(error) else reason
             return _refuse(name, source, weight, why)
@@ -108,7 +113,7 @@ class Recorder:
         with self._lock:
             number = getattr(self._skipped, which) + 1
             self._skipped = replace(self._skipped, **{which: number})
-            if number & (number - 1) == 0:  # 1, 2, 4, ...: few writes, and "at least" is enough
+            if number & (number - 1) == 0:  # 1, 2, 4, ...: few writes, and a lower bound is enough
                 self._save_skipped()
 
     def _save_skipped(self) -> None:
@@ -117,14 +122,13 @@ class Recorder:
 
 
 def _is_operation(closed: Any, weight: int) -> bool:
-    """Whether it is no function of the user's, and every chip has room for it: one with few
-    equations and little data, such as those that make parameters, or one of JAX's own that was
-    called outside of `jax.jit`. One that has a kernel in it, which somebody wrote for the chip, is
-    none."""
+    """True if a program is not the user's own and fits on every chip: it has few equations and
+    little data, such as one that makes parameters, or is a function of JAX that was called outside
+    of `jax.jit`. False if it has a kernel, which was written for the chip."""
     name, source = lowering.find_origin(closed)
     if origins.is_own(name, source):
         return False
-    most_bytes, most_equations = _OWN_OF_JAX if origins.is_of_jax(source) else _LITTLE
+    most_bytes, most_equations = _SMALL_OF_JAX if origins.is_of_jax(source) else _SMALL
     if weight >= most_bytes or lowering.count_equations(closed) >= most_equations:
         return False
     text = str(closed.jaxpr)

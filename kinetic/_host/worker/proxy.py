@@ -1,7 +1,5 @@
-"""Devices of Pathways: a single controller reaches them through the proxy beside it.
-
-In: the world of a single controller. Out: a JAX with the devices of all machines; which slices
-answer; a function that pathwaysutils calls again when a slice is lost.
+"""Devices of Pathways: a single controller reaches the devices of all machines through its proxy,
+and pathwaysutils calls the function again after the loss of a slice.
 """
 
 from __future__ import annotations
@@ -17,23 +15,22 @@ from kinetic._host.worker.joining import JoinError, World
 from kinetic._host.worker.start import ElasticSlices
 from kinetic._host.worker.virtual_slices import VirtualSlices
 
-MISSING = "The image, or the project's requirements, must have pathwaysutils."
+MISSING = "Add pathwaysutils to the project's requirements or to the image."
 POLL_S = 10.0
-"""How often slices are probed; each time computes something on each of them."""
+"""Interval between two probes of the slices. A probe computes something on each of them."""
 VIRTUAL_POLL_S = 0.25
-"""The same for virtual ones."""
+"""Interval between two probes of virtual slices."""
 
 
 def register(world: World, slices: ElasticSlices | None) -> bool:
-    """Register Pathways with JAX, or what stands in for it; return whether its package is
-    installed.
+    """Register Pathways, or its stand-in, with JAX; return False if pathwaysutils is not installed.
 
     Args:
-        world: of this process.
-        slices: those that may be lost; else None.
+        world: the world of this process.
+        slices: the slices of an elastic job; else None.
 
     Raises:
-        JoinError: an elastic job cannot do without.
+        JoinError: pathwaysutils is not installed, and the job is elastic.
     """
     try:
         import pathwaysutils
@@ -52,8 +49,8 @@ def register(world: World, slices: ElasticSlices | None) -> bool:
 
 
 def await_devices(world: World, *, is_elastic: bool) -> None:
-    """Wait until the devices of all machines are there: the function starts with all or not at all.
-    The gang's `start_timeout` ends the wait.
+    """Wait for the devices of all machines, without which the function does not start. The gang's
+    `start_timeout` ends the wait.
 
     Raises:
         JoinError: Pathways cannot be reached, or devices are missing.
@@ -71,7 +68,7 @@ def await_devices(world: World, *, is_elastic: bool) -> None:
 
 
 def _await_slices(world: World) -> None:
-    """Devices of elastic slices are listed also while their machines are missing."""
+    """Wait until all slices answer: JAX lists their devices even if their machines are missing."""
     from pathwaysutils.elastic import elastic
 
     try:
@@ -81,12 +78,12 @@ def _await_slices(world: World) -> None:
 
 
 def poll_s(world: World) -> float:
-    """How often the slices of this world are probed, in seconds."""
+    """Return the interval in seconds at which the slices of this world are probed."""
     return VIRTUAL_POLL_S if world.simulated else POLL_S
 
 
 def _use_virtual(slices: VirtualSlices) -> None:
-    """Have pathwaysutils take lost virtual slices for lost: the processor that they share would
+    """Have pathwaysutils count lost virtual slices as lost. The processor that they share would
     answer its probes."""
     from pathwaysutils.elastic import elastic
 
@@ -99,18 +96,18 @@ def _use_virtual(slices: VirtualSlices) -> None:
 
 
 class PathwaysSlices:
-    """The slices of Pathways, and the calls of a function on those that answer.
+    """The slices of Pathways, and the calls of a function on the slices that answer.
 
     Args:
-        world: of this process.
-        reform_file: exists while a slice is there that takes no part.
+        world: the world of this process.
+        reform_file: path of a file that exists while an idle slice could take part.
     """
 
     def __init__(self, world: World, reform_file: str) -> None:
         from pathwaysutils.elastic import manager
 
         class Manager(manager.Manager):  # type: ignore[misc, unused-ignore]
-            """Leaves a file while a slice is back."""
+            """Makes `reform_file` exist while a slice is back."""
 
             _available: Collection[int] = frozenset()
 
@@ -128,23 +125,23 @@ class PathwaysSlices:
 
         vendor = logging.getLogger("pathwaysutils.elastic")
         if vendor.level == logging.NOTSET:
-            vendor.setLevel(logging.CRITICAL)  # What it says is told in kinetic's words.
+            vendor.setLevel(logging.CRITICAL)  # `Controller` logs the same events.
         self._manager = Manager()
         self._poll_s = poll_s(world)
 
     @property
     def taking_part(self) -> tuple[int, ...]:
-        """Those that the current call may use."""
+        """Slices that the current call uses."""
         return tuple(sorted(self._manager.active_slice_indices))
 
     def find_answering(self) -> tuple[int, ...]:
-        """Return those that answer now."""
+        """Return the slices that answer now."""
         from pathwaysutils.elastic import elastic
 
         return tuple(sorted(elastic.get_active_slice_indices(self._manager.slice_to_devices)))
 
     def wait(self, count: int, limit_s: float) -> tuple[int, ...]:
-        """Wait until so many answer, or the time is over; return those that do."""
+        """Wait until `count` slices answer, at most `limit_s` seconds; return those that do."""
         from pathwaysutils.elastic import elastic
 
         try:
@@ -164,19 +161,19 @@ class PathwaysSlices:
         begins: Callable[[], None],
         goes_on: Callable[[Exception], bool],
     ) -> Any:
-        """Call the function, again and again, on the slices that answer; return its value.
+        """Call the function on the slices that answer, repeatedly if need be; return its value.
 
         Args:
-            func: raises `scale_up()` to be called again on more slices, and a runtime error of JAX
-                for the loss of one.
+            func: the function. It raises `scale_up()` to be called again on more slices, and a
+                runtime error of JAX for a lost slice.
             least: slices that each call needs.
-            limit_s: how long a call waits for them.
+            limit_s: seconds for which a call waits for them.
             begins: called before each call.
-            goes_on: is told what `func` has raised, and decides whether it is called again.
+            goes_on: called with the exception of `func`; returns True to call it again.
 
         Raises:
-            TimeoutError: there were too few slices in time.
-            RuntimeError: `goes_on` has said no.
+            TimeoutError: too few slices answered in time.
+            RuntimeError: `goes_on` returned False.
         """
         retry = self._manager.elastic_retry(
             minimum_slice_count=least,
@@ -189,7 +186,7 @@ class PathwaysSlices:
 
 
 def scale_up() -> Exception:
-    """Return what ends a call to make room for a slice that is back."""
+    """Return the exception that ends a call so that a returned slice can take part."""
     from pathwaysutils.elastic.manager import ScaleUpSignalError
 
     error: Exception = ScaleUpSignalError()

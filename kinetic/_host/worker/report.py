@@ -1,9 +1,8 @@
-"""How the function ended, as a message to the agent: the value or the exception as a file, the rest
+"""The worker's last message to the agent: the function's value or exception as a pickle, the rest
 as text.
 
-In: what was returned or raised. Out: a message, files in the host's folder. The user's objects run
-their own code here (`__str__`, `__repr__`, `__reduce__`), which may raise anything, including
-SystemExit.
+The user's objects run their own code in this module (`__str__`, `__repr__`, `__reduce__`), which
+may raise anything, including SystemExit.
 """
 
 from __future__ import annotations
@@ -28,17 +27,18 @@ from kinetic.errors import PicklingError, text_of
 
 REPR_LIMIT = 20_000
 TEXT_LIMIT = 100_000
-"""The most characters of a message or a traceback; the pickled exception has all of them."""
+"""Longest message or traceback, in characters; the pickled exception has the whole text."""
 THREADS_NAMED = 10
-_OF_DECORATED = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
+_DECORATED_NAMES = frozenset({"run_async", "run_async_map", "aio", "plan", "local", "with_options"})
 """Attributes that only decorated functions have."""
 BROKEN_CODE = 70
 """Exit code of a worker whose own code failed, for example without Python's builtins."""
 ENCLOSED_BYTES = 1 << 16
-"""Pickles up to this size are sent in the message itself, which works without a free descriptor,
-disk space or write permission."""
+"""Largest pickle that is sent in the message itself, which needs no free descriptor, disk space or
+write permission."""
 ENCLOSED_AT_MOST_BYTES = 64 << 20
-"""A larger pickle is never sent in the message, which would copy it in the agent's memory."""
+"""Largest pickle that may be sent in the message if no file can be written: the agent copies it in
+memory."""
 SENT_CODE = "<kinetic>"
 """File name of the code that `kinetic run` sends to start a program."""
 _OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
@@ -46,20 +46,20 @@ _OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
 _MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
 """Files of frames between kinetic's and the user's: the event loop of an async function, the import
 system."""
-_OF_KERAS_ON_HOSTS = ("passed to device_put is not the same on each process", "auto_shard_dataset")
-_KERAS_ON_HOSTS = (
-    "Keras takes two lines for several hosts: keras.utils.set_random_seed(0) before the model is "
+_KERAS_ERRORS = ("passed to device_put is not the same on each process", "auto_shard_dataset")
+_KERAS_ADVICE = (
+    "On several hosts Keras needs two lines: keras.utils.set_random_seed(0) before the model is "
     "made, and DataParallel(..., auto_shard_dataset=False), where each host passes its own part of "
-    'the data. With @kinetic.run(..., controller="single") it takes neither.'
+    'the data. With @kinetic.run(..., controller="single") it needs neither.'
 )
 
 
 class ProgramExited(SystemExit):
-    """The program of `kinetic run` has exited.
+    """The exit of the program of `kinetic run`.
 
     Attributes:
-        code: as of `SystemExit`.
-        detail: a sentence about it.
+        code: see `SystemExit`.
+        detail: a sentence about the exit.
     """
 
     def __init__(self, code: Any, detail: str) -> None:
@@ -68,8 +68,8 @@ class ProgramExited(SystemExit):
 
 
 def report_value(value: Any, start: Start) -> Message:
-    """The function returned: the leader's value becomes a file, and that of every host if that
-    was requested."""
+    """Return the message about a value. Only the leader's message has the pickled value, unless the
+    values of all hosts were requested."""
     threads = leftover_threads()
     if threads:
         names = ", ".join(threads[:THREADS_NAMED]) + (
@@ -114,14 +114,14 @@ def report_value(value: Any, start: Start) -> Message:
 
 
 def has_succeeded(error: BaseException | None) -> bool:
-    """Whether the function returned, or called `sys.exit` with 0."""
+    """True if the function returned, or called `sys.exit` with 0."""
     if isinstance(error, SystemExit) and not isinstance(error, Terminated):
         return error.code in (None, 0)
     return error is None
 
 
 def report_error(error: BaseException, start: Start) -> Message:
-    """The function raised, or called `sys.exit` or `kinetic.reform`."""
+    """Return the message about an exception, `sys.exit` and `kinetic.reform` included."""
     if isinstance(error, Leaving):
         return {"event": Exit.REFORMED, "detail": "The function left, to make room for a slice."}
     if isinstance(error, SystemExit) and not isinstance(error, Terminated):
@@ -130,7 +130,7 @@ def report_error(error: BaseException, start: Start) -> Message:
         ended: Message = {
             "event": Exit.SIGNAL,
             "signal": 15,
-            "detail": "Somebody sent SIGTERM to the worker process.",
+            "detail": "The worker process received SIGTERM.",
         }
     else:
         ended = {"event": Exit.RAISED}
@@ -142,9 +142,9 @@ def _report_exit(error: SystemExit, start: Start) -> Message:
         return report_value(None, start) | {"by_exit": True}
     code = int(error.code) if isinstance(error.code, int) else 1  # sys.exit(True) is 1
     if not isinstance(error.code, int):
-        streams.say(text_of(error.code))  # as the interpreter does
+        streams.say(text_of(error.code))  # Like the interpreter.
     elif code.bit_length() > 31:
-        code = 255  # what a process that exits with -1 gives
+        code = 255  # Like the interpreter, which exits with -1.
     ended = {"event": Exit.SYS_EXIT, "exit_code": code, "detail": exit_detail(error)}
     if isinstance(error, ProgramExited):  # The caller has no such class.
         error = SystemExit(error.code).with_traceback(error.__traceback__)
@@ -152,20 +152,20 @@ def _report_exit(error: SystemExit, start: Start) -> Message:
 
 
 def exit_detail(error: SystemExit) -> str:
-    """Say who exited."""
+    """Return a sentence that says what has called `sys.exit`."""
     if isinstance(error, ProgramExited):
         return error.detail
     return f"The function called sys.exit({short_repr(error.code)})."
 
 
 def report_early_stop(error: SystemExit) -> Message:
-    """SIGTERM, or `sys.exit` in one of the user's modules, ended the worker before the function was
-    called."""
+    """Return the message about SIGTERM, or `sys.exit` in one of the user's modules, before the
+    function was called."""
     if isinstance(error, Terminated):
         return {
             "event": Exit.SIGNAL,
             "signal": 15,
-            "detail": "Somebody sent SIGTERM to the worker process before the function began.",
+            "detail": "The worker process received SIGTERM before the function began.",
         }
     return {
         "event": Exit.UNPICKLE_FAILED,
@@ -175,7 +175,7 @@ def report_early_stop(error: SystemExit) -> Message:
 
 
 def describe_error(error: BaseException, start: Start) -> Message:
-    """The exception as text and, where possible, as a pickle file."""
+    """Return the message's part about an exception: its text and, if possible, its pickle."""
     from kinetic._pickling import results
 
     signals.silence()  # No signal may interrupt the report.
@@ -194,10 +194,10 @@ def describe_error(error: BaseException, start: Start) -> Message:
 
 
 def explain(error: BaseException) -> None:
-    """Add what to do about errors that come of running in a job: a decorated function is sent as
-    the plain function, a debugger finds no terminal, and hosts share neither seeds nor data."""
-    if "keras" in sys.modules and any(words in text_of(error) for words in _OF_KERAS_ON_HOSTS):
-        error.add_note(_KERAS_ON_HOSTS)
+    """Add notes with advice to errors that only occur in a job: a decorated function is the plain
+    function, a debugger has no terminal, and hosts share neither seeds nor data."""
+    if "keras" in sys.modules and any(words in text_of(error) for words in _KERAS_ERRORS):
+        error.add_note(_KERAS_ADVICE)
     if type(error).__name__ == "BdbQuit":
         from kinetic._host.worker import breakpoints
 
@@ -207,19 +207,19 @@ def explain(error: BaseException) -> None:
     if (
         isinstance(error, AttributeError)
         and isinstance(error.obj, FunctionType)
-        and (error.name in _OF_DECORATED or hasattr(error.obj, "run_async"))
+        and (error.name in _DECORATED_NAMES or hasattr(error.obj, "run_async"))
     ):
         called = error.obj.__name__
         error.add_note(
             f"If {called} is decorated with @kinetic.run: in a job it is the plain function, and a "
-            f"job cannot submit other jobs. {called}(...) runs it right there, on this host; to "
-            "run it elsewhere, submit it from the script that submitted this job."
+            f"job cannot submit other jobs. {called}(...) runs it on this host; to run it "
+            "elsewhere, submit it from the script that submitted this job."
         )
 
 
 def _describe_assert(error: AssertionError) -> str:
-    """Return a bare `assert` and the values of its names: hosts import tests without pytest, which
-    would say them."""
+    """Return a bare `assert` with the values of its names. Hosts import tests without pytest, which
+    would show them."""
     import linecache
     import reprlib
     from traceback import walk_tb
@@ -233,7 +233,7 @@ def _describe_assert(error: AssertionError) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The formatted traceback as Python prints it, without the frames that lead to the function."""
+    """Return the traceback as Python prints it, without the frames that lead to the function."""
     import traceback
 
     _drop_own_frames(error)
@@ -243,17 +243,17 @@ def traceback_of(error: BaseException) -> str:
 def save(start: Start, name: str, data: bytes) -> str:
     """Write a file into the host's folder, which the function may have removed; return its path."""
     path = Path(start.scratch) / name
-    # Not its parents: a job must not recreate a store that was removed.
+    # Without parents: a job must not recreate a removed store.
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
-    # The function may have set a umask that keeps even the agent from reading it.
+    # The function may have set a umask with which not even the agent could read the file.
     path.chmod(0o600)
     return str(path)
 
 
 def _enclose_pickle(start: Start, name: str, data: bytes) -> Message:
-    """How a pickle reaches the agent: in the message if it is small or no file can be written, else
-    as a file."""
+    """Return the message's part with a pickle: the data if it is small or no file can be written,
+    else the path of a file."""
     if len(data) > ENCLOSED_BYTES:
         try:
             return {f"{name}_file": save(start, f"{name}.pkl", data)}
@@ -264,8 +264,8 @@ def _enclose_pickle(start: Start, name: str, data: bytes) -> Message:
 
 
 def ends_with(error: BaseException | None, value: object) -> Message:
-    """The message sent before any of the user's objects is touched: their code may end the
-    process."""
+    """Return the message that is sent before any code of the user's objects runs, because that code
+    may end the process."""
     return {
         "event": WorkerEvent.ENDING,
         "raised": error is not None,
@@ -274,7 +274,7 @@ def ends_with(error: BaseException | None, value: object) -> Message:
 
 
 def leftover_threads() -> list[str]:
-    """Names of the threads that a script would wait for at its end, without those of idle pools."""
+    """List the threads for which a script would wait at its end, except those of idle pools."""
     others = [
         t
         for t in threading.enumerate()
@@ -284,8 +284,8 @@ def leftover_threads() -> list[str]:
 
 
 def _is_idle(thread: threading.Thread) -> bool:
-    """Whether it belongs to an idle pool: of processes (joblib's too), or of threads, if the
-    innermost frame shows it."""
+    """True if a thread belongs to an idle pool: of processes (joblib's too), or of threads, if its
+    innermost frame is the pool's loop."""
     if type(thread).__name__ == "_ExecutorManagerThread":
         return not getattr(thread, "pending_work_items", True)
     loop = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
@@ -294,11 +294,11 @@ def _is_idle(thread: threading.Thread) -> bool:
 
 
 def _short(whole: str) -> str:
-    """The beginning and the end of a long text: the end says what happened."""
+    """Return the start and the end of a long text; the end usually has the error."""
     if len(whole) <= TEXT_LIMIT:
         return whole
     half = TEXT_LIMIT // 2
-    return f"{whole[:half]}\n… {len(whole) - 2 * half:,} characters left out …\n{whole[-half:]}"
+    return f"{whole[:half]}\n… {len(whole) - 2 * half:,} characters omitted …\n{whole[-half:]}"
 
 
 def short_repr(value: object) -> str:
@@ -326,8 +326,8 @@ def _as_seen_by_caller(trace: str, start: Start) -> str:
 
 
 def _drop_own_frames(error: BaseException) -> None:
-    """Remove kinetic's frames above the user's code from the exception and from all that are linked
-    to it."""
+    """Remove kinetic's frames above the user's code from the exception and from all its causes,
+    contexts and group members."""
     errors, visited = [error], {id(error)}
     for linked in errors:  # Grows during the loop.
         linked.with_traceback(_without_own(linked.__traceback__))

@@ -1,13 +1,9 @@
-"""The worker's own handling of signals: SIGTERM unwinds the function, nothing strikes while its end
-is reported, and what the function forks gets none of it.
+"""The worker's signal handlers: SIGTERM unwinds the function, no signal interrupts the report of
+its end, and forks of the function do not inherit these handlers.
 
-In: signals, forks. Out: an exception in the main thread; children whose signals are those of plain
-Python, or the function's own.
-
-Python only notes a signal that it has a handler for, and calls the handler when the main thread
-runs Python code again. A child in the middle of `sem_wait` never does: `Pool.terminate` would wait
-for it for ever. So handlers end in forks; and as a child begins with those of its parent, signals
-are held back while it is forked.
+Python runs a signal's handler only when the main thread next runs Python code. A child that blocks
+in `sem_wait` never does, and `Pool.terminate` would wait for it forever. So forks drop the
+handlers. A child begins with its parent's handlers, so signals are blocked during the fork.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 AGAIN_S = 0.05
-"""How soon a SIGTERM whose exception Python dropped is sent again."""
+"""Delay after which a SIGTERM whose exception Python dropped is sent again."""
 _DEFAULT = (signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 _SILENCED = (
     signal.SIGINT,
@@ -40,16 +36,16 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 _Handler = Callable[[int, types.FrameType | None], Any]
 _ours: dict[int, tuple[_Handler, Any]] = {}
-"""By signal: the worker's handler, and what was there before it."""
+"""The worker's handler and the one that it replaced, by signal."""
 _forking = threading.local()
 
 
 class Terminated(SystemExit):
-    """SIGTERM was sent to the worker; the function unwinds."""
+    """SIGTERM was sent to the worker: the function unwinds."""
 
 
 def reset() -> None:
-    """Set the handlers that a function begins with."""
+    """Set the handlers with which a function begins."""
     signal.set_wakeup_fd(-1)
     for signum in _DEFAULT:
         signal.signal(signum, signal.SIG_DFL)
@@ -72,7 +68,7 @@ def silence() -> None:
 
 
 def end_in_forks() -> None:
-    """Have children that this process forks from now on begin without these handlers."""
+    """Have forks of this process begin without these handlers from now on."""
     os.register_at_fork(
         before=_hold_back, after_in_parent=_let_through, after_in_child=_restore_handlers
     )
@@ -86,33 +82,33 @@ def _take(signum: int, handler: _Handler) -> None:
 
 
 def _terminate(signum: int, frame: types.FrameType | None) -> None:
-    """Unwind the function, so that `finally` blocks and context managers
-    run. A handler of its own replaces this one."""
+    """Unwind the function, so that its `finally` blocks and context managers run. The function's
+    own handler replaces this one."""
     raise Terminated(128 + signum)
 
 
 def _ignore(signum: int, frame: object) -> None:
-    """Do nothing. Not SIG_IGN, which programs that are started would inherit."""
+    """Do nothing. Used instead of SIG_IGN, which started programs would inherit."""
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Send SIGTERM again when it was raised where Python drops exceptions: in `__del__`, or in a
-    callback of the garbage collector."""
+    """Send SIGTERM again if its exception was raised where Python drops exceptions: in `__del__`,
+    or in a callback of the garbage collector."""
     if not isinstance(dropped.exc_value, Terminated):
         sys.__unraisablehook__(dropped)
         return
-    _thread.start_new_thread(_strike_later, (os.getpid(),))
+    _thread.start_new_thread(_send_after_pause, (os.getpid(),))
 
 
-def _strike_later(pid: int) -> None:
-    # A thread that makes no objects which the collector tracks: it would run the function's
-    # callbacks here, where no signal ends them.
+def _send_after_pause(pid: int) -> None:
+    # This thread must make no objects that the garbage collector tracks: a collection in it would
+    # run the function's callbacks where no signal can interrupt them.
     time.sleep(AGAIN_S)
     os.kill(pid, signal.SIGTERM)
 
 
 def _hold_back() -> None:
-    # Either call may raise what a handler does: the first before anything is blocked.
+    # Both calls may run a handler that raises. The first is made before any signal is blocked.
     _forking.mask = None
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     signal.pthread_sigmask(signal.SIG_BLOCK, _ours)

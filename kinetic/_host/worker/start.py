@@ -1,7 +1,5 @@
-"""The start message: what a worker needs to run the function, once the whole gang is ready.
-
-In: the fields that `agent.start_message` writes. Out: `Start`.
-"""
+"""The start message, with which a worker runs the function once the whole gang is ready.
+`agent.start_message` makes it."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from kinetic._host.worker.joining import World
 
 @dataclass(frozen=True)
 class ElasticSlices:
-    """The slices of one process that outlives the loss of some.
+    """The slices of a process that outlives the loss of some.
 
     Attributes:
-        rules: what follows a loss.
-        machines: that the slices have together.
-        away_s: how long a virtual slice that was lost stays away.
+        rules: the elastic rules of the job.
+        machines: number of machines of all slices.
+        away_s: seconds for which a lost virtual slice stays away.
     """
 
     rules: Elastic
@@ -32,15 +30,15 @@ class ElasticSlices:
 
 @dataclass(frozen=True)
 class Start(Record, called="The start message"):
-    """What the agent sends the worker when the whole gang is ready.
+    """The start message from the agent.
 
     Attributes:
-        attempt: of the job, from 1.
+        attempt: number of the attempt, from 1.
         payload: file of the pickled call.
-        payload_digest: its SHA-256, verified before anything is unpickled.
+        payload_digest: SHA-256 of the payload, verified before unpickling.
         function: file of the pickled function and its SHA-256, if the payload holds only arguments;
             else "".
-        env: the whole environment, without what the payload carries.
+        env: the whole environment, except the variables in the payload.
         cwd: working directory.
         sys_path: entries that go before the interpreter's own.
         editable: entries that go before the folders of installed packages.
@@ -49,16 +47,16 @@ class Start(Record, called="The start message"):
         joins_jax: when the worker joins the world: True, "lazy", False, or "program"; see `Plan`.
         jax_options: options of `jax.config` to set before anything else uses JAX.
         name: display name of the function.
-        tree: where the source tree lies on this host.
-        client_root: where it lies on the caller's machine; tracebacks name files there.
-        all_hosts: whether the value of every host is kept, not only the leader's.
+        tree: folder of the source tree on this host.
+        client_root: its folder on the caller's machine; tracebacks name files in it.
+        all_hosts: keep the value of every host, not only the leader's.
         cells: source without a file, so that tracebacks can show it.
         debugger: port and window of the job's debugger, or None in a job without one.
-        places: paths of the declared data that the call holds, by its numbers there.
-        mounts: what must be mounted for the data; see `mounts.Mount`.
-        home: what makes this host look like a machine of its own, or None.
-        programs: folder that keeps what JAX compiles here; "" keeps nothing.
-        elastic: the slices, where one process has all of them and they may be lost; else None.
+        places: paths of the declared data in the call, by their numbers in the payload.
+        mounts: mounts for the data; see `mounts.Mount`.
+        home: the host's local folder, or None.
+        programs: folder for the programs that JAX compiles; "" keeps none.
+        elastic: the slices, if one process has all of them and may lose some; else None.
     """
 
     attempt: int

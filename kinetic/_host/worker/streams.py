@@ -1,8 +1,5 @@
-"""The worker's standard streams, which the function may close, replace or break.
-
-In: descriptors 0 to 2. Out: text streams over them; buffers flushed; kinetic's lines in the
-host's log. Nothing here trusts `sys.stdout`.
-"""
+"""The worker's standard streams, which the function may close, replace or break. No function of
+this module relies on `sys.stdout`."""
 
 from __future__ import annotations
 
@@ -19,14 +16,12 @@ from typing import TextIO
 from kinetic._system.libc import LIBC
 
 READER_S = 0.2
-"""How long a writer that changes streams waits for the reader of the first; 50 microseconds is
-usual."""
+"""Longest wait for the reader when a writer changes streams; usually it takes 50 microseconds."""
 LONGEST_PAUSE_S = 0.002
 
 
 def renew() -> None:
-    """Open streams over the descriptors of this process; those that came with the fork belong to
-    its parent."""
+    """Open new text streams over descriptors 0 to 2; the inherited streams belong to the parent."""
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         raw = open(fd, mode + "b", closefd=False)
         errors = "backslashreplace" if fd else "replace"
@@ -37,13 +32,12 @@ def renew() -> None:
 
 
 def keep_order(out: TextIO, err: TextIO) -> None:
-    """Let what is written to two streams by turns, each over a pipe of its own, be read in that
-    order.
+    """Have alternating writes to two streams, each over its own pipe, be read in order.
 
-    The pipes have one reader, so a writer that changes streams waits until the other's pipe has
-    been read. Further writes to the same stream cost nothing: only the `write` of the stream that
-    was not written to last is replaced. The wait is bounded, and happens only once for a reader
-    that does not read. A descriptor that is not the pipe any more is ignored.
+    The pipes have one reader, so a writer that changes streams waits until the previous stream's
+    pipe has been read. Further writes to the same stream cost nothing: only the `write` of the
+    stream that was not written to last is replaced. The wait is bounded, and happens only once for
+    a reader that does not read. A descriptor that is no longer the pipe is ignored.
     """
     pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
 
@@ -55,7 +49,7 @@ def keep_order(out: TextIO, err: TextIO) -> None:
                 prepare(other, stream)
             return type(stream).write(stream, text)
 
-        if "write" not in vars(stream):  # else the function has replaced it
+        if "write" not in vars(stream):  # Otherwise the function has replaced it.
             stream.write = turn  # type: ignore[method-assign]
 
     prepare(out, err)
@@ -63,7 +57,7 @@ def keep_order(out: TextIO, err: TextIO) -> None:
 
 
 class _Pipe:
-    """The write end of a pipe, as it was when the process began."""
+    """The write end of a pipe, identified by the file that its descriptor had at the start."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -71,8 +65,8 @@ class _Pipe:
         self._left_unread = 0
 
     def await_reader(self) -> None:
-        """Wait until all that was written has been read, but not for long, and not again before the
-        reader reads on."""
+        """Wait until the pipe is empty, at most `READER_S` seconds; after that, do not wait until
+        the reader has read more."""
         unread = self._unread()
         if unread == 0 or unread >= self._left_unread > 0:
             self._left_unread = unread
@@ -103,7 +97,7 @@ def _file_of(fd: int) -> tuple[int, int] | None:
 
 
 def flush() -> None:
-    """Flush the function's streams, those that it replaced, and the C library's."""
+    """Flush the function's streams, the ones that it replaced, and the C library's."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(BaseException):  # The function's own stream may raise anything.
             stream.flush()  # type: ignore[union-attr]
@@ -112,7 +106,7 @@ def flush() -> None:
 
 
 def say(text: str) -> None:
-    """Put a line into the host's log, whatever `sys.stderr` is now."""
+    """Write a line to the host's log, even if the function has replaced `sys.stderr`."""
     flush()
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode(errors="backslashreplace"))

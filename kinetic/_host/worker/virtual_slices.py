@@ -1,15 +1,14 @@
-"""A stand-in for Pathways: one process whose virtual devices come in slices that can be lost.
+"""A stand-in for Pathways: one process whose virtual devices are in slices that can be lost.
 
-In: the world, a pipe in which each line names a slice to lose. Out: a JAX whose "proxy" backend has
-virtual devices; arrays that fail as they do once Pathways has lost their slice.
+JAX's "proxy" backend gets virtual devices. Each line in a pipe names a slice to lose. From then on
+its arrays fail as they do after Pathways has lost a slice.
 
-What a slice holds when it is lost is replaced by XLA's own error arrays. So whatever is computed
-from it fails in XLA itself, when somebody waits for it, with a runtime error whose text has
-DATA_LOSS. What comes to lie on the slice while it is away is replaced as well, at the latest after
-`SWEEP_S`. The arithmetic is that of the processor throughout: what has been copied to the host in
-time is right.
+The arrays on a lost slice are replaced by XLA's own error arrays. So computations with them fail in
+XLA itself, when a thread waits for the result, with a runtime error whose text has DATA_LOSS.
+Arrays that are put on the slice while it is away are replaced within `SWEEP_S`. All arithmetic is
+done by the CPU: values that were copied to the host before the loss are right.
 
-It needs interfaces of JAX that are not public; `check` names those that are missing.
+This module needs interfaces of JAX that are not public; `check` names the missing ones.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from kinetic._host.worker.joining import JoinError, World
 from kinetic._system import pipes
 
 PATIENCE_S = 0.2
-"""How long a search waits for threads that wait for arrays, before it is tried again."""
+"""Time for which a sweep waits for threads inside arrays, before it is tried again."""
 SWEEP_S = 0.02
-"""How often lost slices are searched for arrays."""
+"""Interval between two sweeps for arrays on lost slices."""
 STARTING_S = 1.0
-"""How long a slice is away at least: its machines have to start."""
+"""Shortest time for which a lost slice is away: real machines have to start."""
 _LOST = "_kinetic_lost"
-"""Attribute of an array that was replaced: its former content, which lives as long as it."""
+"""Attribute of a replaced array: its former content, which lives as long as the array."""
 
 
 class VirtualSlices:
     """The slices of this process, of which some may be lost.
 
     Args:
-        pipe: where a line with the number of a slice loses it.
-        away_s: how long a lost slice stays away.
-        slices: how many there are.
+        pipe: path of the pipe in which a line with a slice's number loses that slice.
+        away_s: seconds for which a lost slice stays away.
+        slices: number of slices.
     """
 
     def __init__(self, pipe: Path, away_s: float, slices: int) -> None:
@@ -56,12 +55,12 @@ class VirtualSlices:
         self._fd = pipes.listen(pipe)
 
     def list_lost(self) -> frozenset[int]:
-        """Return the slices that are lost."""
+        """Return the slices that are away."""
         with self._lock:
             return frozenset(self._back_at)
 
     def watch(self) -> None:
-        """Do so in a thread of its own."""
+        """Start the thread that reads the pipe and replaces arrays."""
         threading.Thread(target=self._watch, name="kinetic-virtual-slices", daemon=True).start()
 
     def _watch(self) -> None:
@@ -92,7 +91,7 @@ class VirtualSlices:
         if not xla_bridge.backends_are_initialized():
             return
         for array in jax.live_arrays():
-            # Another thread may delete it in between.
+            # Another thread may delete the array meanwhile.
             with contextlib.suppress(RuntimeError, ValueError):
                 lost = sorted({d.slice_index for d in array.sharding.device_set} & {*slices})
                 if lost and not hasattr(array, _LOST):
@@ -100,13 +99,12 @@ class VirtualSlices:
 
 
 class _Turns:
-    """Lets arrays be replaced only while no thread is inside one: JAX waits for arrays, copies them
-    and takes them apart without the lock of the interpreter, and would go on with one that is
-    gone."""
+    """Lets arrays be replaced only while no thread is inside one. JAX waits for arrays, copies and
+    splits them without the interpreter's lock, and would go on with a freed one."""
 
     def __init__(self) -> None:
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # Its threads are not those of its parent.
+        os.register_at_fork(after_in_child=self._begin)  # A fork has none of its parent's threads.
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
@@ -115,7 +113,7 @@ class _Turns:
         self._own = threading.local()
 
     def wrap(self, use: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that uses arrays, in turn."""
+        """Return a function that calls `use`, which uses arrays, while none are replaced."""
 
         def in_turn(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._own, "inside", False):
@@ -135,14 +133,15 @@ class _Turns:
         return in_turn
 
     def act_alone(self, act: Callable[[], None]) -> bool:
-        """Act while nobody is inside; return whether that came about. Not for long: who waits for
-        an array may do so for a computation that calls somebody who wants to wait as well."""
+        """Call `act` while no thread is inside an array; return False if threads stay inside for
+        `PATIENCE_S`. A longer wait could deadlock: the computation that such a thread waits for may
+        call back a function that needs an array itself."""
         with self._changed:
             self._closed = True
             try:
                 if not self._changed.wait_for(lambda: not self._inside, PATIENCE_S):
                     return False
-                self._own.inside = True  # or it would wait for itself
+                self._own.inside = True  # Otherwise `act` would wait for itself.
                 act()
                 return True
             finally:
@@ -163,7 +162,7 @@ def _replace(array: Any, lost: Collection[int]) -> None:
         transfer.make_error_array(like, f"DATA_LOSS: slice {names} is down (simulated)")
         for _ in range(2)
     )
-    # Whoever looks into the array's memory at present (NumPy does so) must not find it freed.
+    # Views into the array's memory (NumPy has them) must stay valid.
     content._replace_with(array)
     setattr(content, _LOST, True)
     array._replace_with(error)
@@ -171,16 +170,16 @@ def _replace(array: Any, lost: Collection[int]) -> None:
 
 
 def install(world: World, machines: int, away_s: float) -> VirtualSlices:
-    """Have JAX's backend "proxy" made of virtual devices, before it starts. The pipe lies in the
-    host's folder.
+    """Give JAX's backend "proxy" virtual devices, before it starts. The pipe is in the host's
+    folder.
 
     Args:
-        world: of this process.
-        machines: that the slices have together.
-        away_s: how long a lost slice stays away.
+        world: the world of this process.
+        machines: number of machines of all slices.
+        away_s: seconds for which a lost slice stays away.
 
     Raises:
-        JoinError: this JAX lacks what that takes.
+        JoinError: this version of JAX lacks an interface.
     """
     missing = check()
     if missing:
@@ -188,8 +187,7 @@ def install(world: World, machines: int, away_s: float) -> VirtualSlices:
 
         raise JoinError(
             f"Virtual slices cannot be lost with JAX {jax.__version__}: it has no "
-            f"{' and no '.join(missing)}. Use another version of JAX, or give a fixed number of "
-            "slices."
+            f"{' and no '.join(missing)}. Use another version of JAX, or a fixed number of slices."
         )
     from jax._src import xla_bridge
     from jax._src.lib import xla_client
@@ -217,7 +215,7 @@ def _take_turns(turns: _Turns) -> None:
 
 
 def _uses() -> list[tuple[Any, str]]:
-    """Where JAX is inside an array without the lock of the interpreter."""
+    """List the functions of JAX that use an array without the interpreter's lock."""
     from jax._src import array
     from jax._src.lib import xla_client
 
@@ -231,7 +229,7 @@ def _uses() -> list[tuple[Any, str]]:
 
 
 def check() -> list[str]:
-    """Return the names of what this JAX lacks for slices that can be lost."""
+    """Return the names of the interfaces for lost slices that this version of JAX lacks."""
     import jax
     from jax._src import array, xla_bridge
     from jax.experimental import transfer
@@ -244,5 +242,5 @@ def check() -> list[str]:
     ]
     missing = [name for owner, name in wanted if not hasattr(owner, name)]
     if not missing and jax.__version_info__ < (0, 10, 1):
-        return ["make_error_array that works"]  # It raises AttributeError there.
+        return ["make_error_array that works"]  # It raises AttributeError in these versions.
     return missing

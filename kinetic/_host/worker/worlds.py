@@ -1,5 +1,5 @@
-"""What has to be done when the function ends: checkpoints that are still being saved in the
-background are waited for, as Python waits for threads at the end of a script.
+"""The end of a function that saves checkpoints in the background: wait for the saves, as Python
+waits for threads at the end of a script.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kinetic._host.worker import streams
 
 _SIGNALING_THREAD = "_SignalingThread"
 _RUNNER = "AsyncRunner"
-"""What runs the saves of Orbax's newer interface, one thread for each."""
-_LOOK_S = 0.002
-_SAVES_S, _TELL_AFTER_S = 3600.0, 10.0
-"""How long a save may go on after the function has returned, and when that is told."""
+"""Class that runs the saves of Orbax's newer interface, each in its own thread."""
+_POLL_S = 0.002
+_SAVES_S, _SAY_AFTER_S = 3600.0, 10.0
+"""Longest time for saves after the function has returned, and time until they are logged."""
 SAVERS = ("async_save", "save_finalize")
 """Orbax's threads that write checkpoints, by name."""
 WRITERS = (
@@ -26,22 +26,21 @@ WRITERS = (
     "kinetic-checkpoint-end",
     "kinetic-saving-mark",
 )
-"""They, and ours."""
+"""Threads of Orbax and kinetic that write checkpoints, by name."""
 _ending: list[Callable[[bool], object]] = []
 
 
 def on_end(finish: Callable[[bool], object]) -> None:
-    """Have this called when the function has ended, before that is told, with whether it
-    returned."""
+    """Call `finish` when the function has ended, before that is reported; True if it returned."""
     _ending.append(finish)
 
 
 def finish(*, returned: bool) -> None:
-    """Call all of `on_end`. Of a function that returned, checkpoints that are being saved in the
-    background are waited for first.
+    """Call all callbacks of `on_end`; first, if the function returned, wait for checkpoints that
+    are being saved in the background.
 
     Raises:
-        KineticError: something was not finished.
+        KineticError: a callback could not finish its work.
     """
     if returned:
         _wait_for_savers()
@@ -51,34 +50,34 @@ def finish(*, returned: bool) -> None:
 
 
 def _wait_for_savers() -> None:
-    """As Python waits at the end of a script: not for daemons."""
-    began, is_told = time.monotonic(), False
+    """Wait for Orbax's threads, except daemons: Python does not wait for those either."""
+    began, has_said = time.monotonic(), False
     while any(each.name in SAVERS and not each.daemon for each in threading.enumerate()):
         waited_s = time.monotonic() - began
-        if waited_s >= _TELL_AFTER_S and not is_told:
+        if waited_s >= _SAY_AFTER_S and not has_said:
             streams.say("kinetic: the function has returned, and a checkpoint is still being saved")
-            is_told = True
+            has_said = True
         if waited_s >= _SAVES_S:
-            streams.say("kinetic: a checkpoint was still being saved after an hour, and is cut off")
+            streams.say("kinetic: a checkpoint is still being saved after an hour, and is cut off")
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def settle(limit_s: float) -> bool:
-    """Wait until nothing of this process writes a checkpoint any more, and return whether that is
-    so. Without the other hosts none can be committed."""
+    """Wait until no thread of this process writes a checkpoint; return False after `limit_s`
+    seconds. Without the other hosts no checkpoint can be committed."""
     deadline = time.monotonic() + limit_s
-    # Not by `join`: Python takes a thread for ended if an exception ended somebody's wait for it.
+    # Not by `join`: Python counts a thread as ended if an exception interrupted another `join`.
     while any(map(_is_writer, threading.enumerate())):
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return True
 
 
 def is_saving() -> bool:
-    """Whether Orbax saves in the background. It says so itself, too: after an error for ever, and
-    asking it starts JAX's backends."""
+    """True if Orbax saves in the background. Orbax's own call starts JAX's backends, and returns
+    True forever after an error."""
     return any(thread.name in SAVERS for thread in threading.enumerate())
 
 
@@ -90,4 +89,4 @@ def _is_writer(thread: threading.Thread) -> bool:
         return False
     import asyncio
 
-    return bool(asyncio.all_tasks(runner._loop))  # It lives on until its result is asked for.
+    return bool(asyncio.all_tasks(runner._loop))  # It lives on until its result is read.

@@ -1,1 +1,1 @@
-"""Stand-ins for the user's sitecustomize and usercustomize: see `interpreter.customize`."""
+"""Empty stand-ins for the user's sitecustomize and usercustomize; see `interpreter.customize`."""

@@ -1,1 +1,1 @@
-"""Does nothing."""
+"""An empty stand-in for the user's sitecustomize."""

@@ -1,2 +1,2 @@
-"""A folder that is first on the PYTHONPATH of every program that is started on a host; see
+"""The folder that is first on the PYTHONPATH of every program that a function starts; see
 `sitecustomize`."""

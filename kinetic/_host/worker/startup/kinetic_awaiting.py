@@ -1,27 +1,25 @@
-"""A callback once a module has been imported, by whatever code.
-
-In: the module's name, a function. Out: a finder for `sys.meta_path`, which itself finds nothing.
-"""
+"""Callbacks on the import of a module: finders for `sys.meta_path` that wrap its loader."""
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # as in typing, which takes time to import
+TYPE_CHECKING = False  # Not from typing, which takes time to import.
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
 
 class Awaiting:
-    """Waits for the import of one module."""
+    """A finder that calls a function after the import of one module."""
 
     def __init__(self, name: str, act: Callable[[], object]) -> None:
         self._name = name
         self._act = act
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the other finders find it, and call back after its execution."""
+        """Return the other finders' spec of the module, with a loader that calls back after its
+        execution."""
         if name != self._name:
             return None
         specs = (
@@ -43,7 +41,8 @@ _awaited: dict[str, list[Callable[[], object]]] = {}
 
 
 def act_when_imported(name: str, act: Callable[[], object]) -> None:
-    """Act as soon as a module is there. One waits for each: two would find each other."""
+    """Call `act` once a module has been imported. A module has one finder for all callbacks: two
+    would find each other."""
 
     def act_all() -> None:
         while _awaited[name]:

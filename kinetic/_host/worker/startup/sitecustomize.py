@@ -1,7 +1,7 @@
-"""What a Python program that was started on a host runs first: it prepares for the import of JAX.
+"""The first module that a Python program on a host imports: it attaches `joining` to JAX once the
+program has imported that.
 
-In: the variable KINETIC_WORLD. Out: `joining`, attached to JAX once the program has imported it.
-It shadows the user's own sitecustomize, which it runs at the end.
+It reads KINETIC_WORLD. It shadows the user's own sitecustomize, and so runs that at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 _FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would cost every start some milliseconds
 
 
-TYPE_CHECKING = False  # as in typing, which takes time to import
+TYPE_CHECKING = False  # Not from typing, which takes time to import.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -35,7 +35,7 @@ if _world:
     _file = os.path.join(_FOLDER, "kinetic_awaiting.py")  # noqa: PTH118
     _awaiting = _load(spec_from_file_location("kinetic_awaiting", _file))
     sys.meta_path.insert(0, _awaiting.Awaiting("jax.distributed", _attach))
-sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _FOLDER]  # noqa: PTH100
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _FOLDER]  # noqa: PTH100
 _own = PathFinder.find_spec("sitecustomize")
 if _own is not None and _own.loader is not None:
     _load(_own)
