@@ -2,7 +2,7 @@
 
     python tests/lines.py            print the figures; fail if the table is not true any more
     python tests/lines.py --write    write the table anew
-    python tests/lines.py --list     print each small private function and each use of a banned name
+    python tests/lines.py --list     print each small private function, banned name and riddle
 
 Lines in the table are rounded, and may drift by a tenth before it must be written again. The first
 form is a part of `make check`.
@@ -32,6 +32,8 @@ BANNED_NAMES = {
 }
 """They say nothing about what a variable holds. `each` is one of them outside of a comprehension of
 one line."""
+RIDDLES = ("What", "How", "Where", "Who", "Why", "Which", "As", "Of", "Told")
+"""First words of docstrings that do not say what a function does."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -111,6 +113,41 @@ def list_banned_names(tree: ast.AST) -> list[tuple[int, str]]:
     return uses
 
 
+def list_docstrings(tree: ast.AST) -> list[tuple[int, str]]:
+    """Line and first word of each docstring, also of those below an assignment."""
+    texts = (
+        statement.value
+        for node in ast.walk(tree)
+        if isinstance(body := getattr(node, "body", None), list)
+        for statement in body
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
+    return [
+        (text.lineno, words[0])
+        for text in texts
+        if isinstance(text.value, str) and (words := text.value.split())
+    ]
+
+
+def print_prose(*, by_line: bool) -> None:
+    """Print how many docstrings open with a riddle, the longest page, and the changelog's lines."""
+    for folder in ("kinetic", "tests", "benchmarks", "examples"):
+        words: Counter[str] = Counter()
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for line, word in list_docstrings(ast.parse(path.read_text())):
+                words[word] += 1
+                if by_line and word in RIDDLES:
+                    print(f"{path.relative_to(ROOT)}:{line}: docstring opens with {word}")
+        riddles = sum(words[word] for word in RIDDLES)
+        print(f"docstrings in {folder + '/':12} {words.total():6,}, {riddles} open with a riddle")
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", PAGE]
+    lengths = {path: path.read_text().count("\n") for path in pages}
+    longest = max((path for path in pages if path != PAGE), key=lambda path: lengths[path])
+    changes = (ROOT / "CHANGELOG.md").read_text().count("\n")
+    print(f"longest page: {longest.relative_to(ROOT)}, {lengths[longest]} lines")
+    print(f"ARCHITECTURE.md: {lengths[PAGE]} lines; CHANGELOG.md: {changes} lines")
+
+
 def print_grain(*, by_line: bool) -> None:
     """Print, for each package and for all, modules, functions, small helpers and banned names."""
     modules: Counter[str] = Counter()
@@ -154,17 +191,20 @@ def collect_figures() -> dict[str, int]:
     }
 
 
-def make_table(found: dict[str, int]) -> str:
-    rows = [
-        f"| {name} | {number if number < ROUNDED else round(number, -2):,} |\n"
-        for name, number in found.items()
+def make_table(figures: dict[str, int]) -> str:
+    """A table of two packages in each row."""
+    cells = [
+        f"{name} | {number if number < ROUNDED else round(number, -2):,} |"
+        for name, number in figures.items()
     ]
-    return "| package | lines |\n|---|---|\n" + "".join(rows)
+    cells += [" | |"] * (len(cells) % 2)
+    rows = (f"| {left} {right}\n" for left, right in zip(cells[::2], cells[1::2], strict=True))
+    return "| package | lines | package | lines |\n|---|---|---|---|\n" + "".join(rows)
 
 
 def find_drift(text: str, found: dict[str, int]) -> list[str]:
-    """What the table says that is not so any more."""
-    rows = dict(re.findall(r"^\| (.+?) \| ([\d,]+) \|$", text, re.MULTILINE))
+    """Compare the table with the figures, and list what has drifted."""
+    rows = dict(re.findall(r"\| ([^|]+?) \| ([\d,]+) (?=\|)", text))
     told = {name: int(number.replace(",", "")) for name, number in rows.items()}
     faults = [f"{name} is not there" for name in told.keys() ^ found.keys()]
     for name in told.keys() & found.keys():
@@ -182,6 +222,7 @@ def main() -> int:
         PAGE.write_text(page[: table.start(2)] + make_table(found) + page[table.end(2) :])
         return 0
     print_grain(by_line="--list" in sys.argv)
+    print_prose(by_line="--list" in sys.argv)
     for fault in (faults := find_drift(table[2], found)):
         print(f"ARCHITECTURE.md, where the lines are: {fault}", file=sys.stderr)
     if faults:
