@@ -6,6 +6,7 @@
 #   make test     unit and contract tests, and one test of the whole system for each promise and each way to use it
 #   make test-all    every test                              (some of them: make test-all ARGS="-k gang -x")
 #   make test-repeat N=10   make test N times, every second time beside two busy processes; lists what ever failed
+#   make messages tests/system/messages.txt: an instance of each message, from the tests that raise it
 #   make test-cluster KUBECONFIG=…  the tests of clusters on the one of its current context (see CONTRIBUTING.md)
 #   make test-cloudpickle   the tests of pickling with the oldest cloudpickle that kinetic accepts
 #   make test-ray the tests of the Ray backend, on a cluster of their own or on RAY_ADDRESS=http://…
@@ -19,7 +20,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-ray test test-all test-repeat test-cluster test-cloudpickle test-ray check check-style check-types check-types-of-macos docs bench clean
+.PHONY: help demo demo-ray test test-all test-repeat messages test-cluster test-cloudpickle test-ray check check-style check-types check-types-of-macos docs bench clean
 
 VENV := .venv
 COMMA := ,
@@ -85,6 +86,9 @@ test-all: $(VENV)/.stamp-test
 N ?= 10
 test-repeat: $(VENV)/.stamp-test
 	@$(BIN)/python tests/repeat.py $(N) -m "not long and not release" $(TEST_ARGS)
+
+messages: $(VENV)/.stamp-test
+	@$(BIN)/python tests/messages.py --record $(TEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test
 	@[ -n "$(KUBECONFIG)" ] || { echo "error: which cluster? make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
