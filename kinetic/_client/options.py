@@ -1,9 +1,5 @@
-"""The decorator's options as users write them: types for type checkers, the documentation of
-`help(kinetic.run)`, and which of them go together.
-
-In: options by name. Out: `Options`, all valid, or the error that says which one to leave away; the
-signature and the documentation of the table.
-"""
+"""The decorator's options as users write them: their types, their documentation in
+`help(kinetic.run)`, and checks of their combinations. An error names the option to remove."""
 
 from __future__ import annotations
 
@@ -24,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class OptionChanges(Keywords, total=False):
-    """What `with_options` takes: any of the decorator's options, by name. The decorator also takes
-    those listed here by position, in this order."""
+    """The options of `with_options`: all options of the decorator, by name. The decorator also
+    accepts those listed here by position, in this order."""
 
     accelerator: str
     container_image: str | None
@@ -46,12 +42,12 @@ def check_options(before: Options | None, arguments: Mapping[str, Any]) -> Optio
     """Return the options, updated with the arguments.
 
     Args:
-        before: the options of a decorated function; None for a function that is being decorated.
+        before: the options to update; None for a new decorator, which starts from the defaults.
         arguments: options as users write them.
 
     Raises:
-        UsageError: an option cannot work.
-        UsageTypeError: ... because its value has the wrong type, or there is no such option.
+        UsageError: an option is invalid, or does not go with another one.
+        UsageTypeError: a value has the wrong type, or no option has this name.
     """
     unknown = next((name for name in arguments if name not in TABLE), None)
     if unknown is not None:
@@ -78,13 +74,11 @@ def check_options(before: Options | None, arguments: Mapping[str, Any]) -> Optio
 
 
 def warn_of_spot(options: Options) -> None:
-    """Warn that debugging on preemptible machines may be cut short."""
+    """Warn if debug=True is combined with preemptible machines."""
     import warnings
 
     if options.debug and options.topology.spot:
-        text = (
-            "debug=True on preemptible machines: the session ends when the machine is taken away."
-        )
+        text = "debug=True on preemptible machines: preemption ends the debugging session."
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
@@ -101,14 +95,14 @@ def _topology(before: Topology | None, arguments: Mapping[str, Any]) -> Topology
 
 
 REMOVED = {
-    "survivors": "every attempt has new processes, on this machine as everywhere. Leave it away.",
+    "survivors": "every attempt starts new processes, on this machine too. Remove it.",
 }
-"""Options that were removed, and what to do instead."""
+"""Options that no longer exist, with advice."""
 
 
 def _no_such_option(name: str) -> str:
     if name in REMOVED:
-        return f"@kinetic.run has no option {name!r} any more: {REMOVED[name]}"
+        return f"@kinetic.run no longer has the option {name!r}: {REMOVED[name]}"
     import difflib  # Only an error needs it.
 
     near = difflib.get_close_matches(name, TABLE, n=1)
@@ -116,8 +110,8 @@ def _no_such_option(name: str) -> str:
 
 
 def document_options(function: Callable[..., Any]) -> None:
-    """Give a function the table's signature and documentation: it takes some options by position,
-    and all others as `**options`."""
+    """Give a function with `**options` the signature and the documentation of the option table, for
+    `help()` and editors."""
     signature = inspect.signature(function)
     positional = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     by_name = [
@@ -131,7 +125,7 @@ def document_options(function: Callable[..., Any]) -> None:
     ]
     parameters = [*positional, *by_name]
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    if function.__doc__ is not None:  # as with -OO
+    if function.__doc__ is not None:  # Python's -OO removes docstrings.
         words = "\n".join(_describe_option(parameter.name) for parameter in parameters)
         text = inspect.cleandoc(function.__doc__)  # as Python 3.13 does itself
         function.__doc__ = text.replace("\nRaises:", f"\nArgs:\n{words}\n\nRaises:")
@@ -148,10 +142,10 @@ def _describe_option(name: str) -> str:
 
 
 def _check_together(options: Options) -> None:
-    """Refuse options that contradict each other, or that do not suit the accelerator.
+    """Refuse options that contradict each other or do not suit the accelerator.
 
     Raises:
-        UsageError: it names the options, and which of them to leave away.
+        UsageError: names the options, and the one to remove.
     """
     if options.controller == "single":
         _check_pathways(options.topology)
@@ -160,7 +154,7 @@ def _check_together(options: Options) -> None:
     _check_compile(options)
     both = next((name for name in options.secrets if name in options.env), None)
     if both is not None:
-        raise UsageError(f"{both} is in env= and in secrets=: name it in one of them.")
+        raise UsageError(f"{both} is both in env= and in secrets=: keep it in one of them.")
 
 
 def _check_elastic(options: Options) -> None:
@@ -169,31 +163,31 @@ def _check_elastic(options: Options) -> None:
         for name, value in _only_elastic(options).items():
             if value is not None:
                 raise UsageError(
-                    f"{name}= is for elastic jobs, which say how many slices they need at least "
-                    "and at most: slices=(1, 2). Leave it away, or write slices= as two numbers."
+                    f"{name}= is for elastic jobs, whose slices= has two numbers: the least and "
+                    "the most slices, as in slices=(1, 2). Remove it, or write slices= so."
                 )
         return
     if options.retries and options.controller == "single":
         raise UsageError(
-            'retries= begins a whole attempt anew, and one process with controller="single" and '
-            "slices=(least, most) goes on instead: max_failures= says how often. Leave retries= "
-            "away."
+            'retries= starts a whole new attempt, but with controller="single" and slices=(least, '
+            "most) one process continues after a failure: max_failures= limits how often. Remove "
+            "retries=."
         )
     if options.controller == "single" and options.joins_jax == "program":
         raise UsageError(
-            'A command reaches the slices of controller="single" by itself, and slices=(least, '
-            "most) lets them come and go: run a Python script or module instead (without --), or "
-            "give a fixed number of slices."
+            'slices=(least, most) with controller="single" needs Python code that kinetic runs '
+            "itself, not a command. Run a Python script or module (without --), or give a fixed "
+            "number of slices."
         )
     if options.start_wait_s is not None and options.controller == "single":
         raise UsageError(
-            "start_wait= is about slices that come one by one, and one process with "
-            'controller="single" starts with all of them: leave start_wait= away.'
+            "start_wait= is the wait for slices that start one by one, but with "
+            'controller="single" all slices start together. Remove start_wait=.'
         )
     if options.debug:
         raise UsageError(
-            "debug=True does not go with slices=(least, most): a breakpoint would hold up the "
-            "attempts after it as well. Debug with a fixed number of slices."
+            "debug=True does not work with slices=(least, most): a breakpoint would also delay "
+            "later attempts. Debug with a fixed number of slices."
         )
 
 
@@ -203,18 +197,18 @@ def _check_compile(options: Options) -> None:
     name = options.topology.name
     if options.topology.kind != "tpu":
         raise UsageError(
-            "compile_check= asks the compiler of the real slice, and only that of TPUs runs "
-            f"without the chip: {name} is no TPU. Leave compile_check= away."
+            "compile_check= needs a compiler that runs without the chip, which only TPUs have: "
+            f"{name} is not a TPU. Remove compile_check=."
         )
     if options.elastic is not None or options.controller == "single":
         raise UsageError(
-            "compile_check= compiles for a slice whose size is fixed, with a process on each host: "
-            "leave it away, or give a number of slices and no controller=."
+            "compile_check= needs a fixed number of slices with a process on each host. Remove it, "
+            "or give slices= as one number and no controller=."
         )
     if options.joins_jax == "program":
         raise UsageError(
-            "compile_check= looks at the programs of Python code that kinetic runs itself, and a "
-            "command has processes of its own: run a script or a module (without --)."
+            "compile_check= works for Python code that kinetic runs itself, not for a command with "
+            "processes of its own. Run a script or a module (without --)."
         )
 
 
@@ -222,26 +216,26 @@ def _check_pods(options: Options) -> None:
     single = options.controller == "single"
     if options.reservation is not None and options.topology.spot:
         raise UsageError(
-            "reservation= is for reserved machines, and spot=True for those that nobody has "
-            "reserved: no machine is both. Leave one of them away."
+            "reservation= and spot=True contradict each other: a spot machine cannot be reserved. "
+            "Remove one of them."
         )
     if options.local_storage is not None and single:
         raise UsageError(
-            "local_storage= is memory of the hosts that run the function, and with "
-            'controller="single" none of them has the chips. Leave one of them away.'
+            "local_storage= is memory of hosts that run the function and have chips; with "
+            'controller="single" no host does both. Remove one of them.'
         )
     if options.pathways_flags and not single:
         raise UsageError(
-            "pathways_flags= is for the components that Pathways runs beside the function with "
-            'controller="single". Leave it away, or add controller="single".'
+            "pathways_flags= is for the Pathways processes of a job with "
+            'controller="single". Remove it, or add controller="single".'
         )
     if options.network_devices is None:
         return
     if single or options.most_slices == 1 or options.topology.kind != "tpu":
-        which = 'controller="single"' if single else f"slices={options.slices}"
+        shape = 'controller="single"' if single else f"slices={options.slices}"
         raise UsageError(
-            "network_devices= joins TPU slices whose hosts run the function, and this job has "
-            f"{which} on {options.topology.name}. Leave it away."
+            "network_devices= is for jobs with several TPU slices whose hosts run the function; "
+            f"this job has {shape} on {options.topology.name}. Remove it."
         )
 
 
@@ -250,14 +244,14 @@ def _check_pathways(topology: Topology) -> None:
 
     if topology.machine_type not in PATHWAYS_MACHINES:
         raise UsageError(
-            f'controller="single" needs what Pathways runs on: v4, v5e, v5p, v6e or tpu7x, on '
-            f"machines of 4 or 8 chips; {topology.name} is something else. Leave controller= "
-            "away, or choose an accelerator such as tpu-v6e-16."
+            'controller="single" needs an accelerator that Pathways supports: v4, v5e, v5p, v6e or '
+            f"tpu7x, on machines with 4 or 8 chips. {topology.name} is none of these: remove "
+            "controller=, or choose an accelerator such as tpu-v6e-16."
         )
 
 
 def _only_elastic(options: Options) -> dict[str, object]:
-    """The options of elastic jobs alone, by their public names."""
+    """Return the options that only elastic jobs have, by their public names."""
     return {
         "max_failures": options.max_failures,
         "slice_timeout": options.slice_timeout_s,

@@ -1,7 +1,4 @@
-"""What a call would submit, to look at before submitting it.
-
-In: a plan, the documents of a backend. Out: text, HTML.
-"""
+"""The plan of a call, as text and as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -24,14 +21,17 @@ _PACKAGES_SHOWN = 12
 
 @dataclass(frozen=True)
 class PlanView:
-    """What a call would submit.
+    """The plan of a call, as `RemoteCallable.plan` returns it. Nothing was created.
+
+        view = train.plan(1000)
+        print(view)  # the backend, the price, the largest files, warnings, ...
 
     Attributes:
-        plan: everything that a host must know.
-        documents: what the backend would create.
-        warnings: for the caller, before it leaves the machine.
-        files: all files of the source tree, (path, bytes), largest first.
-        packages: lines of the requirements.txt that pods install.
+        plan: the job's plan, with everything that its hosts must know.
+        documents: the objects that the backend would create, such as Kubernetes manifests.
+        warnings: the warnings that the call would print.
+        files: (path, bytes) of each file in the source tree, largest first.
+        packages: lines of the requirements.txt that pods would install.
     """
 
     plan: Plan
@@ -42,7 +42,7 @@ class PlanView:
 
     @property
     def backend(self) -> str:
-        """The backend that would take the job."""
+        """The name of the backend that would run the job."""
         return self.plan.place.backend
 
     def __repr__(self) -> str:
@@ -85,8 +85,8 @@ class PlanView:
 
 
 def describe_plan(plan: Plan) -> list[tuple[str, str]]:
-    """Return names and values of what a plan says, for people; values of variables are left out:
-    they may be secrets."""
+    """Return a plan as rows of names and values for people. Environment variables appear without
+    their values, which may be secret."""
     place, tree, options = plan.place, plan.tree, plan.options
     stands_in = f" (stands in for {place.stands_in_for})" if place.stands_in_for else ""
     source = "none"

@@ -1,8 +1,6 @@
-"""Step 2, plan: from a call and its options to everything that a host must know.
+"""Step 2, plan: turn a call and its options into everything that its hosts must know.
 
-In: the options of a call, settings. Out: `Target`, where it goes; `Planned`, the plan with the
-payload, the source tree, warnings. Reads the local disk and the environment, and writes only the
-cache of hashes.
+Reads the settings, the environment and the local disk. Writes nothing but the cache of hashes.
 """
 
 from __future__ import annotations
@@ -48,15 +46,15 @@ if TYPE_CHECKING:
 
 _MB = 1_000_000
 STILL_NOTICE_S = 60.0
-"""How long all hosts stand still before a line of output says which of them holds the others up."""
+"""After all hosts have stood still for this long, the output names the host that holds them up."""
 _LARGEST_SHOWN = 5
-SECRET_BYTES = 1_000_000  # A Secret may have 1 MiB, with what the gang itself keeps there.
+SECRET_BYTES = 1_000_000
+"""A Kubernetes Secret holds 1 MiB, including the keys that the gang adds."""
 _DATA = "kinetic._datasets.data"
 """The module of `kinetic.Data`."""
 
-
 _SLOW_LIBRARIES = ("keras", "orbax.checkpoint", "flax", "equinox")
-"""They take long to import, and start neither a thread nor a JAX backend when they are."""
+"""Libraries worth importing early: slow, and safe because they start no thread or JAX backend."""
 OPTIONS_THAT_ARE_SETTINGS = (
     *("backend", "project", "zone", "cluster", "namespace", "base_image_repo"),
     *("queue", "priority", "reservation", "local_storage", "network_devices"),
@@ -66,14 +64,14 @@ OPTIONS_THAT_ARE_SETTINGS = (
 
 @dataclass(frozen=True)
 class Target:
-    """Where calls go.
+    """The place of a job, with its backend and store.
 
     Attributes:
-        place: the selected one.
-        settings: the caller's.
-        backend: made from the place and the store.
-        store: where the records of jobs are kept.
-        notice: a line for the caller, or "".
+        place: the selected place.
+        settings: the caller's settings.
+        backend: the backend of the place.
+        store: the store of the jobs' records.
+        notice: a line to print before submission; "" for none.
     """
 
     place: Place
@@ -83,7 +81,7 @@ class Target:
     notice: str = ""
 
     def warm_up(self, options: Options) -> None:
-        """Let the backend prepare what takes time while a call with these options is planned."""
+        """Let the backend start its slow preparations while the call is still being planned."""
         from kinetic._backends.base import WarmUp
 
         if not isinstance(self.backend, WarmUp) or self.settings.preload == "off":
@@ -99,7 +97,7 @@ class Target:
 
 
 def target_of(options: Options) -> Target:
-    """Read the settings, and select the place."""
+    """Return the target that settings and options select."""
     from kinetic._backends import registry
     from kinetic._store.open import open_store
 
@@ -115,7 +113,7 @@ def target_of(options: Options) -> Target:
 
 
 def default_place(settings: Settings) -> Place:
-    """Return where a job of one host goes that has no options of its own."""
+    """Return the place of a CPU job without options."""
     from kinetic._backends import registry
     from kinetic._core.accelerators.resolve import resolve
 
@@ -123,7 +121,7 @@ def default_place(settings: Settings) -> Place:
 
 
 class BatchMember(NamedTuple):
-    """The input of a batch that the next job is for, and what the job gets from it."""
+    """An input of a batch whose job is about to be submitted, with the options of the batch."""
 
     group_id: str
     number: int
@@ -137,7 +135,7 @@ _member: ContextVar[BatchMember | None] = ContextVar("kinetic_batch_member", def
 
 @contextlib.contextmanager
 def member_of_batch(member: BatchMember) -> Iterator[None]:
-    """Within the block, the first job that is submitted belongs to the batch."""
+    """Make the first job that is submitted in the `with` block the job of a batch's input."""
     token = _member.set(member)
     try:
         yield
@@ -146,37 +144,37 @@ def member_of_batch(member: BatchMember) -> Iterator[None]:
 
 
 def current_member() -> BatchMember | None:
-    """Return the input of a batch that the next job is for, if there is one."""
+    """Return the input of a batch whose job comes next; None outside of a batch."""
     return _member.get()
 
 
 def forget_member() -> None:
-    """Its job was submitted: those that follow are others."""
+    """End the effect of `member_of_batch` after the input's job was submitted."""
     _member.set(None)
 
 
 def batch_labels(group_id: str, index: int) -> dict[str, str]:
-    """Return the labels of the job of an input."""
+    """Return the labels of the job of a batch's input."""
     return {"group_id": group_id, "group_kind": "map", "group_index": str(index)}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with what it ships. Before a call is packed (`with_call`), it is what all calls of one
-    function share: the plan has no payload yet.
+    """A plan and the content to send with it. `plan_function` returns what all calls of a function
+    share, without payload; `with_call` adds one call.
 
     Attributes:
         plan: everything that a host must know.
-        payload: the pickled call; the plan names its digest.
-        bundle: the source tree, or None when nothing is shipped.
-        secrets: values of the plan's secrets; they are in no document.
-        warnings: for the caller, before this leaves the machine.
-        function: the pickled function, if the plan names one.
-        data: content of the plan's data that is sent, each with its `Data`.
-        installed: what pods install, by digest.
-        settings: the caller's.
+        payload: the pickled call, whose digest is in the plan.
+        bundle: the source tree; None if nothing is sent.
+        secrets: values of the plan's secrets, which appear in no document.
+        warnings: printed before the job is submitted.
+        function: the pickled function, if it is separate from the call.
+        data: each local `Data` of the plan with its content.
+        installed: files that pods install, by digest.
+        settings: the caller's settings.
         project: the function's project.
-        captured: variables that travel in the payload.
+        captured: environment variables that travel in the payload.
         volumes: data at fixed paths.
     """
 
@@ -194,7 +192,7 @@ class Planned:
     data: tuple[tuple[Data, Bundle], ...] = field(default=(), repr=False)
 
     def _load_data(self, packed: Packed) -> CallData | None:
-        """Pack the data of a call; None if it has none."""
+        """Read the data of a call; None if it has none."""
         if not self.volumes and not packed.external:
             return None
         from kinetic._datasets import call_data
@@ -209,7 +207,7 @@ class Planned:
 
     @property
     def shipped(self) -> Shipped:
-        """What the hosts can import."""
+        """The project's modules that hosts can import."""
         from kinetic._pickling.modules import Shipped
 
         project = self.project
@@ -224,11 +222,15 @@ class Planned:
     def with_call(
         self, packed: Packed, *, function: Packed | None = None, **changes: Any
     ) -> Planned:
-        """Complete the plan with a pickled call, its function if that is separate, its data, and
-        other details of this call.
+        """Return the plan of one call.
+
+        Args:
+            packed: the pickled call.
+            function: the pickled function, if it is not in the call.
+            changes: fields of the plan that belong to this call alone.
 
         Raises:
-            UsageError: the data cannot be read.
+            UsageError: the call's data cannot be read.
         """
         project, bundle, data = self.project, self.bundle, self._load_data(packed)
         shared = b"" if function is None else function.data
@@ -274,20 +276,20 @@ def plan_call(
     """Plan one call.
 
     Args:
-        func: what is called.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        options: of the call.
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        options: the options of the call.
         settings: the caller's settings.
-        place: where the job goes.
-        name: of the job, if the options name none.
-        member: the input of a batch that the job is for.
-        job_id: for tests; a fresh one by default.
-        now: seconds since the epoch, for tests.
+        place: the job's place.
+        name: the job's name, if the options have none.
+        member: the batch's input that the job is for; None for a single job.
+        job_id: the job's id, for tests; a new one by default.
+        now: the time of the plan in seconds since the epoch, for tests.
 
     Raises:
         UsageError: a part of the call cannot be pickled, a secret is not set, or the source tree
-            cannot be shipped.
+            cannot be sent.
     """
     from kinetic._pickling import call
 
@@ -326,13 +328,13 @@ def plan_function(
     job_id: str | None = None,
     now: float | None = None,
 ) -> Planned:
-    """Plan what several calls of a function share; see `plan_call`. `calls` are the arguments of
-    all of them."""
+    """Plan what several calls of a function share; `calls` are the arguments of all calls, whose
+    data must not be sent with the source tree. See `plan_call` for the rest."""
     if options.compile_check and place.is_cluster:
         raise UsageError(
-            "compile_check= looks at the programs of a slice that is simulated on this machine, "
-            f"and this job goes to {place.cluster or 'a cluster'}, whose own compiler sees them. "
-            'Leave compile_check= away, or say backend="local".'
+            "compile_check= is for slices that are simulated on this machine, but this job goes to "
+            f"{place.cluster or 'a cluster'}, which compiles for its slices anyway. Remove "
+            'compile_check=, or set backend="local".'
         )
     captured, secrets = _read_environment(options)
     _check_secrets(secrets, place)
@@ -372,9 +374,9 @@ def plan_function(
 
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what a job takes from the caller's environment: values in the payload, and values that
-    are sent apart. Captured variables that look like secrets, or that take effect when a process
-    starts, are sent with the secrets; `env=` wins over both."""
+    """Return the variables that a job takes from the caller's environment: those for the payload,
+    and those sent with the secrets. A captured variable is sent with the secrets if it looks like
+    one or takes effect when a process starts. Variables in `env=` are not captured."""
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
     free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}
@@ -384,36 +386,37 @@ def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]
 
 
 def _check_secrets(secrets: Mapping[str, str], place: Place) -> None:
-    """Refuse values that no program could be started with, or no Secret of a cluster would hold."""
+    """Refuse secrets that are too large for a process's environment, or for a Kubernetes Secret."""
     for name, value in secrets.items():
         checks.variable_size(f"The secret {name}", name, value)
     size_bytes = sum(len(value.encode(errors="surrogateescape")) for value in secrets.values())
     if place.has_pods and size_bytes > SECRET_BYTES:
         raise UsageError(
-            f"The secrets of the job have {size_bytes:,} bytes together, and a cluster keeps at "
-            f"most {SECRET_BYTES:,}. Leave them in a secret manager, for the function to fetch."
+            f"The secrets of the job have {size_bytes:,} bytes together; a cluster stores at most "
+            f"{SECRET_BYTES:,}. Store them in a secret manager, and fetch them in the function."
         )
 
 
 def _check_checkpoints(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what shows itself as a `Checkpointer` for a bucket that hosts here cannot write."""
+    """Refuse a function whose code visibly passes a bucket to `Checkpointer`, if gcsfs is missing.
+    A best effort: it reads the bytecode, the globals and the arguments."""
     code = getattr(func, "__code__", None)
     if code is None or "Checkpointer" not in code.co_names or find_spec("gcsfs"):
         return
-    known = {**func.__globals__, **dict(zip(code.co_varnames, args, strict=False)), **kwargs}
+    variables = {**func.__globals__, **dict(zip(code.co_varnames, args, strict=False)), **kwargs}
     steps = itertools.dropwhile(lambda s: s.argval != "Checkpointer", dis.get_instructions(code))
     passed = [s.argval for s in itertools.takewhile(lambda s: "CALL" not in s.opname, steps)]
     for name in (n for each in passed for n in (each if isinstance(each, tuple) else (each,))):
-        place = known.get(name, name)
-        if isinstance(place, str) and place.startswith(BUCKETS):
+        folder = variables.get(name, name)
+        if isinstance(folder, str) and folder.startswith(BUCKETS):
             raise UsageError(
-                f"{name_of(func)} keeps checkpoints in {place}, for which Orbax needs the package "
-                "gcsfs, and it is not installed here: pip install gcsfs."
+                f"{name_of(func)} saves checkpoints to {folder}, for which Orbax needs gcsfs: pip "
+                "install gcsfs."
             )
 
 
 def complete_options(options: Options, settings: Settings) -> Options:
-    """Fill in what settings say of hosts, where it applies to the job."""
+    """Add the settings that concern hosts to the options, where they apply to the job."""
     single = options.controller == "single"
     joins_slices = options.topology.kind == "tpu" and options.most_slices > 1 and not single
     return dataclasses.replace(
@@ -426,10 +429,10 @@ def complete_options(options: Options, settings: Settings) -> Options:
 
 
 def _cost(options: Options, settings: Settings, place: Place) -> Cost | None:
-    """What all slices cost; None where that is not known.
+    """Return the cost of all slices together; None if the price is unknown.
 
     Raises:
-        UsageError: it must be known, because it is limited.
+        UsageError: the price is unknown, and `budget=` needs it.
     """
     topology = options.topology
     price = prices.price_of(topology, settings.prices)
@@ -438,15 +441,16 @@ def _cost(options: Options, settings: Settings, place: Place) -> Cost | None:
         if options.budget_usd is not None and place.is_cluster:
             kind = topology.family + (prices.SPOT if topology.spot else "")
             raise UsageError(
-                f"budget= needs to know what {topology.name} costs, and no list price is known "
-                f"here: set KINETIC_PRICES={kind}=DOLLARS, for one chip and hour."
+                f"budget= needs the price of {topology.name}, which is unknown. Set "
+                f"KINETIC_PRICES={kind}=DOLLARS, the price of one chip for an hour."
             )
         return None
     return Cost(price.usd_per_hour * options.most_slices, price.origin, stands_in)
 
 
 def _limit_cost(budget_usd: float | None, cost: Cost | None) -> tuple[float | None, str]:
-    """For how long all slices may run for this money, and what users are told of that."""
+    """Return how many seconds all slices may run for this budget, and its description for users;
+    None and "" if there is no limit."""
     if budget_usd is None or cost is None or cost.is_simulated or cost.usd_per_hour == 0:
         return None, ""
     text = f"budget of {prices.in_usd(budget_usd)} ({cost.rate})"
@@ -468,14 +472,14 @@ def _limits(options: Options, settings: Settings, cost: Cost | None) -> Limits:
     )
     if not options.debug:
         return limits
-    # At a breakpoint every host stands still, so none counts as hung, and the wait for a debugger
-    # is added to the timeout.
+    # All hosts stand still at a breakpoint, so a debug job never counts as hung; and the wait for
+    # the debugger does not count towards the timeout.
     timeout_s = None if limits.timeout_s is None else limits.timeout_s + limits.debug_wait_s
     return dataclasses.replace(limits, timeout_s=timeout_s, hang_timeout_s=None)
 
 
 def _make_absolute(folder: str | None) -> str | None:
-    """A path is relative to the caller's working directory, not to a host's."""
+    """Make a path absolute: it is relative to the caller's working directory, not to a host's."""
     if folder is None or "://" in folder:
         return folder
     return str(Path(folder).expanduser().absolute())
@@ -486,7 +490,7 @@ def _list_data_paths(
     options: Options,
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
 ) -> list[Path]:
-    """Return the paths of the local data of all calls."""
+    """Return the paths of all local `Data` that the calls use."""
     kind = data_class()
     if kind is None:
         return []
@@ -498,7 +502,7 @@ def _list_data_paths(
         declared += call_data.find_data([args, kwargs])
     ids = set(map(id, declared))
     if any(id(data) not in ids for data in list_alive()):
-        # Only pickling can find data in objects and in what the function uses.
+        # Only pickling finds data inside objects, globals and closures.
         from kinetic._pickling import call
 
         declared += cast("tuple[Data, ...]", call.instances(kind, func, calls))
@@ -506,7 +510,7 @@ def _list_data_paths(
 
 
 def data_class() -> type[Data] | None:
-    """Return `kinetic.Data`; None if it is not loaded, because then there is no `Data` anywhere."""
+    """Return `kinetic.Data`; None if it is not imported, so that no `Data` exists."""
     return getattr(sys.modules.get(_DATA), "Data", None)
 
 
@@ -530,19 +534,19 @@ def _source(
 
 
 def _list_import_folders(project: Project) -> set[str]:
-    """Return the folders of the tree from which the caller imports."""
-    places = (*project.sys_path_rel, project.entry_rel, *project.editable_rel)
-    return {str(Path(project.root or "", rel)) for rel in places}
+    """Return the project's folders from which the caller imports."""
+    folders = (*project.sys_path_rel, project.entry_rel, *project.editable_rel)
+    return {str(Path(project.root or "", rel)) for rel in folders}
 
 
 def _warn_of_hooks(project: Project) -> tuple[str, ...]:
-    """A warning about packages that only slices on this machine can import."""
+    """Return a warning about editable packages that hosts of a cluster cannot import."""
     from kinetic._source import editable
 
     names = editable.find_hooked(_list_import_folders(project))
     text = (
-        f"Not sent, because the build backend imports it by a hook of its own: {', '.join(names)}. "
-        "Hosts of a cluster have it only if their image does: install it there, or here without -e."
+        f"Not sent: {', '.join(names)}. Its editable install uses an import hook, which cannot be "
+        "sent. Install it in the hosts' image, or install it on this machine without -e."
     )
     return (text,) if names else ()
 
@@ -550,7 +554,7 @@ def _warn_of_hooks(project: Project) -> tuple[str, ...]:
 def _with_installation(
     draft: Plan, settings: Settings, project: Project
 ) -> tuple[Plan, Mapping[str, bytes]]:
-    """Add what pods install; other hosts use the caller's environment."""
+    """Add the packages that pods install. Hosts on this machine use the caller's environment."""
     if not draft.place.is_cluster or settings.pod_python:
         return draft, {}
     from kinetic._source import installation
@@ -599,7 +603,7 @@ def _warnings(
         largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in large)
         warnings += (
             f"The source tree {plan.client_root} is large: {_mb(plan.tree.size_bytes)}. Its "
-            f"largest files: {largest}. Leave out what the function does not need in "
+            f"largest files: {largest}. Exclude files that the function does not need in "
             ".kineticignore.",
         )
     call_bytes = plan.payload.size_bytes + (

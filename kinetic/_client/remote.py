@@ -1,8 +1,5 @@
-"""A decorated function: step 1 of a call, and the ways of calling it.
-
-In: a function and its options; later the call's arguments. Out: `RemoteCallable`; a job's handle or
-value.
-"""
+"""A decorated function, and the ways of calling it: remotely, in the background, over many inputs,
+from async code, or in this process."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from kinetic._client.planning import Target
 
 _DATA = "kinetic._datasets.data"
-"""While this is not loaded there is no `Data` anywhere to be searched for."""
+"""The module of `kinetic.Data`: until it is imported, no argument can be a `Data`."""
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -50,12 +47,13 @@ First = TypeVar("First")
 
 
 class RemoteCallable(Generic[P, R_co]):
-    """A function that runs on an accelerator slice when it is called. As a class attribute it
-    is a method.
+    """A function that `kinetic.run` has decorated: calling it runs it on an accelerator slice.
 
-    The value of an async function is what it returns once it is awaited.
+        loss = train(1000)  # wait for the value
+        job = train.run_async(1000)  # or get a handle at once
 
-    Within a job it is the plain function: a call runs its body there.
+    A decorated method works as a method. For an async function, the value is the result of its
+    coroutine. Inside a job, it is the plain function: a call runs its body on that host.
     """
 
     is_plain_in_jobs = True  # for `_pickling`
@@ -63,12 +61,13 @@ class RemoteCallable(Generic[P, R_co]):
     def __init__(
         self, func: Callable[P, Any], options: Options, *, bound: tuple[Any, ...] = ()
     ) -> None:
-        self._unbound: Any = func  # a classmethod keeps its kind
+        self._unbound: Any = func  # With its `classmethod` or `staticmethod` wrapper.
         if isinstance(func, classmethod | staticmethod):
             func = func.__func__
         if isinstance(func, RemoteCallable):
             raise UsageTypeError(
-                f"{spec.name_of(func)} is decorated with @kinetic.run already: decorate it once."
+                f"{spec.name_of(func)} is already decorated with @kinetic.run. Decorate it only "
+                "once."
             )
         spec.check_function(func)
         origin.see(func)
@@ -79,7 +78,7 @@ class RemoteCallable(Generic[P, R_co]):
         self._func = func
         self._options = options
         self._bound = bound
-        self._made_in = getattr(sys.modules.get(self.__module__), "__spec__", None)
+        self._module_spec = getattr(sys.modules.get(self.__module__), "__spec__", None)
 
     @property
     def options(self) -> Options:
@@ -88,10 +87,10 @@ class RemoteCallable(Generic[P, R_co]):
 
     @property
     def func(self) -> Callable[..., Any]:
-        """The undecorated function as its module has it now: after `%autoreload` or
-        `importlib.reload`, a name that was imported before still has the old object."""
+        """The undecorated function. If its module was reloaded (`%autoreload`, `importlib.reload`)
+        since it was decorated, the reloaded function."""
         module: Any = sys.modules.get(self.__module__)
-        if getattr(module, "__spec__", None) is self._made_in or self.__module__ in origin.MAIN:
+        if getattr(module, "__spec__", None) is self._module_spec or self.__module__ in origin.MAIN:
             return self._func
         successor = module
         for name in self.__qualname__.split("."):
@@ -105,10 +104,10 @@ class RemoteCallable(Generic[P, R_co]):
     def _derive(self, options: Options, bound: tuple[Any, ...]) -> RemoteCallable[Any, Any]:
         func = self._func if bound else self._unbound
         derived: RemoteCallable[Any, Any] = RemoteCallable(func, options, bound=bound)
-        derived._made_in = self._made_in
+        derived._module_spec = self._module_spec
         return derived
 
-    if not TYPE_CHECKING:  # A type checker should report them.
+    if not TYPE_CHECKING:  # A type checker should report misspelt names.
 
         def __getattr__(self, name):
             why = f"a decorated function has no attribute {name!r}{spec.instead_of(name)}"
@@ -119,14 +118,16 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def with_options(self, **changes: Unpack[OptionChanges]) -> RemoteCallable[P, R_co]:
-        """Return the same function with other options:
-        `train.with_options(accelerator="tpu-v6e-16", timeout="1h")(steps)`.
+        """Return the same function with other options.
 
-        Takes the decorator's options, by name. An option that is given replaces the decorator's,
-        `env=` as a whole too; the others stay.
+            loss = train.with_options(accelerator="tpu-v6e-16", timeout="1h")(1000)
+
+        Args:
+            changes: options of `kinetic.run`, by name. Each replaces the decorator's option as a
+                whole, also `env=`; other options stay.
 
         Raises:
-            UsageError: an option cannot work.
+            UsageError: an option is invalid.
         """
         options = check_options(self._options, changes)
         warn_of_spot(options)
@@ -144,8 +145,14 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on the slice: print host 0's output as it arrives, return the value of JAX's process
-        0 or raise what the function raised."""
+        """Run the function on the slice and wait: print host 0's output as it arrives, then return
+        the value of JAX's process 0.
+
+        Raises:
+            Exception: the exception that the function raised, with its traceback on the host.
+            UsageError: the call is invalid; nothing was submitted.
+            JobFailed: the job failed for another reason.
+        """
         from kinetic._config import settings
 
         if settings.on_host():
@@ -155,7 +162,7 @@ class RemoteCallable(Generic[P, R_co]):
         return self._call_and_wait(threading.Event(), args, kwargs)
 
     def _call_and_wait(self, abandoned: threading.Event, args: Any, kwargs: Any) -> Any:
-        """Submit, print the output and return the value; end the wait once `abandoned` is set."""
+        """Submit, print the output and return the value. Setting `abandoned` ends the wait."""
         submit = functools.partial(self._submit_job, args, kwargs)
         if self._options.debug:
             from kinetic._client import debugging
@@ -179,10 +186,12 @@ class RemoteCallable(Generic[P, R_co]):
     async def aio(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     async def aio(self, *args: Any, **kwargs: Any) -> Any:
-        """Call from async code: `await train.aio(steps)` does what a call does, without blocking
-        the asyncio event loop.
+        """Call the function from async code, without blocking the asyncio event loop.
 
-        Cancelling it leaves the job running and says how to come back to it.
+            loss = await train.aio(1000)
+
+        Otherwise like a call. Cancelling the await leaves the job running, and prints how to
+        reattach to it.
         """
         from kinetic._client import futures
         from kinetic._config import settings
@@ -208,7 +217,16 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def run_async(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-        """Submit and return at once; the job runs independently of this process."""
+        """Submit the job and return its handle at once. The job runs independently of this process.
+
+            job = train.run_async(1000)
+            loss = job.result()
+
+        Raises:
+            UsageError: the call is invalid; nothing was submitted.
+            PreflightError: the backend cannot run such a job now; nothing was submitted.
+            SubmitError: the backend could not create the job.
+        """
         return self._submit_job(args, kwargs)
 
     def _submit_job(self, args: Any, kwargs: Any) -> JobHandle[Any]:
@@ -221,8 +239,8 @@ class RemoteCallable(Generic[P, R_co]):
         target = self._find_target(options, args, kwargs)
         if member is not None and member.store_uri != target.store.uri:
             raise UsageError(
-                f"The batch is kept in the store {member.store_uri}, and the function would submit "
-                f"to {target.store.uri}: pass project= and cluster= to map. Nothing was submitted."
+                f"The batch uses the store {member.store_uri}, but the function submits to "
+                f"{target.store.uri}: pass project= and cluster= to map. Nothing was submitted."
             )
         target.warm_up(options)
         planned = planning.plan_call(
@@ -241,7 +259,7 @@ class RemoteCallable(Generic[P, R_co]):
         submission.warn(target, planned.warnings, planned.plan.output_dir)
         if "kinetic._client.handle" not in sys.modules:
             load = functools.partial(importlib.import_module, "kinetic._client.handle")
-            threading.Thread(target=load, daemon=True).start()  # While the backend works.
+            threading.Thread(target=load, daemon=True).start()  # Imported while the backend works.
         ref = submission.submit(planned, target.backend, target.store)
         planning.forget_member()
         try:
@@ -253,7 +271,7 @@ class RemoteCallable(Generic[P, R_co]):
             raise
 
     def _find_target(self, options: Options, args: Any, kwargs: Any) -> Target:
-        """Return where a call goes, after the checks that need nothing else."""
+        """Check the call's arguments, and return its target."""
         from kinetic._client.planning import target_of
 
         self._check_place()
@@ -261,15 +279,15 @@ class RemoteCallable(Generic[P, R_co]):
         return target_of(options)
 
     def _check_place(self) -> None:
-        """Jobs are submitted from where people work: a job submitted by a job would outlive it, and
-        nobody would look after it."""
+        """Refuse to submit a job from within a job: it would outlive the job with nobody to watch
+        it."""
         from kinetic._config import settings
 
         if settings.on_host():
             raise UsageError(
                 f"A job cannot submit other jobs. In a job, {self.__name__}(...) runs the function "
-                "right there, on this host; to run it elsewhere, submit it from the script that "
-                "submitted this job."
+                "on the same host; to run it elsewhere, submit it from the script that submitted "
+                "this job."
             )
 
     @overload
@@ -299,29 +317,33 @@ class RemoteCallable(Generic[P, R_co]):
         project: str | None = None,
         cluster: str | None = None,
     ) -> BatchHandle[Any]:
-        """Submit a job for each input, and return at once; the source tree and the function are
-        packaged once for all of them. Jobs get the inputs as they are now, whenever they are
-        submitted.
+        """Submit a job for each input, and return at once.
+
+            batch = train.run_async_map([{"lr": 1e-3}, {"lr": 1e-4}])
+            losses = batch.results()
+
+        The source tree and the function are packaged once for all jobs. Inputs are copied now:
+        changing one afterwards does not change its job.
 
         Args:
             inputs: one entry for each job.
             input_mode: "single" passes an entry as the only argument, "args" a list or tuple as
                 positional arguments, "kwargs" a dict as keyword arguments; "auto" decides by the
                 entry's type.
-            max_concurrent: the most jobs that run at the same time; "auto" as many as there is room
-                for (on this machine: processors and memory), None for all at once.
-            retries: how often the job of an input that failed is started again: its `retries=`.
+            max_concurrent: the most jobs that run at the same time. "auto" fits the processors and
+                memory of this machine, or the cluster; None runs all at once.
+            retries: how often each failed job is retried, as the option `retries=` of one job.
             fail_fast: submit nothing more after the first failure.
             cancel_running_on_fail: with `fail_fast`, also cancel the running jobs.
-            name: as shown to users; by default the name of its jobs.
+            name: the batch's name for users; by default the name of its jobs.
             tags: your own notes, a dict or a list of strings.
             project: the cluster's project, instead of the decorator's.
             cluster: the cluster, instead of the decorator's.
 
         Raises:
-            UsageError: an input or an option cannot work, or the function cannot be pickled;
+            UsageError: an input or an option is invalid, or the function cannot be pickled;
                 nothing was submitted.
-            PreflightError: the backend cannot take such jobs now; nothing was submitted.
+            PreflightError: the backend cannot run such jobs now; nothing was submitted.
         """
         from kinetic._client import planning, submission
         from kinetic._client.batch import launch
@@ -355,7 +377,13 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
-        """Return what a call would submit. Creates nothing."""
+        """Return the plan of a call: its files, packages, price and warnings. Creates nothing.
+
+            print(train.plan(1000))
+
+        Raises:
+            UsageError: the call is invalid.
+        """
         from kinetic._client import planning
         from kinetic._client.plan_view import PlanView
 
@@ -371,8 +399,8 @@ class RemoteCallable(Generic[P, R_co]):
         )
         documents = tuple(target.backend.render(planned.plan))
         files = () if planned.bundle is None else tuple(planned.bundle.files())
-        wanted = planned.plan.requirements
-        text = "" if wanted is None else planned.installed[wanted.digest].decode()
+        requirements = planned.plan.requirements
+        text = "" if requirements is None else planned.installed[requirements.digest].decode()
         return PlanView(planned.plan, documents, planned.warnings, files, tuple(text.splitlines()))
 
     @overload
@@ -385,8 +413,10 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the body here, in this process. The function gets local data by its
-        path."""
+        """Run the function in this process, without a job. Local `kinetic.Data` arrive as paths.
+
+        loss = train.local(10)
+        """
         value = self._run_body(args, kwargs)
         return run_coroutine(value) if inspect.iscoroutine(value) else value
 
@@ -397,7 +427,7 @@ class RemoteCallable(Generic[P, R_co]):
             args, kwargs = call_data.localize(args), call_data.localize(kwargs)
         return self.func(*self._bound, *args, **kwargs)
 
-    # -- being a method, being pickled -------------------------------------------------------------
+    # -- binding and pickling ----------------------------------------------------------------------
 
     # mypy uses the first overload for every lookup on a class, so it must not be strict
     # about arguments.
@@ -441,7 +471,8 @@ class RemoteCallable(Generic[P, R_co]):
     def __reduce__(self) -> tuple[Any, ...] | str:
         if origin.is_found(self) and not origin.is_cloudpickle(sys._getframe(1)):
             return self.__qualname__
-        # As the plain function, with the standard library only: the other side needs no kinetic.
+        # Pickle the plain function, with the standard library only: unpickling must not need
+        # kinetic.
         func = self.func
         if self._bound:
             func = functools.partial(func, *self._bound)
@@ -465,16 +496,16 @@ class RemoteCallable(Generic[P, R_co]):
             args and isinstance(args[0], type) and issubclass(args[0], owner)
         ):
             raise UsageTypeError(
-                f"{where}Put @kinetic.run above @classmethod: as it is, Python does not say on "
-                f"which class {self.__qualname__} is called. Nothing was submitted."
+                f"{where}Put @kinetic.run above @classmethod: below it, kinetic does not get the "
+                f"class on which {self.__qualname__} is called. Nothing was submitted."
             )
         try:
-            # A decorator below this one may take other arguments than the function it wraps, but
-            # `jax.jit` never does.
+            # Do not follow the wrapper of another decorator: it may change the arguments. Follow
+            # `jax.jit`, which never does.
             signature = inspect.signature(
                 self.func, follow_wrapped=not isinstance(self.func, FunctionType)
             )
-        except (ValueError, TypeError):  # Some builtins have none; the host will check.
+        except (ValueError, TypeError):  # Some builtins have no signature; the host checks.
             return
         try:
             signature.bind(*self._bound, *args, **kwargs)
@@ -486,7 +517,7 @@ class RemoteCallable(Generic[P, R_co]):
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, in another thread if a loop runs in this one, as it always does
+    """Run a coroutine and return its result; in a new thread if an event loop runs in this one, as
     in a notebook."""
     import asyncio
 
@@ -500,7 +531,6 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def is_loop_running() -> bool:
-    """Whether an event loop runs in this thread: async code awaits what an async function
-    returns."""
+    """True if an asyncio event loop runs in this thread."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None

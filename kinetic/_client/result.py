@@ -1,6 +1,6 @@
-"""What a verdict means for the caller: the leader's value, or the exception to raise.
+"""The result of an ended job: the value that its hosts returned, or the exception to raise.
 
-In: a board, a reference, the outcome. Out: a value, an exception.
+A value is unpickled only if its digest is that in the verdict.
 """
 
 from __future__ import annotations
@@ -39,42 +39,41 @@ from kinetic.errors import (
 
 T = TypeVar("T")
 _TAIL_LINES = 60
-"""More than are shown: some say nothing."""
-
+"""Lines read for a message: more than it quotes, since it skips uninformative ones."""
 _NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
 _log = logging.getLogger("kinetic.collecting")
 
 
 def values(board: JobBoard, ref: JobRef, outcome: Outcome) -> list[Any]:
-    """Return what the hosts returned, by index.
+    """Return the values of all hosts, by index.
 
     Raises:
-        UsageError: only one value was kept.
-        ResultUnavailable: one was removed, or cannot be rebuilt here.
-        CorruptRecord: one was changed.
+        UsageError: the job stored only the leader's value.
+        ResultUnavailable: a value was removed, or cannot be unpickled here.
+        CorruptRecord: a value is not what its host wrote.
     """
     if not all(report.result_digest for report in outcome.reports):
         raise UsageError(
-            f"Only the value of host {outcome.leader} of {ref.job_id} was kept. To have those of "
-            "all hosts, run it with all_hosts=True: @kinetic.run(..., all_hosts=True), or "
+            f"{ref.job_id} stored only the value of host {outcome.leader}. To store the values of "
+            "all hosts, use all_hosts=True: @kinetic.run(..., all_hosts=True), or "
             f"{ref.func_name}.with_options(all_hosts=True)."
         )
     return [value(board, ref, outcome, report.host) for report in outcome.reports]
 
 
 def value(board: JobBoard, ref: JobRef, outcome: Outcome, host: int | None = None) -> Any:
-    """Return what a host returned, the leader by default. Unpickles only what that host wrote.
+    """Return the value of a host, by default the leader's.
 
     Raises:
-        ResultUnavailable: it was removed, or cannot be rebuilt here.
-        CorruptRecord: it was changed.
+        ResultUnavailable: the value was removed, or cannot be unpickled here.
+        CorruptRecord: the stored value is not what the host wrote; it was not unpickled.
         UnsupportedVersion: another version of kinetic ran the job.
     """
     return load(board, ref, fetch(board.store, ref, outcome, host))
 
 
 def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int | None = None) -> bytes:
-    """Return the pickled value that a host wrote; raises as `value` does."""
+    """Return the pickled value of a host, after checking its digest. Raises as `value` does."""
     host = outcome.leader if host is None else host
     ref.check_version()
     try:
@@ -95,10 +94,10 @@ def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int | None = None) 
 
 
 def load(board: JobBoard, ref: JobRef, data: bytes) -> Any:
-    """Return the value that `fetch` fetched.
+    """Unpickle a value that `fetch` returned.
 
     Raises:
-        ResultUnavailable: it cannot be rebuilt here.
+        ResultUnavailable: unpickling failed.
     """
     from kinetic._pickling import results
 
@@ -113,13 +112,13 @@ def load(board: JobBoard, ref: JobRef, data: bytes) -> Any:
 def error(
     board: JobBoard, ref: JobRef, outcome: Outcome, last_lines: Callable[[int], str]
 ) -> BaseException:
-    """Return what to raise for a failed job: the function's own exception, if it can be rebuilt
+    """Return the exception to raise for a failed job: the function's own if it can be unpickled
     here.
 
     Args:
-        board: where the job's records are.
+        board: reads the job's records.
         ref: the job.
-        outcome: its verdict.
+        outcome: the job's verdict.
         last_lines: returns the last lines that a host printed.
     """
     from kinetic._core.gang.blame import summarize_groups
@@ -128,13 +127,13 @@ def error(
     if first is None:
         return exception_of(Evidence(ref.job_id, ref.display_name, outcome))
     key = "" if first.error is None else first.error.key
-    found = _read_original(board, ref, key) if key else ""
+    original = _read_original(board, ref, key) if key else ""
     evidence = Evidence(
         ref.job_id,
         ref.display_name,
         outcome,
-        original=found if isinstance(found, BaseException) else None,
-        unreadable=found if isinstance(found, str) else "",
+        original=original if isinstance(original, BaseException) else None,
+        unreadable=original if isinstance(original, str) else "",
         tail=last_lines(first.host),
         stacks=summarize_groups(stacks(outcome), outcome.blamed) if first.exit is Exit.HANG else "",
     )
@@ -149,22 +148,22 @@ def error(
 
 
 def describe_files(of: str, outcomes: Iterable[Outcome]) -> str:
-    """Say which files functions wrote into their work folders, and how to get them; "" for none.
-    `of`: the id of the job, or of the batch, that ended so."""
+    """Return the notice about files that functions wrote into their work folders, with the command
+    that fetches them; "" if there are none. `of` is the id of the job or batch."""
     reports = [r for outcome in outcomes for r in outcome.reports if r.written]
     if not reports:
         return ""
-    kept = text.count(sum(report.kept_files for report in reports), "file")
+    files = text.count(sum(report.kept_files for report in reports), "file")
     many = len(reports) > 1
-    where = f"{len(reports)} work folders; in the first" if many else "the work folder"
+    folders = f"{len(reports)} work folders; in the first" if many else "the work folder"
     return (
-        f"kept {kept} of {where}: {reports[0].written.rstrip('.')}. Fetch with `kinetic "
+        f"kept {files} of {folders}: {reports[0].written.rstrip('.')}. Fetch with `kinetic "
         f"jobs outputs {of} --to DIR`."
     )
 
 
 def name_files(of: str, outcomes: Iterable[Outcome]) -> None:
-    """Print once what `describe_files` says."""
+    """Print the notice of `describe_files`, at most once in a process."""
     if words := describe_files(of, outcomes):
         console.notice(f"kinetic: {words}")
 
@@ -172,8 +171,8 @@ def name_files(of: str, outcomes: Iterable[Outcome]) -> None:
 def read_tail(
     chunks: Callable[[LogRequest], Iterable[LogChunk | None]], host: int, attempt: int
 ) -> str:
-    """Return what a host has printed last in an attempt; "" if that cannot be read. `chunks`: of
-    the job's output."""
+    """Return the last lines that a host printed in an attempt; "" if they cannot be read. `chunks`
+    reads the job's output."""
     request = LogRequest((host,), False, _TAIL_LINES, failures=False, attempt=attempt)
     with contextlib.suppress(KineticError, OSError):
         data = [chunk.data for chunk in chunks(request) if chunk is not None]
@@ -182,19 +181,19 @@ def read_tail(
 
 
 def _drop_edited(error: BaseException, trace: str) -> None:
-    """Drop the frames of an exception if tracebacks would quote other lines than that of the host,
-    which is shown then: a file was edited since."""
-    linked = [each for each in (error, error.__cause__, error.__context__) if each is not None]
-    frames = [frame for each in linked for frame in traceback.extract_tb(each.__traceback__)]
-    shown = [f for f in frames if f", line {f.lineno}, in {f.name}\n    " in trace]
-    if any((frame.line or "") not in trace for frame in shown):
-        for each in linked:
-            BaseException.with_traceback(each, None)
+    """Drop an exception's frames if Python would quote other source lines than the host's traceback
+    does, because a file was edited since. The host's traceback is then shown instead."""
+    errors = [each for each in (error, error.__cause__, error.__context__) if each is not None]
+    frames = [frame for each in errors for frame in traceback.extract_tb(each.__traceback__)]
+    quoted = [f for f in frames if f", line {f.lineno}, in {f.name}\n    " in trace]
+    if any((frame.line or "") not in trace for frame in quoted):
+        for edited in errors:
+            BaseException.with_traceback(edited, None)
 
 
 def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) -> None:
-    """Say so if the caller's project has the file or the module that was not found, by the last
-    error of this kind in a text."""
+    """Add a note to the error if the caller's project has the missing file or module that the last
+    such message in `text` names."""
     instead, names = "", []
     for is_module, name in _NOT_FOUND.findall(text)[-1:]:
         path = name.replace(".", "/") if is_module else name
@@ -209,9 +208,9 @@ def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) 
             continue
         line = f"!{os.path.normpath(Path(plan.cwd_rel or '', name))}"
         error.add_note(
-            f"{name} is here. If it was not sent with the project, .gitignore, .kineticignore or "
-            f"kinetic's own rules leave it out: {instead}let it be sent by a line {line} in "
-            ".kineticignore."
+            f"{name} exists on this machine. If it was not sent with the project, .gitignore, "
+            f".kineticignore or kinetic's own rules exclude it: {instead}include it with the line "
+            f"{line} in .kineticignore."
         )
 
 
@@ -228,19 +227,19 @@ def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | st
         return "another version of kinetic wrote it down" if is_foreign else ""
 
 
-_searching = threading.RLock()
-"""Held by the thread for whose value the folders of a project are on `sys.path`."""
+_path_lock = threading.RLock()
+"""Held while a project's folders are on `sys.path`."""
 
 
 def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
-    """Load. If a module is missing, because this is not the program that made the call, look for it
-    in the call's project."""
+    """Call `load`. If a module is missing, as in another program than the caller's, call it once
+    more with the folders of the caller's project on `sys.path`."""
     try:
         return load()
     except (ResultUnavailable, UserCodeFailed) as error:
         if not isinstance(error.__cause__, ModuleNotFoundError):
             raise
-        with _searching:
+        with _path_lock:
             folders = _project_folders(board, ref)
             if not folders:
                 raise
@@ -253,21 +252,20 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
-    """Return the project's folders that the caller imported from, if they are on this
-    machine."""
+    """Return the folders from which the caller imported that exist on this machine."""
     plan = board.plan(ref)
     if plan is None or not plan.client_root:
         return []
     folders = dict.fromkeys(
-        Path(plan.client_root, place)
-        for place in (*plan.sys_path_rel, plan.entry_rel, *plan.editable_rel)
+        Path(plan.client_root, rel)
+        for rel in (*plan.sys_path_rel, plan.entry_rel, *plan.editable_rel)
     )
     return [str(folder) for folder in folders if folder.is_dir() and str(folder) not in sys.path]
 
 
 def stacks(outcome: Outcome) -> dict[int, str]:
-    """Return where the hosts of a hung gang stood, and which had returned; {} for any other
-    gang."""
+    """Return the last Python stacks of a hung gang's hosts, with a mark for hosts that had returned;
+    {} for any other gang."""
     from kinetic._core.gang.blame import RETURNED
 
     if not any(r.stacks for r in outcome.reports):

@@ -1,7 +1,7 @@
-"""Step 3, submit: preflight, image, render, blobs if absent, plan, ref, create.
+"""Step 3, submit: preflight, image, render, missing blobs, plan, reference, create.
 
-In: `Planned`, a backend, a store. Out: `JobRef`. These are the only writes before the job runs, and
-they are ordered so that a crash at any point leaves nothing, or a job that can be found.
+These are the only writes before the job runs. Their order ensures that a crash at any point leaves
+either no job, or a job with a reference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kinetic.errors import BackendUnavailable, KineticError, SubmitError
 
 _log = logging.getLogger("kinetic.submission")
 TAKE_BACK_S = 30.0
-"""How long a job may take to stop whose submission was interrupted."""
+"""The longest wait for a job to stop after its submission was interrupted."""
 
 
 def submit(
@@ -41,15 +41,14 @@ def submit(
     *,
     on_sent: Callable[[Planned], None] | None = None,
 ) -> JobRef:
-    """Create the job and return its reference. `on_sent` gets the plan as it was sent: files may
-    have changed since the plan was made.
+    """Create a job and return its reference. Call `on_sent` with the plan as it was sent, since
+    files may have changed after planning.
 
-    Promises: (1) what can be refused is refused before the first write; (2) the reference is
-    written before the job is created, so that no job is an orphan; (3) if anything fails, the
-    job's records are removed, the reference last; they stay if a backend that does not answer may
-    have created the job; (4) Ctrl-C removes the job whole, or says that it is there.
-    Content-addressed blobs may stay: other jobs may share them, and the next submission need not
-    send them again.
+    Promises: (1) all checks come before the first write; (2) the reference is written before the
+    job is created, so that every job can be found; (3) on failure, the job's records are removed,
+    the reference last, unless a backend that does not answer may have created the job; (4) Ctrl-C
+    removes the job completely, or prints that it may be running. Content-addressed blobs may stay:
+    other jobs may share them.
 
     Raises:
         BackendUnavailable: the backend does not answer.
@@ -64,14 +63,14 @@ def submit(
     planned, documents = dataclasses.replace(planned, plan=plan), backend.render(plan)
     ref = ref_of(plan, store.uri)
     with contextlib.ExitStack() as guard:
-        # Content that is there already must not be swept before the plan names it; nor the plan
-        # before the reference does.
+        # The lock keeps garbage collection from removing blobs before a plan names them, and the
+        # plan before its reference exists.
         with lock_for_submission(store):
             with sending.show_progress(store, _most_bytes(planned)) as watched:
                 planned = _send_content(planned, watched)
             if on_sent is not None:
                 on_sent(planned)
-            if planned.plan is not plan:  # Files have changed meanwhile.
+            if planned.plan is not plan:  # Files have changed since planning.
                 plan, documents = planned.plan, backend.render(planned.plan)
             guard.push(functools.partial(_undo, ref, backend, store))
             if not store.put(
@@ -79,10 +78,10 @@ def submit(
                 json.dumps(plan.to_json(), indent=1).encode() + b"\n",
                 if_absent=True,
             ):
-                guard.pop_all()  # It is another's.
+                guard.pop_all()  # The records belong to the other job.
                 raise SubmitError(
-                    f"There is already a job {plan.job_id}. Submit again; the next id will be "
-                    "another one."
+                    f"Another job already has the id {plan.job_id}. Submit again: each submission "
+                    "has a new id."
                 )
             index.add(store, ref)
         backend.submit(ref, documents, values)
@@ -97,10 +96,10 @@ def plan_batch(
     target: Target,
     name: str,
 ) -> Planned:
-    """Plan what the calls of a batch share.
+    """Plan what the calls of a batch share, including the image.
 
     Raises:
-        PreflightError: the backend cannot take such jobs now, or their image cannot be built.
+        PreflightError: the backend cannot run such jobs now, or their image cannot be built.
     """
     shared = planning.plan_function(
         func, calls, options, settings=target.settings, place=target.place, name=name
@@ -111,8 +110,8 @@ def plan_batch(
 
 
 def warn(target: Target, warnings: Sequence[str], output_dir: str | None) -> None:
-    """Print warnings before a job leaves the machine; remember where it will leave files, so that
-    later calls do not send them."""
+    """Print the warnings of a submission, each once in a process. Mark the job's output folder, so
+    that later calls do not send it with the source tree."""
     if output_dir is not None:
         from kinetic._source import outputs
 
@@ -129,11 +128,11 @@ def _warn_once(warning: str) -> None:
 
 
 def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> Plan:
-    """Return the plan with its hosts' image, which may have to be built first.
+    """Return the plan with the image of its hosts, built if necessary.
 
     Raises:
-        PreflightError: it cannot be built.
-        BackendUnavailable: the service that builds it does not answer.
+        PreflightError: the image cannot be built.
+        BackendUnavailable: the build service does not answer.
     """
     if not isinstance(backend, BuildsImages):
         return plan
@@ -141,18 +140,18 @@ def with_image(plan: Plan, installed: Mapping[str, bytes], backend: Backend) -> 
 
 
 def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
-    """Refuse data that hosts could not reach."""
+    """Refuse data in buckets or on Hugging Face that does not exist or cannot be read."""
     for data in plan.data:
         if data.source.startswith(BUCKETS):
             if data.writable and not plan.place.is_cluster:
-                continue  # A folder of this machine stands in for it.
+                continue  # A local folder simulates the bucket.
             from kinetic._datasets import cloud
 
             cloud.check(data.source, is_dir=data.is_dir, may_be_empty=data.writable)
         elif data.source.startswith(HUB):
             token = secrets.get("HF_TOKEN", "")
             if plan.place.is_cluster and not token and plan.place.has_complete_image:
-                continue  # The image may have a token of its own.
+                continue  # The image may have its own token.
             from kinetic._datasets import hub
 
             is_anonymous = plan.place.is_cluster and not token
@@ -162,7 +161,7 @@ def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
 def ref_of(plan: Plan, store_uri: str) -> JobRef:
     """Return the reference of a planned job."""
     own_folder = f"{store_uri.rstrip('/')}/{layout.JobKeys(plan.job_id).outputs}"
-    is_program = plan.options.joins_jax == "program"  # Its name may be that of a file.
+    is_program = plan.options.joins_jax == "program"  # A file name may contain dots.
     return JobRef(
         job_id=plan.job_id,
         place=plan.place,
@@ -183,7 +182,7 @@ def ref_of(plan: Plan, store_uri: str) -> JobRef:
 
 
 def _most_bytes(planned: Planned) -> int:
-    """The most that may have to be sent."""
+    """Return the size of the payload and all files: the most that may have to be sent."""
     bundles = [bundle for _, bundle in planned.data]
     if planned.bundle is not None:
         bundles.append(planned.bundle)
@@ -191,88 +190,90 @@ def _most_bytes(planned: Planned) -> int:
 
 
 def _send_content(planned: Planned, store: Store) -> Planned:
-    """Send what the plan names; return the plan with what was actually sent."""
+    """Send the content that the plan names. Return the plan with the trees as they were sent."""
     source, data = planned.bundle, planned.data
-    now: dict[Tree, Tree] = {}
+    sent_trees: dict[Tree, Tree] = {}
     if source is not None:
         from kinetic._source.upload import upload
 
         sent = upload(source, store)
         _log.info("sent %d of %d files, %d bytes", sent.files, source.tree.files, sent.size_bytes)
         if sent.changed is not None:
-            now[source.tree] = sent.changed.tree
+            sent_trees[source.tree] = sent.changed.tree
             planned = dataclasses.replace(planned, bundle=sent.changed)
     if data:
         from kinetic._datasets import call_data
 
         size_bytes, changed = call_data.send(data, store)
         _log.info("sent %d bytes of data", size_bytes)
-        now |= changed
+        sent_trees |= changed
     if planned.installed:
         _send(planned.installed, store)
     if planned.plan.function is not None:
         _send({planned.plan.function.digest: planned.function}, store)
-        # Arguments of one of many calls are sent without asking first: the store hardly has them.
+        # The arguments of a batch's call are rarely in the store: send them without checking.
         many.put_content(store, layout.blob(planned.plan.payload.digest), [planned.payload])
     else:
         _send({planned.plan.payload.digest: planned.payload}, store)
-    return dataclasses.replace(planned, plan=_with_trees(planned.plan, now)) if now else planned
+    if not sent_trees:
+        return planned
+    return dataclasses.replace(planned, plan=_with_trees(planned.plan, sent_trees))
 
 
 def _send(contents: Mapping[str, bytes], store: Store) -> None:
-    """Send contents by digest, after asking: the store has them after the first job."""
+    """Send contents, by digest, that the store does not have yet; renew those that it has."""
     keys = {layout.blob(digest): data for digest, data in contents.items()}
     existing = many.renew_many(store, keys)
     absent = {key: data for key, data in keys.items() if key not in existing}
     many.put_many(store, absent, if_absent=True)
 
 
-def _with_trees(plan: Plan, now: Mapping[Tree, Tree]) -> Plan:
+def _with_trees(plan: Plan, sent_trees: Mapping[Tree, Tree]) -> Plan:
     def sent_tree(tree: Tree | None) -> Tree | None:
-        return None if tree is None else now.get(tree, tree)
+        return None if tree is None else sent_trees.get(tree, tree)
 
     data = tuple(dataclasses.replace(each, tree=sent_tree(each.tree)) for each in plan.data)
     return dataclasses.replace(plan, tree=sent_tree(plan.tree), data=data)
 
 
 def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
-    """Remove what was written of a job, if something was raised: a type, an error, a traceback."""
+    """Exit callback of a submission: after an exception, remove what was written of the job."""
     error = raised[1]
     if error is None:
         return
-    # Ctrl-C, or what a signal handler raised: the job may or may not have been created.
+    # Ctrl-C, or an exception of a signal handler: the job may have been created.
     if isinstance(error, TimeoutError) or not isinstance(error, KineticError | OSError):
         take_back(ref, backend, store, error)
         return
-    if isinstance(error, BackendUnavailable):  # The job may or may not have been created.
+    if isinstance(error, BackendUnavailable):  # The job may have been created.
         try:
             backend.cancel(ref)
         except BackendUnavailable:
             raise BackendUnavailable(
-                f"{error} Parts of {ref.job_id} may be there: once the backend answers, remove "
-                f"them with `kinetic jobs cleanup {ref.job_id}`."
+                f"{error} {ref.job_id} may have been created in part: when the backend answers "
+                f"again, remove it with `kinetic jobs cleanup {ref.job_id}`."
             ) from error
     _remove(store, ref.job_id)
     if not isinstance(error, KineticError):
         raise SubmitError(
-            f"The job {ref.job_id} could not be created: {error}. Nothing of it is left."
+            f"{ref.job_id} could not be created, and was removed: {error}."
         ) from error
 
 
 def take_back(ref: JobRef, backend: Backend, store: Store, interrupt: BaseException) -> None:
-    """Remove a job whose submission was interrupted, and have it said last; or, if it does not stop
-    soon or its backend does not answer, that it is there."""
+    """Remove a job whose submission was interrupted, and print that as the last line. If the job
+    does not stop soon, or its backend does not answer, print that the job may be running."""
     job_id = ref.job_id
     words = (
-        f"kinetic: the submission of {job_id} was interrupted, and it may be running: `kinetic "
-        f"jobs cleanup {job_id}` stops and removes it."
+        f"kinetic: the submission of {job_id} was interrupted, but the job may be running: "
+        f"`kinetic jobs cleanup {job_id}` stops and removes it."
     )
     try:
         _remove_all(ref, backend, store)
-        words = f"kinetic: the submission of {job_id} was interrupted: nothing of it is left."
+        words = f"kinetic: the submission of {job_id} was interrupted, and the job was removed."
     except (KineticError, OSError) as error:
-        _log.info("%s could not be taken back: %s", job_id, error)
-    finally:  # A second Ctrl-C leaves it.
+        _log.info("%s could not be removed: %s", job_id, error)
+    finally:  # Also after a second Ctrl-C.
         if isinstance(interrupt, KeyboardInterrupt):
             console.print_last(interrupt, words)
         else:
@@ -286,13 +287,13 @@ def _remove_all(ref: JobRef, backend: Backend, store: Store) -> None:
         return
     from kinetic._client.handle import JobHandle
 
-    console.notice(f"\nkinetic: {ref.job_id} was submitted already, and is being stopped ...")
+    console.notice(f"\nkinetic: {ref.job_id} was already submitted; stopping it ...")
     JobHandle(ref, backend, store).cleanup(cleanup_timeout=TAKE_BACK_S)
 
 
 def _remove(store: Store, job_id: str) -> None:
-    """Remove the job's records. If the store does not even allow that, the reference remains, and
-    the records can be found by it."""
+    """Remove a job's records. If the store fails, the reference remains, so that the records can be
+    found and removed later."""
     try:
         index.remove(store, job_id)
     except KineticError as error:

@@ -186,8 +186,10 @@ def test_a_file_that_was_not_sent_is_told_about_where_it_is_missed(project):
     """
     done = run(project, program)
     said, module, *others = done.stdout.splitlines()
-    assert said.startswith("data/x.py is here. If it was not sent with the project"), done
-    assert module.endswith("let it be sent by a line !data in .kineticignore."), done
+    assert said.startswith(
+        "data/x.py exists on this machine. If it was not sent with the project"
+    ), done
+    assert module.endswith("include it with the line !data in .kineticignore."), done
     assert ("kinetic.Data('data/x.py')" in said, others) == (True, [""]), "nothing of y.csv"
 
 

@@ -214,7 +214,7 @@ def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
         lock_on.run_async(1).results()
     assert caught.value.hosts == (1,)
     with pytest.raises(
-        errors.UsageError, match=r"Only the value of host 0 of job-\w+ was kept.*all_hosts=True"
+        errors.UsageError, match=r"job-\w+ stored only the value of host 0.*all_hosts=True"
     ):
         whoami.with_options(all_hosts=False).run_async().results()
     assert whoami.with_options(accelerator="cpu", all_hosts=False).run_async().results() == [

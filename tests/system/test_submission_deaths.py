@@ -130,7 +130,7 @@ def interrupted_caller(step, monkeypatch, **environ):
 @pytest.mark.parametrize("step", INTERRUPTED)
 def test_ctrl_c_during_a_submission_leaves_nothing(step, home, monkeypatch):
     said = interrupted_caller(step, monkeypatch)
-    assert "was interrupted: nothing of it is left" in said
+    assert "was interrupted, and the job was removed" in said
     assert kinetic.list_jobs() == []
     assert list(home.glob("jobs/*")) == []
 

@@ -462,8 +462,8 @@ def test_an_option_that_was_removed_says_what_to_do_instead(world: World, capsys
     for words in (["--survivors", "keep"], ["--survivors=keep"]):
         assert world("run", "-a", "cpu", *words, "train.py") == 2
         said = " ".join(capsys.readouterr().err.split())
-        assert "--survivors was removed: every attempt has new processes" in said
-        assert "Leave it away." in said
+        assert "--survivors was removed: every attempt starts new processes" in said
+        assert "Remove it." in said
     assert world("run", "-a", "cpu", "--no-such-option", "train.py") == 2
     assert "No such option" in capsys.readouterr().err
     assert world.submitted == []

@@ -48,7 +48,7 @@ class Trainer:
         ({"reservation": "a b"}, "reservation must be a name of at most 63 letters"),
         (
             {"reservation": "next-week", "accelerator": "tpu-v6e-16:spot"},
-            "no machine is both. Leave one of them away.",
+            "a spot machine cannot be reserved. Remove one of them.",
         ),
         ({"local_storage": 60}, "local_storage must be a string"),
         ({"local_storage": "60"}, 'local_storage must be a size with its unit, such as "60Gi"'),
@@ -56,7 +56,7 @@ class Trainer:
         ({"local_storage": "mtc"}, "or \"multi-tier\"; it is 'mtc'"),
         (
             {"local_storage": "1Gi", "controller": "single", "accelerator": "tpu-v6e-16"},
-            "local_storage= is memory of the hosts that run the function",
+            "local_storage= is memory of hosts that run the function",
         ),
         ({"memory": "16"}, 'memory must be a size with its unit, such as "60Gi"'),
         ({"memory": 16}, "memory must be a string"),
@@ -67,7 +67,7 @@ class Trainer:
         ({"cpu": float("nan")}, "cpu must be a number of processors"),
         ({"cpu": -1}, "cpu must be a number of processors"),
         ({"privileged": "yes"}, "privileged must be True or False"),
-        ({"pathways_flags": {"server": "--v=1"}}, "Pathways runs beside the function with"),
+        ({"pathways_flags": {"server": "--v=1"}}, "the Pathways processes of a job with"),
         ({"pathways_flags": "--v=1"}, "pathways_flags must be a dict such as"),
         ({"pathways_flags": {"proxy": "--v=1"}}, "no component 'proxy'. Components are: server, p"),
         ({"pathways_flags": {"worker": "-v 1"}}, "'-v' is not a flag, such as --flag=1"),
@@ -99,9 +99,9 @@ class Trainer:
         ({"slices": (1, 1)}, "has no slice to lose: an elastic job needs two or more"),
         (
             {"slices": (1, 2), "retries": 1, "accelerator": "tpu-v6e-8", "controller": "single"},
-            "max_failures= says how often. Leave retries= away",
+            "max_failures= limits how often. Remove retries=",
         ),
-        ({"slices": (1, 2), "debug": True}, "debug=True does not go with slices=(least, most)"),
+        ({"slices": (1, 2), "debug": True}, "debug=True does not work with slices=(least, most)"),
         (
             {
                 "slices": (1, 2),
@@ -109,7 +109,7 @@ class Trainer:
                 "accelerator": "tpu-v6e-16",
                 "joins_jax": "program",
             },
-            "run a Python script or module instead (without --)",
+            "Run a Python script or module (without --)",
         ),
         ({"max_failures": 3}, "max_failures= is for elastic jobs"),
         ({"slices": 2, "slice_timeout": 3}, "slice_timeout= is for elastic jobs"),
@@ -117,10 +117,10 @@ class Trainer:
         ({"slices": (1, 2), "max_failures": -1}, "max_failures must be 0 or more"),
         ({"slices": (1, 2), "slice_timeout": 0}, "slice_timeout must be more than 0"),
         ({"slices": (1, 2), "on_slice_loss": "stop"}, 'on_slice_loss must be "wait" or "shrink"'),
-        ({"slices": (1, 2), "survivors": "keep"}, "every attempt has new processes"),
+        ({"slices": (1, 2), "survivors": "keep"}, "every attempt starts new processes"),
         ({"controller": "one"}, 'controller must be "single" or "multi"; it is \'one\''),
         ({"controller": None}, 'controller must be "single" or "multi"; it is None'),
-        ({"controller": "single"}, "machines of 4 or 8 chips; cpu is something else"),
+        ({"controller": "single"}, "machines with 4 or 8 chips. cpu is none of these"),
         ({"controller": "single", "accelerator": "tpu-v6e-1"}, "tpu-v6e-1 is something else"),
         ({"controller": "single", "accelerator": "tpu-v3-32"}, "tpu-v3-32 is something else"),
         ({"timeout": 0}, "timeout must be more than 0"),
@@ -144,7 +144,7 @@ class Trainer:
         ({"env": {1: "x"}}, "strings"),
         ({"secrets": "HF_TOKEN"}, "secrets must be a list"),
         ({"secrets": ["A-B"]}, "'A-B' cannot be the name"),
-        ({"secrets": ["A"], "env": {"A": "1"}}, "A is in env= and in secrets="),
+        ({"secrets": ["A"], "env": {"A": "1"}}, "A is both in env= and in secrets="),
         ({"env": {"PYTHONHOME": "/opt"}}, "env: each host sets PYTHONHOME itself. Leave it out."),
         ({"env": {"A": "x" * 131_070}}, "env['A'] has 131,073 bytes, and Linux starts no program"),
         ({"env": {"KINETIC_ATTEMPT": "9"}}, "each host sets KINETIC_ATTEMPT itself"),
@@ -318,7 +318,7 @@ def test_an_option_that_does_not_exist():
         kinetic.run("cpu", retires=1)
     with pytest.raises(TypeError, match=r"has no option 'timeouts'; did you mean timeout=\?"):
         kinetic.run("cpu")(add).with_options(timeouts=1)
-    with pytest.raises(errors.UsageError, match="A is in env= and in secrets="):
+    with pytest.raises(errors.UsageError, match="A is both in env= and in secrets="):
         kinetic.run("cpu", env={"A": "1"})(add).with_options(secrets=["A"])
 
 

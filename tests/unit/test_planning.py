@@ -366,11 +366,11 @@ def reads_a_bucket():
 @pytest.mark.starts_processes
 def test_a_checkpointer_for_a_bucket_needs_its_package_here(project, monkeypatch):
     monkeypatch.setattr(planning, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"in gs://lab/run-43, .* pip install gcsfs"):
+    with pytest.raises(UsageError, match=r"to gs://lab/run-43, .* pip install gcsfs"):
         make(checkpoints_in_a_bucket)
-    with pytest.raises(UsageError, match="where_it_is_told keeps checkpoints in gs://lab/run-44"):
+    with pytest.raises(UsageError, match="where_it_is_told saves checkpoints to gs://lab/run-44"):
         make(checkpoints_where_it_is_told, 7, "gs://lab/run-44")
-    with pytest.raises(UsageError, match="checkpoints in gs://lab/run-45"):
+    with pytest.raises(UsageError, match="checkpoints to gs://lab/run-45"):
         make(checkpoints_where_its_module_says)
     assert make(checkpoints_where_it_is_told, 7, "runs").plan.name == "train"
     assert make(reads_a_bucket).plan.name == "train"

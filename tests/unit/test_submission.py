@@ -216,7 +216,7 @@ def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
     store = LocalStore(tmp_path)
     submission.submit(planned, FakeBackend(store), store)
     before = {key: store.get(key) for key in store.list("")}
-    with pytest.raises(errors.SubmitError, match="already a job"):
+    with pytest.raises(errors.SubmitError, match="already has the id"):
         submission.submit(planned, FakeBackend(store), store)
     assert {key: store.get(key) for key in store.list("")} == before
 

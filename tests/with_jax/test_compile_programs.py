@@ -283,10 +283,10 @@ def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"accelerator": "gpu-l4"}, "gpu-l4 is no TPU"),
-        ({"accelerator": "cpu"}, "cpu is no TPU"),
-        ({"accelerator": "tpu-v6e-8", "slices": (1, 2)}, "a slice whose size is fixed"),
-        ({"accelerator": "tpu-v6e-8", "joins_jax": "program"}, "run a script or a module"),
+        ({"accelerator": "gpu-l4"}, "gpu-l4 is not a TPU"),
+        ({"accelerator": "cpu"}, "cpu is not a TPU"),
+        ({"accelerator": "tpu-v6e-8", "slices": (1, 2)}, "a fixed number of slices"),
+        ({"accelerator": "tpu-v6e-8", "joins_jax": "program"}, "Run a script or a module"),
     ],
 )
 def test_where_it_cannot_work_a_sentence_says_so(options: dict[str, Any], said: str) -> None:
