@@ -1,7 +1,6 @@
-"""Step 5, outcome: a job as its caller sees it, from any process.
+"""Step 5, outcome: the handle of a job, in any process.
 
-In: `JobRef`, later the hosts' reports. Out: output, the value or the error. A handle holds only the
-reference: the store and the backend know the rest.
+A handle holds only the reference: everything else is read from the store and the backend.
 """
 
 from __future__ import annotations
@@ -55,11 +54,15 @@ _log = logging.getLogger("kinetic.handle")
 
 
 class JobHandle(Generic[R_co]):
-    """One job. All methods work from any process, and again after the job has ended.
+    """A job, running or ended. All methods work from any process.
 
-    The fields of the reference are attributes: `job_id`, `place`, `backend`, `accelerator`,
-    `func_name`, `display_name`, `project`, `cluster_name`, `zone`, `namespace`,
-    `bucket_name`, `k8s_name`, `image_uri`, `group_id`, `debug`, ...
+        job = train.run_async(1000)  # or kinetic.attach("job-1a2b3c4d")
+        print(job.status(), job.logs())
+        loss = job.result()
+
+    Fields of the job's reference are attributes: `job_id`, `place`, `backend`, `accelerator`,
+    `func_name`, `display_name`, `project`, `cluster_name`, `zone`, `namespace`, `bucket_name`,
+    `k8s_name`, `image_uri`, `group_id`, `debug`, ...
     """
 
     if TYPE_CHECKING:
@@ -115,7 +118,7 @@ class JobHandle(Generic[R_co]):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        """For completion: with the fields of the reference, and without internals."""
+        """List the public names and the fields of the reference, for completion in editors."""
         names = {*super().__dir__(), *ATTRIBUTES}
         return sorted(name for name in names if name.startswith("__") or not name.startswith("_"))
 
@@ -130,7 +133,7 @@ class JobHandle(Generic[R_co]):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> JobHandle[Any]:
-        """Rebuild a handle from `to_dict`; unknown keys are ignored."""
+        """Return the handle that `to_dict` has saved; unknown keys are ignored."""
         return JobHandle(JobRef.from_json(data))
 
     def __repr__(self) -> str:
@@ -145,20 +148,19 @@ class JobHandle(Generic[R_co]):
 
     @property
     def created_at(self) -> str:
-        """When it was submitted, in UTC, as ISO 8601 has it: "2026-01-31T12:00:00Z".
-        `ref.created_at` is a number of seconds."""
+        """The time of submission in UTC, in ISO 8601: "2026-01-31T12:00:00Z"."""
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.ref.created_at))
 
     @property
     def output_dir(self) -> str:
-        """Where the function leaves files: `KINETIC_OUTPUT_DIR` in its environment."""
+        """The folder or bucket for the function's files: its variable `KINETIC_OUTPUT_DIR`."""
         return (
             self.ref.output_dir
             or f"{self.ref.store_uri.rstrip('/')}/{layout.JobKeys(self.ref.job_id).outputs}"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the reference as a JSON object."""
+        """Return the job's reference as a JSON object, from which `from_dict` makes a handle."""
         return self.ref.attributes()
 
     def status(self) -> JobStatus:
@@ -166,28 +168,27 @@ class JobHandle(Generic[R_co]):
         return self._board.read_standing(self.ref).status
 
     def outcome(self) -> Outcome | None:
-        """Return the verdict over all hosts, or None while the job runs."""
+        """Return the verdict on the job, with a report of each host; None while the job runs."""
         return self._board.outcome(self.ref)
 
     def look(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
-        """Return where jobs with the same place and store as this one stand, by id."""
+        """Return the states of jobs with the same place and store as this one, by id."""
         return self._board.read_standings(refs)
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
-        """Return the verdicts of jobs with the same place and store as this one, by id; an error
-        for a job whose verdict cannot be determined, or whose records were removed."""
+        """Return the verdicts of jobs with the same place and store as this one, by id: None for a
+        running job, an error if the verdict cannot be determined or the records were removed."""
         return self._board.settle(refs)
 
     def ending_fd(self) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended, which the caller
-        closes; None if there is none."""
+        """Return a file descriptor that becomes readable when the job ends, for the caller to
+        close; None if the backend has none."""
         return self._backend.ending_fd(self.ref) if isinstance(self._backend, Signals) else None
 
     def chunks(
         self, request: LogRequest, tell: Callable[[str], object] | None = None
     ) -> Iterator[LogChunk | None]:
-        """Yield output as bytes with host, stream and time; None while nothing is new. With
-        `follow`, `tell` gets why the job does not run yet."""
+        """Yield the job's output in chunks, as `following.chunks` does."""
         return following.chunks(self._backend, self._store, self.ref, request, tell=tell)
 
     @hide_frames
@@ -198,20 +199,20 @@ class JobHandle(Generic[R_co]):
         attempt: int | None = None,
         repeats: bool = False,
     ) -> Metrics:
-        """Return what the function has logged so far with `kinetic.log`, by name, and figures of
-        its hosts.
+        """Return the metrics logged so far with `kinetic.log`, and figures of the hosts.
 
-        A step that was trained again, after a checkpoint was restored, shows once, as it was
-        trained last.
+            loss = job.metrics()["loss"]
+            print(loss.steps[-1], loss.values[-1])
 
         Args:
-            host: what this host has logged; 0 is the leader.
-            all_hosts: what all of them have.
-            attempt: only what this attempt has, from 1; by default all of them.
-            repeats: also the steps that were trained again, as often as they were.
+            host: the host whose metrics to read; 0 is the leader.
+            all_hosts: read the metrics of all hosts.
+            attempt: read only this attempt, counted from 1; by default all attempts.
+            repeats: keep every value of steps that were repeated after a checkpoint was restored;
+                by default only the last value of each step.
 
         Raises:
-            PreflightError: NumPy is not installed here.
+            PreflightError: NumPy is not installed on this machine.
         """
         from kinetic._client.metrics import Metrics, MetricsReader
 
@@ -223,17 +224,21 @@ class JobHandle(Generic[R_co]):
         return Metrics(self.job_id, reader.recording.series(repeats=repeats))
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what happened when, oldest first, as JSON objects. Damaged lines, and events that
-        only a newer version knows, are skipped."""
+        """Return the job's events with their times as JSON objects, oldest first. Damaged lines,
+        and events of newer versions of kinetic, are skipped."""
         return [event.to_json() for event in self._board.events(self.ref)]
 
     @hide_frames
     def stacks(self, timeout_s: float = 5.0) -> dict[int, str]:
-        """Return the Python stacks of every host's worker: live, or as stored when the gang
-        hung.
+        """Return the Python stacks of all hosts, by index: current ones while the job runs, or
+        those stored when it hung.
+
+        Args:
+            timeout_s: the longest wait for the hosts' answers, in seconds; on a cluster, the leader
+                has 30 s more to notice the request.
 
         Raises:
-            NotFound: the job is not running and no stacks were stored.
+            NotFound: the job is not running, and no stacks were stored.
             WaitTimeout: the leader of a job on a cluster does not answer.
         """
         endpoint = self._backend.control(self.ref) if isinstance(self._backend, Controls) else None
@@ -258,23 +263,22 @@ class JobHandle(Generic[R_co]):
         stacks = {} if outcome is None else collecting.stacks(outcome)
         if not stacks:
             raise NotFound(
-                f"{self.job_id} is not running, and no stacks were kept: they are when "
+                f"{self.job_id} is not running, and has no stored stacks: they are stored when "
                 "hang_timeout ends a job."
             )
         return stacks
 
     def _has_leader(self) -> bool:
-        """True if the job runs, or its leader has begun and its cluster, which is asked every few
-        seconds only, does not say so yet."""
+        """True if the job's leader runs. Events in the store show this before the cluster's status
+        does, which is read only every few seconds."""
         status = self.status()
-        is_about_to = status is JobStatus.PENDING
         return status is JobStatus.RUNNING or (
-            is_about_to and self._store.has(layout.JobKeys(self.job_id).events)
+            status is JobStatus.PENDING and self._store.has(layout.JobKeys(self.job_id).events)
         )
 
     def processes(self) -> dict[str, Any]:
-        """Return the process ids of a job that runs on this machine: {"supervisor": pid, "agents":
-        {host: pid}}; else {}."""
+        """Return the process ids of a job that runs on this machine, as {"supervisor": pid,
+        "agents": {host: pid}}; {} for other jobs."""
         backend = self._backend
         running = backend.processes(self.ref) if isinstance(backend, Processes) else None
         if running is None:
@@ -282,8 +286,8 @@ class JobHandle(Generic[R_co]):
         return {"supervisor": running.supervisor, "agents": dict(running.agents)}
 
     def picture(self, outcome: Outcome | None = None) -> Picture:
-        """The job's current picture. Never fails: it is drawn while something else goes
-        on."""
+        """Return the job's current picture. Does not raise errors of the store or the backend: a
+        drawing must not end a wait."""
         from kinetic._client.board import drawing
 
         state, events = "unknown", list[GangEvent]()
@@ -335,15 +339,20 @@ class JobHandle(Generic[R_co]):
         tail: int | None = None,
         attempt: int | None = None,
     ) -> str | None:
-        """Return what a host printed so far; with `follow`, print it as it arrives until the job
-        ends, and return None.
+        """Return the output of a host so far; or with `follow`, print it until the job ends.
+
+            print(job.logs(tail=20))
+            job.logs(follow=True, all_hosts=True)
 
         Args:
-            follow: stream to stdout and stderr instead.
-            host: which host; 0 is the leader.
-            all_hosts: all of them, each line with "[host 3] " in front.
-            tail: only the last lines of each host, this many.
-            attempt: only this attempt, from 1; by default all of them, in order.
+            follow: print to stdout and stderr as the output arrives, and return None.
+            host: the host whose output to read; 0 is the leader.
+            all_hosts: read all hosts, each line prefixed with "[host 3] ".
+            tail: read only this many last lines of each host.
+            attempt: read only this attempt, counted from 1; by default all attempts, in order.
+
+        Raises:
+            UsageError: the job has no such host or attempt.
         """
         hosts = None if all_hosts else (self._check_host(host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
@@ -356,25 +365,28 @@ class JobHandle(Generic[R_co]):
         return b"".join(parts).decode("utf-8", "replace")
 
     def tail(self, n: int = 100, host: int = 0) -> str:
-        """Return the last n lines that a host printed."""
+        """Return the last `n` lines that a host printed."""
         return self.logs(tail=n, host=host)
 
     @hide_frames
     def debug_attach(self, local_port: int = 5678, working_dir: str | None = None) -> PortForward:
-        """Wait until the debugger of a debug job listens, bring it to a port of this machine, and
-        say how to attach.
+        """Wait until the job's debugger listens, forward a port of this machine to it, and print
+        how to attach an editor.
+
+            forward = job.debug_attach()
+            ...  # attach the editor, step through the function
+            forward.terminate()
 
         Args:
-            local_port: the port; 0 takes any free one.
-            working_dir: where the job's source is on this machine; by default where it was sent
-                from.
+            local_port: the port of this machine; 0 for any free port.
+            working_dir: the folder of the job's source on this machine; by default the folder from
+                which it was sent.
 
         Returns:
-            An object that forwards the port, with `poll`, `wait` and `terminate` like a
-            `subprocess.Popen`.
+            The port forward, with `poll`, `wait` and `terminate` as in `subprocess.Popen`.
 
         Raises:
-            UsageError: the job was not started with debug=True, or the port is taken.
+            UsageError: the job was not started with debug=True, or the port is in use.
             NotFound: the job has ended.
         """
         from kinetic._client import debugging
@@ -394,11 +406,14 @@ class JobHandle(Generic[R_co]):
 
     @hide_frames
     def wait(self, timeout: Duration | None = None) -> Outcome:
-        """Wait until the job has ended and return the verdict; raises nothing for a job that
-        failed.
+        """Wait until the job has ended, and return the verdict, also for a job that failed.
+
+        Args:
+            timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
+                the job ends.
 
         Raises:
-            WaitTimeout: `timeout` seconds have passed; the job keeps running.
+            WaitTimeout: the time has passed; the job keeps running.
         """
         with _InterruptNotice(self):
             return self._watch(LogRequest(hosts=()), timeout=timeout)
@@ -413,32 +428,33 @@ class JobHandle(Generic[R_co]):
         stream_logs: bool | None = None,
         on_status_change: OnStatus | None = None,
     ) -> R_co:
-        """Wait for the job and return the value of JAX's process 0, or raise what the function
-        raised. Can be called again.
+        """Wait for the job and return the value of JAX's process 0, or raise the function's
+        exception. Works any number of times.
+
+            loss = job.result(timeout="1h", stream_logs=True)
 
         Args:
-            timeout: the longest wait: seconds, "90s", "1h30m" or a timedelta; None waits until the
-                job ends.
-            cleanup: None frees what the backend holds and keeps the records; True also removes the
-                records of a job that succeeded, with the files of its work folder; False leaves
-                everything. Records of a job that
-                failed always stay.
+            timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
+                the job ends.
+            cleanup: None frees the backend's resources and keeps the records; True also removes the
+                records and work folder files of a job that succeeded; False leaves everything. The
+                records of a failed job always stay.
             cleanup_timeout: accepted for older scripts and ignored.
             cleanup_poll_interval: accepted for older scripts and ignored.
             stream_logs: print the leader's output while waiting.
-            on_status_change: called with each new status.
+            on_status_change: called with each new `JobStatus`.
 
         Raises:
+            Exception: the function's own exception, if it can be unpickled here.
+            JobFailed: the job failed for another reason.
             WaitTimeout: the time has passed; the job keeps running.
-            JobFailed: the job failed, but not with an exception of the function that can be rebuilt
-                here.
         """
         patience_s(cleanup_timeout)
         return self._result(timeout, cleanup, bool(stream_logs), on_status=on_status_change)
 
     def call_result(self, abandoned: threading.Event) -> R_co:
-        """Return what `result(stream_logs=True)` does. Once `abandoned` is set, end the wait and
-        say how to come back to the job."""
+        """Do what `result(stream_logs=True)` does. Setting `abandoned` ends the wait and prints how
+        to reattach to the job."""
         return self._result(None, None, stream_logs=True, abandoned=abandoned)
 
     def _result(
@@ -460,7 +476,7 @@ class JobHandle(Generic[R_co]):
                 collecting.name_files(self.job_id, [outcome])
             try:
                 if not outcome.ok:
-                    raise self._error(outcome, seen=stream_logs)
+                    raise self._error(outcome, is_printed=stream_logs)
                 value = collecting.value(self._board, self.ref, outcome)
                 if cleanup:
                     self._collected = (value,)
@@ -470,43 +486,48 @@ class JobHandle(Generic[R_co]):
 
     @hide_frames
     def results(self, timeout: Duration | None = None) -> list[R_co]:
-        """Wait for the job and return the values of all hosts, by index; for jobs that were run
-        with `all_hosts=True`.
+        """Wait for a job with `all_hosts=True`, and return the values of all hosts, by index.
 
-        The first of them is what `result` returns. Raises what `result` raises if the job failed on
-        any host.
+        If any host failed, raise the exception that `result` raises.
 
         Args:
             timeout: the longest wait, as for `result`.
 
         Raises:
-            UsageError: the job has several hosts, and only one value was kept.
+            UsageError: the job has several hosts, but ran without `all_hosts=True`.
             WaitTimeout: the time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
         collecting.name_files(self.job_id, [outcome])
         if not outcome.ok:
-            raise self._error(outcome, seen=False)
+            raise self._error(outcome, is_printed=False)
         return collecting.values(self._board, self.ref, outcome)
 
     def error(self, *, seen: bool = False) -> BaseException | None:
-        """Return what `result` raises for this job, or None if it succeeded or is running.
+        """Return the exception that `result` raises; None if the job succeeded or is running.
 
         Args:
-            seen: the leader's output has been shown, so the message does not repeat its last lines.
+            seen: leave the leader's last lines out of the message, because they were printed.
         """
         outcome = self.outcome()
-        return None if outcome is None or outcome.ok else self._error(outcome, seen=seen)
+        return None if outcome is None or outcome.ok else self._error(outcome, is_printed=seen)
 
     @hide_frames
     def compile_report(self) -> CheckReport:
-        """Wait for a job with `compile_check=True`; compile the programs of its last attempt with
-        the compiler of the real slice, and return what that says. What was compiled before is not
+        """Wait for a job with `compile_check=True`, then compile its programs with the compiler of
+        the real slice.
+
+            print(job.compile_report())
+
+        The programs are those of the last attempt. Programs compiled by an earlier call are not
         compiled again.
 
+        Returns:
+            The report: which programs fit, their memory, communication and bounds.
+
         Raises:
-            UsageError: the job kept no programs.
-            PreflightError: the compiler is not installed here.
+            UsageError: the job stored no programs.
+            PreflightError: the compiler is not installed on this machine.
         """
         from kinetic._client.compiling import check_programs
 
@@ -516,35 +537,38 @@ class JobHandle(Generic[R_co]):
     # -- as a future -------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Return whether the job has ended, successfully or not."""
+        """True if the job has ended, successfully or not."""
         return self.status().ended
 
     def cancelled(self) -> bool:
-        """Return whether the job has ended because it was cancelled."""
+        """True if the job was cancelled and has ended."""
         return self.status() is JobStatus.CANCELLED
 
     @hide_frames
     def exception(self, timeout: Duration | None = None) -> BaseException | None:
-        """Wait for the job and return what `result` raises for it; None for a job that succeeded.
+        """Wait for the job and return the exception that `result` raises; None if it succeeded.
+
+        Args:
+            timeout: the longest wait, as for `result`.
 
         Raises:
             WaitTimeout: the time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
-        return None if outcome.ok else self._error(outcome, seen=False)
+        return None if outcome.ok else self._error(outcome, is_printed=False)
 
     def future(self) -> Future[Any]:
-        """Return the job as a `concurrent.futures.Future`: done when the job has ended, its result
-        is the value. `concurrent.futures.wait` and `as_completed` take handles, too."""
+        """Return a `concurrent.futures.Future` of the job's value, which is done when the job ends.
+        `concurrent.futures.wait` and `as_completed` also accept the handle itself."""
         if self._own_future is None or self._own_future.pid != os.getpid():
-            self._own_future = futures.JobFuture(self)  # A fork watches its jobs itself.
+            self._own_future = futures.JobFuture(self)  # A forked process has its own watcher.
         return self._own_future
 
     def add_done_callback(self, fn: Callable[[JobHandle[R_co]], object]) -> None:
-        """Call `fn` with this handle once the job has ended; now, if it has ended already.
+        """Call `fn` with this handle when the job ends; at once if it has ended.
 
-        Callbacks are called in the order in which they were added, in a daemon thread: they do not
-        keep the process alive. An exception in one is logged and has no other effect.
+        Callbacks run in the order in which they were added, in a daemon thread, which does not keep
+        the process alive. An exception in a callback is logged.
         """
         call = functools.partial(_call_back, fn, self, futures.loop_of(fn))
         if self.done():
@@ -558,14 +582,14 @@ class JobHandle(Generic[R_co]):
         return self.future().add_done_callback(call_unless_removed)
 
     def remove_done_callback(self, fn: Callable[[JobHandle[R_co]], object]) -> int:
-        """Do not call `fn` any more; return how often it had been added."""
+        """Remove a callback; return how often it had been added."""
         before = len(self._callbacks)
         self._callbacks = [each for each in self._callbacks if each[0] != fn]
         return before - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, Any, R_co]:
-        """Wait as `result()` does, without blocking the asyncio event loop. Cancelling the wait
-        leaves the job running."""
+        """Return the value from async code, as `result()` does: `loss = await job`. Cancelling the
+        await leaves the job running."""
         return self._await_result().__await__()
 
     async def _await_result(self) -> R_co:
@@ -578,10 +602,12 @@ class JobHandle(Generic[R_co]):
 
     @hide_frames
     def cancel(self, cleanup_timeout: Duration = 180, cleanup_poll_interval: float = 2) -> None:
-        """Stop the job. Its records stay; cancelling a job that has ended does nothing.
+        """Stop the job. Its records stay. An ended job is not changed.
 
-        Waits up to `cleanup_timeout` seconds until it has stopped; after that it is left to stop,
-        with a warning. With 0 it does not wait.
+        Args:
+            cleanup_timeout: the longest wait for the job to stop, then a warning is logged; 0 does
+                not wait.
+            cleanup_poll_interval: accepted for older scripts and ignored.
         """
         limit_s = patience_s(cleanup_timeout)
         self._backend.cancel(self.ref)
@@ -592,9 +618,7 @@ class JobHandle(Generic[R_co]):
         except NotFound:
             pass
         except WaitTimeout:
-            _log.warning(
-                "%s was asked to stop, and has not stopped within %g s.", self.job_id, limit_s
-            )
+            _log.warning("%s has not stopped within %g s of being cancelled.", self.job_id, limit_s)
 
     @hide_frames
     def kill_hosts(
@@ -605,36 +629,38 @@ class JobHandle(Generic[R_co]):
         signal: str | int = "KILL",
         agents: bool = False,
     ) -> tuple[int, ...]:
-        """Kill hosts of the running job on purpose, to see what it does when it loses them. It
-        fails, or goes on with another attempt, as if a machine had failed.
+        """Kill hosts of the running job on purpose, to test how it handles their loss: the job
+        fails, or continues in a new attempt.
+
+            job.kill_hosts(slice=1)
 
         Args:
-            slice: the slice whose hosts to kill, from 0.
-            host: only this one of the slice; without `slice`, this one of the job.
-            signal: KILL is a crash; TERM asks the function to end, and with `agents` takes the
-                host away as preemption does. On a cluster the pods are deleted: with KILL at once,
-                with TERM they have their time to end.
-            agents: signal the agents of the hosts instead of the processes that run the function.
+            slice: the index of the slice whose hosts to kill.
+            host: kill only this host of the slice; without `slice`, this host of the job.
+            signal: KILL simulates a crash. TERM asks the function to end; with `agents`, it
+                simulates preemption. On a cluster, the hosts' pods are deleted: with KILL at once,
+                with TERM after their grace period.
+            agents: signal the hosts' agents instead of the processes that run the function.
 
         Returns:
-            The hosts that were sent the signal, by index in the job. Where a single controller has
-            all slices, their machines count from 1: it is host 0.
+            The indices of the killed hosts in the job. With a single controller, which is host 0,
+            the machines of the slices count from 1.
 
         Raises:
-            UsageError: there is no such slice, host or signal.
-            NotFound: the job has ended, or nothing of it runs on these hosts now.
+            UsageError: the slice, the host or the signal does not exist.
+            NotFound: the job has ended, or does not run on these hosts now.
         """
         hosts, signum = killing.choose_hosts(self.ref, slice, host), killing.signal_of(signal)
         if self.status().ended:
-            raise NotFound(f"{self.job_id} has ended: it has no hosts to kill any more.")
+            raise NotFound(f"{self.job_id} has ended: it has no hosts to kill.")
         if not isinstance(self._backend, Kills):
             raise UsageError(f"Hosts of the backend {self._backend.name!r} cannot be killed.")
         killed = self._backend.kill(self.ref, hosts, signum, agents=agents)
         if not killed:
-            where = killing.name_machines(self.ref, hosts, of_all=True)
+            names = killing.name_machines(self.ref, hosts, of_all=True)
             raise NotFound(
-                f"Nothing of {self.job_id} runs on {where} at present: it is starting, or has "
-                "ended. Nothing was killed."
+                f"{self.job_id} does not run on {names} at present: it is starting, or has ended. "
+                "Nothing was killed."
             )
         return killed
 
@@ -646,32 +672,37 @@ class JobHandle(Generic[R_co]):
         cleanup_timeout: Duration = 180,
         cleanup_poll_interval: float = 2,
     ) -> None:
-        """Remove the job: what its backend holds (`k8s`), and its records in the store (`gcs`). A
-        running job is stopped first.
+        """Remove the job, after stopping it if it runs.
+
+        Args:
+            k8s: remove the backend's resources: pods, processes, Ray jobs.
+            gcs: remove the records in the store: logs, result, events.
+            cleanup_timeout: the longest wait for a running job to stop.
+            cleanup_poll_interval: accepted for older scripts and ignored.
 
         Raises:
-            UsageError: only records were to be removed, and the job is running.
-            WaitTimeout: the job did not stop within `cleanup_timeout` seconds.
+            UsageError: the job is running, and `k8s` is False.
+            WaitTimeout: the job did not stop in time.
         """
         if not self.status().ended:
             if not k8s:
                 raise UsageError(
-                    f"{self.job_id} is running and needs its records. Cancel it first, or "
-                    "clean up with k8s=True."
+                    f"{self.job_id} is running and needs its records. Cancel it first, or clean up "
+                    "with k8s=True."
                 )
             self.cancel(cleanup_timeout=0)
             with contextlib.suppress(NotFound):
                 self._watch(LogRequest(hosts=()), timeout=cleanup_timeout)
         self.remove(k8s=k8s, gcs=gcs)
 
-    # -- for batches: nothing that is known of an ended job is asked for again ---------------------
+    # -- for batches, which have the verdict already -----------------------------------------------
 
     def fetch_value(self, outcome: Outcome) -> bytes:
-        """Return the pickled value of a job that succeeded; raises what `result` raises."""
+        """Return the pickled value of a job that succeeded. Raises the errors of `result`."""
         return b"" if self._collected else collecting.fetch(self._store, self.ref, outcome)
 
     def load_value(self, data: bytes, *, keeps: bool) -> Any:
-        """Return the value that `fetch_value` fetched; with `keeps`, remember it for `result`."""
+        """Unpickle a value that `fetch_value` returned; with `keeps`, cache it for `result`."""
         if self._collected is None:
             value = collecting.load(self._board, self.ref, data)
             self._collected = (value,) if keeps else None
@@ -679,8 +710,8 @@ class JobHandle(Generic[R_co]):
         return self._collected[0]
 
     def free(self, outcome: Outcome, cleanup: bool | None, *, records: bool) -> None:
-        """Free what the backend holds of a job that has ended, as `cleanup` of `result` says, and
-        with `records` remove its records. A failure must not cost the value."""
+        """Free the backend's resources of an ended job, as the `cleanup` argument of `result` says,
+        and with `records` remove its records. Errors are logged: they must not cost the value."""
         if not (not self.debug if cleanup is None else cleanup):
             return
         try:
@@ -689,7 +720,7 @@ class JobHandle(Generic[R_co]):
             _log.warning("%s could not be cleaned up: %s", self.job_id, error)
 
     def remove(self, *, k8s: bool, gcs: bool) -> None:
-        """Remove a job that has ended: what its backend holds, its records."""
+        """Remove an ended job's resources of the backend (`k8s`) and its records (`gcs`)."""
         if k8s:
             self._backend.cleanup(self.ref)
         if gcs:
@@ -697,14 +728,14 @@ class JobHandle(Generic[R_co]):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _error(self, outcome: Outcome, *, seen: bool) -> BaseException:
+    def _error(self, outcome: Outcome, *, is_printed: bool) -> BaseException:
         return collecting.error(
             self._board,
             self.ref,
             self._board.explain(self.ref, outcome),
             lambda host: (
                 ""
-                if seen and host == 0
+                if is_printed and host == 0
                 else collecting.read_tail(self.chunks, host, outcome.attempt)
             ),
         )
@@ -742,21 +773,21 @@ class JobHandle(Generic[R_co]):
                     show()
                 fault = event.fault if isinstance(event, Tick) else ""
                 if abandoned is not None and abandoned.is_set():
-                    console.notice(f"\n{self._parting_words()}", repeat=True)
-                    raise WaitTimeout(f"The wait for {self.job_id} was given up.")
-                if self._clock() >= deadline and not self._is_known_to_be_over():
+                    console.notice(f"\n{self._describe_interrupted()}", repeat=True)
+                    raise WaitTimeout(f"The wait for {self.job_id} was abandoned.")
+                if self._clock() >= deadline and not self._has_ended():
                     why = f"{self.job_id} has not ended within {patience:g} s."
                     raise WaitTimeout(f"{why} {console.describe_timeout(self.job_id, fault)}")
         raise NotFound(f"{self.job_id} ended without a verdict.")
 
-    def _is_known_to_be_over(self) -> bool:
+    def _has_ended(self) -> bool:
         with contextlib.suppress(KineticError, OSError):
             return self._read_verdict() is not None or not self._store.has(
                 layout.JobKeys(self.job_id).ref
             )
         return False
 
-    def _parting_words(self) -> str:
+    def _describe_interrupted(self) -> str:
         has_value = self._collected is not None
         return console.describe_interrupted(self.job_id, ended=self._is_over, has_value=has_value)
 
@@ -774,7 +805,7 @@ class JobHandle(Generic[R_co]):
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.hosts:
             raise UsageError(
                 f"There is no host {host!r}: {self.job_id} has {self.hosts} "
-                f"host{'s' * (self.hosts != 1)}, from 0 on."
+                f"host{'s' * (self.hosts != 1)}, counted from 0."
             )
         return host
 
@@ -783,10 +814,10 @@ class JobHandle(Generic[R_co]):
 
 
 class _InterruptNotice:
-    """Says last how to come back to the job where Ctrl-C ends the block.
+    """Prints, as the last line, how to reattach to the job if Ctrl-C ends the `with` block.
 
-    A generator would not do: `contextlib` assigns to every exception that passes, which exceptions
-    of frozen dataclasses refuse.
+    This is a class because a `contextlib` generator assigns to every exception that passes, and
+    exceptions that are frozen dataclasses refuse that.
     """
 
     def __init__(self, handle: JobHandle[Any]) -> None:
@@ -798,7 +829,7 @@ class _InterruptNotice:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, KeyboardInterrupt) and not getattr(error, "__notes__", ()):
             handle = self._handle
-            console.print_last(error, handle._parting_words(), handle._is_known_to_be_over)
+            console.print_last(error, handle._describe_interrupted(), handle._has_ended)
 
 
 def _call_back(
@@ -806,12 +837,12 @@ def _call_back(
     handle: JobHandle[Any],
     loop: AbstractEventLoop | None,
 ) -> None:
-    """Call a callback with a job's handle; in its loop, if it has one. An exception is logged."""
+    """Call a callback with a job's handle, in its event loop if it has one. Log its exception."""
     if loop is not None:
         with contextlib.suppress(RuntimeError):  # The loop has been closed.
             loop.call_soon_threadsafe(fn, handle)
         return
     try:
         fn(handle)
-    except BaseException:  # noqa: BLE001 - a user's own code, `sys.exit()` for example
+    except BaseException:  # noqa: BLE001 - the user's code may raise anything, even SystemExit
         _log.exception("a callback of %s failed", handle.job_id)

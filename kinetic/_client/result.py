@@ -215,7 +215,8 @@ def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) 
 
 
 def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | str:
-    """Return the exception, or why it cannot be rebuilt; "" if its class is the reason."""
+    """Return the function's exception, or the reason why it cannot be unpickled here; "" if the
+    reason is its class."""
     from kinetic._pickling import results
 
     try:
@@ -264,8 +265,8 @@ def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
 
 
 def stacks(outcome: Outcome) -> dict[int, str]:
-    """Return the last Python stacks of a hung gang's hosts, with a mark for hosts that had returned;
-    {} for any other gang."""
+    """Return the Python stacks of a hung gang's hosts, `RETURNED` for hosts that had returned; {}
+    for any other gang."""
     from kinetic._core.gang.blame import RETURNED
 
     if not any(r.stacks for r in outcome.reports):

@@ -43,7 +43,7 @@ class Scripted(FakeBackend):
         self.gate.set()
         self._lock = threading.Lock()
 
-    def keep_inputs(self):
+    def snapshot_inputs(self):
         pass
 
     def submit(self, group_id, index, job_id=""):

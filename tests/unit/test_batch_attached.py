@@ -112,7 +112,7 @@ def test_a_batch_whose_process_was_killed(store):
         batch = handles._attach(store, left.batch.group_id)
         found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
         assert found[:2] == [(0, 1), (1, 1)]
-        assert ["ended before" in str(e) for e in found[2:]] == [True, True]
+        assert ["ended first" in str(e) for e in found[2:]] == [True, True]
         assert set(batch.submission_failures) == {2, 3}
         assert batch.status_counts() == {"SUCCEEDED": 2}
 
@@ -135,7 +135,7 @@ def test_a_process_elsewhere_that_stamps_no_more_was_killed():
     now[0] += 1
     view.catch_up(now=True)
     assert view.states == [InputState.LIVE, InputState.REFUSED]
-    assert "ended before" in str(view.errors[1])
+    assert "ended first" in str(view.errors[1])
 
 
 def test_a_process_that_submits_the_rest_and_ends_during_a_look_left_nothing(store, monkeypatch):
@@ -370,7 +370,7 @@ def test_ids_of_jobs_follow_from_the_batch(store):
     batch = new_batch(100, now=0.0)
     BatchRecords(store, batch).begin()
     assert BatchRecords.open(store, batch.group_id).batch == batch
-    with pytest.raises(errors.SubmitError, match="already a batch"):
+    with pytest.raises(errors.SubmitError, match="already has the id"):
         BatchRecords(store, batch).begin()
 
 
@@ -431,7 +431,7 @@ def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
     batch = launch.launch(source, store, 5, how, name="train", notes={})
     until(batch, lambda: len(source.hanging) == 2)
     assert (
-        "5 inputs, 2 at a time: what there is room for here; max_concurrent= changes it"
+        "running 5 inputs, 2 at a time to fit the available resources; max_concurrent= changes this"
         in capsys.readouterr().err
     )
     assert repr(batch) == f"<BatchHandle {batch.group_id}: train, 5 inputs, 2 at a time>"

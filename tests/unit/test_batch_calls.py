@@ -158,7 +158,7 @@ def test_only_the_job_of_the_call_belongs_to_the_batch(backend):
     found = collections.map(lambda x: other, [1]).results(
         timeout=PATIENCE_S, return_exceptions=True
     )
-    assert "does not belong to the batch" in str(found[0])
+    assert "is not in the batch" in str(found[0])
 
 
 def test_a_job_that_would_go_to_another_store_than_its_batch_is_refused(

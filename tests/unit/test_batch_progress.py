@@ -108,7 +108,7 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
             told = capsys.readouterr().err
     assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
     assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
-    assert "this process goes on submitting the rest" in told
+    assert "this process still submits the rest" in told
     monkeypatch.setattr(batch._view, "wait_for_event", wait_for_event)
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
@@ -121,7 +121,7 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
     told = capsys.readouterr().err
     assert f'kinetic.attach_batch("{group_id}").cancel()' in told
-    assert "1 of its 3 inputs was submitted, the others are not" in told
+    assert "1 of its 3 inputs was submitted, the others will not be" in told
     with registry.substitute_backend("local", lambda _, store: source):
         batch = handles._attach(store, group_id)
         batch.cancel()

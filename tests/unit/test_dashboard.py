@@ -62,7 +62,7 @@ def test_inputs_whose_submitter_was_killed_wait_no_more(server: DashboardServer,
     leave(world.store, Batch("grp-00000001", 3, 0.0, name="a sweep"))
     status, _, body = ask(server, f"{path_of(server)}batches/grp-00000001")
     assert (status, "3 refused" in body, "3 waiting" in body) == (200, True, False)
-    assert "the process that submitted the batch ended before" in body
+    assert "the process that submitted the batch ended first" in body
 
 
 def test_inputs_whose_jobs_are_not_listed_yet_are_not_refused(world: World):

@@ -77,7 +77,7 @@ class Trainer:
         ({"network_devices": True}, "network_devices must be a number such as 2"),
         ({"network_devices": "two"}, "a number such as 2, or \"all\"; it is 'two'"),
         ({"network_devices": 2, "accelerator": "tpu-v6e-16"}, "this job has slices=1 on tpu-v6e"),
-        ({"network_devices": 2, "slices": 2}, "this job has slices=2 on cpu. Leave it away"),
+        ({"network_devices": 2, "slices": 2}, "this job has slices=2 on cpu. Remove it"),
         (
             {
                 "network_devices": "all",
@@ -121,8 +121,8 @@ class Trainer:
         ({"controller": "one"}, 'controller must be "single" or "multi"; it is \'one\''),
         ({"controller": None}, 'controller must be "single" or "multi"; it is None'),
         ({"controller": "single"}, "machines with 4 or 8 chips. cpu is none of these"),
-        ({"controller": "single", "accelerator": "tpu-v6e-1"}, "tpu-v6e-1 is something else"),
-        ({"controller": "single", "accelerator": "tpu-v3-32"}, "tpu-v3-32 is something else"),
+        ({"controller": "single", "accelerator": "tpu-v6e-1"}, "tpu-v6e-1 is none of these"),
+        ({"controller": "single", "accelerator": "tpu-v3-32"}, "tpu-v3-32 is none of these"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"timeout": -1}, "timeout must be more than 0"),
         ({"timeout": "5 parsecs"}, "timeout: '5 parsecs' is not a length of time. Write 90,"),

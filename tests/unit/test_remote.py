@@ -53,7 +53,7 @@ class CallableGenerator:
         (async_generator, "return a list"),
         (functools.partial(generator), "return a list"),
         (CallableGenerator(), "return a list"),
-        (kinetic.run("cpu")(add), "decorated with @kinetic.run already"),
+        (kinetic.run("cpu")(add), "already decorated with @kinetic.run"),
     ],
 )
 def test_things_that_cannot_run_on_a_host(thing, words):

@@ -1,1 +1,1 @@
-"""One function over many inputs: submitted, watched and collected together."""
+"""Batches: one function over many inputs, a job for each."""

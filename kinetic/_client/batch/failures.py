@@ -1,8 +1,4 @@
-"""The errors of a batch: why inputs have no value.
-
-In: the view of a batch, and why inputs have no value. Out: the error of one input, or a
-`BatchError` about all of them.
-"""
+"""The errors of a batch: of one input without a value, or a `BatchError` about all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ _NAMED = 5
 
 
 def error_of(view: BatchView, index: int) -> BaseException | None:
-    """Return why an input that has ended has no value; None if its job has one."""
+    """Return the error of an input that has ended; None if its job succeeded."""
     batch, state, job = view.records.batch, view.states[index], view.handles[index]
     if state is InputState.SUCCEEDED:
         return None
@@ -37,12 +33,17 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
 def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
-    """Return the error of a batch in which `failed` inputs have no value; the first to blame is its
-    cause."""
+    """Return the error of a batch.
+
+    Args:
+        view: the batch.
+        values: what `results` would return for each input.
+        failed: the errors of the inputs without a value; the first failure becomes the cause.
+    """
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:
-        """Failures come first, then cancelled inputs, then those that were never submitted."""
+        """Sort failed inputs before cancelled ones, and those before skipped ones."""
         is_skipped = view.states[index] is InputState.SKIPPED
         return 2 if is_skipped else int(isinstance(failed[index], JobCancelled)), index
 
@@ -51,8 +52,8 @@ def batch_error(
     lines = []
     for index in blamed[:_NAMED]:
         job, words = jobs[index], text_of(failed[index]).strip().splitlines()[:1]
-        where = f"input {index}" if job is None else f"input {index} ({job.job_id})"
-        lines.append(f"  {': '.join([where, type(failed[index]).__name__, *words])}")
+        title = f"input {index}" if job is None else f"input {index} ({job.job_id})"
+        lines.append(f"  {': '.join([title, type(failed[index]).__name__, *words])}")
     lines += [f"  and {len(failed) - _NAMED} more"] if len(failed) > _NAMED else []
     first = next((job for index in blamed if (job := jobs[index]) is not None), None)
     if first is not None:
@@ -73,7 +74,8 @@ def batch_error(
 
 
 def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
-    """Say how many inputs have no job, and why the first of them has none; "" for none."""
+    """Return a sentence with the number of inputs without a job and the first one's error; "" for
+    none."""
     if not failures:
         return ""
     count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"
@@ -81,7 +83,7 @@ def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
 
 
 def _logs_command(job: JobHandle[Any]) -> str:
-    """The command that shows the output of the host to blame."""
+    """Return the command that prints the output of the host that failed first."""
     with contextlib.suppress(KineticError):
         outcome = job.outcome()
         if outcome is not None and outcome.first is not None and outcome.first.host:

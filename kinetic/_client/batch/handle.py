@@ -1,8 +1,4 @@
-"""A batch as its caller sees it, from any process.
-
-In: the view of a batch. Out: statuses, jobs as they end, results in the order of the inputs, or one
-error with everything that went wrong.
-"""
+"""The handle of a batch, in the process that submits it or in any other."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from kinetic._client import notebook
 from kinetic._client.batch.failures import batch_error, error_of
@@ -33,24 +29,24 @@ from kinetic._store.many import at_once
 from kinetic._store.open import open_store
 from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
 
-if TYPE_CHECKING:
-    pass
-
 R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
 _READ_AT_ONCE = 256
-"""Values of so many inputs are fetched together."""
+"""Number of inputs whose values are fetched together."""
 
 
 class BatchHandle(Generic[R_co]):
-    """One function over many inputs. All methods work from any process, and again after everything
-    has ended.
+    """A batch: one function over many inputs, a job for each. All methods work from any process,
+    also after the batch has ended.
+
+        batch = train.run_async_map([{"lr": 1e-3}, {"lr": 1e-4}])
+        losses = batch.results()
 
     Attributes:
-        group_id: "grp-" and 8 hex digits.
-        name: as shown to users.
+        group_id: the batch's id, "grp-" and 8 hex digits.
+        name: the batch's name for users.
         tags: the caller's notes.
     """
 
@@ -81,17 +77,17 @@ class BatchHandle(Generic[R_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen_batch, (self._own_view.records.store.uri, self.group_id)
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def jobs(self) -> list[JobHandle[R_co] | None]:
-        """The job of each input, in order; None for an input that has none."""
+        """The jobs in the order of the inputs; None for an input without a job."""
         self._view.catch_up()
         return list(self._view.handles)
 
     @hide_frames
     def statuses(self) -> list[tuple[int, JobStatus]]:
-        """Return (index, status) of each input that has a job."""
+        """Return (index, status) of each input that has a job, in order."""
         view = self._view
         view.catch_up()
         with view.changes:
@@ -122,13 +118,13 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
-        """Why inputs could not be submitted, by index."""
+        """The errors of inputs that could not be submitted, by index."""
         self._view.catch_up()
         return {i: self._view.errors[i] for i in self._view.list_inputs(InputState.REFUSED)}
 
     @property
     def unavailable_children(self) -> dict[int, str]:
-        """Ids of jobs whose records are missing, by index."""
+        """Ids of jobs whose records were removed, by index."""
         self._view.catch_up()
         batch = self._view.records.batch
         return {i: batch.job_id(i) for i in self._view.list_inputs(InputState.REMOVED)}
@@ -137,12 +133,13 @@ class BatchHandle(Generic[R_co]):
 
     @hide_frames
     def wait(self, timeout: Duration | None = None, *, progress: bool = True) -> None:
-        """Wait until every input has ended; raises nothing for inputs that failed.
+        """Wait until every input has ended, whether or not its job succeeded.
 
         Args:
-            timeout: the longest wait, in seconds.
-            progress: show how far the batch is: a bar on a terminal, a drawing in a notebook,
-                elsewhere a line on stderr for each input that ends.
+            timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
+                all have ended.
+            progress: show the progress: a bar on a terminal, a drawing in a notebook, elsewhere a
+                line on stderr for each input that ends.
 
         Raises:
             WaitTimeout: the time has passed; the batch keeps running.
@@ -154,12 +151,15 @@ class BatchHandle(Generic[R_co]):
     def as_completed(
         self, poll_interval: float = 5, timeout: Duration | None = None
     ) -> Iterator[JobHandle[R_co]]:
-        """Yield the jobs as they end.
+        """Yield jobs in the order in which they end, also while the batch still submits jobs.
+
+            for job in batch.as_completed():
+                print(job.group_index, job.result())
 
         Args:
             poll_interval: accepted for older scripts and ignored: a job is yielded as soon as it
                 has ended.
-            timeout: the longest wait, in seconds.
+            timeout: the longest wait for all jobs, as for `wait`.
 
         Raises:
             WaitTimeout: the time has passed; the batch keeps running.
@@ -208,17 +208,17 @@ class BatchHandle(Generic[R_co]):
         *,
         progress: bool = True,
     ) -> list[Any]:
-        """Wait for all inputs and return their values. Can be called again.
+        """Wait for all inputs and return their values. Works any number of times.
 
         Args:
-            timeout: the longest wait, in seconds.
-            ordered: in the order of the inputs; otherwise as they ended.
-            cleanup: None frees what backends hold and keeps the records; True also removes the
-                records of jobs that succeeded; False leaves everything. Records of jobs that
-                failed, and of the batch itself, always stay.
-            return_exceptions: put what an input raised in its place.
-            progress: show how far the batch is: a bar on a terminal, a drawing in a notebook,
-                elsewhere a line on stderr for each input that ends.
+            timeout: the longest wait, as for `wait`.
+            ordered: return values in the order of the inputs; otherwise in the order in which the
+                inputs ended.
+            cleanup: None frees the backend's resources and keeps the records; True also removes the
+                records of jobs that succeeded; False leaves everything. The records of failed jobs,
+                and of the batch itself, always stay.
+            return_exceptions: return the exception of a failed input in place of its value.
+            progress: show the progress, as for `wait`.
 
         Raises:
             BatchError: inputs have no value, and `return_exceptions` is False.
@@ -243,8 +243,8 @@ class BatchHandle(Generic[R_co]):
         values: dict[int, Any],
         failed: dict[int, BaseException],
     ) -> None:
-        """Read the values and errors of inputs that have ended, many at once, and free what their
-        jobs hold."""
+        """Read the values and errors of ended inputs in parallel, and free their jobs' resources as
+        `cleanup` says. An error goes into `values` and `failed`."""
         view, threads = self._view, self._view.records.store.calls_at_once
 
         def fetch(index: int) -> bytes | BaseException | None:
@@ -255,7 +255,7 @@ class BatchHandle(Generic[R_co]):
                     if error is not None or job is None
                     else job.fetch_value(view.outcomes[index])
                 )
-            except KineticError as unreadable:  # The value or its records were removed.
+            except KineticError as unreadable:  # The value or the records were removed.
                 return unreadable
 
         def free(job: JobHandle[Any]) -> None:
@@ -269,7 +269,7 @@ class BatchHandle(Generic[R_co]):
                     values[index] = failed[index] = answer
                 elif job is not None and answer is not None:
                     values[index] = job.load_value(answer, keeps=cleanup is True)
-            except KineticError as unreadable:  # It cannot be rebuilt here.
+            except KineticError as unreadable:  # The value cannot be unpickled here.
                 values[index] = failed[index] = unreadable
         jobs = [view.handles[index] for index in indices if index in view.outcomes]
         at_once(free, [job for job in jobs if job is not None], threads)
@@ -278,11 +278,9 @@ class BatchHandle(Generic[R_co]):
 
     @hide_frames
     def cancel(self) -> None:
-        """Submit nothing more, and stop the running jobs. Cancelling a batch that has ended does
-        nothing.
+        """Submit nothing more, and stop the running jobs. An ended batch is not changed.
 
-        Waits up to three minutes until they have stopped; after that they are left to stop, with a
-        warning.
+        Waits up to three minutes for the jobs to stop, then logs a warning.
         """
         try:
             self._stop()
@@ -298,18 +296,21 @@ class BatchHandle(Generic[R_co]):
             if view.is_submitting or not view.list_inputs(InputState.WAITING):
                 raise
             raise WaitTimeout(
-                f"{self._describe_ends()}. What submits it has not answered, and may be stopped: "
-                f"{view.records.read_stamp() or 'another process'}. It submits nothing more once "
-                "it goes on."
+                f"{self._describe_ends()}. {view.records.read_stamp() or 'Another process'}, which "
+                "submits the batch, has not answered and may be suspended. It will submit nothing "
+                "more when it resumes."
             ) from error
 
     @hide_frames
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
-        """Remove the jobs of the batch: what their backends hold (`k8s`), and their records and
-        that of the batch (`gcs`).
+        """Remove the batch and its jobs, after stopping running jobs.
+
+        Args:
+            k8s: remove the backend's resources: pods, processes, Ray jobs.
+            gcs: remove the records of the batch and its jobs in the store.
 
         Raises:
-            UsageError: only records were to be removed, and jobs are running.
+            UsageError: the batch is running, and `k8s` is False.
             WaitTimeout: the jobs did not stop within three minutes.
         """
         view = self._view
@@ -330,13 +331,13 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def _view(self) -> BatchView:
-        """In a fork of the process that submits: one of its own, which only looks."""
+        """The view of the batch; in a fork of the process that submits, a view that only reads."""
         if self._pid != os.getpid():
             self._own_view, self._pid = AttachedView(self._own_view.records), os.getpid()
         return self._own_view
 
     def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[list[int]]:
-        """Yield inputs as they end, several where several have; those that have ended first."""
+        """Yield lists of inputs as they end, already ended inputs first."""
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = time.monotonic() + patience
         view, yielded = self._view, 0
@@ -352,7 +353,7 @@ class BatchHandle(Generic[R_co]):
                 with view.changes:
                     known_events, ended = view.events, view.finished[yielded:]
                 for number, index in enumerate(ended, yielded + 1):
-                    # Show each end once, and none from before this process attached.
+                    # Do not repeat ends of earlier waits, or from before this process attached.
                     if number > self._reported:
                         bar.show_end(index)
                         self._reported = number
@@ -365,7 +366,7 @@ class BatchHandle(Generic[R_co]):
                     drawing(over=is_over)
                 if is_over:
                     return
-                bar.waits()
+                bar.show_wait()
                 rest_s = min(deadline - time.monotonic(), _FOR_EVER_S)
                 if rest_s <= 0:
                     raise WaitTimeout(
@@ -385,13 +386,13 @@ class BatchHandle(Generic[R_co]):
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """On Ctrl-C, say what keeps running and how to come back to it."""
+        """On Ctrl-C in the `with` block, print what keeps running and how to reattach."""
         try:
             yield
         except KeyboardInterrupt:
-            rest = "; this process goes on submitting the rest" * self._view.is_submitting
+            rest = "; this process still submits the rest" * self._view.is_submitting
             console.notice(
-                f"\nkinetic: {self._describe_ends()}, the others go on{rest}; "
+                f"\nkinetic: {self._describe_ends()}, the others keep running{rest}; "
                 f"{describe_reattaching(self.group_id)}",
                 repeat=True,
             )
@@ -399,9 +400,9 @@ class BatchHandle(Generic[R_co]):
 
 
 def describe_reattaching(group_id: str) -> str:
-    """Return how to come back to a batch, and how to stop it."""
+    """Return instructions for reattaching to a batch and for stopping it."""
     return (
-        f'come back to it with kinetic.attach_batch("{group_id}").results(), '
+        f'reattach with kinetic.attach_batch("{group_id}").results(), '
         f'stop it with kinetic.attach_batch("{group_id}").cancel().'
     )
 
@@ -414,18 +415,21 @@ def attach_batch(
     poll_interval: Duration = 10,
     poll_timeout: Duration = 1800,
 ) -> BatchHandle[Any]:
-    """Find a batch again, from any process, also while another one still submits it.
+    """Return the handle of a batch that this or any other process submits, or has submitted.
+
+        losses = kinetic.attach_batch("grp-1a2b3c4d").results()
 
     Args:
-        group_id: its id.
-        project: the project to look in, instead of the configured one.
-        cluster: the cluster to look in, instead of the configured one.
-        poll_interval: the longest time between two looks for newly submitted jobs.
-        poll_timeout: accepted for older scripts and ignored: a batch whose process is gone is
-            complete at once on its own machine, and two minutes later elsewhere.
+        group_id: the batch's id.
+        project: the project whose batches to search, instead of the configured one.
+        cluster: the cluster whose batches to search, instead of the configured one.
+        poll_interval: the longest time between two reads of newly submitted jobs.
+        poll_timeout: accepted for older scripts and ignored. If the submitting process has died,
+            its machine notices at once, other machines after two minutes.
 
     Raises:
-        NotFound: there is no such batch.
+        NotFound: no batch has this id.
+        UsageError: `group_id` is not a batch's id.
     """
     if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
         raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
@@ -446,5 +450,5 @@ def _attach(store: Store, group_id: str, *, slowest_s: float = 10.0) -> BatchHan
 
 
 def reopen_batch(store_uri: str, group_id: str) -> BatchHandle[Any]:
-    """Return a batch of one store."""
+    """Return the handle of a batch in a store, for unpickling."""
     return _attach(open_store(store_uri), group_id)

@@ -1,8 +1,4 @@
-"""The inputs of a batch: the arguments of each call, and where each input stands.
-
-In: what users pass, an input mode; what the records of a batch say. Out: `CallArguments`s,
-`InputState`s. Pure.
-"""
+"""The inputs of a batch: the arguments of each call, and the state of each input. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +16,22 @@ MODES = ("auto", "single", "args", "kwargs")
 
 @dataclass(frozen=True)
 class CallArguments:
-    """Arguments of one call."""
+    """The arguments of one call."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def list_calls(inputs: Iterable[Any], mode: str = "auto") -> list[CallArguments]:
-    """Return the arguments for each input.
+    """Return the call arguments of each input.
 
-    "single" passes an input as the only argument, "args" a list or tuple as positional arguments,
-    "kwargs" a dict as keyword arguments. "auto" passes dicts whose keys can be names as keyword
-    arguments, lists and tuples as positional arguments, and anything else as the only argument.
+    Mode "single" passes an input as the only argument, "args" a list or tuple as positional
+    arguments, "kwargs" a dict as keyword arguments. "auto" chooses by the input's type: a dict
+    whose keys are identifiers becomes keyword arguments, a list or tuple positional arguments,
+    anything else the only argument.
 
     Raises:
-        UsageError: there is no such mode, or an input does not fit it.
+        UsageError: no such mode exists, or an input does not fit the mode.
     """
     if mode not in MODES:
         raise UsageError(f"There is no input_mode {mode!r}. Modes are: {', '.join(MODES)}.")
@@ -85,7 +82,7 @@ def _names(index: int, item: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class InputState(StrEnum):
-    """Where one input stands.
+    """The state of an input.
 
     WAITING -> SUBMITTING -> LIVE -> SUCCEEDED | FAILED | REMOVED
        |           +-> REFUSED
@@ -103,21 +100,21 @@ class InputState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing more will happen to the input."""
+        """True if the state cannot change any more."""
         return self not in (InputState.WAITING, InputState.SUBMITTING, InputState.LIVE)
 
 
 def job_id_of(group_id: str, index: int) -> str:
-    """Return the id of the job of an input: the digits of the batch, and the input's number."""
+    """Return the id of an input's job: the digits of the batch's id, then the input's index."""
     return f"job-{group_id.removeprefix('grp-')}{index:04x}"
 
 
 class BatchEnd(NamedTuple):
-    """Nothing more will be submitted.
+    """The end of a batch's submission.
 
     Attributes:
         stopped: why the batch was stopped; "" if all inputs were submitted.
-        skipped: inputs that were skipped therefore.
+        skipped: the inputs that were not submitted for this reason.
     """
 
     stopped: str = ""
@@ -132,15 +129,15 @@ def inputs_of(
     *,
     is_left: bool = False,
 ) -> list[InputState]:
-    """Return where each input stands, as far as the batch's own records say: LIVE means that there
-    is a job, which says more. Pure.
+    """Return the state of each input according to the batch's own records. LIVE means that the
+    input has a job, whose own records tell whether it has ended.
 
     Args:
-        total: number of inputs.
-        refs: inputs that have a job.
-        refusals: inputs that could not be submitted.
-        end: of the submission.
-        is_left: the process that submitted ended without recording the end.
+        total: the number of inputs.
+        refs: the inputs that have a job.
+        refusals: the inputs that could not be submitted.
+        end: the end of the submission; None before it.
+        is_left: True if the submitting process died without recording the end.
     """
 
     def state_of(index: int) -> InputState:

@@ -1,7 +1,5 @@
-"""Beginning a batch: recorded first, then submitted.
-
-In: a source of jobs, options of `run_async_map`. Out: `BatchHandle`.
-"""
+"""The start of a batch. Its record is written before its first job, so that any process can attach
+to it."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ Tags = Mapping[str, str] | Sequence[str]
 
 
 class BatchOptions(TypedDict, total=False):
-    """The options of `run_async_map`, for type checkers; documented there."""
+    """The options of `RemoteCallable.run_async_map`, for type checkers."""
 
     input_mode: str
     max_concurrent: AtOnce
@@ -42,10 +40,10 @@ class BatchOptions(TypedDict, total=False):
 
 
 def rules(*, max_concurrent: AtOnce, fail_fast: bool, cancel_running_on_fail: bool) -> BatchRules:
-    """Check how a batch is to be run.
+    """Return the checked rules of a batch.
 
     Raises:
-        UsageError: a value cannot work.
+        UsageError: a value is invalid.
     """
     limit = None if max_concurrent == "auto" else max_concurrent
     if isinstance(limit, str):
@@ -62,10 +60,10 @@ def rules(*, max_concurrent: AtOnce, fail_fast: bool, cancel_running_on_fail: bo
 
 
 def tags(notes: object) -> Any:
-    """Check the caller's notes: a dict or a list of strings.
+    """Return a copy of the caller's notes; {} for None.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: the notes are not a dict or a list of strings.
     """
     if notes is None:
         return {}
@@ -81,25 +79,28 @@ def tags(notes: object) -> Any:
 def launch(
     source: JobSource, store: Store, total: int, how: BatchRules, *, name: str, notes: Any
 ) -> BatchHandle[Any]:
-    """Begin a batch. Everything is submitted as it is now: in the background, or before this
-    returns if nothing has to wait.
+    """Start a batch and return its handle. Jobs are submitted in the background, from copies of the
+    inputs; or at once, before this returns, if nothing limits the number of jobs.
 
     Raises:
-        UsageError: there are too many inputs, or no room to keep them; nothing was submitted.
+        UsageError: the inputs are too many, or do not fit on the disk; nothing was submitted.
         StoreError: the store is full or cannot be written; nothing was submitted.
     """
     if total > _MOST_INPUTS:
-        raise UsageError(f"{total:,} inputs are too many for one batch: make several.")
+        raise UsageError(
+            f"{total:,} inputs are too many for one batch, which can have {_MOST_INPUTS:,}. Split "
+            "them into several batches."
+        )
     if how.fitted:
         how = replace(how, max_concurrent=source.room(), fitted=False)
         if how.max_concurrent is not None and how.max_concurrent < total:
             console.notice(
-                f"kinetic: {total:,} inputs, {how.max_concurrent} at a time: what there is room "
-                "for here; max_concurrent= changes it"
+                f"kinetic: running {total:,} inputs, {how.max_concurrent} at a time to fit the "
+                "available resources; max_concurrent= changes this"
             )
     blocking = how.max_concurrent is None and not how.cancels
     if not blocking:
-        source.keep_inputs()
+        source.snapshot_inputs()
     records = BatchRecords(store, new_batch(total, now=time.time(), name=name, tags=notes))
     view = BatchView(records, how)
     submitter = BatchSubmitter(view, source)
@@ -114,24 +115,24 @@ def launch(
 
 
 def _take_back(view: BatchView, submitter: BatchSubmitter) -> None:
-    """Submit nothing more of a batch whose beginning was interrupted, and say how much of it was;
-    if there is no job, remove its records."""
+    """Stop a batch whose start was interrupted, and print how many inputs have a job. Without any
+    job, remove the batch's records."""
     group_id, total = view.records.batch.group_id, view.records.batch.total
     try:
-        submitter.give_up("the call that began the batch was interrupted", TAKE_BACK_S)
+        submitter.give_up("the call that started the batch was interrupted", TAKE_BACK_S)
         if not view.count_submitted():
             view.records.remove()
     except (KineticError, OSError) as error:
-        _log.info("%s could not be taken back: %s", group_id, error)
+        _log.info("%s could not be removed: %s", group_id, error)
     finally:  # A second Ctrl-C ends the wait.
         submitted = view.count_submitted()
-        what = f"the submission of {group_id} was interrupted:"
+        event = f"the submission of {group_id} was interrupted:"
         of_all = f"of its {total:,} {'input' if total == 1 else 'inputs'}"
-        others = "" if submitted == total else ", the others are not"
-        words = (
+        others = "" if submitted == total else ", the others will not be"
+        count = (
             f"{submitted:,} {of_all} {'was' if submitted == 1 else 'were'} submitted{others}; "
             f"{describe_reattaching(group_id)}"
             if submitted
             else f"none {of_all} was submitted."
         )
-        console.notice(f"\nkinetic: {what} {words}", repeat=True)
+        console.notice(f"\nkinetic: {event} {count}", repeat=True)

@@ -1,8 +1,5 @@
-"""The progress of a batch on stderr: one line that is redrawn on a terminal, a line for each end
-elsewhere.
-
-In: the view of a batch. Out: text on a stream. Errors of the stream are ignored.
-"""
+"""The progress of a batch on stderr: one line that is redrawn on a terminal, elsewhere a line for
+each input that ends. Errors of the stream are ignored."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ BAR_WIDTH = 24
 
 
 def stream_for(progress: bool) -> TextIO | None:
-    """Return where to show progress: stderr, unless it is switched off or a notebook draws it."""
+    """Return stderr; None if progress is switched off, or a notebook draws it."""
     return None if not progress or notebook.kernel_shell() is not None else sys.stderr
 
 
 def progress_line(view: BatchView) -> str:
-    """Return the text: how many inputs have ended, failed, run."""
+    """Return the numbers of ended, failed, skipped and running inputs as text."""
     counts = view.counts()
     failed = sum(
         counts.get(state, 0)
@@ -39,13 +36,13 @@ def progress_line(view: BatchView) -> str:
 
 
 def bar(done: int, total: int) -> str:
-    """Return a bar that is full when all is done."""
+    """Return a progress bar as text."""
     full = BAR_WIDTH if not total else BAR_WIDTH * done // total
     return f"[{'#' * full}{'.' * (BAR_WIDTH - full)}]"
 
 
 class BatchProgress:
-    """The progress shown during one wait."""
+    """The progress of a batch during one wait."""
 
     def __init__(self, view: BatchView, stream: TextIO | None, clock: Callable[[], float]) -> None:
         self._view = view
@@ -64,20 +61,20 @@ class BatchProgress:
             self._write("\n")
 
     def show_end(self, index: int) -> None:
-        """An input has ended."""
+        """Show that an input has ended; on a terminal, redraw the line at most every 0.1 s."""
         if self._stream is None:
             return
         if not self._redraws:
             with self._view.changes:
                 state, line = self._view.states[index], progress_line(self._view)
-            # Hundreds may be skipped at once; the lines of the others count them.
+            # Hundreds may be skipped at once: print no line for them, other lines count them.
             if state is not InputState.SKIPPED:
                 self._write(f"kinetic: {line}; input {index} {state}\n")
         elif self._clock() >= self._draw_at:
             self._draw()
 
-    def waits(self) -> None:
-        """The caller is about to wait."""
+    def show_wait(self) -> None:
+        """Redraw the line on a terminal before the caller waits."""
         if self._stream is not None and self._redraws:
             self._draw()
 
@@ -87,7 +84,7 @@ class BatchProgress:
         with self._view.changes:
             done, total = len(self._view.finished), len(self._view.states)
             line = progress_line(self._view)
-        # Without wrapping, which a line that is drawn over would leave behind.
+        # Switch off wrapping: the second row of a wrapped line could not be redrawn.
         self._write(f"\033[?7l\rkinetic: {line} {bar(done, total)}\033[K\033[?7h")
 
     def _write(self, text: str) -> None:
@@ -96,5 +93,5 @@ class BatchProgress:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # ValueError: it was closed.
+        except (OSError, ValueError):  # ValueError: the stream was closed.
             self._stream = None

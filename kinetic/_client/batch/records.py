@@ -1,11 +1,10 @@
-"""The records of a batch in the store, from which any process can take it up again, whenever the
-submitting one dies.
+"""The records of a batch in the store, from which any process can continue to watch it, even if the
+submitting process dies.
 
-In: a store, ids. Out: `Batch`, where its inputs stand.
-
-`batch.json` is written once, before the first job. The ids of the jobs follow from the batch's, and
-a job whose reference exists was submitted: nothing is rewritten as jobs come and go. Why an input
-was refused is a small file of its own. The process that submits stamps `owner.json` every 30 s.
+`batch.json` is written once, before the first job. The ids of the jobs follow from the batch's id,
+and an input was submitted if its job's reference exists: no record is rewritten as jobs come and
+go. An input that is refused gets a small file with the reason. The submitting process stamps
+`owner.json` every 30 s.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from kinetic.errors import (
 SCHEMA_VERSION = 2
 STAMP_EVERY_S = 30.0
 SILENT_S = 120.0
-"""A process on another machine that has not stamped the batch for so long is gone."""
-SUBMITTER_ENDED = "the process that submitted the batch ended before"
+"""A process on another machine counts as dead after this long without a stamp."""
+SUBMITTER_ENDED = "the process that submitted the batch ended first"
 _INPUT = re.compile(r"/(\d{1,9})\.json$")
 
 
 @dataclass(frozen=True)
 class Batch(Record, called="The record of the batch"):
-    """A batch as it was begun.
+    """The record of a batch, written at its start.
 
     Attributes:
-        group_id: "grp-" and 8 hex digits.
-        total: number of inputs.
-        created_at: seconds since the epoch.
-        name: as shown to users.
+        group_id: the batch's id, "grp-" and 8 hex digits.
+        total: the number of inputs.
+        created_at: the time of its start, in seconds since the epoch.
+        name: the batch's name for users.
         tags: the caller's notes.
     """
 
@@ -67,38 +66,38 @@ class Batch(Record, called="The record of the batch"):
     tags: Any = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal value."""
+        """Return the record as a JSON object, which `from_json` reads."""
         return super().to_json() | {"schema_version": SCHEMA_VERSION}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Rebuild from `to_json`; unknown keys are ignored.
+        """Return the record that `to_json` has saved; unknown keys are ignored.
 
         Raises:
-            CorruptRecord: it is no such object.
-            UnsupportedVersion: another version of kinetic wrote it.
+            CorruptRecord: `data` is not such a record.
+            UnsupportedVersion: another version of kinetic wrote the record.
         """
-        known = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else None
-        if known not in (SCHEMA_VERSION, None):
+        version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else None
+        if version not in (SCHEMA_VERSION, None):
             raise UnsupportedVersion(
-                "The record of the batch was written by another version of kinetic: read it with "
-                "that one. `kinetic jobs list --all` shows its jobs."
+                "The record of the batch was written by another version of kinetic: use that "
+                "version to read it. `kinetic jobs list --all` lists its jobs."
             )
         return super().from_json(data)
 
     def job_id(self, index: int) -> str:
-        """Return the id of the job of an input."""
+        """Return the id of an input's job."""
         return job_id_of(self.group_id, index)
 
 
 class BatchReading(NamedTuple):
-    """What the store has of a batch.
+    """The state of a batch as read from the store.
 
     Attributes:
-        refs: of jobs, by input.
-        refusals: why inputs could not be submitted.
-        end: None while inputs may be submitted.
-        is_left: whether the process that submitted ended without recording the end.
+        refs: references of jobs, by input.
+        refusals: reasons why inputs could not be submitted, by input.
+        end: the end of the submission; None while inputs may be submitted.
+        is_left: True if the submitting process died without recording the end.
     """
 
     refs: Mapping[int, JobRef]
@@ -109,14 +108,14 @@ class BatchReading(NamedTuple):
 
 @dataclass(frozen=True)
 class Stamp(Record, called="The record of who submits the batch"):
-    """The process that submits a batch.
+    """The identity of the process that submits a batch, with a heartbeat.
 
     Attributes:
-        process: its id on its machine.
-        started: when it started there, to tell it from a later process with this id.
-        machine: names the machine, its start and the container.
+        process: the process id.
+        started: the start of the process, to tell it from a later process with the same id.
+        machine: identifies the machine, its boot and the container.
         host: the machine's name, for people.
-        beat: counted up with every stamp.
+        beat: increases with every stamp.
     """
 
     process: int
@@ -130,8 +129,8 @@ class Stamp(Record, called="The record of who submits the batch"):
 
 
 class SubmitterWatch:
-    """Judges whether the process that submits a batch is gone: on this machine by its id, elsewhere
-    if its stamp has not changed for `SILENT_S` on this process's clock."""
+    """Judges whether the process that submits a batch is dead: on this machine by its id, elsewhere
+    by a stamp that has not changed for `SILENT_S` on the local clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -139,7 +138,7 @@ class SubmitterWatch:
         self._changed_at = clock()
 
     def is_gone(self, stamp: Stamp | None) -> bool:
-        """Judge by the stamp as it is now; without one, the batch was removed."""
+        """True if the process that wrote the current stamp is dead, or the stamp was removed."""
         if stamp is None:
             return True
         if stamp.machine and stamp.machine == machine.container_id():
@@ -160,30 +159,31 @@ class BatchRecords:
 
     @classmethod
     def open(cls, store: Store, group_id: str) -> BatchRecords:
-        """Read a batch.
+        """Return the records of an existing batch.
 
         Raises:
-            NotFound: there is none.
-            CorruptRecord: its record is damaged.
+            NotFound: no batch has this id.
+            CorruptRecord: the batch's record is damaged.
         """
         return cls(store, Batch.from_json(_read_record(store, layout.GroupKeys(group_id).batch)))
 
     # -- written while inputs are submitted --------------------------------------------------------
 
     def begin(self) -> None:
-        """Write the batch, and stamp it as this process's until `note_end`.
+        """Write the batch's record, and stamp it with this process every 30 s until `note_end`.
 
         Raises:
-            SubmitError: there is a batch with this id.
+            SubmitError: another batch has this id.
         """
         me = os.getpid()
         stamp = Stamp(me, processes.read_start(me), machine.container_id(), socket.gethostname())
         key = layout.GroupKeys(self.batch.group_id).batch
-        self._stamp(stamp)  # Before the batch can be found: one without a stamp counts as left.
+        # Stamp first: readers take a batch without a stamp for one whose process has died.
+        self._stamp(stamp)
         if not self.store.put(key, _json(self.batch.to_json()), if_absent=True):
             raise SubmitError(
-                f"There is already a batch {self.batch.group_id}. Submit again; the next id will "
-                "be another one."
+                f"Another batch already has the id {self.batch.group_id}. Submit again: each batch "
+                "has a new id."
             )
 
         def beat() -> None:
@@ -191,7 +191,7 @@ class BatchRecords:
             while not self._ended.wait(STAMP_EVERY_S):
                 number += 1
                 with contextlib.suppress(KineticError, OSError):
-                    if not self.store.has(key):  # It was removed.
+                    if not self.store.has(key):  # The batch was removed.
                         return
                     self._stamp(Stamp(me, stamp.started, stamp.machine, stamp.host, number))
 
@@ -218,36 +218,38 @@ class BatchRecords:
         self.store.put(layout.GroupKeys(self.batch.group_id).stop, b"{}\n")
 
     def is_to_stop(self) -> bool:
-        """Whether the submitting process was asked to stop."""
+        """True if a process has asked the submitting process to stop."""
         return self.store.has(layout.GroupKeys(self.batch.group_id).stop)
 
     def remove(self) -> None:
-        """Remove the batch; its jobs stay."""
+        """Remove the batch's records; those of its jobs stay."""
         self._ended.set()
         self.store.delete(layout.GroupKeys(self.batch.group_id).prefix)
 
     # -- read by other processes -------------------------------------------------------------------
 
     def read(self, submitter: SubmitterWatch, entered: Collection[int] = ()) -> BatchReading:
-        """Read where the inputs stand, but for those that are `entered`: references of jobs, why
-        inputs were refused, the end. First comes whether the process that submits is gone, then the
-        end: what was written before either is all read."""
+        """Read the state of all inputs except those that are already `entered`.
+
+        The order of reads matters: first the submitting process, then the end, then references and
+        refusals. So if the process is dead or has ended the batch, all that it wrote is read.
+        """
         is_gone, end = submitter.is_gone(self.read_stamp()), self._read_end()
-        wanted = {
+        index_by_id = {
             self.batch.job_id(index): index
             for index in range(self.batch.total)
             if index not in entered
         }
-        refs = job_index.read_refs(self.store, wanted) if wanted else {}
+        refs = job_index.read_refs(self.store, index_by_id) if index_by_id else {}
         return BatchReading(
-            {wanted[job_id]: ref for job_id, ref in refs.items()},
+            {index_by_id[job_id]: ref for job_id, ref in refs.items()},
             dict(self._read_refusals(entered)),
             end,
             is_gone and end is None,
         )
 
     def read_stamp(self) -> Stamp | None:
-        """Return the stamp of the process that submits; None if there is none."""
+        """Return the stamp of the submitting process; None if it is missing or damaged."""
         with contextlib.suppress(NotFound, CorruptRecord):
             return Stamp.read(self.store.get(layout.GroupKeys(self.batch.group_id).owner))
         return None
@@ -274,7 +276,7 @@ class BatchRecords:
 
 
 def new_batch(total: int, *, now: float, name: str = "", tags: Any = None) -> Batch:
-    """Choose the id of a batch."""
+    """Return a batch with a new random id."""
     tags = {} if tags is None else tags
     return Batch(f"grp-{secrets.token_hex(4)}", total, now, name, tags)
 

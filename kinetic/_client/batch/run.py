@@ -1,11 +1,8 @@
-"""The inputs of a batch as this process knows them, and the loop that submits them.
+"""The inputs of a batch as this process knows them, and the thread that submits them.
 
-In: a batch's records, a source of jobs. Out: jobs, and in the end a batch in which every input has
-ended.
-
-The submitting thread is no daemon: a script that ends after beginning a batch still submits all of
-it. The ends of jobs are entered by the thread that watches for all callers, so that Ctrl-C, which
-is raised in the main thread, cannot lose one.
+The submitting thread is not a daemon, so that a script that ends after starting a batch still
+submits all of it. The watcher's thread enters the ends of jobs, so that Ctrl-C, which is raised in
+the main thread, cannot lose one.
 """
 
 from __future__ import annotations
@@ -37,18 +34,18 @@ from kinetic.errors import InsufficientMemory, KineticError, NotFound, SubmitErr
 
 _log = logging.getLogger("kinetic.batch")
 IDLE_S = 1.0
-"""How often a process that submits checks whether another one asked it to stop."""
+"""Seconds between two checks for a stop request from another process."""
 FIRST_PAUSE_S = 0.1
 SLOWER = 1.3
 
 
 @dataclass(frozen=True)
 class BatchRules:
-    """How a batch is run.
+    """The rules by which a batch is submitted.
 
     Attributes:
-        max_concurrent: jobs at a time; None for all.
-        fitted: whether `max_concurrent` is still to be chosen to fit the machine.
+        max_concurrent: the most jobs at the same time; None for no limit.
+        fitted: True if `max_concurrent` must still be chosen to fit the backend.
         fail_fast: submit nothing more after the first failure.
         cancel_running_on_fail: with `fail_fast`, also cancel running jobs.
     """
@@ -60,24 +57,24 @@ class BatchRules:
 
     @property
     def cancels(self) -> bool:
-        """Whether a failure cancels the running jobs."""
+        """True if a failure cancels the running jobs."""
         return self.fail_fast and self.cancel_running_on_fail
 
 
 class BatchView:
-    """The inputs of one batch: the process that submits enters what it does, one that attached
-    reads the records (`AttachedView`).
+    """The inputs of one batch. The submitting process enters its own changes; a process that
+    attached reads them from the records (`AttachedView`).
 
     Attributes:
-        states, handles: by input.
-        outcomes: of the jobs that have ended, by input.
-        errors: why inputs never became jobs.
+        states, handles: the state and the job of each input.
+        outcomes: verdicts of ended jobs, by input.
+        errors: errors of inputs that have no job, by input.
         finished: inputs in the order in which they reached their final state.
-        stopped: why nothing more is submitted.
-        changes: held by whoever changes or reads several of them; notified after each event.
-        events: grows with every event.
-        is_submitting: whether this process has not finished submitting.
-        has_failed: whether an input has failed, or could not be submitted.
+        stopped: why nothing more is submitted; "" while inputs are submitted.
+        changes: the lock for changing, or reading, several attributes; notified after each event.
+        events: the number of events so far.
+        is_submitting: True while this process submits.
+        has_failed: True if an input has failed or could not be submitted.
     """
 
     def __init__(self, records: BatchRecords, rules: BatchRules | None = None) -> None:
@@ -101,12 +98,12 @@ class BatchView:
 
     @property
     def is_done(self) -> bool:
-        """Whether every input has ended, and this process submits nothing more."""
+        """True if every input has ended, and this process submits nothing more."""
         return len(self.finished) == len(self.states) and not self.is_submitting
 
     @property
     def live(self) -> int:
-        """The number of jobs that have not ended, as far as is known."""
+        """The number of jobs whose end has not been entered."""
         return len(self._live)
 
     def list_inputs(self, state: InputState) -> list[int]:
@@ -118,14 +115,14 @@ class BatchView:
         return Counter(self.states)
 
     def count_submitted(self) -> int:
-        """Return the number of inputs that have a job, or are about to have one."""
+        """Return the number of inputs whose job exists or is being submitted."""
         jobs = zip(self.states, self.handles, strict=True)
         return sum(state is InputState.SUBMITTING or job is not None for state, job in jobs)
 
-    # -- what happens to inputs --------------------------------------------------------------------
+    # -- events of inputs --------------------------------------------------------------------------
 
     def enter_job(self, index: int, handle: JobHandle[Any]) -> None:
-        """An input has a job."""
+        """Enter the job of an input; cancel it if the batch was cancelled meanwhile."""
         with self.changes:
             self.handles[index] = handle
             self.states[index] = InputState.LIVE
@@ -138,7 +135,7 @@ class BatchView:
             self._cancel_jobs([handle])
 
     def end_input(self, index: int, state: InputState, error: Exception | None = None) -> None:
-        """An input has reached its final state."""
+        """Enter the final state of an input. Duplicate calls are ignored."""
         with self.changes:
             if self.states[index].final:
                 return  # Duplicate notification: its job was added again while one was in flight.
@@ -188,7 +185,7 @@ class BatchView:
         at_once(cancel, jobs, self.records.store.calls_at_once)
 
     def list_running(self) -> list[JobHandle[Any]]:
-        """Return the jobs that have not ended, as far as is known."""
+        """Return the jobs whose end has not been entered."""
         with self.changes:
             jobs = (self.handles[index] for index in sorted(self._live))
             return [job for job in jobs if job is not None]
@@ -197,11 +194,12 @@ class BatchView:
 
     @contextlib.contextmanager
     def watch_jobs(self) -> Iterator[None]:
-        """Watch the jobs, now and as they come; otherwise nobody asks for their ends."""
+        """Watch for the ends of jobs, present and future, in the `with` block. Without any such
+        block, no ends are entered."""
         with self.changes:
             self._waiters += 1
             is_first = self._waiters == 1 or self._broken is not None
-            self._broken = None  # of an earlier wait
+            self._broken = None  # An error of an earlier wait.
             for job in self.list_running() if is_first else ():
                 futures.watcher().add(job, self._enter_end)
         try:
@@ -213,18 +211,18 @@ class BatchView:
                     futures.watcher().drop(job, self._enter_end)
 
     def wait_for_event(self, timeout_s: float, known_events: int) -> None:
-        """Wait until there are other events than the caller knows of, or the time is up. To be
-        called within `watch_jobs`."""
+        """Wait until there are more than `known_events`, or the time is up. Only for use inside
+        `watch_jobs`, whose errors this raises."""
         with self.changes:
             self.changes.wait_for(lambda: self.events != known_events or self._broken, timeout_s)
             if self._broken is not None:
                 raise self._broken
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Enter what another process has done; the process that submits knows."""
+        """Enter the events of another process that submits. Does nothing in that process itself."""
 
     def settle(self) -> None:
-        """Ask for the ends of all running jobs, in one call."""
+        """Read the verdicts of all running jobs in one call, and enter their ends."""
         self.catch_up()
         running = self.list_running()
         for job, answer in zip(running, futures.settle(running), strict=True):
@@ -237,13 +235,13 @@ class BatchView:
 
 
 class AttachedView(BatchView):
-    """The inputs of a batch that another process submits, or has submitted. The records are read
-    often while inputs are being submitted, otherwise less and less often.
+    """The inputs of a batch that another process submits, or has submitted. Reads the records often
+    while new jobs appear, otherwise less and less often.
 
     Args:
-        records: of the batch.
-        slowest_s: the longest pause between two looks for newly submitted jobs.
-        clock: for tests.
+        records: the records of the batch.
+        slowest_s: the longest pause between two reads of the records, in seconds.
+        clock: the monotonic clock, for tests.
     """
 
     def __init__(
@@ -261,17 +259,17 @@ class AttachedView(BatchView):
         self.catch_up()
 
     def cancel(self, why: str) -> None:
-        """Ask the process that submits to stop, and cancel the jobs that run."""
+        """Ask the submitting process to stop, and cancel the running jobs."""
         if not self.is_done:
             self.records.ask_to_stop()
             self.catch_up(now=True)
         with self.changes:
-            self._is_cancelled = True  # Jobs that are found from now on are not wanted either.
+            self._is_cancelled = True  # From now on, new jobs are cancelled too.
             running = self.list_running()
         self._cancel_jobs(running)
 
     def wait_for_event(self, timeout_s: float, known_events: int) -> None:
-        """As for a batch of this process; reads the records when that is due."""
+        """Wait like `BatchView.wait_for_event`, and read the records whenever that is due."""
         deadline = self._clock() + timeout_s
         while True:
             rest_s = max(deadline - self._clock(), 0.0)
@@ -286,7 +284,7 @@ class AttachedView(BatchView):
         return InputState.WAITING in self.states
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Enter what the records say, unless they were read a moment ago."""
+        """Read the records if that is due, or with `now` in any case, and enter their news."""
         if not self._has_waiting or (not now and self._clock() < self._due):
             return
         entered = [index for index, own in enumerate(self.states) if own is not InputState.WAITING]
@@ -312,13 +310,13 @@ class AttachedView(BatchView):
         batch, store = self.records.batch, self.records.store
         for index in self.list_inputs(InputState.WAITING):
             if states[index] is InputState.LIVE:
-                # After a Ctrl-C before this it is found again.
+                # If Ctrl-C comes before `enter_job`, the next read enters this job.
                 ref = reading.refs[index]
                 is_own = ref.store_uri == store.uri
                 self.enter_job(index, JobHandle(ref, store=store if is_own else None))
             elif states[index] is InputState.REFUSED:
                 why = reading.refusals.get(index) or (
-                    f"Input {index} of {batch.group_id}: it was not submitted: {SUBMITTER_ENDED}."
+                    f"Input {index} of {batch.group_id} was not submitted: {SUBMITTER_ENDED}."
                 )
                 self.end_input(index, InputState.REFUSED, SubmitError(why))
             elif states[index].final:
@@ -326,7 +324,7 @@ class AttachedView(BatchView):
 
 
 class BatchSubmitter:
-    """Submits the inputs of a batch in their order, as its rules say."""
+    """Submits the inputs of a batch in order, following the batch's rules."""
 
     def __init__(self, view: BatchView, source: JobSource) -> None:
         self._view = view
@@ -336,10 +334,10 @@ class BatchSubmitter:
         self._refusals = 0
         self._is_blocking = self._has_begun = self._is_given_up = False
         self._stop_checked_at = -math.inf
-        self._finished_then = 0
+        self._finished_at_check = 0
 
     def start(self, *, blocking: bool) -> None:
-        """Submit everything: in this thread, or in one of its own."""
+        """Submit all inputs, in this thread if `blocking`, else in a new one."""
         self._is_blocking = blocking
         futures.watcher().start()
         self._view.is_submitting = True
@@ -350,8 +348,8 @@ class BatchSubmitter:
         return None
 
     def give_up(self, why: str, patience_s: float) -> None:
-        """Submit nothing more after `start` was interrupted, and wait until nothing is being
-        submitted."""
+        """Submit nothing more after `start` was interrupted. Wait up to `patience_s` seconds for
+        the submission in progress."""
         view = self._view
         view.stop(why)
         with view.changes:
@@ -378,7 +376,7 @@ class BatchSubmitter:
             self._finish()
 
     def _step(self) -> bool:
-        """Submit one input, or wait until that is possible; return whether there is more to do."""
+        """Submit one input, or wait until an event may allow that. True if there is more to do."""
         view, rules = self._view, self._view.rules
         with view.changes:
             known_events = view.events
@@ -401,7 +399,7 @@ class BatchSubmitter:
         return True
 
     def _take(self) -> int | None:
-        """Take the next input, if another job may run."""
+        """Return the next input if another job may run, and mark it as being submitted."""
         view, limit = self._view, self._view.rules.max_concurrent
         states, total = view.states, len(view.states)
         while self._next < total and states[self._next] is not InputState.WAITING:
@@ -413,11 +411,11 @@ class BatchSubmitter:
 
     def _obey_stop_request(self) -> None:
         view, now = self._view, time.monotonic()
-        has_freed = len(view.finished) > self._finished_then
+        has_freed = len(view.finished) > self._finished_at_check
         if view.stopped or (now - self._stop_checked_at < IDLE_S and not has_freed):
             return
-        self._stop_checked_at, self._finished_then = now, len(view.finished)
-        with logged("a request to stop could not be looked for"):
+        self._stop_checked_at, self._finished_at_check = now, len(view.finished)
+        with logged("the store could not be checked for a stop request"):
             if self._records.is_to_stop():
                 view.cancel("another process cancelled the batch")
 
@@ -431,7 +429,7 @@ class BatchSubmitter:
         except InsufficientMemory as error:
             with view.changes:
                 known_events, is_alone = view.events, view.live == 0
-                if not is_alone:  # It waits until another job has ended.
+                if not is_alone:  # Retry the input when another job has ended.
                     stopped = bool(view.stopped)
                     view.states[index] = InputState.WAITING
                     self._next = min(self._next, index)
@@ -453,7 +451,7 @@ class BatchSubmitter:
         return None
 
     def _refuse(self, index: int, error: Exception) -> None:
-        # Usually all have the same reason: warn only of the first.
+        # Inputs are usually refused for the same reason: log only the first as a warning.
         _log.log(
             logging.INFO if self._refusals else logging.WARNING,
             "kinetic: input %d of %s was not submitted: %s",
@@ -462,7 +460,7 @@ class BatchSubmitter:
             text_of(error),
         )
         self._refusals += 1
-        with logged("the reason could not be kept"):
+        with logged(f"the error of input {index} could not be recorded"):
             self._records.note_refused(index, error)
         self._view.end_input(index, InputState.REFUSED, error)
 
@@ -470,10 +468,10 @@ class BatchSubmitter:
         view = self._view
         with view.changes:
             if self._source is None or not view.is_submitting:
-                return  # It has finished, or nothing was begun.
-            self._source = None  # with the inputs that it keeps
+                return  # The batch has finished already, or was never started.
+            self._source = None  # Frees the copies of the inputs.
             skipped = frozenset(view.list_inputs(InputState.SKIPPED))
-        with logged("the end of the batch could not be kept"):
+        with logged("the end of the batch could not be recorded"):
             self._records.note_end(BatchEnd(view.stopped, skipped))
         with view.changes:
             view.is_submitting = False
@@ -481,14 +479,15 @@ class BatchSubmitter:
 
 
 class logged(contextlib.suppress):  # noqa: N801 - reads as a statement
-    """Log errors of the store and of backends, and go on."""
+    """Suppresses errors of the store and the backends in the `with` block, and logs them after
+    `failure`, a sentence."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, failure: str) -> None:
         super().__init__(KineticError, OSError)
-        self._what = what
+        self._failure = failure
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         handled = super().__exit__(kind, error, trace)
         if handled and error is not None:
-            _log.warning("%s: %s", self._what, error)
+            _log.warning("%s: %s", self._failure, error)
         return handled

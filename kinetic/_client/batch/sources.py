@@ -1,8 +1,5 @@
-"""The submission of a batch's jobs: of a function that is packaged once for all of them, or by one
-that submits jobs itself.
-
-In: calls. Out: handles of submitted jobs.
-"""
+"""The sources of a batch's jobs: a decorated function, packaged once for all jobs, or a function
+that submits jobs itself."""
 
 from __future__ import annotations
 
@@ -26,31 +23,31 @@ from kinetic._store.base import Store
 from kinetic.errors import UsageError, UsageTypeError, a_type, text_of
 
 UNKNOWN_ROOM = 64
-"""Jobs at a time if the backend does not say how many it has room for."""
+"""The number of concurrent jobs for a backend that does not know its capacity."""
 IN_MEMORY_BYTES = 64 * 1024**2
-"""Pickles that are larger together lie in a temporary file."""
+"""Larger pickles, counted together, are stored in a temporary file."""
 
 
 class JobSource(Protocol):
-    """Submits one input of a batch at a time: one process starts all jobs of this machine, one
-    after the other, and functions that submit may not be thread-safe."""
+    """Submits the inputs of a batch, called from one thread only: functions that submit jobs may
+    not be thread-safe."""
 
-    def keep_inputs(self) -> None:
-        """Inputs are submitted once the caller has gone on, and may have changed them by then: keep
-        what they are now."""
+    def snapshot_inputs(self) -> None:
+        """Copy the inputs, because the caller may change them before they are submitted."""
         ...
 
     def submit(self, group_id: str, index: int) -> JobHandle[Any]:
-        """Submit the job whose id follows from both; raises if this input cannot be."""
+        """Submit the job of an input, whose id follows from the batch and the index. Raises if the
+        input cannot be submitted."""
         ...
 
     def room(self) -> int:
-        """Return how many of the jobs run well at a time."""
+        """Return the number of jobs that fit the backend at the same time."""
         ...
 
 
 class PackagedCalls:
-    """Calls of one decorated function: its source tree is walked once, and it is pickled once."""
+    """Calls of one decorated function. The source tree is read once, the function pickled once."""
 
     def __init__(
         self,
@@ -69,20 +66,20 @@ class PackagedCalls:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """For the caller, before this leaves the machine."""
+        """The warnings to print before the first job is submitted."""
         return self._shared.with_call(self._pickler.function).warnings
 
-    def keep_inputs(self) -> None:
-        """Pickle the arguments of all calls. The error of one that cannot be pickled is raised when
-        it is submitted.
+    def snapshot_inputs(self) -> None:
+        """Pickle the arguments of all calls. `submit` raises the error of a call that cannot be
+        pickled.
 
         Raises:
-            UsageError: there is no room for them.
+            UsageError: the disk has no room for the pickles.
         """
-        self._snapshot = CallSnapshot(self._try_all())
+        self._snapshot = CallSnapshot(self._pack_calls())
         self._calls = ()
 
-    def _try_all(self) -> Iterator[Packed | Exception]:
+    def _pack_calls(self) -> Iterator[Packed | Exception]:
         for index in range(len(self._calls)):
             try:
                 yield self._pack_call(index)
@@ -94,25 +91,24 @@ class PackagedCalls:
         return self._pickler.pack(call.args, call.kwargs)
 
     def submit(self, group_id: str, index: int) -> JobHandle[Any]:
-        """Pickle the arguments, unless they are kept, and create the job."""
+        """Pickle the arguments, unless `snapshot_inputs` has, and create the job."""
         backend, store = self._target.backend, self._target.store
         planned = self.plan_call(group_id, index)
-        ref = submission.submit(planned, backend, store, on_sent=self._keep)
+        ref = submission.submit(planned, backend, store, on_sent=self._share_bundle)
         return JobHandle(ref, backend, store)
 
-    def _keep(self, sent: Planned) -> None:
-        """All inputs get the source tree that was sent for the first, even if files change
-        afterwards."""
+    def _share_bundle(self, sent: Planned) -> None:
+        """Use the source tree that the first job sent for all jobs, even if files change later."""
         if sent.bundle is not self._shared.bundle:
             self._shared = dataclasses.replace(self._shared, bundle=sent.bundle)
 
     def room(self) -> int:
-        """As many as the backend has room for."""
+        """Return the number of such jobs that fit the backend at the same time."""
         backend = self._target.backend
         return backend.room(self._shared.plan) if isinstance(backend, Capacity) else UNKNOWN_ROOM
 
     def plan_call(self, group_id: str, index: int) -> Planned:
-        """Plan one call, with its own arguments, id and output folder."""
+        """Return the plan of one call, with its own arguments, id and output folder."""
         folder, snapshot = self._shared.plan.output_dir, self._snapshot
         return self._shared.with_call(
             self._pack_call(index) if snapshot is None else snapshot.read_call(index),
@@ -125,7 +121,7 @@ class PackagedCalls:
 
 
 class CallingFunction:
-    """Calls of any function that submits a job with `run_async` and returns its handle."""
+    """Calls of a function that submits a job with `run_async` and returns its handle."""
 
     def __init__(
         self,
@@ -141,40 +137,39 @@ class CallingFunction:
         self._store = store
         self._retries = retries
 
-    def keep_inputs(self) -> None:
-        """Nothing: the function gets the inputs themselves."""
+    def snapshot_inputs(self) -> None:
+        """Do nothing: the function gets the inputs themselves."""
 
     def submit(self, group_id: str, index: int) -> JobHandle[Any]:
-        """Call the function; the job that it submits becomes the input's."""
+        """Call the function. The first job that it submits becomes the input's job."""
         call, job_id = self._calls[index], job_id_of(group_id, index)
         member = BatchMember(group_id, index, job_id, self._store.uri, self._retries)
         with planning.member_of_batch(member):
             handle = self._func(*call.args, **call.kwargs)
         if not isinstance(handle, JobHandle):
             raise UsageTypeError(
-                "The function that submits must return a job's handle; it returned "
+                "The function passed to map must return the handle of a job; it returned "
                 f"{a_type(handle)}. Pass a function decorated with @kinetic.run, or its run_async."
             )
         if handle.job_id != job_id:
             raise UsageError(
-                f"The function must submit with run_async, and return the handle of its first job; "
-                f"it returned the handle of {handle.job_id}, which does not belong to the batch."
+                "The function passed to map must submit a job with run_async and return its "
+                f"handle; it returned the handle of {handle.job_id}, which is not in the batch."
             )
         return handle
 
     def room(self) -> int:
-        """As many jobs of one host as the configured backend has room for."""
+        """Return the number of one-host jobs that fit the configured backend at the same time."""
         backend = registry.make(planning.default_place(self._settings), self._store)
         return backend.room(None) if isinstance(backend, Capacity) else UNKNOWN_ROOM
 
 
 class CallSnapshot:
-    """The calls of a batch as they were when it began: the caller may change an input afterwards,
-    and a call may be submitted much later, or once more. Each is pickled, or an error if it could
-    not be."""
+    """The pickled calls of a batch, made at its start: the caller may change an input before its
+    job is submitted. A call that could not be pickled is stored as its error."""
 
     def __init__(self, calls: Iterable[Packed | Exception]) -> None:
-        """Take the calls.
+        """Store the calls, in memory or in a temporary file.
 
         Raises:
             UsageError: the folder for temporary files has no room for them.
@@ -191,17 +186,17 @@ class CallSnapshot:
                 self._file.write(call.data)
             except OSError as error:
                 raise UsageError(
-                    f"The inputs do not fit into {tempfile.gettempdir()}, where they are kept "
+                    f"The inputs do not fit into {tempfile.gettempdir()}, where they are stored "
                     f"until their jobs are submitted: {text_of(error)}. Pass paths or kinetic.Data "
-                    "instead of what is large, or set TMPDIR to a folder with more room. Nothing "
+                    "instead of large values, or set TMPDIR to a folder with more room. Nothing "
                     "was submitted."
                 ) from error
-            # Its parts hold the input itself.
+            # Drop `parts`, which refer to the input's objects.
             self._calls.append((end, replace(call, data=b"", parts=tuple)))
             end += call.size_bytes
 
     def read_call(self, index: int) -> Packed:
-        """Return one call; raises why it could not be pickled."""
+        """Return one call, or raise the error of pickling it."""
         call = self._calls[index]
         if isinstance(call, Exception):
             raise call
