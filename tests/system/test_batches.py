@@ -244,7 +244,8 @@ def test_a_batch_is_cancelled_whose_submitter_is_stopped(tmp_path, monkeypatch, 
             process.send_signal(signal.SIGCONT)
         process.communicate(timeout=PATIENCE_S)
     (told,) = [text for text in caplog.messages if "was cancelled" in text]
-    assert "may be suspended" in told and f"process {process.pid} on" in told
+    assert "may be suspended" in told
+    assert f"process {process.pid} on" in told
     found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
 
