@@ -1,1 +1,1 @@
-"""What the caller's machine is set to, and where each value came from."""
+"""Settings of the caller's machine: environment, profiles, and the origin of each value."""

@@ -1,8 +1,8 @@
-"""What leaves the caller's environment: captured variables, secrets, and what a local host
-inherits.
+"""Variables that leave the caller's environment: captured ones, secrets, and those that a local
+host inherits.
 
 In: patterns or names, and an environment. Out: dicts of variables. Pure, except that it logs the
-names, never the values, of what was captured.
+names of captured variables, and never their values.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import logging
 
 
-_OF_THIS_MACHINE = """
+_MACHINE_VARIABLES = """
     PATH HOME PYTHONPATH LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL
     TMPDIR TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND
 """
-_OF_ANY_PROCESS = """
+_PROCESS_VARIABLES = """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS LINES
     XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME PYTHONPATH PYTHONHOME PYTHONUTF8
     PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX LD_LIBRARY_PATH
@@ -30,12 +30,12 @@ _OF_ANY_PROCESS = """
     CURL_CA_BUNDLE
     GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_CONFIG STORAGE_EMULATOR_HOST HF_ENDPOINT HF_HOME
 """
-"""The last lines are how a bucket or a hub is reached: of credentials, only the file's path."""
-MACHINE_BOUND = frozenset(_OF_THIS_MACHINE.split())
-"""Variables that a wildcard never captures: they describe this machine. An exact name does capture
-them."""
-_INHERITED = frozenset(_OF_ANY_PROCESS.split())
-_OF_HOSTS = frozenset(
+"""Variables that any process needs. Those in the last lines give access to buckets and hubs; of
+credentials, only the file's path is among them."""
+MACHINE_BOUND = frozenset(_MACHINE_VARIABLES.split())
+"""Variables that describe this machine: no wildcard captures them, but an exact name does."""
+_INHERITED = frozenset(_PROCESS_VARIABLES.split())
+_HOST_VARIABLES = frozenset(
     [
         "KINETIC_HOST_ADDRESS",
         "KINETIC_ROLE",
@@ -43,22 +43,23 @@ _OF_HOSTS = frozenset(
         "KINETIC_SLICES",
     ]
 )
-"""Variables of hosts that look like those of settings."""
+"""Variables of hosts whose names resemble those of settings."""
 _ALIKE = 0.85
 _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
 
 
 def select_env_vars(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that `names` selects; missing ones are silently left out.
+    """Return the variables that `names` selects; missing ones are left out without an error.
 
-    Their names are logged, and a warning names those that look like secrets. An exact name takes
-    any variable; a prefix that ends in "*" skips those that describe this machine or the job.
+    The names of captured variables are logged, and a warning lists names that look like secrets. An
+    exact name selects any variable; a prefix that ends in "*" skips variables that describe this
+    machine or the job.
 
     Raises:
         UsageError: an entry of `names` is neither a name nor a prefix.
     """
     from kinetic._core import (
-        checks,  # like logging, imported only where something is captured
+        checks,  # Most calls capture nothing, and need neither this module nor logging.
     )
 
     captured: dict[str, str] = {}
@@ -81,8 +82,8 @@ def _log() -> logging.Logger:
 @functools.cache
 def _warn_once(names: str) -> None:
     _log().warning(
-        "kinetic: capture_env_vars takes what looks like a secret (%s): it is sent apart from the "
-        "plan, as with secrets=[...].",
+        "kinetic: capture_env_vars takes variables that look like secrets (%s). Their values are "
+        "sent separately from the plan, as with secrets=[...].",
         names,
     )
 
@@ -105,15 +106,15 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     missing = [name for name in names if name not in environ]
     if missing:
         raise UsageError(
-            f"The secret {missing[0]} is not set in this environment. Export it, or take it out of "
+            f"The secret {missing[0]} is not set in this environment. Export it, or remove it from "
             "secrets=."
         )
     return {name: environ[name] for name in names}
 
 
 def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a host on this machine inherits: what a process needs to run here, and nothing
-    that could be a secret."""
+    """Return the variables that a host on this machine inherits: those that any process needs, and
+    none that could be a secret."""
     return {
         name: value
         for name, value in environ.items()
@@ -122,10 +123,10 @@ def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_misspelt(variables: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that nothing reads, each with the one of `known` that it looks like."""
+    """Return unknown variables whose names resemble one of `variables`, with that name."""
     import difflib
 
-    others = set(environ) - {*variables} - _OF_HOSTS
+    others = set(environ) - {*variables} - _HOST_VARIABLES
     near = {
         name: difflib.get_close_matches(name.upper(), list(variables), n=1, cutoff=_ALIKE)
         for name in sorted(others)

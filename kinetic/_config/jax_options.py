@@ -1,10 +1,8 @@
-"""Options of JAX that the caller has set and that change results, to be set on the hosts as well.
+"""Options of JAX that the caller has set and that change results: hosts must set them as well.
 
-In: JAX, if this process has imported it. Out: names and values that differ from JAX's defaults.
-
-`jax.config.update("jax_enable_x64", True)` at the top of a script is not part of a function:
-without this, the function would compute in float32 on the hosts. Other options, such as where JAX
-runs and what it logs, are left to the host.
+`jax.config.update("jax_enable_x64", True)` at the top of a script is not part of a function.
+Without this module, the function would compute in float32 on the hosts. Other options, such as
+JAX's platform and logging, are left to the host.
 """
 
 from __future__ import annotations
@@ -36,22 +34,21 @@ DEFAULTS: Mapping[str, Value] = {
     "jax_threefry_partitionable": True,
     "jax_use_shardy_partitioner": True,
 }
-"""The options that travel, with the defaults of JAX 0.10. Where another version has another
-default, the option travels although nobody set it, and the hosts, with the same version, already
-have its value."""
+"""Options that are sent to hosts, with the defaults of JAX 0.10. An option whose default differs in
+the caller's version is sent although nobody set it; hosts with the same version have this value
+anyway."""
 
 
 def changed_options(*, without: Mapping[str, str]) -> dict[str, Value]:
     """Return the options in `DEFAULTS` that have another value in this process.
 
     Args:
-        without: variables of the job; an option that one of them sets (`JAX_ENABLE_X64`) is left
-            out.
+        without: variables of the job; options that they set (`JAX_ENABLE_X64`) are left out.
     """
     values = getattr(getattr(sys.modules.get("jax"), "config", None), "values", None)
     if not isinstance(values, dict):
         return {}
-    # JAX accepts the value of an enumeration, too.
+    # Send the value of an enumeration's member, which JAX accepts as well.
     current = {n: getattr(values[n], "value", values[n]) for n in DEFAULTS if n in values}
     return {
         name: value

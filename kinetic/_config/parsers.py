@@ -1,4 +1,4 @@
-"""The values of settings, from text or from what was written in code.
+"""Parsers of settings, from text or from values written in code.
 
 In: the variable's name for messages, and the value. Out: the checked value, or a `UsageError`.
 """
@@ -15,12 +15,12 @@ from kinetic.errors import UsageError
 
 
 def text(_variable: str, value: Any) -> str:
-    """Any text."""
+    """Return any value as text."""
     return str(value)
 
 
 def path(variable: str, value: Any) -> str:
-    """A path of any kind."""
+    """Check a path of any kind."""
     text = str(value)
     if "\0" in text:
         raise UsageError(f"{variable} must be a path; it contains a NUL character.")
@@ -28,7 +28,7 @@ def path(variable: str, value: Any) -> str:
 
 
 def absolute_path(variable: str, value: Any) -> str:
-    """An absolute path."""
+    """Check an absolute path; it may start with "~"."""
     text = path(variable, value)
     if not text.startswith(("/", "~/")) and text != "~":
         raise UsageError(
@@ -39,12 +39,12 @@ def absolute_path(variable: str, value: Any) -> str:
 
 
 def store(variable: str, value: Any) -> str:
-    """The address of a store."""
+    """Check the address of a store: a URI or an absolute path."""
     return path(variable, value) if "://" in str(value) else absolute_path(variable, value)
 
 
 def number(variable: str, value: Any) -> float:
-    """A number that is not negative."""
+    """Check a number that is not negative."""
     try:
         parsed = float(value)
     except (TypeError, ValueError):
@@ -57,7 +57,7 @@ def number(variable: str, value: Any) -> float:
 
 
 def positive(variable: str, value: Any) -> float:
-    """A number above 0."""
+    """Check a number above 0."""
     parsed = number(variable, value)
     if parsed == 0:
         raise UsageError(f"{variable} must be more than 0; it is {value!r}.")
@@ -70,7 +70,7 @@ _SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromk
 
 
 def flag(variable: str, value: Any) -> bool:
-    """Yes or no."""
+    """Parse yes or no."""
     text = str(value).strip().lower()
     if text not in _SWITCH:
         raise UsageError(f"{variable} must be 1 or 0; it is {value!r}.")
@@ -78,7 +78,7 @@ def flag(variable: str, value: Any) -> bool:
 
 
 def one_of(*names: str) -> Callable[[str, Any], str]:
-    """One of these names."""
+    """Return a parser that accepts one of these names."""
 
     def parse(variable: str, value: Any) -> str:
         if str(value) not in names:
@@ -89,7 +89,7 @@ def one_of(*names: str) -> Callable[[str, Any], str]:
 
 
 def prices(variable: str, value: Any) -> dict[str, float]:
-    """What the user pays for chips, by family: "v6e=2.10, v6e:spot=0.80, l4=0.5", or a mapping."""
+    """Parse the user's prices by family: "v6e=2.10, v6e:spot=0.80, l4=0.5", or a mapping."""
     from kinetic._core.accelerators.prices import check_family
 
     pairs = value
@@ -99,23 +99,23 @@ def prices(variable: str, value: Any) -> dict[str, float]:
     named = {check_family(str(name).strip()): amount for name, amount in pairs.items()}
     if None in named:
         raise UsageError(
-            f"{variable} names no family of accelerators in {value!r}. Write for example "
-            '"v6e=2.10, v6e:spot=0.80, l4=0.5": dollars for one chip or GPU and hour.'
+            f"{variable} has an unknown family of accelerators: {value!r}. Write dollars for one "
+            'chip or GPU and hour, for example "v6e=2.10, v6e:spot=0.80, l4=0.5".'
         )
     return {str(name): number(variable, amount) for name, amount in named.items()}
 
 
-def _of_option(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+def _adapt_check(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda variable, value: check(variable.removesuffix("="), value)
 
 
-local_storage = _of_option(checks.local_storage)
-network_devices = _of_option(checks.network_devices)
-reservation = _of_option(checks.reservation)
+local_storage = _adapt_check(checks.local_storage)
+network_devices = _adapt_check(checks.network_devices)
+reservation = _adapt_check(checks.reservation)
 
 
 def level(variable: str, value: Any) -> str:
-    """A level of the logging package."""
+    """Check a level of the logging package."""
     levels = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
     text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(
         str(value).strip().upper(), str(value).strip().upper()

@@ -1,6 +1,4 @@
-"""Named clusters in one small file, one of them in use.
-
-In: the file's path; a change to make. Out: `Profiles`, frozen; or a new file in place of the old.
+"""Profiles: named clusters in one small file, one of them current.
 
     {
       "current": "dev",
@@ -8,9 +6,9 @@ In: the file's path; a change to make. Out: `Profiles`, frozen; or a new file in
     }
 
 Promises:
-    1. A reader sees the old file, the new one or none; never a part.
+    1. A reader sees the old file, the new one or none, and never a part.
     2. A damaged file is never overwritten.
-    3. A file may be written by hand. An unknown name in it is an error.
+    3. Users may edit the file. An unknown name in it is an error.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from kinetic._core.values import dataclass
 from kinetic._store import files
 from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 
-OF_THE_CLUSTER = ("project", "zone", "cluster", "namespace")
-FIELDS = (*OF_THE_CLUSTER, "address", "store", "prices")
+CLUSTER_FIELDS = ("project", "zone", "cluster", "namespace")
+FIELDS = (*CLUSTER_FIELDS, "address", "store", "prices")
 """The settings that a profile can hold."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = {"checksum", "current", "profiles"}
@@ -42,15 +40,15 @@ class Profiles:
     """All profiles of a user.
 
     Attributes:
-        by_name: the settings of each profile, by its name.
-        current: the profile in use, or None.
+        by_name: the settings of each profile, by the profile's name.
+        current: name of the current profile, or None.
     """
 
     by_name: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     current: str | None = None
 
     def get(self, name: str) -> Mapping[str, str]:
-        """Return one profile.
+        """Return the settings of a profile.
 
         Raises:
             UsageError: there is no profile of this name.
@@ -62,15 +60,15 @@ class Profiles:
     def with_profile(
         self, name: str, values: Mapping[str, str], *, force: bool = False
     ) -> Profiles:
-        """Return them with one more. The first one becomes the one in use.
+        """Return the profiles with one more. The first profile becomes the current one.
 
         Raises:
-            UsageError: a name or value is malformed, or the profile exists already and
-                `force` is not given.
+            UsageError: a name or value is malformed, or the profile exists already and `force` is
+                False.
         """
         if name in self.by_name and not force:
             raise UsageError(
-                f"There is a profile {name!r} already. Choose another name, or replace it with "
+                f"The profile {name!r} exists already. Choose another name, or replace it with "
                 "--force."
             )
         checked = {check_name(name): _check_values(name, values)}
@@ -81,23 +79,23 @@ class Profiles:
         )
 
     def with_current(self, name: str | None) -> Profiles:
-        """Return them with another one in use, or none."""
+        """Return the profiles with another current one, or none."""
         if name is not None:
             self.get(name)
         return replace(self, current=name)
 
     def without(self, name: str) -> Profiles:
-        """Return them without one. If it was in use, none is."""
+        """Return the profiles without one. If it was the current one, none is current."""
         self.get(name)
         others = {n: values for n, values in self.by_name.items() if n != name}
         return Profiles(others, None if self.current == name else self.current)
 
 
 def check_name(name: str) -> str:
-    """Return the name of a profile.
+    """Return the name if a profile may have it.
 
     Raises:
-        UsageError: it is not a valid name.
+        UsageError: the name is not valid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
@@ -124,13 +122,13 @@ def _check_values(name: str, values: Mapping[str, Any]) -> dict[str, str]:
 def _unknown(name: str, names: tuple[str, ...]) -> str:
     if not names:
         return (
-            f"There is no profile {name!r}, nor any other. To make one: kinetic profile create "
-            f"{name} --project … --cluster …"
+            f"There is no profile {name!r}, and no other profile. Create it: kinetic profile "
+            f"create {name} --project … --cluster …"
         )
     from difflib import get_close_matches
 
     near = get_close_matches(name, names, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(sorted(names))}."
+    hint = f"Did you mean {near[0]!r}?" if near else f"Profiles are: {', '.join(sorted(names))}."
     return f"There is no profile {name!r}. {hint}"
 
 
@@ -138,7 +136,7 @@ def _unknown(name: str, names: tuple[str, ...]) -> str:
 
 
 def render(profiles: Profiles) -> bytes:
-    """Return the content of the file. Deterministic."""
+    """Return the content of the file. Equal profiles have equal content."""
     content = {
         "current": profiles.current,
         "profiles": {n: dict(profiles.by_name[n]) for n in sorted(profiles.by_name)},
@@ -147,10 +145,10 @@ def render(profiles: Profiles) -> bytes:
 
 
 def parse(data: bytes) -> Profiles:
-    """Read the content of the file.
+    """Parse the content of the file.
 
     Raises:
-        CorruptRecord: it is damaged, or was edited into something invalid; the message says what.
+        CorruptRecord: the content is damaged, or an edit made it invalid.
     """
     document = _document(data)
     try:
@@ -168,7 +166,7 @@ def _document(data: bytes) -> dict[str, Any]:
         raise CorruptRecord("it is not a JSON object.")
     if document.keys() - _KEYS:
         raise CorruptRecord(
-            f"nothing in it can be called {min(document.keys() - _KEYS)!r}, only 'current' and "
+            f"it has an unknown key {min(document.keys() - _KEYS)!r}; keys are 'current' and "
             "'profiles'."
         )
     return document
@@ -190,8 +188,8 @@ def read(path: str | Path) -> Profiles:
     """Read the file; a missing one has no profiles.
 
     Raises:
-        CorruptRecord: it is damaged.
-        StoreError: it cannot be read.
+        CorruptRecord: the file is damaged.
+        StoreError: the file cannot be read.
     """
     try:
         return parse(files.content(path))
@@ -208,27 +206,27 @@ def read(path: str | Path) -> Profiles:
         ) from None
 
 
-_WAY_OUT = "Make the file yours, or set KINETIC_PROFILES_FILE to another one."
+_WAY_OUT = "Change the file's owner or mode, or set KINETIC_PROFILES_FILE to another file."
 
 
 def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
     """Read the file, change the profiles, and replace the file.
 
     Raises:
-        UsageError: from `how`; the file is unchanged.
+        UsageError: raised by `how`; the file is unchanged.
         CorruptRecord: the file is damaged; it is unchanged.
-        StoreError: it cannot be read or written.
+        StoreError: the file cannot be read or written.
     """
-    # Keep a symbolic link to the file (dotfiles) as it is.
-    place = Path(os.path.realpath(path))
-    # A name of its own: who writes at the same moment must not move half of this.
-    temporary = place.with_name(f"{place.name}.{os.urandom(8).hex()}.new")
-    profiles = how(read(place))
+    # A symbolic link to the file, as dotfiles have, must stay a link.
+    target = Path(os.path.realpath(path))
+    # Two processes that write at the same moment must not share a temporary file.
+    temporary = target.with_name(f"{target.name}.{os.urandom(8).hex()}.new")
+    profiles = how(read(target))
     try:
-        place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        target.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(render(profiles))
-        temporary.replace(place)
+        temporary.replace(target)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()

@@ -1,11 +1,11 @@
-"""The caller's settings: the only file on the laptop's side that reads the environment.
+"""The caller's settings: the only module on the laptop's side that reads the environment.
 
-In: environment variables, arguments given in code (flags), a profile. Out: `Settings`, a frozen
-value that knows where each of its values came from.
+In: environment variables, arguments in code (flags), a profile. Out: `Settings`, a frozen value
+that knows the source of each of its values.
 
-A value is taken from the first of: flag, environment, profile, variables of other tools, default.
-What a job may carry of the environment is decided in `environment`, which profiles exist in
-`profiles`; both are loaded only when needed.
+The first of these sources wins: flag, environment, profile, variables of other tools, default.
+`environment` decides which variables a job may carry, and `profiles` reads profiles; both are
+imported only when needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Environ = Mapping[str, str]
 
 
 class Origin(StrEnum):
-    """What kind of place a value comes from."""
+    """The kind of source of a value."""
 
     FLAG = "flag"
     ENVIRONMENT = "environment"
@@ -34,17 +34,16 @@ class Origin(StrEnum):
     PROFILES_FILE = "profiles file"
     OTHER_TOOLS = "environment of other tools"
     HOME, RAY_CLUSTER = "home", "Ray cluster"
-    """Derived from the home folder, or from the address of a cluster."""
+    """The value was derived from the home folder, or from the address of a cluster."""
     DEFAULT = "default"
 
 
 class SettingSource(NamedTuple):
-    """Where a value comes from; as text "flag", "environment KINETIC_ZONE", "profile dev",
-    "default".
+    """The source of a value; as text "flag", "environment KINETIC_ZONE", "profile dev", "default".
 
     Attributes:
-        origin: what kind of place it is.
-        name: of the variable or the profile, or "".
+        origin: the kind of source.
+        name: name of the variable or the profile, or "".
     """
 
     origin: Origin
@@ -60,15 +59,14 @@ DEFAULT, FLAG = SettingSource(Origin.DEFAULT), SettingSource(Origin.FLAG)
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it came from."""
+    """One value and its source."""
 
     value: Any
     source: SettingSource
 
 
 class _Row(NamedTuple):
-    """How one setting is read: its variable, how text becomes a value, and variables of other
-    tools, which profiles outrank."""
+    """A setting's variable, its parser, and variables of other tools, which profiles outrank."""
 
     variable: str
     parse: Callable[[str, Any], Any]
@@ -86,19 +84,18 @@ def _row(
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be set on the caller's side, one row for each setting: its variable, how
-    text becomes a value, its default.
+    """All settings of the caller's side, one row for each: its variable, its parser, its default.
 
     Attributes:
-        sources: where each value came from, by name.
+        sources: the source of each value, by the setting's name.
     """
 
     home: Path = _row("KINETIC_HOME", parsers.absolute_path, MISSING)
-    """Folder of the store, unless `store` names another."""
+    """Folder of the store, unless `store` names another store."""
     store: str = _row("KINETIC_STORE", parsers.store, "")
     """The store that takes jobs: a folder or a URI (see `_store.open`)."""
     cache_dir: Path = _row("KINETIC_CACHE_DIR", parsers.path, MISSING)
-    """A folder for what can be rebuilt, such as hashes of source files."""
+    """Folder for files that can be rebuilt, such as hashes of source files."""
     project: str | None = _row("KINETIC_PROJECT", parsers.text, None, ("GOOGLE_CLOUD_PROJECT",))
     """The cluster's project."""
     zone: str | None = _row("KINETIC_ZONE", parsers.text, None)
@@ -114,23 +111,23 @@ class Settings:
     profile: str | None = _row("KINETIC_PROFILE", parsers.text, None)
     """The profile to read."""
     profiles_file: Path | None = _row("KINETIC_PROFILES_FILE", parsers.path, None)
-    """Where profiles are kept; None without a home folder."""
+    """The file of profiles; None without a home folder."""
     backend: str | None = _row("KINETIC_BACKEND", parsers.text, None)
     """One of "gke", "pathways", "local" or "ray"; None lets the accelerator decide."""
     output_dir: str | None = _row("KINETIC_OUTPUT_DIR", parsers.text, None)
-    """Where functions leave files; None for a folder of the job."""
+    """The folder for files of functions; None for a folder of the job."""
     base_image_repo: str | None = _row("KINETIC_BASE_IMAGE_REPO", parsers.text, None)
     """The repository of prebuilt images."""
     package_root: str | None = _row("KINETIC_PACKAGE_ROOT", parsers.text, None)
-    """Root of the source tree; None to look for it."""
+    """Root of the source tree; None to detect it."""
     no_default_excludes: bool = _row("KINETIC_NO_DEFAULT_EXCLUDES", parsers.flag, False)
-    """Send `.venv`, `node_modules` and the like too."""
+    """Send `.venv`, `node_modules` and similar folders as well."""
     context_size_warn_mb: float = _row("KINETIC_CONTEXT_SIZE_WARN_MB", parsers.number, 100.0)
     """Warn of a larger source tree."""
     payload_size_warn_mb: float = _row("KINETIC_PAYLOAD_SIZE_WARN_MB", parsers.number, 50.0)
     """Warn of a larger function with its arguments."""
     log_level: str | None = _row("KINETIC_LOG_LEVEL", parsers.level, None)
-    """The level of the "kinetic" logger; None leaves that to the program."""
+    """The level of the "kinetic" logger; None leaves the level to the program."""
     queue: str | None = _row("KINETIC_QUEUE", parsers.text, None)
     """The queue of a cluster that admits jobs."""
     priority: str | None = _row("KINETIC_PRIORITY", parsers.text, None)
@@ -144,22 +141,22 @@ class Settings:
     no_tty_debug: bool = _row("KINETIC_NO_TTY_DEBUG", parsers.flag, False)
     """Allow debug=True without a terminal."""
     debug_wait_s: float = _row("KINETIC_DEBUG_WAIT_TIMEOUT", parsers.number, 600.0)
-    """How long a debug job waits for a debugger."""
+    """Seconds that a debug job waits for a debugger."""
     start_timeout_s: float = _row("KINETIC_START_TIMEOUT_S", parsers.positive, 600.0)
-    """The limit from submission until the function has started on every host, and in JAX for hosts
-    that join."""
+    """Seconds from submission until the function must have started on every host, and for which
+    hosts wait in JAX for others."""
     grace_s: float = _row("KINETIC_GRACE_S", parsers.number, 5.0)
-    """The time between SIGTERM and SIGKILL when a job is stopped."""
+    """Seconds between SIGTERM and SIGKILL when a job is stopped."""
     slice_away_s: float = _row("KINETIC_SLICE_AWAY_S", parsers.number, 0.0)
-    """How long a simulated slice that was lost stays away."""
+    """Seconds for which a lost simulated slice stays away."""
     preload: str = _row("KINETIC_PRELOAD", parsers.one_of("auto", "off"), "auto")
-    """Keep a process with JAX imported while the caller lives; "off" does not."""
+    """With "auto", keep a process with JAX imported while the caller lives."""
     service_account: str = _row("KINETIC_SERVICE_ACCOUNT", parsers.text, "kinetic")
     """The service account of pods."""
     pod_python: str = _row("KINETIC_POD_PYTHON", parsers.absolute_path, "")
-    """An interpreter in the pods that has kinetic; then nothing is installed."""
+    """Path of an interpreter in the pods that has kinetic, so that nothing is installed."""
     pod_store: str = _row("KINETIC_POD_STORE", parsers.store, "")
-    """The address of the store as pods reach it, if that differs."""
+    """The store's address for pods, if it differs from the caller's."""
     pod_simulated: bool = _row("KINETIC_POD_SIMULATED", parsers.flag, False)
     """Pods have virtual devices instead of accelerators."""
     pathways_head_pool: str | None = _row("KINETIC_PATHWAYS_HEAD_POOL", parsers.text, None)
@@ -167,7 +164,7 @@ class Settings:
     pathways_version: str = _row("KINETIC_PATHWAYS_VERSION", parsers.text, "latest")
     """The tag of Pathways' images."""
     prices: Mapping[str, float] = _row("KINETIC_PRICES", parsers.prices, {})
-    """What the user pays for one chip and hour, by family (see `parsers.prices`)."""
+    """The user's prices of one chip and hour in US dollars, by family (see `parsers.prices`)."""
     sources: Mapping[str, SettingSource] = field(default_factory=dict)
 
     def setting(self, name: str) -> Setting:
@@ -185,27 +182,27 @@ class Settings:
 
     @property
     def names_ray(self) -> bool:
-        """Whether jobs go to a Ray cluster by default. Ray's own variables do not count: its
-        programs set them too."""
+        """True if the user's settings name a Ray cluster. Ray's own variables do not count, because
+        its programs set them too."""
         return bool(self.address) and self.setting("address").source.origin is not (
             Origin.OTHER_TOOLS
         )
 
     @property
     def is_for_ray(self) -> bool:
-        """Whether jobs go to a Ray cluster, unless a call's options differ."""
+        """True if jobs go to a Ray cluster, unless a call's options differ."""
         return self.backend == "ray" or (self.backend is None and self.names_ray)
 
     @property
     def cluster_settings(self) -> dict[str, Setting]:
         """The settings that name a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not
-        count: other tools set it too."""
+        count, because other tools set it too."""
         named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
         return {name: s for name, s in named.items() if s.source.origin is not Origin.OTHER_TOOLS}
 
 
 class _Profile(NamedTuple):
-    """The profile that is read: its values, and its name ("" when there is none)."""
+    """A profile's values and name; the name is "" for no profile."""
 
     values: Mapping[str, Any]
     name: str = ""
@@ -217,14 +214,14 @@ _log_level: str | None = None
 
 
 def choose_log_level(level: str | None) -> None:
-    """Show messages from this level on in this process; None for what the environment says."""
+    """Set the level from which this process shows messages; None for that of the environment."""
     global _log_level
     _log_level = level
 
 
 def choose_profile(name: str | None) -> None:
-    """Use this profile in this process from now on, as `kinetic --profile NAME` asks; None for the
-    one that the environment names."""
+    """Use this profile in this process from now on, as `kinetic --profile NAME` does; None for the
+    profile that the environment names."""
     global _chosen
     _chosen = name
 
@@ -246,8 +243,8 @@ def load(
     flags: Mapping[str, Any] | None = None,
     profile: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Read all settings. Flags and profile entries that are None count as not given; `profile`
-    replaces the user's.
+    """Read all settings. Flags and profile entries that are None count as absent; `profile`
+    replaces the user's profile.
 
     Raises:
         UsageError: a value is malformed (the message names the variable), a flag or profile entry
@@ -257,20 +254,20 @@ def load(
     env = os.environ if environ is None else environ
     from_code = {"log_level": _log_level, **_check_names("flag", flags or {})}
     chosen: dict[str, Setting] = {}
-    place = _first("profiles_file", env, from_code, _Profile({})) or _profiles_place(env)
-    read = (
+    file = _first("profiles_file", env, from_code, _Profile({})) or _default_profiles_file(env)
+    used = (
         _Profile(_check_names("profile", profile))
         if profile is not None
-        else _read_profile(env, from_code, place)
+        else _read_profile(env, from_code, file)
     )
     for name in _ROWS:
-        setting = _first(name, env, from_code, read)
+        setting = _first(name, env, from_code, used)
         if setting is not None:
             chosen[name] = setting
-    if place is not None:
-        chosen["profiles_file"] = Setting(_expand_path(place.value, env), place.source)
-    if read.name:
-        chosen["profile"] = Setting(read.name, read.source)
+    if file is not None:
+        chosen["profiles_file"] = Setting(_expand_path(file.value, env), file.source)
+    if used.name:
+        chosen["profile"] = Setting(used.name, used.source)
     chosen.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), DEFAULT))
     chosen.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
     values = {name: s.value for name, s in chosen.items()}
@@ -284,7 +281,7 @@ def load(
 
 
 def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
-    """Where laptop and cluster are not known to share anything, the cluster keeps the store."""
+    """Put the store on the Ray cluster, because the laptop and the cluster may share nothing."""
     from kinetic._ray import address
 
     store = f"ray+{address.resolve_address(settings.address or '', env)}"
@@ -304,19 +301,20 @@ def profiles_file(environ: Environ | None = None) -> Path:
         UsageError: there is no home folder, and no variable names the file.
     """
     env = os.environ if environ is None else environ
-    place = _first("profiles_file", env, {}, _Profile({})) or _profiles_place(env)
-    if place is None:
+    file = _first("profiles_file", env, {}, _Profile({})) or _default_profiles_file(env)
+    if file is None:
         raise UsageError(
-            "There is no place for profiles: set HOME, or KINETIC_PROFILES_FILE to a file."
+            "Profiles need a file, and this environment names no home folder. Set HOME, or "
+            "KINETIC_PROFILES_FILE to a file."
         )
-    return _expand_path(place.value, env)
+    return _expand_path(file.value, env)
 
 
 def on_host(environ: Environ | None = None) -> bool:
-    """Whether this process is the worker of a job, or a program that its function started: a
-    decorated function runs its body there. The host's folder tells, which ends with the job:
-    without it `KINETIC_JOB_ID` was set by hand, or by a shell that has outlived its job."""
-    from kinetic._core import preemption  # lists of jobs do without
+    """True if this process is the worker of a job, or a program that its function started; in such
+    a process a decorated function runs its body. If the host's folder does not exist,
+    `KINETIC_JOB_ID` was set by hand, or by a shell that has outlived its job, and is ignored."""
+    from kinetic._core import preemption  # Lists of jobs do not need it.
 
     env = os.environ if environ is None else environ
     job_id = env.get("KINETIC_JOB_ID")
@@ -330,24 +328,24 @@ def on_host(environ: Environ | None = None) -> bool:
 def _ignore_job(job_id: str) -> None:
     import logging  # needed only here
 
-    text = "KINETIC_JOB_ID is %r, but this process is not part of a running job: it is ignored."
+    text = "KINETIC_JOB_ID %r is ignored, because this process is not part of a running job."
     logging.getLogger("kinetic.settings").warning(text, job_id)
 
 
 def worker_environ(environ: Environ | None = None) -> dict[str, str]:
-    """Return what a host on this machine inherits from the caller: `environment.inherited_env`."""
+    """Return the variables that a host on this machine inherits from the caller."""
     from kinetic._config import environment
 
     return environment.inherited_env(os.environ if environ is None else environ)
 
 
 def variables() -> dict[str, str]:
-    """Return the whole environment: for `environment`, and for what reads settings of its own."""
+    """Return a copy of the whole environment, for modules that read further variables."""
     return dict(os.environ)
 
 
 def temporary_folders(environ: Environ | None = None) -> tuple[Path, ...]:
-    """Return the folders that programs share for temporary files, as `tempfile` looks for them."""
+    """Return the folders that programs share for temporary files, in the order of `tempfile`."""
     env = os.environ if environ is None else environ
     named = [env[name] for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
     return tuple(map(Path, (*named, "/tmp", "/var/tmp", "/dev/shm")))
@@ -372,8 +370,9 @@ def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile)
     return None
 
 
-def _profiles_place(env: Environ) -> Setting | None:
-    """The default file of profiles, or that of keras-kinetic; None without a home folder."""
+def _default_profiles_file(env: Environ) -> Setting | None:
+    """Return the default file of profiles, or the existing one of keras-kinetic; None without a
+    home folder."""
     config = env.get("XDG_CONFIG_HOME", "")
     if not config.startswith("/") and not env.get("HOME"):
         return None
@@ -384,11 +383,11 @@ def _profiles_place(env: Environ) -> Setting | None:
     return Setting(ours, DEFAULT)
 
 
-def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None) -> _Profile:
+def _read_profile(env: Environ, flags: Mapping[str, Any], file: Setting | None) -> _Profile:
     chosen = (
         chosen_profile(env) if flags.get("profile") is None else Setting(flags["profile"], FLAG)
     )
-    path = "" if place is None else str(_expand_path(place.value, env))
+    path = "" if file is None else str(_expand_path(file.value, env))
     if chosen is None and not _exists(path):
         return _Profile({})
     from kinetic._config import profiles
@@ -402,7 +401,7 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], place: Setting | None)
 
 
 def _exists(path: str) -> bool:
-    """Whether there may be something to read."""
+    """True unless the path surely does not exist."""
     try:
         os.stat(path)  # noqa: PTH116 - Path("") would be the current folder
     except OSError as error:

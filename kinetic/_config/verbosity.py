@@ -1,7 +1,4 @@
-"""Log messages on stderr, if `KINETIC_LOG_LEVEL` asks for them.
-
-In: a level. Out: the "kinetic" logger shows messages from that level on.
-"""
+"""Log messages on stderr, if `KINETIC_LOG_LEVEL` asks for them."""
 
 from __future__ import annotations
 
@@ -11,14 +8,15 @@ _ours: logging.Handler | None = None
 
 
 class _Named(logging.Formatter):
-    """Drops a doubled "kinetic: ": some messages begin with it, for programs without logging."""
+    """A formatter that drops a doubled "kinetic: ". Some messages begin with this word for programs
+    that do not configure logging."""
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).replace("kinetic: kinetic: ", "kinetic: ", 1)
 
 
 def show(level: str) -> None:
-    """Show messages from this level on: by the program's own handlers if it has some, else on
+    """Show messages from this level on, through the program's own handlers if it has any, else on
     stderr."""
     global _ours
     logger = logging.getLogger("kinetic")

@@ -154,10 +154,10 @@ class AgentMachine:
     def on_death(self, *, has_end: bool) -> list[Act]:
         """Handle the worker's death; `has_end` is True if it had sent how the function ended."""
         self._has_end |= has_end
-        self.note_gone()
+        self.note_reaped()
         return [Act.CONCLUDE]
 
-    def note_gone(self) -> None:
+    def note_reaped(self) -> None:
         """Note that the worker has been reaped."""
         self._is_gone, self.kill_at = True, None
 

@@ -179,10 +179,10 @@ def test_nothing_that_forks_is_left(begin):
         job.handle.result(timeout=LIMIT_S)
     words = str(caught.value)
     assert (
-        "kinetic's own failed 3 times, which is no fault of the function: attempt 1: the" in words
+        "own processes failed 3 times, which is no fault of the function: attempt 1: the" in words
     )
     assert "the fork server " in words
-    assert "max_failures was not used up by them. Losses besides: attempt 1: slice 1" in words
+    assert "max_failures does not count them. Other losses: attempt 1: slice 1" in words
 
 
 @pytest.mark.parametrize("leaver", [0, 3])
@@ -196,4 +196,4 @@ def test_who_leaves_unasked_is_told_or_begins_again(home, tmp_path, monkeypatch)
     run = kinetic.run("cpu", slices=(1, 2), on_slice_loss="shrink")
     job = run(leave_unasked).run_async(str(tmp_path))
     assert job.result(timeout=LIMIT_S) == 3
-    assert "has left its attempt, and no slice is back" in "".join(job.logs())
+    assert "has left its attempt, but no slice is back" in "".join(job.logs())

@@ -204,7 +204,7 @@ REFUSED = [
     ),
     ("v4-2x8x8", "no such topology", ("tpu-v4-128",)),
     ("v5p-8x4x4", "in ascending order", ("tpu-v5p-128",)),
-    ("v6e-16-8t", "makes no 4x4 of such machines", ("tpu-v6e-16",)),
+    ("v6e-16-8t", "has no 4x4 on such machines", ("tpu-v6e-16",)),
     ("l4x3", "1, 2, 4 or 8 GPUs, not 3", ("gpu-l4x2", "gpu-l4x4")),
     ("h200x1", "h200 comes with 8 GPUs, not 1", ("gpu-h200x8",)),
     ("l4x16:SPOT", "not 16", ("gpu-l4x8:spot", "gpu-a100-80gbx16:spot", "gpu-a100x16:spot")),

@@ -154,7 +154,7 @@ def test_a_host_whose_leader_is_gone_gives_up(is_final):
 def test_a_host_whose_program_is_gone_reports_first():
     machine = running()
     assert machine.on_program_gone(0.0) == [Act.REAP, Act.CONCLUDE]
-    machine.note_gone()
+    machine.note_reaped()
     machine.note_report(report(Exit.AGENT_LOST), arrives=False)
     machine.settle()
     assert not machine.finished

@@ -191,7 +191,7 @@ def test_hosts_that_cannot_be_started_end_the_job_in_the_third_time():
     decision = machine.decide(0.0)
     assert (machine.failures, len(machine.faults)) == ((), MOST_FAULTS)
     assert isinstance(decision, GiveUp)
-    assert "kinetic's own failed 3 times, which is no fault of the function" in decision.reason
+    assert "kinetic's own processes failed 3 times, which is no fault" in decision.reason
     assert "attempt 1: the hosts of slice 1 could not be started: no process" in decision.reason
 
 

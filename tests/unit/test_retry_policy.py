@@ -86,7 +86,7 @@ def test_hosts_of_a_fixed_job_that_die_between_two_attempts_are_kinetics_own_fau
     machine.note_repeat(FAILED, (), 0.0)
     for _ in range(MOST_FAULTS):
         machine.lose_slice(1, "host 0 of slice 1: killed", 0.0)
-    assert "retries was not used up by them" in machine.decide(0.0).reason
+    assert "retries does not count them" in machine.decide(0.0).reason
 
 
 def test_hosts_that_gave_no_sign_of_life_are_ended():

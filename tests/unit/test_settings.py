@@ -109,7 +109,7 @@ def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplo
     for environ in (by_hand, by_hand | left, by_hand):
         assert not settings.on_host(environ)
     (record,) = caplog.records
-    assert "KINETIC_JOB_ID is 'job-1'" in record.getMessage()
+    assert "KINETIC_JOB_ID 'job-1' is ignored" in record.getMessage()
     assert "not part of a running job" in record.getMessage()
 
 

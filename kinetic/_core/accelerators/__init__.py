@@ -1,2 +1,1 @@
-"""From the name of an accelerator to the shape of the slice behind it:
-`resolve.resolve(name) -> topology.Topology`."""
+"""Accelerators: their names, slices, machines and prices. Start at `resolve.resolve`."""

@@ -1,7 +1,4 @@
-"""The catalog: which slices exist, on which machines, and what each is called.
-
-In: the table of families. Out: `Topology` values.
-"""
+"""The catalog of slices: their names and machines, derived from the table of families."""
 
 from __future__ import annotations
 
@@ -46,12 +43,12 @@ def tpu_slice(
     """Return the slice of this shape, or None.
 
     Args:
-        family: the generation.
+        family: the generation of TPU.
         shape: chips along each axis.
-        chips_per_host: selects the machines; None takes the default ones.
+        chips_per_host: selects the machines; None for the default ones.
     """
     if is_cube(family, shape):
-        # The same chips; the vendor accepts the axes in ascending order only.
+        # The vendor accepts the axes in ascending order only.
         shape = tuple(sorted(shape))
     machines = [
         m for m in _machines_of(family, shape) if chips_per_host in (None, m.chips_per_host)
@@ -66,8 +63,8 @@ def tpu_slice(
 
 
 def shape_for(family: TpuFamily, chips: int) -> Shape | None:
-    """Return the shape that a bare chip count means: the listed one, else the most cubic, or
-    None."""
+    """Return the shape that a bare chip count means: the listed one, else the one closest to a
+    cube; None if there is no such slice."""
     listed = next((shape for shape in shapes(family) if math.prod(shape) == chips), None)
     if listed or chips % 64 or not 0 < chips <= family.cube_limit_chips:
         return listed
@@ -78,7 +75,7 @@ def shape_for(family: TpuFamily, chips: int) -> Shape | None:
 
 
 def is_cube(family: TpuFamily, shape: Shape) -> bool:
-    """Return whether the family's rule for large slices allows this shape."""
+    """True if the family's rule for large slices allows this shape."""
     fits = len(shape) == 3 and 0 < math.prod(shape) <= family.cube_limit_chips
     ordered = not family.ascending or list(shape) == sorted(shape)
     return fits and ordered and all(n % 4 == 0 for n in shape)
@@ -117,8 +114,8 @@ def preferred_families(kind: str) -> tuple[Family, ...]:
 
 
 def catalog_rows() -> tuple[Topology, ...]:
-    """Return every named slice in the order of the tables; of the larger 3-D slices only
-    those of common sizes."""
+    """Return every named slice in the order of the tables; of the larger 3-D slices only the common
+    sizes."""
     return tuple(_rows())
 
 

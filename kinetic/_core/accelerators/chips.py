@@ -1,11 +1,9 @@
-"""What one chip of each TPU family has, as data.
+"""Figures of one chip of each TPU family: memory, speed and bandwidth.
 
-In: nothing. Out: `ChipFacts` by the name of the family.
-
-From the vendor's pages about each generation (docs.cloud.google.com/tpu/docs/v3, /v4, /v5e, /v5p,
-/v6e, /tpu7x), as read in November 2026; those of v3 and v4 as others quote them. The pages give
-bandwidth between chips in both directions together, since v5e; for v3 and v4 it is that of all
-links (4 of 656 Gbps, 6 of 400 Gbps).
+The figures are from the vendor's pages about each generation (docs.cloud.google.com/tpu/docs/v3,
+/v4, /v5e, /v5p, /v6e, /tpu7x) of November 2026; for v3 and v4, from quotations of these pages.
+Since v5e, the pages give the bandwidth between chips for both directions together; for v3 and v4,
+it is the sum of all links (4 of 656 Gbps, 6 of 400 Gbps).
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ _GBPS = 10**9
 
 
 class ChipFacts(NamedTuple):
-    """One chip.
+    """Figures of one chip.
 
     Attributes:
-        hbm_bytes: memory.
-        flops: peak, of bfloat16, per second.
-        hbm_bytes_s: bandwidth of its memory.
-        ici_bytes_s: what it can send to other chips of its slice, in one direction.
-        dcn_bytes_s: its share of its machine's network to other slices; 0 where nobody says.
-        devices: how many devices JAX sees of it where it compiles for one.
-        source: where these figures are from.
+        hbm_bytes: size of the memory.
+        flops: peak bfloat16 operations per second.
+        hbm_bytes_s: bandwidth of the memory, in bytes per second.
+        ici_bytes_s: bandwidth to other chips of the slice, in one direction.
+        dcn_bytes_s: the chip's share of its machine's bandwidth to other slices; 0 if unknown.
+        devices: number of JAX devices of the chip, when JAX compiles for it.
+        source: page with these figures.
     """
 
     hbm_bytes: int

@@ -1,12 +1,10 @@
-"""The table of accelerators: families, their machines and their slices, as data.
-
-In: nothing. Out: frozen families.
-
-Named tuples instead of dataclasses: every command imports this, and they are several
-times faster to create.
+"""The table of accelerators: families, their machines and their slices.
 
 The N of a TPU name counts chips. The vendor's own names for v3, v4, v5p and tpu7x count cores, two
 to a chip.
+
+Families are named tuples because every command imports this module, and dataclasses take several
+times longer to create.
 """
 
 from __future__ import annotations
@@ -14,16 +12,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CPU_DEVICES_MAX = 1024
-"""Most virtual devices of a cpu slice; more is a typing error."""
+"""Most virtual devices of a cpu slice; a larger number is surely a typing error."""
 
 
 class Machines(NamedTuple):
-    """One machine type of a family, and the slices made of it.
+    """One machine type of a family, and the slices that consist of it.
 
     Attributes:
-        shapes: the slices, as the vendor writes them, separated by spaces.
+        shapes: shapes of the slices, as the vendor writes them, separated by spaces.
         machine_type: cloud machine type of each host.
-        chips_per_host: chips of one such machine.
+        chips_per_host: number of chips of one machine.
     """
 
     shapes: str
@@ -35,14 +33,14 @@ class TpuFamily(NamedTuple):
     """One generation of TPU.
 
     Attributes:
-        name: as in canonical names.
+        name: the family's part of canonical names.
         label: GKE accelerator label.
-        default_chips: slice meant by the bare family name.
-        machines: of a shape listed twice, the first is the default.
+        default_chips: chips of the slice that the bare family name means.
+        machines: machine types; the first that lists a shape is its default.
         aliases: other names of the family.
-        cube_limit_chips: every AxBxC of multiples of 4 up to this many chips exists too, on the
-            last machines; 0: none.
-        ascending: whether AxBxC must be written in ascending order.
+        cube_limit_chips: the last machines also form every AxBxC of multiples of 4 up to this many
+            chips; 0 for none.
+        ascending: True if AxBxC must be written in ascending order.
     """
 
     name: str
@@ -59,7 +57,7 @@ class GpuFamily(NamedTuple):
     """One type of GPU; always a single host.
 
     Attributes:
-        name: as in canonical names.
+        name: the family's part of canonical names.
         label: GKE accelerator label.
         machines: (GPUs, machine type), fewest first; the bare family name means the first.
         aliases: other names of the family.
@@ -219,13 +217,13 @@ PATHWAYS_MACHINES = frozenset(
         *("ct6e-standard-4t", "ct6e-standard-8t", "tpu7x-standard-4t"),
     )
 )
-"""What Pathways' single controller runs on."""
+"""Machine types on which Pathways' single controller runs."""
 
 DEFAULTS = {"gpu": "l4", "tpu": "v5litepod-4"}
-"""What a bare kind means."""
+"""The slices that a bare kind means."""
 
 PREFERENCE = {
     "gpu": ("h100", "a100-80gb", "a100", "l4", "v100", "t4", "p100", "p4"),
     "tpu": ("v6e", "v5p", "v5litepod", "v4", "v3"),
 }
-"""Which family a bare count means, most capable first."""
+"""Families that a bare count may mean, most capable first."""

@@ -1,8 +1,8 @@
-"""List prices of slices, and the user's own prices in their place, in US dollars per hour.
+"""List prices of slices, and the user's own prices instead of them, in US dollars per hour.
 
-TPUs are priced by chip, machines with GPUs by machine type, each in the first region that lists it,
-until they are given back. Preemptible machines have no price here, since it changes every month. A
-family that is missing has none with its region and date in any list that was found.
+TPUs are priced by chip, machines with GPUs by machine type, each on demand in the first region that
+lists it. Preemptible machines are left out, because their prices change every month. So are
+families without a published price that names its region and date.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kinetic._core.accelerators.families import FAMILIES
 from kinetic._core.accelerators.topology import Topology
 
 SPOT = ":spot"
-"""Follows the name of a family where its price is for preemptible machines."""
+"""Suffix of a family's name for the price of its preemptible machines."""
 LIST = (
     "Google Cloud's price list of November 2026, as in SkyPilot's catalog "
     "(github.com/skypilot-org/skypilot-catalog, catalogs/v9/gcp/vms.csv at 2c3d7ea)"
@@ -26,7 +26,7 @@ BILLING = (
 _IN_BILLING = ("a3-ultragpu-8g",)
 _USUAL_REGION = "us-central1"
 _REGIONS = {"v4": "us-central2", "a2-ultragpu": "us-east5", "a3-highgpu": "us-east4"}
-"""Of the families and machines that are listed elsewhere first."""
+"""Regions of families and machines that are not listed in the usual region."""
 _CHIPS = {"v3": 2.0, "v4": 3.22, "v5litepod": 1.2, "v5p": 4.2, "v6e": 2.7}
 _MACHINES = {
     "g2-standard-4": 0.70683,
@@ -54,10 +54,10 @@ class Price(NamedTuple):
     """The price of one slice.
 
     Attributes:
-        usd_per_hour: of all its chips.
-        origin: where the figure is from, for users: "list price, us-central1".
-        source: the list that has it, with its date; "" for the user's own.
-        region: whose price it is; "" likewise.
+        usd_per_hour: price of all chips.
+        origin: source of the figure for users: "list price, us-central1".
+        source: the price list, with its date; "" for the user's own price.
+        region: region of the price; "" for the user's own price.
     """
 
     usd_per_hour: float
@@ -67,12 +67,12 @@ class Price(NamedTuple):
 
 
 def price_of(topology: Topology, own: Mapping[str, float] | None = None) -> Price | None:
-    """Return the price of one slice; None where it is not known.
+    """Return the price of one slice; None if unknown.
 
     Args:
         topology: the slice.
-        own: what the user pays for one chip or GPU of a family, by the family's name, with
-            `SPOT` behind it for preemptible ones.
+        own: the user's prices of one chip or GPU and hour, by family; with the suffix `SPOT` for
+            preemptible machines.
     """
     key = topology.family + (SPOT if topology.spot else "")
     if own and key in own:
@@ -90,8 +90,8 @@ def price_of(topology: Topology, own: Mapping[str, float] | None = None) -> Pric
 
 
 def check_family(name: str) -> str | None:
-    """Return the name of a family, or of its preemptible chips, from one of its names; None if
-    there is no such family."""
+    """Return the canonical key of a price from any name of its family, with or without `SPOT`; None
+    if there is no such family."""
     family, spot = name.lower().removesuffix(SPOT), SPOT if name.lower().endswith(SPOT) else ""
     family = family.removeprefix("tpu-").removeprefix("gpu-")
     names = {"cpu": "cpu"} | {n: each.name for each in FAMILIES for n in (each.name, *each.aliases)}
@@ -99,7 +99,7 @@ def check_family(name: str) -> str | None:
 
 
 def in_usd(amount: float) -> str:
-    """Return an amount as people write it: "$43.20", "$0.0042"."""
+    """Format an amount: "$43.20", "$0.0042"."""
     if amount and amount < 0.01:
         return f"${amount:.2g}" if amount >= 0.0001 else "less than $0.0001"
     return f"${amount:,.2f}"

@@ -1,8 +1,4 @@
-"""Resolving the name of an accelerator to a slice.
-
-In: a name such as "tpu-v6e-16", "a100x4" or "gpu:4:spot". Out: a `Topology`, or
-`UnknownAccelerator` with the nearest names.
-"""
+"""Resolve names of accelerators, such as "tpu-v6e-16", "a100x4" or "gpu:4:spot", to slices."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ LONGEST_NAME = 64  # Far above any valid name; keeps megabytes of digits from in
 
 
 class _Refusal(NamedTuple):
-    """Why a name is not that of a slice, and the nearest names that are."""
+    """The reason for which a name is refused, and the nearest valid names."""
 
     why: str
     nearest: tuple[str, ...] = ()
@@ -39,13 +35,13 @@ class _Refusal(NamedTuple):
 def resolve(name: str, *, spot: bool = False) -> Topology:
     """Return the slice with this name.
 
-    Case does not matter and the prefix "tpu-" or "gpu-" may be left out.
-    `resolve(resolve(name).name)` gives the same slice.
+    Case does not matter, and the prefix "tpu-" or "gpu-" may be left out.
+    `resolve(resolve(name).name)` returns the same slice.
 
     Args:
         name: "cpu", "cpu:4", "l4", "gpu-a100x4", "gpu:4", "tpu-v6e-16", "v5p-2x2x2", ..., with or
             without ":spot".
-        spot: ask for preemptible machines, as the suffix ":spot" does.
+        spot: request preemptible machines, like the suffix ":spot".
 
     Raises:
         UnknownAccelerator: no slice has this name; `suggestions` holds the nearest names.
@@ -53,7 +49,7 @@ def resolve(name: str, *, spot: bool = False) -> Topology:
     """
     if not isinstance(name, str):
         raise UsageTypeError(
-            "An accelerator is named by a string such as 'tpu-v6e-16', not by "
+            "The name of an accelerator must be a string such as 'tpu-v6e-16', not "
             f"{type(name).__name__}."
         )
     text = name.strip().lower()
@@ -71,8 +67,8 @@ def _unknown(name: str, refusal: _Refusal, suffix: str) -> UnknownAccelerator:
     nearest = [near + suffix for near in dict.fromkeys(refusal.nearest)]
     hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
     message = (
-        f"There is no accelerator {short!r}: {refusal.why}.{hint} `kinetic accelerators` lists "
-        "them all."
+        f"There is no accelerator {short!r}: {refusal.why}.{hint} `kinetic accelerators` lists all "
+        "names."
     )
     return UnknownAccelerator(message, name=name, suggestions=nearest)
 
@@ -115,7 +111,7 @@ def _slice_of_count(kind: str, number: int) -> Topology | _Refusal:
 
 def _family_slice(kind: str, text: str) -> Topology | _Refusal:
     if kind == "cpu":
-        return _Refusal("after cpu comes a number of devices", ("cpu", "cpu:4"))
+        return _Refusal("write cpu:N for N devices", ("cpu", "cpu:4"))
     family, tail = _split_family(text)
     if family is None:
         return _no_such_family(kind, text)
@@ -125,14 +121,14 @@ def _family_slice(kind: str, text: str) -> Topology | _Refusal:
 
 
 def _split_family(text: str) -> tuple[Family | None, str]:
-    called = {alias: family for family in FAMILIES for alias in _names_of(family)}
+    by_alias = {alias: family for family in FAMILIES for alias in _names_of(family)}
     fitting = [
         alias
-        for alias in called
+        for alias in by_alias
         if text.startswith(alias) and text[len(alias) : len(alias) + 1] in ("", "-", ":", "x")
     ]
     longest = max(fitting, key=len, default="")
-    return called.get(longest), text[len(longest) :]
+    return by_alias.get(longest), text[len(longest) :]
 
 
 def _names_of(family: Family) -> tuple[str, ...]:
@@ -188,11 +184,11 @@ def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...
     """Return slices of the families whose names start with the text or are spelt like it."""
     import difflib  # Only an error needs it.
 
-    called = {alias: family for family in candidates for alias in _names_of(family)}
-    begin = [alias for alias in called if alias.startswith(text)]
-    near = begin or difflib.get_close_matches(text, called, n=3, cutoff=0.5)
+    by_alias = {alias: family for family in candidates for alias in _names_of(family)}
+    begin = [alias for alias in by_alias if alias.startswith(text)]
+    near = begin or difflib.get_close_matches(text, by_alias, n=3, cutoff=0.5)
     topologies = (
-        catalog.slice_of(called[alias], catalog.counts(called[alias])[0]) for alias in near
+        catalog.slice_of(by_alias[alias], catalog.counts(by_alias[alias])[0]) for alias in near
     )
     return tuple(dict.fromkeys(topology.name for topology in topologies if topology))[:3]
 
@@ -217,7 +213,7 @@ def _no_such_shape(family: TpuFamily, shape: Shape) -> _Refusal:
     ]
     nearest = tuple(topology.name for topology in meant if topology)
     if meant[0]:
-        return _Refusal(f"{family.name} makes no {meant[0].shape_text} of such machines", nearest)
+        return _Refusal(f"{family.name} has no {meant[0].shape_text} on such machines", nearest)
     return _Refusal(f"{family.name} has no such topology; it has {_shape_text(family)}", nearest)
 
 
@@ -240,7 +236,8 @@ def _shape_text(family: TpuFamily) -> str:
 
 
 def _nearest_counts(available: Sequence[int], number: int) -> list[int]:
-    """Return the count itself if available, else the nearest below and above, nearer one first."""
+    """Return the count itself if available, else the next lower and higher one, nearer one
+    first."""
     if number in available:
         return [number]
     below = [count for count in available if count < number][-1:]

@@ -1,7 +1,4 @@
-"""The shape of one slice: what an accelerator name means.
-
-In: figures from the catalog. Out: `Topology`, a frozen value.
-"""
+"""The shape and the machines of one slice."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Topology(Record, called="The topology of the job"):
         chips_per_host: chips (devices) of one host.
         machine_type: cloud machine type of each host, "" for cpu.
         gke_accelerator: value of the GKE accelerator node label, "" for cpu.
-        spot: whether preemptible machines are requested.
+        spot: True if preemptible machines are requested.
     """
 
     name: str
@@ -43,17 +40,17 @@ class Topology(Record, called="The topology of the job"):
 
     @property
     def chips(self) -> int:
-        """Chips of the whole slice."""
+        """Number of chips of the slice."""
         return math.prod(self.shape)
 
     @property
     def hosts(self) -> int:
-        """Hosts (machines) of the slice."""
+        """Number of hosts (machines) of the slice."""
         return self.chips // self.chips_per_host
 
     @property
     def multi_host(self) -> bool:
-        """Whether the slice spans more than one machine."""
+        """True if the slice spans more than one machine."""
         return self.hosts > 1
 
     @property

@@ -1,1 +1,1 @@
-"""The gang as a pure state machine: who has joined, who is alive, who failed first."""
+"""The gang of a job as pure state machines: joins, signs of life, failures, attempts."""

@@ -1,7 +1,6 @@
-"""Which hosts hold a gang up: hosts are grouped by equal stacks, and the odd ones out are blamed.
+"""Blame for a hung gang: hosts are grouped by equal stacks, and the odd ones out are blamed. Pure.
 
 In: each host's Python stacks as faulthandler prints them. Out: hosts to blame, and text for users.
-Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from kinetic._core.outcome import HostReport, blame_rank, name_hosts
 from kinetic._core.values import dataclass
 
 StackFrame = tuple[str, str]
-"""Where ("train.py:12") and in what function."""
+"""Position ("train.py:12") and function of a call."""
 STOPPED = "The worker process is stopped: it received SIGSTOP. SIGCONT continues it."
-"""Takes the place of the stacks of a host whose process cannot write them."""
+"""Text instead of the stacks of a host whose process cannot write them."""
 RETURNED = "The function has returned."
-"""Takes the place of the stacks of a host that waits for the others to return."""
+"""Text instead of the stacks of a host that waits for the others to return."""
 
-# Patterns that few jobs need: `re` compiles them when they are.
+# Few jobs need these patterns, so `re` compiles them on first use.
 _THREAD = r"(?m)^(Current thread|Thread) 0x[0-9a-fA-F]+.*most recent call first"
 _HEADER = r"(Current thread|Thread)\b.*most recent call first"
 _FRAME = r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$'
@@ -28,7 +27,7 @@ _HEX = r"0x[0-9a-fA-F]+"
 _WAITING = r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]"
 
 _WRAPPERS = r"[/\\](traceback_util|contextlib|functools)\.py:"
-"""Calls between what is called and what calls it."""
+"""Calls that only wrap another call."""
 _PACKAGES = r"^.*[/\\](site|dist)-packages[/\\]"
 _LIBRARY = r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen "
 
@@ -37,7 +36,7 @@ _WHY_CHARS = 400
 _MOST_GROUPS = 3
 _MOST_TEXT_LINES = 8
 _MOST_OWN, _MOST_INNER = 2, 5
-"""How many calls to show of a host: of its own code, and below them of libraries (one if it
+"""Most calls to show of a host: of the user's code, and below it of libraries (one if the host
 waits)."""
 
 
@@ -46,7 +45,7 @@ class Stack:
     """The main thread of a worker, most recent call first.
 
     Attributes:
-        frames: where and in what function; empty if the text could not be parsed.
+        frames: position and function of each call; empty if the text could not be parsed.
         text: the text that could not be parsed, without addresses; "" if the host did not answer.
     """
 
@@ -55,12 +54,12 @@ class Stack:
 
     @property
     def silent(self) -> bool:
-        """Whether the host did not answer."""
+        """True if the host did not answer."""
         return not self.frames and not self.text
 
     @property
     def returned(self) -> bool:
-        """Whether the function has returned, so that there are no frames."""
+        """True if the function has returned, so that there are no frames."""
         return self.text == RETURNED
 
     @property
@@ -70,7 +69,7 @@ class Stack:
 
     @property
     def called(self) -> StackFrame | None:
-        """What the user's code has called in JAX, of a host that waits there; None if unknown."""
+        """The call of the user's code into JAX in which the host waits; None if unknown."""
         if not self.waits or not self.own:
             return None
         below = self.frames[: self.frames.index(self.own[0])]
@@ -78,12 +77,12 @@ class Stack:
 
     @property
     def waits(self) -> bool:
-        """Whether the innermost call is inside JAX: it waits for the others, or for the device."""
+        """True if the innermost call is inside JAX: it waits for other hosts, or for the device."""
         return bool(self.frames) and re.search(_WAITING, self.frames[0][0]) is not None
 
 
 def parse(text: str) -> Stack:
-    """Return what can be compared between hosts: the main thread's calls, without addresses."""
+    """Parse the main thread's calls, without addresses, so that hosts can be compared."""
     frames = tuple(
         (f"{m['file']}:{m['line']}", re.sub(_HEX, "", m["function"].strip()))
         for line in main_thread(text).splitlines()
@@ -95,14 +94,15 @@ def parse(text: str) -> Stack:
 def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int, ...]:
     """Return the hosts that hold the others up, lowest index first.
 
-    Hosts that did not answer ("", or no stack) come first; else those that do not wait inside JAX.
-    Among these the smallest group with equal stacks is blamed; groups of equal size are all blamed.
+    Hosts that did not answer ("", or no stack) are suspects; if all answered, hosts that do not
+    wait inside JAX. The smallest group of suspects with equal stacks is blamed, or all groups of
+    this size.
     """
     parsed = {host: parse(text) for host, text in stacks.items() if host not in returned}
     running = {host: stack for host, stack in parsed.items() if not stack.returned}
     # A host that answers without frames (its process is stopped) is as suspect as a silent one.
     without_answer = {host: stack for host, stack in running.items() if not stack.frames}
-    suspects = without_answer or _not_waiting(running) or running
+    suspects = without_answer or _drop_waiting(running) or running
     groups = _group(suspects)
     smallest = min(map(len, groups.values()), default=0)
     return tuple(
@@ -111,34 +111,37 @@ def odd_hosts(stacks: Mapping[int, str], returned: Collection[int]) -> tuple[int
 
 
 def holding_up(stacks: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the hosts for which all others certainly wait: those that are stopped; else, where
-    some wait inside JAX, those that stand still elsewhere. () where all of them may wait for
-    something else, a computation on their devices for example."""
+    """Return the hosts for which all others certainly wait.
+
+    These are the hosts with a stopped process; else, if some hosts wait inside JAX, the hosts that
+    stand still outside it. () if all hosts may wait for something else, such as a computation on
+    their devices.
+    """
     parsed = {host: parse(text) for host, text in stacks.items()}
     if stopped := [host for host, stack in parsed.items() if stack.text == STOPPED]:
         return tuple(sorted(stopped))
     if not all(stack.frames for stack in parsed.values()):
         return ()
-    elsewhere = sorted(_not_waiting(parsed))
-    return tuple(elsewhere) if len(elsewhere) < len(parsed) else ()
+    outside = sorted(_drop_waiting(parsed))
+    return tuple(outside) if len(outside) < len(parsed) else ()
 
 
-def place_of(text: str) -> str:
-    """Return " at train.py:12 in load", or what stands instead of stacks."""
+def describe_position(text: str) -> str:
+    """Return " at train.py:12 in load", or the text instead of stacks in brackets."""
     stack = parse(text)
-    return _place(stack) if stack.frames else f" ({stack.text.splitlines()[0].rstrip('.')})"
+    return _position(stack) if stack.frames else f" ({stack.text.splitlines()[0].rstrip('.')})"
 
 
 def explain_hang(
     stacks: Mapping[int, str], stalled: Collection[int], odd: Collection[int], stood_still: str
 ) -> str:
-    """Say in one sentence which hosts hold a gang up.
+    """Return a sentence that names the hosts that hold a gang up.
 
     Args:
-        stacks: of all hosts; `RETURNED` for those that have returned.
+        stacks: stacks of all hosts; `RETURNED` for hosts that have returned.
         stalled: the hosts that stood still.
-        odd: the hosts returned by `odd_hosts`.
-        stood_still: the beginning of the sentence: which hosts stood still for how long.
+        odd: the result of `odd_hosts`.
+        stood_still: beginning of the sentence: which hosts stood still for how long.
     """
     parsed = {host: parse(text) for host, text in stacks.items()}
     returned = [host for host, stack in parsed.items() if stack.returned]
@@ -156,8 +159,8 @@ def explain_hang(
 
 
 def notice_of(returned: Collection[int], busy: Collection[int], seconds: float) -> str:
-    """Say that some hosts have returned while all others are stalled, and ask whether they wait in
-    a collective."""
+    """Return a notice that some hosts have returned while all others are stalled, and may wait for
+    them in a collective."""
     them, do = (
         "it" if len(returned) == 1 else "them",
         "does it wait" if len(busy) == 1 else "do they wait",
@@ -172,22 +175,22 @@ def _have_returned(hosts: Collection[int]) -> str:
 
 def _wait_for(returned: Collection[int], running: Mapping[int, Stack]) -> str:
     them = "it" if len(returned) == 1 else "them"
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for host in sorted(running):
-        # " in sync_global_devices" for a host that waits in what users know by its name.
+        # " in sync_global_devices" if the host waits in a public function of JAX.
         called = running[host].called
         name = "" if called is None or called[1].startswith(("_", "<")) else f" in {called[1]}"
-        places.setdefault(name + _place(running[host]), []).append(host)
+        positions.setdefault(name + _position(running[host]), []).append(host)
     texts = [
-        f"{name_hosts(hosts)} {_conjugate(hosts, 'wait')} for {them}{place}"
-        for place, hosts in places.items()
+        f"{name_hosts(hosts)} {_conjugate(hosts, 'wait')} for {them}{position}"
+        for position, hosts in positions.items()
     ]
     return "; ".join(texts[:_MOST_GROUPS])
 
 
 def format_groups(stacks: Mapping[int, str]) -> str:
-    """Format equal stacks once, most recent call last: hosts that have returned, the odd hosts,
-    then the others, smallest group first."""
+    """Format each group of equal stacks, most recent call last: hosts that have returned, the odd
+    hosts, then the others, smallest group first."""
     groups = _group({host: parse(text) for host, text in stacks.items()})
     odd = set(odd_hosts(stacks, ()))
     order = sorted(
@@ -201,8 +204,8 @@ def format_groups(stacks: Mapping[int, str]) -> str:
 
 
 def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
-    """Format on less than a screen where hung hosts stood: hosts that have returned, hosts to
-    blame, and what the others waited in."""
+    """Format the stacks of hung hosts on less than a screen: hosts that have returned, hosts to
+    blame, then the others, largest group first."""
     groups = _group({host: parse(text) for host, text in stacks.items()})
     returned = [f"{_title(stack, hosts)}\n" for stack, hosts in groups.items() if stack.returned]
     guilty = [
@@ -226,18 +229,18 @@ def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
 
 
 def _title(stack: Stack, hosts: Collection[int]) -> str:
-    """Return which hosts, at what line of their own code."""
+    """Return the title of a group: its hosts, and their line of the user's code."""
     if stack.returned:
         return _have_returned(hosts)
     if not stack.frames:
         return f"{name_hosts(hosts)}:"
     return (
         f"{name_hosts(hosts)} "
-        f"{_conjugate(hosts, 'wait') if stack.waits else _conjugate(hosts, 'are')}{_place(stack)}:"
+        f"{_conjugate(hosts, 'wait' if stack.waits else 'are')}{_position(stack)}:"
     )
 
 
-def _place(stack: Stack) -> str:
+def _position(stack: Stack) -> str:
     where, function = (stack.own or stack.frames)[0]
     return f" at {where.replace(chr(92), '/').rpartition('/')[2]} in {function}"
 
@@ -248,7 +251,7 @@ def _conjugate(hosts: Collection[int], plural: str) -> str:
 
 
 def _format_innermost(stack: Stack) -> str:
-    """Format the last calls of its own code and the innermost ones of libraries below."""
+    """Format the last calls of the user's code and the innermost calls of libraries below them."""
     if not stack.frames:
         return _show(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))
     depth = next(
@@ -269,8 +272,8 @@ def _format_innermost(stack: Stack) -> str:
 def main_thread(text: str) -> str:
     """Return the main thread's part of a dump, most recent call first."""
     # faulthandler prints the newest thread first, so the main thread comes last. Of more than 100
-    # threads it prints the newest 100 and "..."; then the current thread, which took the signal, is
-    # the main one.
+    # threads it prints only the newest 100 and "...". The main thread is then the current thread,
+    # because it took the signal.
     starts = [m.start() for m in re.finditer(_THREAD, text)]
     if not starts:
         return text
@@ -287,7 +290,7 @@ def _group(stacks: Mapping[int, Stack]) -> dict[Stack, list[int]]:
     return groups
 
 
-def _not_waiting(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
+def _drop_waiting(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
     return {host: stack for host, stack in stacks.items() if not stack.waits}
 
 
@@ -304,19 +307,19 @@ def _show(stack: Stack) -> str:
 
 
 def rank_of(report: HostReport) -> int:
-    """Return the rank of a report (see `ExitKind.rank`), 0 for a cause: of causes the first
-    counts."""
+    """Return the rank of a report (see `ExitKind.rank`), but 0 for every cause, so that the first
+    cause counts."""
     rank = blame_rank(report)
     return 0 if rank < SILENT_RANK else rank
 
 
 def improves(new: HostReport, old: HostReport) -> bool:
-    """Whether a host that was given up or stopped turns out to have failed on its own."""
+    """True if the new report says that a host failed on its own, and the old one was hearsay."""
     return old.exit.kind.hearsay and blame_rank(new) < SILENT_RANK
 
 
 def why(report: HostReport) -> str:
-    """Say in one line why a host failed."""
+    """Return one line on why a host failed."""
     raised = "" if report.error is None else report.error.summary
     lines = (report.detail or raised or str(report.exit)).splitlines()
     return lines[0][:_WHY_CHARS] if lines else str(report.exit)

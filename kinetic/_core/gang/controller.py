@@ -1,17 +1,19 @@
-"""Whether the function of a single controller is called again after an error, and on which slices.
+"""The policy of an elastic job with a single controller: whether, and on which slices, its function
+is called again after an error.
 
-In: how a call of the function ended, which slices answer. Out: a `NextCall`, a `GiveUp`, or that
+In: how a call of the function ended, which slices answer. Out: a `NextCall`, a `GiveUp`, or None if
 the error is the function's own. Pure: no I/O, no clock.
 
-Pathways raises JAX's runtime error for whatever has gone wrong on a slice, so its text has to tell.
+Pathways raises JAX's runtime error for anything that goes wrong on a slice, so that only the
+error's text can tell its cause.
 
 Promises:
     1. An exception of the function is never a loss.
-    2. An error that may have other causes counts as a loss if a slice is gone; while all answer it
-       is tried once, and not a second time in a row.
-    3. It gives up when it has failed more than `max_failures` times, and names every failure.
-    4. The next call has at least `least` slices, and waits for others for at most
-       `slice_timeout_s`; one that shrinks waits only while it has too few.
+    2. An error that may have another cause counts as a loss if a slice does not answer. If all
+       slices answer, the function is called again, but not twice in a row for such errors.
+    3. The job is given up after more than `max_failures` failures, and names every failure.
+    4. The next call has at least `least` slices, and waits for more for at most `slice_timeout_s`;
+       a job that shrinks waits only while it has too few.
 """
 
 from __future__ import annotations
@@ -33,20 +35,20 @@ from kinetic._core.values import dataclass
 _CERTAIN = ("DATA_LOSS",)
 _LIKELY = ("DEADLINE_EXCEEDED", "NOT_FOUND", "INTERNAL")
 _OWN_CODE = ("Callback error", "callback failed")
-"""What JAX says when Python code raises that a computation calls: INTERNAL as well."""
+"""Words of INTERNAL errors that come from the user's Python code, called by a computation."""
 
 
 class Cause(Enum):
-    """What the text of JAX's runtime error says of its cause."""
+    """The cause of a runtime error of JAX, by its text."""
 
     LOSS = auto()
     PERHAPS_LOSS = auto()
-    """It may have another cause."""
+    """The loss of a slice, or another cause."""
     OTHER = auto()
 
 
 def cause_of(text: str) -> Cause:
-    """Return what has caused a runtime error of JAX with this text."""
+    """Return the cause of a runtime error of JAX with this text."""
     if any(word in text for word in _CERTAIN):
         return Cause.LOSS
     if any(word in text for word in _OWN_CODE):
@@ -56,7 +58,7 @@ def cause_of(text: str) -> Cause:
 
 @dataclass(frozen=True)
 class NextCall:
-    """Call the function again once `wanted` slices answer, or as soon as `enough` do and
+    """The decision to call the function again: once `wanted` slices answer, or `enough` do and
     `slice_timeout_s` has passed."""
 
     wanted: int
@@ -75,15 +77,15 @@ class Calls:
     def handle_failure(
         self, cause: Cause, lost: Sequence[int], why: str
     ) -> NextCall | GiveUp | None:
-        """A call has ended in a runtime error of JAX.
+        """Decide what follows a call that ended in a runtime error of JAX.
 
         Args:
-            cause: of the error.
-            gone: slices that do not answer.
+            cause: the error's cause.
+            lost: slices that do not answer.
             why: the error, in one line.
 
         Returns:
-            what follows; None if the error is the function's own.
+            The decision; None if the error is the function's own.
         """
         in_doubt = cause is Cause.PERHAPS_LOSS and not lost
         if cause is Cause.OTHER or (in_doubt and self._in_doubt):
@@ -96,15 +98,15 @@ class Calls:
         return NextCall(rules.least if rules.shrinks else rules.most, rules.least)
 
     def handle_departure(self) -> NextCall:
-        """The function has left to make room for a slice that is back."""
+        """Return the next call of a function that ended so that a slice that is back can join."""
         return NextCall(self.rules.least, self.rules.least)
 
     def begin_attempt(self) -> None:
-        """The next call begins."""
+        """Count the next call."""
         self.attempt += 1
 
     def too_few(self, answering: Sequence[int]) -> GiveUp:
-        """Give up: too few slices have come back in time."""
+        """Return the decision to give up, because too few slices have come back in time."""
         lost = [each for each in range(self.rules.most) if each not in answering]
         return GiveUp(too_few(self.rules, self.failures, lost, len(answering)))
 

@@ -1,7 +1,4 @@
-"""What the plan of a job says of its attempts: policy, gang, places.
-
-In: a plan. Out: the policy that decides on attempts, what the gang of one is, the place of a host.
-"""
+"""Policy, gang and assignments of a job's attempts, derived from its plan."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from kinetic._core.gang.policy import AttemptPolicy, Failure
 from kinetic._core.plan import Plan
 
 PEERS_S = 0.3
-"""How long other hosts may take to fail as one just did, so that all are named."""
+"""Seconds to wait for other hosts to fail as one host just did, so that all are named."""
 _SHORTEST_S = 0.001
 
 
@@ -24,8 +21,8 @@ def make_policy(
     retries: int | None = None,
     taken_away: int = 0,
 ) -> AttemptPolicy:
-    """Return what decides on the attempts of a job from this one on; `retries` are left, by default
-    those of the plan."""
+    """Return the policy for the attempts of a job from this one on. `retries` is the number of
+    remaining retries, by default that of the plan."""
     retries = plan.options.retries if retries is None else retries
     if (elastic := plan.elastic_gang) is not None:
         away_s = plan.limits.slice_away_s
@@ -40,7 +37,7 @@ def make_policy(
 
 
 def first_assignment(plan: Plan, policy: AttemptPolicy) -> HostAssignment:
-    """Return the place of host 0 in the attempt that a policy begins with."""
+    """Return the assignment of host 0 in the first attempt of a policy."""
     slices = policy.slices if plan.elastic_gang else tuple(range(plan.options.most_slices))
     return HostAssignment(
         policy.attempt,
@@ -51,15 +48,15 @@ def first_assignment(plan: Plan, policy: AttemptPolicy) -> HostAssignment:
 
 
 def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float) -> GangSpec:
-    """Return what the gang of the current attempt is. The attempts of an elastic job share the
-    limit, and all attempts the budget."""
+    """Return the specification of the current attempt's gang. All attempts share the budget, and
+    those of an elastic job also the timeout."""
     limits = plan.limits
     spec = GangSpec(
         hosts=plan.hosts,
         start_timeout_s=limits.start_timeout_s,
         timeout_s=limits.timeout_s,
         timeout="" if limits.timeout_s is None else f"timeout of {limits.timeout_s:g} s",
-        budget_s=_left_of(limits.budget_s, policy.paid_s),
+        budget_s=_subtract(limits.budget_s, policy.paid_s),
         budget=limits.budget,
         hang_timeout_s=limits.hang_timeout_s,
         heartbeat_timeout_s=heartbeat_timeout_s,
@@ -77,11 +74,11 @@ def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float
         spec,
         hosts=len(policy.slices) * plan.topology.hosts,
         slices=policy.slices,
-        timeout_s=_left_of(limits.timeout_s, policy.ran_s),
+        timeout_s=_subtract(limits.timeout_s, policy.ran_s),
         timeout=f"{spec.timeout}{together}",
         budget_s=None if budget_s is None else budget_s / share,
     )
 
 
-def _left_of(limit_s: float | None, used_s: float) -> float | None:
+def _subtract(limit_s: float | None, used_s: float) -> float | None:
     return None if limit_s is None else max(limit_s - used_s, _SHORTEST_S)

@@ -1,7 +1,8 @@
-"""Hosts that stand still, or wait for one another for too long: stacks first, then a decision.
+"""Detection of hosts that stand still, or wait for one another for too long. Pure.
 
-In: heartbeats, answers to requests for stacks, the time. Out: a `HangStep`: events to record,
-whether to ask for stacks, whether to stop the gang. Pure.
+In: heartbeats, answers to requests for stacks, the time. Out: a `HangStep`: an event to record,
+whether to ask for stacks, whether to stop the gang. A gang is never stopped before its hosts were
+asked for their stacks.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class HangEvent(NamedTuple):
 
 
 class HangStep(NamedTuple):
-    """What to do next, in this order."""
+    """The next actions, in this order: record `event`; if `asks`, ask all hosts for their stacks,
+    and pass the number of the request to `note_request`; stop the gang."""
 
     event: HangEvent | None = None
     asks: bool = False
-    """Ask all hosts for their stacks, and pass the number of the request to `note_request`."""
     stop: Stop | None = None
 
 
@@ -38,12 +39,12 @@ _NOTHING = HangStep()
 
 
 class HangWatch:
-    """Watches a gang that runs, for hosts that stand still, with three thresholds.
+    """The watch over a running gang for hosts that stand still, with three thresholds.
 
-    After `notice_after_s`, users are told that all running hosts may wait for some that have
-    returned. After `still_notice_s`, hosts that all stand still are asked for their stacks, and
-    users are told which one holds the others up. After `hang_timeout_s`, stacks decide whom the
-    gang is stopped for.
+    After `notice_after_s`, a notice says that all running hosts may wait for hosts that have
+    returned. After `still_notice_s`, hosts that all stand still are asked for their stacks, and a
+    notice names the hosts that hold the others up. After `hang_timeout_s`, the gang is stopped, and
+    stacks decide which hosts are to blame.
     """
 
     def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
@@ -51,34 +52,34 @@ class HangWatch:
         self._rendezvous = Rendezvous(spec, hosts, now)
         self._gathering = False
         self._longest_s = 0.0
-        """How long hosts have stood still at most, by heartbeats since the last step."""
+        """Longest time that a host has stood still, by heartbeats since the last step."""
         self._has_asked = False
-        """Hosts were asked for their stacks since they all stand still."""
+        """True if hosts were asked for their stacks since all of them stand still."""
         self._request = 0
         self._due = 0.0
         self._follow_up: Callable[[dict[int, str], float], HangStep] = self._decide_hang
-        """What becomes of the answers to the request."""
+        """The function that handles the answers to the request."""
         self.notice = ""
-        """Sent to all hosts, once: some have returned, and all others stand still; or one stands
-        still, and all others wait for it."""
+        """The one notice of an attempt to all hosts: some have returned, and all others stand
+        still; or one stands still, and all others wait for it."""
 
     @property
-    def asking(self) -> bool:
-        """Whether answers are outstanding."""
+    def awaits_stacks(self) -> bool:
+        """True if answers are outstanding."""
         return self._request > 0
 
     def note_beat(self, member: Member) -> None:
-        """A host has sent a heartbeat."""
+        """Note a host's heartbeat."""
         self._gathering |= member.is_gathering
         self._longest_s = max(self._longest_s, member.stood_s)
         self._has_asked &= member.stood_s >= self._spec.still_notice_s
 
     def note_request(self, request: int, now: float) -> None:
-        """The hosts were asked for their stacks."""
+        """Note that the hosts were asked for their stacks."""
         self._request, self._due = request, now + self._spec.stacks_window_s
 
     def forget(self) -> None:
-        """The gang is stopped: answers are no longer expected."""
+        """Expect no more answers, because the gang is stopped."""
         self._request = 0
 
     def step(self, now: float) -> HangStep:

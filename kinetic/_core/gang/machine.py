@@ -1,8 +1,7 @@
-"""The life of one gang as a state machine: who joined, who is alive, who failed first, and what
-each host is sent.
+"""The life of one gang, as a pure state machine: no I/O, no clock, no gRPC.
 
 In: joins, heartbeats, reports, deaths, requests of users, and the time. Out: a `HostView` per host,
-events, the first failure. Pure: no I/O, no clock, no gRPC.
+events, the first failure.
 
     JOINING ──all joined──> RUNNING ──all returned──> FINISHED
        └──────failure, cancel, time out──────> STOPPING ──every host reported or lost──> FINISHED
@@ -10,14 +9,13 @@ events, the first failure. Pure: no I/O, no clock, no gRPC.
 Promises:
     1. No host sees "ready" before every host has joined.
     2. The first failure is a cause if one was reported before the stop; else a host that fell
-       silent; else those that their cluster took away first; else a consequence.
-    3. After a stop every host reports within `grace_s` + `report_s`, or is given up: the gang
-       always finishes.
-    4. A host that is not heard from within `heartbeat_timeout_s` is lost, whatever its connection
-       does; where the death of its process would be seen (`sees_deaths`), only `hang_timeout_s`
-       ends it, and its silence is told.
-    5. Every call is idempotent; a clock that runs backwards counts as standing still; time in which
-       the gang was not watched counts against no host.
+       silent; else the hosts that their cluster took away first; else a consequence.
+    3. After a stop every host reports within `grace_s` + `report_s`, or is given up, so that the
+       gang always finishes.
+    4. A host without a sign of life for `heartbeat_timeout_s` is lost, whatever its connection
+       does. With `sees_deaths`, its silence only causes a notice, and `hang_timeout_s` ends it.
+    5. Every call is idempotent. A clock that runs backwards counts as standing still, and time in
+       which the gang was not watched counts against no host.
     6. A call costs O(1), a sweep at most O(hosts).
 """
 
@@ -46,9 +44,9 @@ from kinetic._core.outcome import HostReport
 from kinetic.errors import UsageError
 
 _INTERVALS = 10
-"""Heartbeats that an agent sends within `heartbeat_timeout_s`."""
+"""Number of heartbeats that an agent sends within `heartbeat_timeout_s`."""
 _LATE_INTERVALS = 3
-"""A host that misses this many heartbeats is silent if another host has just lost a peer."""
+"""Number of missed heartbeats after which a host is silent if another host has just lost a peer."""
 _MAX_STACKS = 256 * 1024
 
 __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
@@ -88,8 +86,8 @@ class Gang:
     def join(
         self, host: int, incarnation: str, address: str, now: float, *, ran_s: float = 0.0
     ) -> None:
-        """A host has joined; its function has run for `ran_s` already. Idempotent for one
-        incarnation; another one means that the first has died."""
+        """Handle the join of a host whose function has run for `ran_s` already. Idempotent for one
+        incarnation; another incarnation means that the first agent has died."""
         member = self._hosts[host]
         if not incarnation:
             raise UsageError("The name of an agent's start (incarnation) must not be empty.")
@@ -102,7 +100,7 @@ class Gang:
             self.mark_lost(host, "the host was restarted: a second agent joined in its place", now)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """A host is alive. A heartbeat does not count as a join."""
+        """Handle a heartbeat, which does not count as a join."""
         member = self._hosts[beat.host]
         self._advance(now)
         member.heard_at = self._watched
@@ -110,21 +108,21 @@ class Gang:
         self._hangs.note_beat(member)
 
     def mark_connected(self, host: int, now: float) -> None:
-        """A host has connected, perhaps again."""
+        """Handle the first or a new connection of a host."""
         self._advance(now)
         self._hosts[host].connected, self._hosts[host].heard_at = True, self._watched
         if self.phase is GangPhase.STOPPING:
             self._give_up_absent()
 
     def mark_disconnected(self, host: int, now: float) -> None:
-        """The connection of a host has broken: the host may come back. Before it has joined, even
-        its silence does not count."""
+        """Handle a broken connection: the host may come back. Before it has joined, not even its
+        silence counts."""
         self._advance(now)
         self._hosts[host].connected = False
 
     def report(self, report: HostReport, now: float) -> None:
-        """A host has ended. Its first report counts, unless that only says "stopped" or "lost" and
-        a later one has the cause."""
+        """Handle the report of a host that has ended. Its first report counts, unless it only says
+        "stopped" or "lost" and a later report has the cause."""
         member = self._hosts[report.host]
         self._advance(now)
         if member.report is not None and not blame.improves(report, member.report):
@@ -145,7 +143,7 @@ class Gang:
         self._check_completion()
 
     def mark_lost(self, host: int, detail: str, now: float) -> None:
-        """The agent of a host is known to be dead. A host that has returned must live until all
+        """Handle the death of a host's agent. Even a host that has returned must live until all
         have returned."""
         self._hosts[host]  # raises for an unknown host
         self._advance(now)
@@ -153,7 +151,8 @@ class Gang:
             self._check_completion()
 
     def stacks(self, host: int, request: int, text: str, now: float) -> None:
-        """A host answers a request for stacks. Of a long text the end is kept: the main thread."""
+        """Handle a host's answer to a request for stacks. Of a long text, only the end is stored,
+        which has the main thread."""
         member = self._hosts[host]
         self._advance(now)
         if member.stacks_request < request <= self._stacks_request:
@@ -162,15 +161,15 @@ class Gang:
     # --- from users -------------------------------------------------------------------------------
 
     def cancel(self, detail: str, now: float) -> None:
-        """Stop the gang at a user's request. A gang that is stopping already ends as it would have,
-        but is not started again."""
+        """Stop the gang at a user's request. The request does not change the end of a gang that is
+        already stopping, but prevents its next attempt."""
         self._advance(now)
         self.unwanted = True
         self._stop(Stop(Exit.CANCELLED, detail or "cancelled"))
 
     def request_reform(self) -> None:
-        """Ask the function to leave at its next step, so that more slices can take part.
-        Idempotent."""
+        """Ask the function to end at its next step, so that more slices can take part in the next
+        attempt. Idempotent."""
         if self.phase is GangPhase.RUNNING and not self._reform_requested:
             self._reform_requested = True
             self._bump_version()
@@ -184,7 +183,7 @@ class Gang:
         return self._stacks_request
 
     def stacks_of(self, request: int) -> dict[int, str]:
-        """Return the answers to this request or to a later one."""
+        """Return the answers to this or a later request, by host."""
         return self._hosts.answers(request)
 
     def stacks_missing(self, request: int) -> tuple[int, ...]:
@@ -212,13 +211,13 @@ class Gang:
             hosts = tuple(sorted(host for _, host in silent))
             if hosts and hosts != self._silent:
                 why = f"no sign of life for {limit_s:g} s; no processor is free, or it is stopped."
-                self._tell_waiting(f"{stops.name_places(hosts, self.spec)}: {why}", hosts)
+                self._send_notice(f"{stops.name_by_slice(hosts, self.spec)}: {why}", hosts)
             self._silent = hosts
             limit_s = max(limit_s, self.spec.hang_timeout_s or math.inf)
             silent = self._hosts.find_silent(self._watched - limit_s)
         self._lose_all(silent, f"fell silent: no sign of life for {limit_s:g} s")
 
-    def _tell_waiting(self, notice: str, hosts: tuple[int, ...] = ()) -> None:
+    def _send_notice(self, notice: str, hosts: tuple[int, ...] = ()) -> None:
         self._notice = notice
         self._emit(EventKind.WAITING, None, notice, hosts=hosts)
         self._bump_version()
@@ -248,7 +247,7 @@ class Gang:
         if step.event is not None:
             kind, detail, hosts = step.event
             if kind is EventKind.WAITING:
-                self._tell_waiting(detail, hosts)
+                self._send_notice(detail, hosts)
             else:
                 self._emit(kind, None, detail, hosts=hosts)
         if step.asks:
@@ -260,26 +259,27 @@ class Gang:
 
     @property
     def ready(self) -> bool:
-        """Whether every host has joined."""
+        """True if every host has joined."""
         return self._ready_at is not None
 
     @property
     def finished(self) -> bool:
-        """Whether every host has reported or is lost."""
+        """True if every host has reported or is lost."""
         return self.phase is GangPhase.FINISHED
 
     @property
     def urgent(self) -> bool:
-        """Whether a decision is due soon: sweep more often."""
-        return self._window.is_open or self._hangs.asking or self.phase is not GangPhase.RUNNING
+        """True if a decision is due soon, so that the gang must be swept more often."""
+        awaits = self._window.is_open or self._hangs.awaits_stacks
+        return awaits or self.phase is not GangPhase.RUNNING
 
     @property
     def reports(self) -> tuple[HostReport, ...]:
-        """The reports there are, by host."""
+        """The reports received so far, by host."""
         return self._hosts.reports
 
     def view(self, host: int) -> HostView:
-        """Return what this host is sent."""
+        """Return the view to send to a host."""
         self._hosts[host]  # raises for an unknown host
         stop_exit = self._stop_exits.get(host, self._stop_exit)
         if stop_exit not in self._views:
@@ -287,7 +287,7 @@ class Gang:
         return self._views[stop_exit]
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state for display, as plain JSON."""
+        """Return the state of the gang for display, as plain JSON."""
         return {
             "phase": str(self.phase),
             "attempt": self.spec.attempt,
@@ -319,7 +319,7 @@ class Gang:
     # --- failures ---------------------------------------------------------------------------------
 
     def _lose(self, host: int, detail: str) -> bool:
-        """Record a death, unless the host has ended already and is no longer needed."""
+        """Record the death of a host, unless it has reported and is no longer needed."""
         member = self._hosts[host]
         needed = self.phase is GangPhase.RUNNING and member.report is not None and member.report.ok
         if member.report is not None and not needed:
@@ -334,7 +334,7 @@ class Gang:
         return True
 
     def _count_failure(self, report: HostReport) -> None:
-        """Count a report as a failure, or after the stop as the cause of the first one."""
+        """Count a report as a failure; after the stop, as the cause of the first failure."""
         rank, failures = self._window.rank_of(report, self._now), self._window.failures
         if rank > CONSEQUENCE_RANK or (rank, report.host) in failures:
             return
@@ -343,19 +343,19 @@ class Gang:
             self._emit(EventKind.FAILURE, report.host, blame.why(report), exit=report.exit)
             self._bump_version()
         elif self._blamed_rank is not None and rank < self._blamed_rank:
-            self._blame_again(report, rank)
+            self._correct_blame(report, rank)
 
-    def _blame_again(self, report: HostReport, rank: int) -> None:
+    def _correct_blame(self, report: HostReport, rank: int) -> None:
         # A cause reported after the stop explains a consequence on any host, or the silence of its
-        # own host. It does not excuse another host's silence: that came first.
+        # own host. It does not excuse the silence of another host, which came first.
         if (self._blamed_rank or 0) >= ABORTED_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
             self.stop_reason = stops.first_failure(self._hosts, (report.host,), self.spec)
             self._bump_version()
 
     def _check_completion(self) -> None:
-        """Stop at once on a cause or a silent host; on a consequence, or a host that is taken away,
-        wait for the cause; finish when all hosts have ended."""
+        """Stop at once on a cause or a silent host. On a consequence, or a host that is taken away,
+        wait for the cause. Finish when all hosts have ended."""
         window = self._window
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING) and window.failures:
             if self._hosts.reported == self.spec.hosts:
@@ -367,13 +367,13 @@ class Gang:
                     self._stop_failed()
             elif window.waits_since is None:
                 window.waits_since = self._now, self._watched
-        elif self._hosts.reported == self.spec.hosts and self._hosts.have_left:
-            self._stop(Stop(Exit.STOPPED, "the function left, to make room for a slice"))
+        elif self._hosts.reported == self.spec.hosts and self._hosts.has_reformed:
+            self._stop(Stop(Exit.STOPPED, "the function left its attempt so that a slice can join"))
         self._finish_if_complete()
 
     def _close_window(self, since: float, opened: float) -> None:
-        """Stop on a consequence once every host without a report has proved to be alive, or to be
-        silent. It was reported at `since`, in watched time at `opened`."""
+        """Stop on a consequence once every host without a report has proved to be alive or silent.
+        The consequence was reported at `since`, which is `opened` in watched time."""
         if self._now - since < self.spec.blame_window_s:
             return
         unproven = [(heard_at, i) for heard_at, i in self._hosts.last_heard() if heard_at <= opened]
@@ -383,13 +383,14 @@ class Gang:
             self._lose_all(
                 silent, f"fell silent for more than {late_s:g} s while another host lost its peer"
             )
-        elif len(silent) == len(unproven):  # Nobody is waited for any more.
-            self._lose_unseen()
+        elif len(silent) == len(unproven):  # No host can still prove to be alive.
+            self._blame_absent()
             self._stop_failed()
 
-    def _lose_unseen(self) -> None:
-        """A cluster that has lost a host before it joined asks the others to end: it is to blame
-        before them. Not hosts that are known to be there, which only have not joined yet."""
+    def _blame_absent(self) -> None:
+        """Blame hosts that were lost before they joined for an eviction: a cluster that loses such
+        a host asks the others to end. Hosts that are known to exist (`first_sign_s`) are spared, as
+        they only have not joined yet."""
         rank, host = self._window.first
         if rank == EVICTED_RANK and self.spec.first_sign_s is None:
             detail = f"It had not joined when the cluster asked the pod of host {host} to end."
@@ -431,7 +432,8 @@ class Gang:
         for host in missing:
             heard = self._hosts[host].last_heard(self._watched)
             self._report_on_behalf(host, Exit.NEVER_JOINED, f"{within}; {heard}")
-        self._stop(Stop(Exit.STOPPED, f"{stops.name_places(missing, self.spec)} {within}", missing))
+        reason = f"{stops.name_by_slice(missing, self.spec)} {within}"
+        self._stop(Stop(Exit.STOPPED, reason, missing))
 
     def _stop(self, stop: Stop) -> None:
         if self.phase in (GangPhase.STOPPING, GangPhase.FINISHED):
@@ -448,8 +450,8 @@ class Gang:
         self._give_up_absent()
 
     def _give_up_absent(self) -> None:
-        """Do not wait for hosts that have not joined: the error must come in seconds. One that may
-        have begun before joins first when it connects."""
+        """Report for hosts that have not joined, instead of waiting for them: the error must arrive
+        within seconds. With `joins_late`, the function may run on a host that has not connected."""
         detail = f"had not joined when the gang was stopped: {self.stop_reason}"
         for host in self._hosts.find_absent():
             if self._hosts[host].connected or not self.spec.joins_late:
@@ -457,14 +459,13 @@ class Gang:
         self._finish_if_complete()
 
     def _report_on_behalf(self, host: int, how: Exit, detail: str) -> None:
-        """Report on behalf of a host that cannot."""
         self._hosts.record(self._hosts[host], self._substitute_report(host, how, detail))
         self._emit(EventKind.REPORT, host, detail, exit=how)
 
     def _give_up(self) -> None:
         waited_s = self.spec.grace_s + self.spec.report_s
         for _, host in self._hosts.find_in_touch() + self._hosts.find_unheard():
-            self._lose(host, f"did not report within {waited_s:g} s after it was told to stop")
+            self._lose(host, f"did not report within {waited_s:g} s of its order to stop")
         self._finish_if_complete()
 
     def _finish_if_complete(self) -> None:
@@ -476,8 +477,8 @@ class Gang:
     # --- details ----------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        # Watched time stops while this process is frozen or starved: heartbeats wait unread in its
-        # sockets, and their senders are not silent.
+        # Watched time stops while this process is frozen or starved, because heartbeats then wait
+        # unread in its sockets, and their senders are not silent.
         step = max(0.0, now - self._now)
         self._now += step
         self._watched += min(step, 2 * self.spec.heartbeat_timeout_s / _INTERVALS)

@@ -1,8 +1,6 @@
-"""The hosts of a gang: which have joined, when each was last heard from, how each ended, which are
-silent.
+"""The hosts of a gang: their joins, signs of life and ends. Pure.
 
-In: single facts about hosts, passing time. Out: lists of hosts that are silent, stalled, missing.
-Pure.
+In: single facts about hosts, the time. Out: lists of hosts that are silent, stalled, missing.
 """
 
 from __future__ import annotations
@@ -17,12 +15,16 @@ from kinetic.errors import UsageError
 
 _MAX_WAITING = 8 * 1024
 MISSING = "missing"
-"""The displayed state of a host from which nothing has been heard."""
+"""Displayed state of a host that has never given a sign of life."""
 
 
 class Member:
-    """What is known about one host. `heard_at` is when it was last heard from, in watched time;
-    `connected`, whether it has a connection, as far as that matters before it has joined."""
+    """The facts about one host.
+
+    Attributes:
+        heard_at: time of the last sign of life, in watched time.
+        connected: True if the host has a connection; only used before the host has joined.
+    """
 
     __slots__ = (
         *("address", "announced", "beat", "connected", "incarnation", "report", "heard_at"),
@@ -42,26 +44,26 @@ class Member:
 
     @property
     def joined(self) -> bool:
-        """Whether its agent has joined."""
+        """True if the host's agent has joined."""
         return bool(self.incarnation)
 
     @property
     def active(self) -> bool:
-        """Joined, and not known to have ended."""
+        """True if the host has joined, and has not reported its end."""
         return self.joined and self.report is None
 
     @property
     def busy(self) -> bool:
-        """Active, and its function has not returned."""
+        """True if the host is active, and its function has not returned."""
         return self.active and not self.has_returned
 
     @property
     def has_returned(self) -> bool:
-        """Whether its agent has said that the function returned."""
+        """True if the last heartbeat says that the function has returned."""
         return self.beat is not None and self.beat.state is Activity.RETURNED
 
     def exit_if_lost(self, stop: Exit | None) -> Exit:
-        """Return how it ended if it is not heard from any more: after a stop as that says, since a
+        """Return the exit of a host that is lost. After a stop, this is the exit of the stop: a
         cancelled job stays cancelled."""
         if self.announced is not None and stop is not Exit.CANCELLED:
             return self.announced.exit
@@ -69,19 +71,20 @@ class Member:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether its worker starts, or waits in JAX for other hosts."""
+        """True if the worker starts, or waits in JAX for other hosts."""
         return self.beat is not None and self.beat.state in (Activity.STARTING, Activity.JOINING)
 
     @property
     def stood_s(self) -> float:
-        """How long it has stood still, also while its worker starts or joins."""
+        """Seconds for which the host has stood still, including while its worker starts or
+        joins."""
         stands = self.beat is not None and (
             self.is_gathering or self.beat.state is Activity.RUNNING
         )
         return self.beat.stalled_s if self.beat is not None and stands else 0.0
 
     def last_heard(self, watched: float) -> str:
-        """Say when it was last heard from, and what it was doing."""
+        """Return words on the last sign of life and the activity of the host."""
         return (
             "nothing was heard from it"
             if self.beat is None
@@ -89,15 +92,15 @@ class Member:
         )
 
     def stacks_to_keep(self, how: Exit, *, hung: bool) -> str:
-        """What is worth keeping for its report: all stacks of a host that held a hung gang up; the
-        main thread of one that waited."""
+        """Return the stacks to put into the host's report: all of a host that held a hung gang up,
+        or the main thread of a host that waited."""
         if how is Exit.HANG:
             return self.stacks
         waited = hung and how is Exit.STOPPED
         return blame.main_thread(self.stacks)[:_MAX_WAITING] if waited else ""
 
     def describe(self, host: int, watched: float) -> dict[str, Any]:
-        """Return its state for display, as plain JSON."""
+        """Return the state of the host for display, as plain JSON."""
         beat = self.beat or Heartbeat(host)
         state = MISSING if not self.joined and self.beat is None else beat.state
         return {
@@ -135,19 +138,19 @@ class Roster:
         return len(self._members)
 
     def enroll(self, member: Member, incarnation: str, address: str) -> None:
-        """A host has joined for the first time."""
+        """Record the first join of a host."""
         member.incarnation, member.address = incarnation, address
         self.joined += 1
 
     def record(self, member: Member, report: HostReport) -> None:
-        """A host has ended; a later report replaces an earlier one."""
+        """Record the report of a host; a later report replaces an earlier one."""
         old, member.report = member.report, report
         self.reported += old is None
         self.returned += report.ok - (old is not None and old.ok)
 
     @property
-    def have_left(self) -> bool:
-        """Whether the function has left on one of them."""
+    def has_reformed(self) -> bool:
+        """True if the function ended on a host so that a slice can join."""
         return any(r.exit is Exit.REFORMED for r in self.reports)
 
     @property
@@ -157,22 +160,22 @@ class Roster:
 
     @property
     def reports(self) -> tuple[HostReport, ...]:
-        """The reports there are, by host."""
+        """The reports received so far, by host."""
         return tuple(m.report for m in self._members if m.report is not None)
 
     def find_standing(self, limit_s: float) -> tuple[int, ...]:
-        """Busy hosts that have stood still for this long, also while they start or join; () unless
-        all do: a host that moves may be what the others wait for."""
+        """Return the busy hosts if all have stood still for this long, including while they start
+        or join; else (), as the others may wait for a host that moves."""
         busy = self.find_busy()
         return busy if busy and all(self[i].stood_s >= limit_s for i in busy) else ()
 
     def find_silent(self, since: float) -> list[tuple[float, int]]:
-        """(when, host) of those that were last heard from before."""
+        """Return (time, host) of hosts whose last sign of life is older than `since`."""
         return [each for each in self.find_in_touch() if each[0] < since]
 
     def find_in_touch(self) -> list[tuple[float, int]]:
-        """(when, host) of all hosts that are active, or connected and about to join, or have
-        returned, and must live until all have."""
+        """Return (time, host) of all hosts that must give signs of life: those that have joined or
+        connected, including those that have returned, until all have."""
         return [
             (m.heard_at, i)
             for i, m in enumerate(self._members)
@@ -180,7 +183,7 @@ class Roster:
         ]
 
     def find_unheard(self) -> list[tuple[float, int]]:
-        """The others that have not ended."""
+        """Return (0.0, host) of hosts that have never connected, joined or ended."""
         return [
             (0.0, i)
             for i, m in enumerate(self._members)
@@ -188,15 +191,15 @@ class Roster:
         ]
 
     def last_heard(self) -> list[tuple[float, int]]:
-        """(when, host) of all active hosts."""
+        """Return (time of the last sign of life, host) of all active hosts."""
         return [(m.heard_at, i) for i, m in enumerate(self._members) if m.active]
 
     def find_busy(self) -> tuple[int, ...]:
-        """Hosts whose function may be running."""
+        """Return the hosts whose function may be running."""
         return tuple(i for i, m in enumerate(self._members) if m.busy)
 
     def find_returned(self) -> tuple[int, ...]:
-        """Hosts whose function has returned."""
+        """Return the hosts whose function has returned."""
         return tuple(
             i
             for i, m in enumerate(self._members)
@@ -204,7 +207,8 @@ class Roster:
         )
 
     def find_stalled(self, limit_s: float) -> tuple[int, ...]:
-        """Busy hosts that have been stalled for this long."""
+        """Return the busy hosts that have been stalled for this long, without those that start or
+        join."""
         return tuple(
             i
             for i, m in enumerate(self._members)
@@ -212,7 +216,7 @@ class Roster:
         )
 
     def in_state(self, *states: Activity) -> tuple[int, ...]:
-        """Active hosts whose last heartbeat says one of these."""
+        """Return the active hosts whose last heartbeat has one of these activities."""
         return tuple(
             i
             for i, m in enumerate(self._members)
@@ -220,7 +224,7 @@ class Roster:
         )
 
     def find_returned_alone(self) -> tuple[int, ...]:
-        """Hosts whose function returned without ever joining JAX's world."""
+        """Return the hosts whose function returned without ever joining JAX's world."""
         return tuple(
             i
             for i, m in enumerate(self._members)
@@ -228,21 +232,21 @@ class Roster:
         )
 
     def find_absent(self) -> tuple[int, ...]:
-        """Hosts that have neither joined nor ended."""
+        """Return the hosts that have neither joined nor ended."""
         return tuple(i for i, m in enumerate(self._members) if not m.joined and m.report is None)
 
     def answers(self, request: int) -> dict[int, str]:
-        """Stacks by host, of those that have answered this request or a later one."""
+        """Return the stacks of hosts that have answered this or a later request, by host."""
         return {i: m.stacks for i, m in enumerate(self._members) if m.stacks_request >= request > 0}
 
     def find_unanswered(self, request: int) -> tuple[int, ...]:
-        """Busy hosts that have not answered this request."""
+        """Return the busy hosts that have not answered this request."""
         return tuple(
             i for i, m in enumerate(self._members) if m.busy and m.stacks_request < request
         )
 
     def describe(self, watched: float) -> dict[str, Any]:
-        """Return the state of all for display, as plain JSON."""
+        """Return the state of all hosts for display, as plain JSON."""
         return {
             "hosts": len(self),
             "joined": self.joined,

@@ -1,7 +1,4 @@
-"""The messages of a gang: its specification, what hosts say, what they are sent.
-
-In: nothing. Out: frozen values. Pure.
-"""
+"""The messages of a gang: its specification, heartbeats, assignments and views."""
 
 from __future__ import annotations
 
@@ -25,35 +22,35 @@ class GangPhase(StrEnum):
 
 @dataclass(frozen=True)
 class GangSpec:
-    """How many hosts, and how long things may take (seconds; None means no limit).
+    """The number of hosts and the time limits of a gang, in seconds; None means no limit.
 
     Attributes:
-        hosts: hosts of the gang.
-        start_timeout_s: until every host has joined and its worker runs the function; also how long
-            hosts may wait in JAX for others that have not joined its world.
-        timeout_s: from "ready" until the gang is stopped; `timeout` says so to users.
-        budget_s: ... until it is stopped because of what it costs; `budget` says so to users.
+        hosts: number of hosts of the gang.
+        start_timeout_s: time until every host has joined and its worker runs the function; also
+            the time that hosts may wait in JAX for hosts that have not joined its world.
+        timeout_s: time from "ready" until the gang is stopped; `timeout` is its text for users.
+        budget_s: time from "ready" until the budget is used up; `budget` is its text for users.
         hang_timeout_s: longest time that a running host may be stalled.
         heartbeat_timeout_s: silence after which a host counts as lost; agents send ten heartbeats
             in this time.
-        blame_window_s: how long to wait for the cause after a consequence was reported.
-        stacks_window_s: how long hosts may take to answer with their stacks.
+        blame_window_s: time to wait for the cause after a consequence was reported.
+        stacks_window_s: time that hosts have to answer with their stacks.
         grace_s: time between SIGTERM and SIGKILL for workers.
-        report_s: how long a stopped host may take to report, on top of that.
-        peers_window_s: how long other hosts may run on after code failed on one of them, to fail in
-            the same way; each that does restarts it. Not where the function is called again.
-        notice_after_s: how long all running hosts must have been stalled, when others have
-            returned, before users are told.
-        still_notice_s: how long all hosts must have stood still before users are told which one
-            holds the others up.
-        first_sign_s: how long a host that is known to be there may take to be heard from; None
-            where nobody knows when it starts.
-        attempt: from 1.
-        repeats: whether another attempt follows when the function fails.
-        joins_late: the only host begins by itself, and joins later, or never.
-        sees_deaths: the leader learns at once of any agent that dies, so that an agent that is not
-            heard from lives: it has no processor, or is stopped.
-        slices: that take part, in the order of their hosts; () unless the job is elastic.
+        report_s: additional time that a stopped host has to report.
+        peers_window_s: time to wait for other hosts to fail in the same way after code failed on
+            one; each further failure restarts it. Not used if another attempt follows.
+        notice_after_s: time that all running hosts must have been stalled, when others have
+            returned, before a notice says so.
+        still_notice_s: time that all hosts must have stood still before a notice names the hosts
+            that hold the others up.
+        first_sign_s: time in which a host that is known to exist must give its first sign of life;
+            None if the start of hosts is not known.
+        attempt: the attempt, from 1.
+        repeats: True if another attempt follows when the function fails.
+        joins_late: True if the only host starts its function without joining, and may never join.
+        sees_deaths: True if the leader learns at once of any agent that dies, so that a silent
+            agent is alive: it gets no processor, or is stopped.
+        slices: slices that take part, in the order of their hosts; () unless the job is elastic.
     """
 
     hosts: int
@@ -80,20 +77,20 @@ class GangSpec:
 
     @property
     def shortest_s(self) -> float | None:
-        """How long the function may run at most, whatever limits it."""
+        """The shorter of timeout and budget; None without either."""
         return min((s for s in (self.timeout_s, self.budget_s) if s is not None), default=None)
 
 
 class Activity(StrEnum):
-    """What a host is doing, as its agent says."""
+    """The activity of a host, as its agent reports it."""
 
     PREPARING = "preparing"
     WAITING = "waiting"
-    """For the other hosts to join the gang."""
+    """The host waits for the other hosts to join the gang."""
     DEBUGGING = "debugging"
-    """The leader, until a debugger has attached."""
+    """The leader waits for a debugger to attach."""
     HELD = "held"
-    """The others, until then."""
+    """The host waits until a debugger has attached to the leader."""
     STARTING = "starting"
     """The worker is getting ready."""
     RUNNING = "running"
@@ -104,16 +101,16 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A sign of life.
+    """A sign of life of a host.
 
     Attributes:
         host: index in the gang.
-        state: what it is doing.
-        stalled_s: how long the worker's main thread has made no progress.
-        rss_bytes, cpu_s: of the worker.
-        log_bytes: output so far.
-        last_line: the last line that was printed.
-        saving_step: of the checkpoint that it is writing; None for none.
+        state: the host's activity.
+        stalled_s: seconds for which the worker's main thread has made no progress.
+        rss_bytes, cpu_s: memory and processor time of the worker.
+        log_bytes: bytes of output so far.
+        last_line: the last line of output.
+        saving_step: step of the checkpoint that the host is writing; None for none.
     """
 
     host: int
@@ -126,7 +123,7 @@ class Heartbeat:
     saving_step: int | None = None
 
     def clip_line(self) -> Heartbeat:
-        """Return it with a line that is not too long to keep."""
+        """Return the heartbeat with `last_line` cut to a length that the leader can store."""
         if len(self.last_line) <= _MAX_TEXT:
             return self
         return replace(self, last_line=self.last_line[:_MAX_TEXT])
@@ -134,18 +131,18 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class HostAssignment:
-    """The place of a host in an attempt of a job that may have several.
+    """The assignment of a host in one attempt of a job that may have several.
 
     Attributes:
-        attempt: from 1.
+        attempt: the attempt, from 1.
         host: index in the attempt's gang; 0 leads.
-        slices: that take part, in order.
-        lost_s: how long ago the failure happened that this attempt recovers from; 0.0 for none.
-        is_postponed: there is no place yet: ask again.
-        retries_left: how many more attempts may follow when the function fails.
-        failed_before: why the attempt before has failed; "" for none, and in an elastic job, whose
-            leader tells it.
-        hosts: of this gang.
+        slices: slices that take part, in order.
+        lost_s: seconds since the failure that this attempt recovers from; 0.0 for none.
+        is_postponed: True if the host has no assignment yet, and must ask again.
+        retries_left: number of further attempts that may follow when the function fails.
+        failed_before: why the previous attempt failed; "" without one, and in an elastic job,
+            whose leader prints the reason.
+        hosts: number of hosts of this gang.
     """
 
     attempt: int = 1
@@ -160,24 +157,24 @@ class HostAssignment:
 
 @dataclass(frozen=True)
 class HostView:
-    """What one agent is sent.
+    """The state of the gang that the coordinator sends to one agent.
 
     Attributes:
-        version: grows with every change of any view.
-        ready: all have joined; the function may start.
-        addresses: of the hosts, by index, once ready; the first is the leader's.
-        stop: the worker must end.
-        stop_exit: how the agent reports the end of its worker after a stop: CANCELLED, TIMEOUT,
+        version: number that grows with every change of any view.
+        ready: True if all hosts have joined, so that the function may start.
+        addresses: addresses of the hosts, by index, once ready; the first is the leader's.
+        stop: True if the worker must end.
+        stop_exit: exit that the agent reports for its worker after a stop: CANCELLED, TIMEOUT,
             OVER_BUDGET, HANG or STOPPED.
-        stop_reason: for users.
-        grace_s: between SIGTERM and SIGKILL.
-        stacks_request: number of the last request for stacks, 0 for none.
-        all_done: every host has returned; workers may exit.
+        stop_reason: the reason of the stop, for users.
+        grace_s: time between SIGTERM and SIGKILL.
+        stacks_request: number of the last request for stacks; 0 for none.
+        all_done: True if every host has returned, so that workers may exit.
         notice: a line for the job's output, or "".
-        preempted: a host is taken away, or the budget is used up, and functions may save for as
-            long as `grace_s`; not any more once all have ended.
-        reform_requested: a slice of an elastic job is back, and the function should leave at its
-            next step.
+        preempted: True while a host is taken away, or the budget is used up, and functions may
+            save for as long as `grace_s`.
+        reform_requested: True if a slice of an elastic job is back, and the function should end at
+            its next step.
     """
 
     version: int = 0

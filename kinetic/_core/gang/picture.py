@@ -1,7 +1,7 @@
-"""The picture of a gang: one fold over its events, used by the command line and by drawings.
+"""The history of a gang, folded from its events, for the command line and drawings. Pure.
 
-In: `GangEvent`s, the verdict if there is one. Out: a `GangPicture`: every attempt, and the state of
-each of its hosts. Pure.
+In: `GangEvent`s, and the verdict if there is one. Out: a `GangPicture`: every attempt, and the
+state of each of its hosts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class HostPicture:
     """The state of one host.
 
     Attributes:
-        state: as displayed.
-        exit: how it ended, once that is known.
-        detail: about its end, for users.
+        state: the displayed state.
+        exit: how the host ended; None if unknown.
+        detail: text about the host's end, for users.
     """
 
     state: HostState = HostState.PENDING
@@ -33,20 +33,21 @@ class HostPicture:
 
 @dataclass(frozen=True)
 class AttemptPicture:
-    """One attempt: times are seconds since the epoch, None until then.
+    """One attempt. Times are seconds since the epoch; None if they are not reached yet.
 
     Attributes:
-        number: from 1.
-        hosts: by index, as many as the whole job has; see `members`.
-        began_at, ready_at, ended_at: of its first event; when all hosts had joined; when it was
-            judged.
-        verdict: on the attempt.
+        number: number of the attempt, from 1.
+        hosts: all hosts of the job, by index; see `members`.
+        began_at: time of the attempt's first event.
+        ready_at: when all hosts had joined.
+        ended_at: when the attempt was judged.
+        verdict: the verdict on the attempt.
         reason: one line for users; "" on success.
         blamed: the hosts that failed first.
-        slices: that take part, in the order of their hosts; () unless the job is elastic.
+        slices: slices that take part, in the order of their hosts; () unless the job is elastic.
         lost: slices that the job lost in this attempt, or before the next one.
         awaited: slices for which the next attempt waits.
-        size: how many hosts take part; 0 for all.
+        size: number of hosts that take part; 0 for all.
     """
 
     number: int
@@ -69,12 +70,12 @@ class AttemptPicture:
 
     @property
     def failed_first(self) -> tuple[int, ...]:
-        """The hosts to blame, without those that left to make room: nothing failed there."""
-        left = [host for host, picture in enumerate(self.hosts) if picture.exit is Exit.REFORMED]
-        return tuple(host for host in self.blamed if host not in left)
+        """The hosts to blame, without hosts that only ended so that a slice can join."""
+        reformed = [host for host, its in enumerate(self.hosts) if its.exit is Exit.REFORMED]
+        return tuple(host for host in self.blamed if host not in reformed)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the attempt as a JSON object."""
         return {
             "attempt": self.number,
             "began_at": self.began_at,
@@ -104,18 +105,17 @@ class GangPicture:
 
     @property
     def started_at(self) -> float | None:
-        """When the function started first."""
+        """When the function first started; None if it has not."""
         return next((a.ready_at for a in self.attempts if a.ready_at is not None), None)
 
     def ran_s(self, now: float) -> float:
-        """For how many seconds the function ran in all attempts; not how long it waited between
-        them."""
+        """Return the seconds that the function ran in all attempts, without waits between them."""
         return sum(seconds for _, seconds in self._runs(now))
 
     def paid_s(self, slices: int, now: float) -> float:
-        """For how many seconds all slices could have run for what those of the attempts have cost.
-        What an attempt costs begins when its function may start: nobody knows here since when its
-        machines were there."""
+        """Return the seconds that all slices could have run for the cost of the attempts so far.
+        Cost counts from the time at which the function may start, because the events do not say
+        when the machines started."""
         runs = self._runs(now)
         return sum(seconds * (len(run.slices) or slices) / slices for run, seconds in runs)
 
@@ -129,8 +129,7 @@ class GangPicture:
 def picture_of(
     events: Iterable[GangEvent], hosts: int, outcome: Outcome | None = None
 ) -> GangPicture:
-    """Fold the events of a gang of this size. The outcome, if given, overrides them for the last
-    attempt."""
+    """Fold the events of a gang of this size; an outcome overrides them for the last attempt."""
     by_attempt: dict[int, list[GangEvent]] = {1: []}
     for event in events:
         by_attempt.setdefault(event.attempt, []).append(event)
@@ -138,20 +137,20 @@ def picture_of(
             by_attempt.setdefault(event.attempt + 1, [])
     if outcome is not None:
         by_attempt.setdefault(outcome.attempt, [])
-    attempts = [_attempt(number, by_attempt[number], hosts) for number in sorted(by_attempt)]
+    attempts = [_fold_attempt(number, by_attempt[number], hosts) for number in sorted(by_attempt)]
     if outcome is not None:
         attempts[-1] = _apply_outcome(attempts[-1], outcome)
     return GangPicture(tuple(attempts))
 
 
-def _attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
+def _fold_attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
     hosts = [HostPicture()] * size
     attempt = AttemptPicture(number, (), began_at=events[0].time if events else None)
     for event in events:
         if event.kind is EventKind.FORMED:
             attempt = replace(attempt, slices=event.slices, size=len(event.hosts))
         elif event.kind in (EventKind.SLICE_LOST, EventKind.AWAITED, EventKind.SLICE_BACK):
-            attempt = _slices_moved(attempt, event)
+            attempt = _move_slices(attempt, event)
         elif event.kind is EventKind.READY:
             attempt = replace(attempt, ready_at=event.time)
             _move(hosts, range(size), (HostState.PENDING, HostState.JOINED), HostState.RUNNING)
@@ -168,11 +167,11 @@ def _attempt(number: int, events: list[GangEvent], size: int) -> AttemptPicture:
                 blamed=event.hosts,
             )
         elif event.host is not None and 0 <= event.host < size:
-            hosts[event.host] = _host(hosts[event.host], event)
+            hosts[event.host] = _apply_event(hosts[event.host], event)
     return replace(attempt, hosts=tuple(hosts))
 
 
-def _slices_moved(attempt: AttemptPicture, event: GangEvent) -> AttemptPicture:
+def _move_slices(attempt: AttemptPicture, event: GangEvent) -> AttemptPicture:
     concerned = set(event.slices)
     if event.kind is EventKind.SLICE_LOST:
         return replace(attempt, lost=tuple(sorted(concerned.union(attempt.lost))))
@@ -189,7 +188,7 @@ def _move(
             hosts[index] = replace(hosts[index], state=to)
 
 
-def _host(host: HostPicture, event: GangEvent) -> HostPicture:
+def _apply_event(host: HostPicture, event: GangEvent) -> HostPicture:
     if event.kind is EventKind.JOINED:
         return HostPicture(HostState.JOINED) if host.state is HostState.PENDING else host
     if event.kind not in (EventKind.REPORT, EventKind.LOST, EventKind.FAILURE):

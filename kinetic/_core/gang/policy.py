@@ -1,29 +1,29 @@
-"""Whether a job goes on after an attempt has failed, when, and with which slices.
+"""The policy on attempts: whether a job goes on after a failure, when, and with which slices.
 
-In: how attempts end, which slices are there, the time. Out: a `Form`, a `Restart` or a `GiveUp`;
-whether the running gang should make room for a slice that is back. Pure: no I/O, no clock.
+In: how attempts end, which slices are ready, the time. Out: a `Form`, a `Restart` or a `GiveUp`;
+whether the running gang should end so that a slice that is back can join. Pure: no I/O, no clock.
 
-An elastic job forms on a range of slices, and counts losses. Any other is a fixed one: it forms on
-all slices or not at all, and whatever has failed takes one of its `retries`.
+An elastic job forms on a range of slices, and counts losses. Any other job is fixed: it forms on
+all slices or not at all, and each failure uses up one of its `retries`.
 
-    GATHERING ──all slices there, or enough and nobody has come for a while──> RUNNING
-    RUNNING ──an attempt failed──> FORMING ──all slices there, or enough and no time left──> RUNNING
+    GATHERING ──all slices ready, or enough and `start_wait_s` has passed──> RUNNING
+    RUNNING ──an attempt failed──> FORMING ──all slices ready, or enough and time is up──> RUNNING
                                       └──too few in time, too many failures──> given up
 
 Promises:
-    1. A gang is never formed of fewer slices than `least`, nor of one whose hosts are not all
-       there.
-    2. It never waits for a slice longer than `slice_timeout_s`; one that shrinks waits only while
-       it has too few.
-    3. An exception of the function, a cancelled job and one that ran too long are no loss. After
-       an exception another attempt follows while `retries` are left, on the slices that are there.
-    4. It gives up when it has failed more than `max_failures` times, and names every failure.
-       Hosts that could not be started do not count among them; `MOST_FAULTS` of them end it.
-    5. The first attempt waits for more slices than `least` for `start_wait_s`, where slices come
-       one by one; what happens before it is no failure.
-    6. A slice that is lost again before it takes part is started again later and later.
-    7. A fixed job whose host was taken away goes on, which counts against no limit but
-       `MOST_TAKEN_AWAY`.
+    1. A gang never forms on fewer than `least` slices, nor on a slice whose hosts are not all
+       ready.
+    2. The job never waits for a slice longer than `slice_timeout_s`; one that shrinks waits only
+       while it has too few.
+    3. An exception of the function, a cancelled job and a timeout are no loss. After an exception
+       another attempt follows while the job has `retries`, on the slices that are ready.
+    4. The job gives up after more than `max_failures` failures, and names every failure. Hosts that
+       could not be started are not failures, but `MOST_FAULTS` of them end the job.
+    5. Where slices come one by one, the first attempt waits `start_wait_s` for more than `least`
+       slices. Losses before the first attempt are no failures.
+    6. A slice that is lost repeatedly before it takes part is restarted after longer and longer
+       pauses.
+    7. A fixed job whose host was taken away goes on; only `MOST_TAKEN_AWAY` limits this.
 """
 
 from __future__ import annotations
@@ -38,36 +38,37 @@ from kinetic._core.outcome import Outcome, Verdict, blame_rank
 from kinetic._core.values import dataclass
 
 MOST_FAULTS = 3
-"""How often hosts may fail to start."""
+"""Most failed starts of hosts."""
 READY_S = 30.0
-"""How long hosts that were not lost may take to wait for their place in the next attempt."""
+"""Seconds in which hosts that were not lost must ask for their assignment in the next attempt."""
 MOST_TAKEN_AWAY = 100
-"""How many attempts of a job do not count because its cluster took a host away."""
+"""Most attempts of a job that do not count because its cluster took a host away."""
 _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 
 
 class SliceState(Enum):
-    """Where a slice stands."""
+    """The state of a slice."""
 
     TAKES_PART = auto()
     EXPECTED = auto()
-    """It has not been there yet."""
+    """The slice has not been ready yet."""
     COMING = auto()
-    """It was not lost; its hosts get ready for the next attempt."""
+    """The slice was not lost, and its hosts get ready for the next attempt."""
     READY = auto()
-    """All its hosts are ready."""
+    """All hosts of the slice are ready."""
     AWAY = auto()
-    """It was lost."""
+    """The slice was lost."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Why an attempt has failed that another one may follow.
+    """The cause of a failed attempt after which another may follow.
 
     Attributes:
-        slices: that were lost; () when a collective broke, or all stood still, and all hosts live.
-        why: in one line.
+        slices: slices that were lost; () when a collective broke, or all hosts stood still, and
+            all hosts live.
+        why: the cause, in one line.
     """
 
     slices: tuple[int, ...]
@@ -76,7 +77,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure of the history: a `Loss`, and the attempt after whose start it happened."""
+    """One failure of the job's history: a `Loss`, and the attempt in which or after which it
+    happened."""
 
     attempt: int
     slices: tuple[int, ...]
@@ -89,21 +91,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class Form:
-    """Start the next attempt on these slices, in this order."""
+    """The decision to start the next attempt on these slices, in this order."""
 
     slices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Restart:
-    """End what is left of these slices, and start their hosts again."""
+    """The decision to end the remaining hosts of these slices, and restart all their hosts."""
 
     slices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """End the job; `reason` names every failure."""
+    """The decision to end the job; `reason` names every failure."""
 
     reason: str
 
@@ -112,18 +114,18 @@ Decision = Form | Restart | GiveUp
 
 
 def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
-    """Return which slices an attempt has lost; None where another attempt would end in the same
-    way, or nobody wants one.
+    """Return the loss of an attempt; None if another attempt would end in the same way, or is not
+    wanted.
 
     Args:
-        outcome: of the attempt, on hosts in the order of slices.
-        slices: that took part, in this order.
+        outcome: the attempt's outcome, with hosts in the order of slices.
+        slices: slices that took part, in order.
     """
     first = outcome.first
     if outcome.verdict is not Verdict.FAILED or first is None or not slices:
         return None
     per_slice = len(outcome.reports) // len(slices)
-    # Hosts that aborted are lost only if nobody died in another way.
+    # Hosts that aborted count as lost only if no host died in another way.
     dead = [r.host for r in outcome.reports if r.exit.kind.fatal and blame_rank(r) != ABORTED_RANK]
     dead = dead or [r.host for r in outcome.reports if r.exit.kind.fatal]
     held_up = first.exit in (Exit.HANG, Exit.NEVER_JOINED)
@@ -131,9 +133,9 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
     if held_up and len(lost) == len(slices):  # No slice is to blame.
         if first.exit is Exit.NEVER_JOINED:
             return None
-        # A deadlock of all hosts, which another attempt may not run into.
+        # All hosts were in a deadlock, which may not happen in another attempt.
         lost = {slices[host // per_slice] for host in dead}
-    # A collective that broke is a loss, unless hosts that have returned are its cause.
+    # A broken collective is a loss, unless hosts that have returned broke it.
     echoes = first.error is not None and first.error.consequence
     is_broken = echoes and not any(report.ok for report in outcome.reports)
     if first.exit.kind.fatal or held_up or is_broken:
@@ -142,14 +144,15 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
 
 
 def slices_to_end(outcome: Outcome, per_slice: int) -> tuple[int, ...]:
-    """Return the slices, of so many hosts each, of which a host died or gave no sign of life."""
+    """Return the slices with a host that died or gave no sign of life; `per_slice` is the number of
+    hosts of a slice."""
     silent = (Exit.HANG, Exit.NEVER_JOINED)
     hosts = (r.host for r in outcome.reports if r.exit.kind.fatal or r.exit in silent)
     return tuple(sorted({host // per_slice for host in hosts}))
 
 
 class AttemptPolicy:
-    """The state machine. An attempt begins with it, on all slices."""
+    """The state machine. It starts during an attempt on all slices."""
 
     def __init__(
         self,
@@ -162,10 +165,17 @@ class AttemptPolicy:
         is_fixed: bool = False,
         taken_away: int = 0,
     ) -> None:
-        """Begin, or go on with this attempt after those of a leader that was lost.
-        `away_s`: how long a lost slice stays away, where the slices are simulated. `retries`: how
-        often the function may still fail. `taken_away`: how many attempts of a fixed job have ended
-        because a host was taken away."""
+        """Begin a job, or go on with this attempt after the loss of a leader.
+
+        Args:
+            rules: the policy of an elastic job; of a fixed one, `least` and `most` are equal.
+            away_s: seconds for which a lost simulated slice stays away.
+            attempt: the current attempt, from 1.
+            failures: failures of earlier attempts.
+            retries: number of failures of the function after which it is still called again.
+            is_fixed: True unless the job is elastic.
+            taken_away: number of attempts of a fixed job that ended because a host was taken away.
+        """
         self.rules = rules
         self.is_fixed = is_fixed
         self.retries_left = retries
@@ -175,11 +185,11 @@ class AttemptPolicy:
         self.attempt = attempt
         self.failures = failures
         self.slices = tuple(range(rules.most))
-        """That take part in the current attempt, or took part in the last one."""
+        """Slices of the current attempt, or of the last one."""
         self.faults: tuple[Failure, ...] = ()
-        """Hosts that could not be started."""
+        """Failed starts of hosts."""
         self.ran_s = self.paid_s = 0.0
-        """How long attempts have run, and all slices could have for what those have cost."""
+        """Seconds that attempts have run, and that all slices could have run for their cost."""
         self._grows = self.gathers = False
         self._enough_since: float | None = None
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
@@ -198,56 +208,56 @@ class AttemptPolicy:
         retries: int = 0,
         taken_away: int = 0,
     ) -> Self:
-        """Return that of a job that needs all of its slices. Hosts that are started again may take
-        `start_timeout_s` to be there."""
+        """Return the policy of a job that needs all of its slices. Restarted hosts have
+        `start_timeout_s` to get ready."""
         rules = Elastic(slices, slices, max_failures=0, slice_timeout_s=start_timeout_s)
         return cls(rules, attempt=attempt, retries=retries, is_fixed=True, taken_away=taken_away)
 
     def gather(self, now: float) -> None:
-        """Wait for slices before the first attempt, which forms on those that are there."""
+        """Wait for slices before the first attempt, which forms on the slices that are ready."""
         self.gathers, self._forming_since = True, now
         self._standing = dict.fromkeys(self.slices, SliceState.EXPECTED)
 
     def take_all(self) -> None:
-        """Do not gather any longer: the first attempt is on all slices, there or not."""
+        """Stop gathering: the first attempt forms on all slices, ready or not."""
         self.gathers, self._forming_since, self._start_at = False, None, {}
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
 
-    # -- what is known -----------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def forming(self) -> bool:
-        """Whether no attempt runs."""
+        """True if no attempt runs."""
         return self._forming_since is not None
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Slices that neither take part nor are ready to."""
+        """Slices that neither take part nor are ready."""
         states = (SliceState.AWAY, SliceState.COMING, SliceState.EXPECTED)
         return tuple(each for each, standing in self._standing.items() if standing in states)
 
     @property
     def could_grow(self) -> bool:
-        """Whether an attempt runs, and a slice is there that does not take part."""
+        """True if an attempt runs, and a slice that does not take part is ready."""
         return not self.forming and SliceState.READY in self._standing.values()
 
     def stays_away(self, which: int) -> bool:
-        """Whether a lost slice is not to be started again yet."""
+        """True if a lost slice must not be restarted yet."""
         return which in self._start_at
 
     def state_of(self, which: int) -> SliceState:
-        """Return where a slice stands."""
+        """Return the state of a slice."""
         return self._standing[which]
 
     def find_late(self, now: float) -> tuple[int, ...]:
-        """Return the slices that were not lost, and whose hosts take too long to get ready."""
+        """Return the slices that were not lost, but whose hosts take too long to get ready."""
         if self._forming_since is None or now - self._forming_since < READY_S:
             return ()
         return self._slices_with(SliceState.COMING)
 
     def may_repeat(self, outcome: Outcome) -> bool:
-        """Whether another attempt follows one that has failed; in an elastic job, though no slice
-        was lost, and not where the time is over, which its attempts share."""
+        """True if another attempt follows a failed one. In an elastic job, this is about attempts
+        that lost no slice; none follows a timeout, because its attempts share the limit."""
         first = outcome.first
         if outcome.verdict is not Verdict.FAILED or first is None or not first.exit.kind.retryable:
             return False
@@ -255,16 +265,16 @@ class AttemptPolicy:
             return self._taken_away < MOST_TAKEN_AWAY
         return self.retries_left > 0 and (self.is_fixed or first.exit is not Exit.TIMEOUT)
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def count_time(self, ran_s: float) -> None:
-        """An attempt has run for this long."""
+        """Count the seconds that an attempt has run."""
         self.ran_s += ran_s
         self.paid_s += ran_s * len(self.slices) / self.rules.most
 
     def note_repeat(self, outcome: Outcome, lost: Sequence[int], now: float) -> None:
-        """The function is called again in new processes, because this attempt has failed; these
-        slices have ended with it."""
+        """Note that the function is called again in new processes after a failed attempt; the hosts
+        of the slices `lost` have ended with it."""
         if self._goes_on_when_taken_away and _is_taken_away(outcome):
             self._taken_away += 1
         else:
@@ -273,14 +283,14 @@ class AttemptPolicy:
         self._leave(lost, now)
 
     def note_failure(self, loss: Loss, now: float) -> None:
-        """The attempt has failed in a way that another one may follow."""
+        """Note a loss after which another attempt may follow."""
         self._grows = False
         self._count(loss)
         self._leave(loss.slices, now)
 
     def note_failed_start(self, which: int, error: str, now: float) -> None:
-        """Record that the hosts of a slice could not be started again. The same error counts once
-        while enough other slices can run."""
+        """Record a failed restart of a slice's hosts. The same error counts once while enough other
+        slices can run."""
         ready = sum(its in (SliceState.COMING, SliceState.READY) for its in self._standing.values())
         if self.forming and not (error in self._start_errors and ready >= self.rules.least):
             why = f"the hosts of slice {which} could not be started: {error}"
@@ -289,15 +299,15 @@ class AttemptPolicy:
         self._send_away(which, now)
 
     def note_departure(self, now: float) -> None:
-        """The attempt has ended to make room for a slice that is back."""
+        """Note that the attempt has ended so that a slice that is back can join."""
         self._grows = True
         self._leave((), now)
 
     def lose_slice(self, which: int, why: str, now: float, *, counts: bool = True) -> None:
-        """A slice was lost that does not take part. With `counts`, it is a failure if the next
-        attempt waits for it; without, never."""
+        """Record the loss of a slice that does not take part. With `counts`, the loss is a failure
+        if the next attempt waits for the slice; without, never."""
         if self._standing[which] is SliceState.TAKES_PART:
-            return  # Its attempt is about to end, and says so.
+            return  # The end of its attempt will record the loss.
         if self.forming and self.is_fixed:
             self.faults = (*self.faults, Failure(self.attempt, (which,), first_line(why)))
         elif self.forming and counts and not self.gathers:
@@ -305,12 +315,12 @@ class AttemptPolicy:
         self._send_away(which, now)
 
     def note_ready(self, which: int) -> None:
-        """All hosts of a slice wait for their place in the next attempt."""
+        """Note that all hosts of a slice wait for their assignment in the next attempt."""
         if self._standing[which] is not SliceState.TAKES_PART:
             self._standing[which] = SliceState.READY
 
     def decide(self, now: float) -> Decision | None:
-        """Return what to do now, if anything. A `Form` and a `Restart` take effect at once."""
+        """Return the decision that is due, if any. A `Form` and a `Restart` take effect at once."""
         if self._forming_since is None:
             return self._restart_due(now)
         if len(self.failures) > self.rules.max_failures:
@@ -384,32 +394,32 @@ class AttemptPolicy:
 
 
 def name_attempt(number: int, limit: int) -> str:
-    """Return "2 of 11" for a job that survives `limit` failures, and "12" beyond: attempts that end
-    for another reason do not count."""
+    """Return "2 of 11" for a job that survives `limit` failures, and "12" beyond: attempts that
+    ended for another reason do not count."""
     return f"{number} of {limit + 1}" if number <= limit + 1 else str(number)
 
 
 def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:
-    """Say that a job has failed too often, with all its failures."""
+    """Return the reason to give up a job that has failed too often."""
     most = rules.max_failures
     times = "once" if most == 0 else f"{most + 1} times"
     return f"Given up: it failed {times}, and max_failures is {most}. {_history(failures)}"
 
 
 def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure], limit: str) -> str:
-    """Say that processes of kinetic's own have failed too often, with all failures of the job;
-    `limit` is the option that they do not count against."""
+    """Return the reason to give up a job after too many failures of kinetic's own processes;
+    `limit` is the option that does not count them."""
     history = "; ".join(f"attempt {each.attempt}: {each.why.rstrip('.')}" for each in faults)
-    others = f" Losses besides: {_history(failures)}" if failures else ""
+    others = f" Other losses: {_history(failures)}" if failures else ""
     return (
-        f"Given up: processes of kinetic's own failed {len(faults)} times, which is no fault of "
-        f"the function: {history}. Look for what kills them (memory? `dmesg`); {limit} was not "
-        f"used up by them.{others}"
+        f"Given up: kinetic's own processes failed {len(faults)} times, which is no fault of the "
+        f"function: {history}. Find out what kills them (memory? `dmesg`); {limit} does not count "
+        f"them.{others}"
     )
 
 
 def too_few(rules: Elastic, failures: Sequence[Failure], away: Sequence[int], ready: int) -> str:
-    """Say that slices did not come back in time, with all failures of the job."""
+    """Return the reason to give up a job whose slices did not come back in time."""
     rest = f"{count_slices(ready)} left of at least {rules.least}"
     return (
         f"Given up: {name_slices(away)} did not return within {rules.slice_timeout_s:g} s "
@@ -418,7 +428,7 @@ def too_few(rules: Elastic, failures: Sequence[Failure], away: Sequence[int], re
 
 
 def too_late(rules: Elastic) -> str:
-    """Say that hosts that were started again were not there in time."""
+    """Return the reason to give up a fixed job whose restarted hosts were not ready in time."""
     return (
         "Given up: not all hosts were ready for the next attempt within "
         f"{rules.slice_timeout_s:g} s (start_timeout)."
@@ -426,7 +436,7 @@ def too_late(rules: Elastic) -> str:
 
 
 def _is_taken_away(outcome: Outcome) -> bool:
-    """Whether it ended because the cluster took a host away."""
+    """True if the attempt ended because the cluster took a host away."""
     return outcome.first is not None and outcome.first.exit is Exit.EVICTED
 
 
@@ -443,10 +453,12 @@ def name_slices(which: Sequence[int]) -> str:
 
 
 def describe_returned(which: Sequence[int]) -> str:
-    """Return what is said when the function has left its attempt so that these slices, which are
-    back, can take part."""
+    """Return the notice on an attempt that the function has ended so that these slices can join."""
     if not which:
-        return "the function has left its attempt, and no slice is back: the next one has as many."
+        return (
+            "the function has left its attempt, but no slice is back: the next attempt has as many "
+            "slices."
+        )
     return f"{name_slices(which)} back: the next attempt begins with more slices."
 
 

@@ -1,8 +1,8 @@
-"""What hosts do together after they have joined the gang: start their workers, join one world of
-JAX, fail in the same way.
+"""Waits after all hosts have joined the gang: for workers to start, for hosts to join one world of
+JAX, for further failures. Pure.
 
-In: the hosts' last heartbeats, how they failed, the time. Out: a `Delay` when some wait in vain or
-for too long; whether more failures may follow. Pure.
+In: the hosts' last heartbeats and failures, the time. Out: a `Delay` when hosts wait in vain or for
+too long; whether more failures may follow.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kinetic._core.values import dataclass
 
 _WINDOWS = 5
 _TOGETHER_S = 0.5
-"""Hosts that are taken away later than this after the first one are so because of it."""
+"""Seconds after the first eviction from which on further evictions are its consequence."""
 
 
 @dataclass(frozen=True)
 class Delay:
-    """Why hosts wait.
+    """A wait of hosts that takes too long.
 
     Attributes:
         waiting: the hosts that wait in JAX; empty while the function has not started.
-        missing: the hosts they wait for, if known.
-        reason: for users.
-        final: whether it cannot end by itself.
+        missing: the hosts for which they wait, if known.
+        reason: the reason of the wait, for users.
+        final: True if the wait cannot end by itself.
     """
 
     waiting: tuple[int, ...]
@@ -39,7 +39,7 @@ class Delay:
 
 
 class Rendezvous:
-    """Watches hosts start and join JAX's world."""
+    """The watch over hosts that start their workers and join JAX's world."""
 
     def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
         self._spec, self._hosts = spec, hosts
@@ -47,7 +47,7 @@ class Rendezvous:
         self._joining_since: float | None = None
 
     def delay(self, now: float) -> Delay | None:
-        """Return why hosts wait for too long, or None."""
+        """Return the delay if hosts wait in vain or for too long, or None."""
         joining = self._hosts.in_state(Activity.JOINING)
         if not joining:
             self._joining_since = None
@@ -72,7 +72,7 @@ class Rendezvous:
         return (
             f"{name_hosts(returned)} of {self._spec.hosts} returned without using JAX, and "
             f"{name_hosts(joining)} {wait} for {them} in JAX. Every host must use "
-            "JAX, or none: call jax.devices() on all of them first, or set joins_jax=False so that "
+            "JAX, or none: call jax.devices() on all hosts first, or set joins_jax=False so that "
             "each host works on its own devices"
         )
 
@@ -90,16 +90,16 @@ class Rendezvous:
 
 
 class FailureWindow:
-    """The failures of a gang before it is stopped, and how long it waits for more of them.
+    """The failures of a gang before it is stopped, and the wait for more of them.
 
-    Code that fails on one host often fails on all: each such failure opens another window for the
-    rest, up to `_WINDOWS` in all. Nobody waits where the function is called again: the last attempt
-    names them all. A consequence waits for its cause.
+    Code that fails on one host often fails on all, so each such failure opens another window for
+    the other hosts, up to `_WINDOWS` in all. The gang does not wait if the function will be called
+    again, because the last attempt names all hosts. A consequence waits for its cause.
 
     Attributes:
         failures: (rank, host) in order of arrival.
-        waits_since: (now, watched) of the first consequence that waits for its cause; None if none
-            does.
+        waits_since: (now, watched) at the first consequence that waits for its cause; None if none
+            waits.
     """
 
     def __init__(self, peers_window_s: float, *, repeats: bool) -> None:
@@ -111,8 +111,8 @@ class FailureWindow:
         self._evicted_at = math.inf
 
     def rank_of(self, report: HostReport, now: float) -> int:
-        """Return the rank of a report. A host that is taken away after the first one is a
-        consequence of that: a Job that has lost a pod deletes the others."""
+        """Return the rank of a report. Evictions after the first are its consequences, because a
+        Job that has lost a pod deletes the others."""
         rank = blame.rank_of(report)
         if rank == EVICTED_RANK and (rank, report.host) not in self.failures:
             self._evicted_at = min(self._evicted_at, now)
@@ -132,16 +132,17 @@ class FailureWindow:
 
     @property
     def is_open(self) -> bool:
-        """Whether the gang waits for more failures."""
+        """True if the gang waits for more failures."""
         return self.waits_for_peers or self.waits_since is not None
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether the gang waits for other hosts to fail in the same way."""
+        """True if the gang waits for other hosts to fail in the same way."""
         return self._peers_until is not None
 
     def wait_for_peers(self, failed: HostReport, now: float) -> bool:
-        """Return whether other hosts may fail as this one did. False if it died."""
+        """Open another window if other hosts may fail in the same way as this one, and return True
+        if so. A death opens none."""
         kind, window_s = failed.exit.kind, self._peers_window_s
         if not kind.code_failed or window_s <= 0 or (self._repeats and kind.retryable):
             return False
@@ -151,5 +152,5 @@ class FailureWindow:
         return True
 
     def are_peers_late(self, now: float) -> bool:
-        """Whether the last window for other hosts is over."""
+        """True if the last window for other hosts is over."""
         return self._peers_until is not None and now >= self._peers_until

@@ -1,6 +1,6 @@
-"""Why a gang is stopped: which hosts are to blame, and the reason in one sentence.
+"""Decisions to stop a gang: the hosts to blame, and the reason in one sentence. Pure.
 
-In: facts about its hosts, their stacks. Out: a `Stop`. Pure.
+In: facts about the gang's hosts, their stacks. Out: a `Stop`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Stop:
     """A decision to stop the gang.
 
     Attributes:
-        exit: how hosts end that are not in `exits`.
+        exit: exit of hosts that are not in `exits`.
         reason: one line for users.
         blamed: the hosts to blame, most to blame first.
-        exits: how single hosts end.
+        exits: exits of single hosts.
     """
 
     exit: Exit
@@ -35,62 +35,63 @@ class Stop:
 
 
 def describe_standstill(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
-    """Say which hosts are stalled, and for how long."""
+    """Return words on the hosts that are stalled, and for how long."""
     longest = max(m.beat.stalled_s for i in stalled if (m := hosts[i]).beat is not None)
     return (
-        f"{name_places(stalled, spec)} stood still for {longest:.0f} s (hang_timeout is "
+        f"{name_by_slice(stalled, spec)} stood still for {longest:.0f} s (hang_timeout is "
         f"{spec.hang_timeout_s:g} s)"
     )
 
 
 def notice_of_still(held_up: tuple[int, ...], stacks: Mapping[int, str], spec: GangSpec) -> str:
-    """Say which hosts stand still, where the first of them does, and that others wait."""
+    """Return a notice that these hosts stand still, with the position of the first, and that all
+    others wait for them."""
     have = "has" if len(held_up) == 1 else "have"
     others = len(held_up) < spec.hosts
     waited_for = f"; all others wait for {'it' if len(held_up) == 1 else 'them'}" if others else ""
     return (
-        f"{name_places(held_up, spec)} {have} stood still for {spec.still_notice_s:g} s"
-        f"{blame.place_of(stacks[held_up[0]])}{waited_for}."
+        f"{name_by_slice(held_up, spec)} {have} stood still for {spec.still_notice_s:g} s"
+        f"{blame.describe_position(stacks[held_up[0]])}{waited_for}."
     )
 
 
-def name_places(which: tuple[int, ...], spec: GangSpec) -> str:
-    """Return "host 2 of 4"; in an elastic job, where indices are others in each attempt, "host 0 of
+def name_by_slice(which: tuple[int, ...], spec: GangSpec) -> str:
+    """Return "host 2 of 4"; in an elastic job, whose indices differ between attempts, "host 0 of
     slice 1"."""
     per_slice = spec.hosts // len(spec.slices) if spec.slices else 0
     if not per_slice or len(which) == spec.hosts > 1:
         return name_of(which, spec.hosts)
-    places: dict[int, list[int]] = {}
+    by_slice: dict[int, list[int]] = {}
     for host in which:
-        places.setdefault(spec.slices[host // per_slice], []).append(host % per_slice)
-    named = [f"{name_hosts(places[s])} of slice {s}" for s in sorted(places)]
-    return ", ".join(named)
+        by_slice.setdefault(spec.slices[host // per_slice], []).append(host % per_slice)
+    return ", ".join(f"{name_hosts(by_slice[s])} of slice {s}" for s in sorted(by_slice))
 
 
 def first_failure(hosts: Roster, blamed: tuple[int, ...], spec: GangSpec) -> str:
-    """Say why the first of these hosts failed, and which of the others failed in the same way."""
+    """Return the reason for which the first of these hosts failed, with the names of the hosts that
+    failed in the same way."""
     report = hosts[blamed[0]].report or hosts[blamed[0]].announced
     if report is None:
-        return name_places(blamed, spec)
+        return name_by_slice(blamed, spec)
     alike = sorted(
         host
         for host in blamed
         if (other := hosts[host].report or hosts[host].announced) is not None
         and other.is_like(report)
     )
-    return f"{name_places(tuple(alike), spec)}: {blame.why(report)}"
+    return f"{name_by_slice(tuple(alike), spec)}: {blame.why(report)}"
 
 
 def of_hang(
     running: dict[int, str], returned: tuple[int, ...], stalled: tuple[int, ...], still: str
 ) -> tuple[Stop, str]:
-    """Decide who holds a hung gang up; also return the stacks, grouped, as text.
+    """Decide which hosts hold a hung gang up, and return the stop and the grouped stacks as text.
 
     Args:
-        running: the stacks of hosts whose function runs; "" of those that have not answered.
+        running: stacks of hosts whose function runs; "" for hosts that have not answered.
         returned: hosts whose function has returned.
-        stalled: the hosts that are stalled.
-        still: what `stood_still` says of them.
+        stalled: hosts that are stalled.
+        still: the result of `describe_standstill` for them.
     """
     odd = blame.odd_hosts(running, ())
     stacks = running | dict.fromkeys(returned, blame.RETURNED)
@@ -100,13 +101,13 @@ def of_hang(
 
 
 def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:
-    """Decide who keeps the others waiting in JAX, or is late with its start."""
+    """Decide which hosts keep the others waiting in JAX, or are late with their start."""
     if delay.waiting:
         guilty = delay.waiting if delay.final or not delay.missing else delay.missing
         exits = dict.fromkeys(guilty, Exit.HANG)
         return Stop(Exit.STOPPED, delay.reason, guilty[:1], exits)
     odd = blame.odd_hosts({i: running[i] for i in delay.missing}, ())
-    reason = f"{name_places(odd, spec)} {delay.reason}"
+    reason = f"{name_by_slice(odd, spec)} {delay.reason}"
     text = "" if (stack := blame.parse(running[odd[0]])).frames else stack.text
     reason += f": {text.splitlines()[0]}" if text else ""
     return Stop(Exit.STOPPED, reason, odd, dict.fromkeys(odd, Exit.NEVER_JOINED))

@@ -346,7 +346,7 @@ class Agent:
             self._worker.kill()
             self._worker.reap()
             self._selector.unregister(self._worker.pidfd)
-        self._machine.note_gone()
+        self._machine.note_reaped()
 
     def _start(self) -> None:
         self._stall = StallDetector(self._sample())

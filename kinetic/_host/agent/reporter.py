@@ -127,7 +127,7 @@ class Reporter:
 
     def tell_of_late_exit(self, stacks: str) -> None:
         """Log that the process had to be killed after the function, and where it was."""
-        at = blame.place_of(stacks) if blame.parse(stacks).frames else ""
+        at = blame.describe_position(stacks) if blame.parse(stacks).frames else ""
         self._log.say(
             f"kinetic: the process ran for too long after the function{at} (an exit handler?) "
             "and was killed."

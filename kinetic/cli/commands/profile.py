@@ -14,7 +14,7 @@ import click
 
 from kinetic._client.board import text
 from kinetic._config import profiles, settings
-from kinetic._config.profiles import FIELDS, OF_THE_CLUSTER, Profiles
+from kinetic._config.profiles import CLUSTER_FIELDS, FIELDS, Profiles
 from kinetic.cli import output
 from kinetic.cli.lazy import complete_with
 from kinetic.cli.options import json_option, yes_option
@@ -123,7 +123,7 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_readers(path: Path, values: Mapping[str, str]) -> None:
     """Refuse a profile that keras-kinetic could not read if it shares the file."""
-    fits = {"project", "zone", "cluster"} <= values.keys() <= set(OF_THE_CLUSTER)
+    fits = {"project", "zone", "cluster"} <= values.keys() <= set(CLUSTER_FIELDS)
     if fits or path.parent.name != ".kinetic":
         return
     raise UsageError(
@@ -166,7 +166,7 @@ def _collect_values(options: dict[str, str | None]) -> dict[str, str]:
         if (s := loaded.setting(n)).value and s.source.origin in explicit
     }
     if sys.stdin.isatty() and not any(options.values()):
-        for name in OF_THE_CLUSTER:
+        for name in CLUSTER_FIELDS:
             values[name] = values.get(name) or click.prompt(
                 f"{name.capitalize()} (empty for none)", default="", show_default=False
             )
