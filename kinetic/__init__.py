@@ -1,15 +1,15 @@
 """Run a decorated Python function on an accelerator slice and get its value back.
 
-In: public names. Out: the objects behind them, imported on first use.
+Public names are imported on first use, so that `import kinetic` is quick.
 """
 
 from kinetic import _shadows
 
-_shadows.warn_of_hidden_modules()  # Before other imports: they may fail for this reason.
+_shadows.warn_of_hidden_modules()  # Before other imports, which hidden modules may break.
 
 from kinetic.version import __version__  # noqa: E402
 
-TYPE_CHECKING = not __name__  # jedi, which completes in Jupyter and vim, would believe a `False`.
+TYPE_CHECKING = not __name__  # False, in a way that jedi (Jupyter, vim) does not evaluate.
 if TYPE_CHECKING:
     from kinetic import collections as collections
     from kinetic import credentials as credentials
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kinetic.jobs import attach as attach
     from kinetic.jobs import list_jobs as list_jobs
 
-_HOME_OF = {
+_HOMES = {
     "BatchError": "errors",
     "BatchHandle": "_client.batch.handle",
     "CompileReport": "_compile.report",
@@ -71,7 +71,7 @@ _RENAMED = {
     "map": "use the decorated function's run_async_map(inputs), or kinetic.collections.map",
     "submit": "decorate with @kinetic.run(...), and call the function's run_async(...)",
 }
-"""Names that keras-kinetic had before 0.0.4, and what to write instead."""
+"""Names of keras-kinetic before 0.0.4, and what to write instead."""
 
 __all__ = [
     "BatchError",
@@ -109,13 +109,13 @@ if not TYPE_CHECKING:  # A type checker should report misspelt names.
 
         if name in _SUBMODULES:
             return import_module(f"kinetic.{name}")
-        if name not in _HOME_OF:
+        if name not in _HOMES:
             instead = f": {_RENAMED[name]}" if name in _RENAMED else ""
             raise AttributeError(f"module 'kinetic' has no attribute {name!r}{instead}")
-        globals()[name] = value = getattr(import_module(f"kinetic.{_HOME_OF[name]}"), name)
+        globals()[name] = value = getattr(import_module(f"kinetic.{_HOMES[name]}"), name)
         return value
 
 
 def __dir__() -> list[str]:
     names = {name for name in globals() if name.startswith("__")}
-    return sorted(names.union(__all__, _SUBMODULES) - {"keras"})  # which imports Keras
+    return sorted(names.union(__all__, _SUBMODULES) - {"keras"})  # kinetic.keras imports Keras.

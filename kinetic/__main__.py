@@ -1,7 +1,4 @@
-"""`python -m kinetic`: the command line of this interpreter, regardless of PATH.
-
-In: the arguments. Out: the command's output.
-"""
+"""`python -m kinetic`: the command line of this interpreter, regardless of PATH."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Name the files of a project that hide modules of the standard library.
+"""Warnings of project files that hide modules of the standard library.
 
-In: the import path. Out: a warning for each such file.
-
-With a `secrets.py` beside the script, every library that imports `secrets` gets that file, and
-fails with an error that does not name it. This module is imported before any other of kinetic, so
-it uses only what the interpreter has loaded by then.
+With a `secrets.py` in the script's folder, every library that imports `secrets` gets that file, and
+fails with an error that does not name it. This module is imported before all others of kinetic, so
+it may import only modules that the interpreter has loaded already.
 """
 
-# ruff: noqa: PTH100, PTH110, PTH118, PTH120 (pathlib imports what may be hidden)
+# ruff: noqa: PTH100, PTH110, PTH118, PTH120 (pathlib imports modules that may be hidden)
 
 import _imp
 import _warnings
@@ -19,8 +17,8 @@ _LIBRARY = os.path.dirname(os.__file__)
 
 
 def warn_of_hidden_modules() -> None:
-    """Warn once of each file in a folder that comes before the standard library on the import path
-    and has the name of one of its modules, unless that module is loaded already."""
+    """Warn of each file that comes before the standard library on the import path and has the name
+    of one of its modules, unless that module is loaded already."""
     for folder in sys.path:
         if folder == _LIBRARY or folder.endswith(".zip"):
             return
@@ -34,8 +32,8 @@ def warn_of_hidden_modules() -> None:
             if name in sys.stdlib_module_names and is_module and _can_be_hidden(name):
                 path = os.path.join(os.path.abspath(folder), entry)
                 _warnings.warn(
-                    f"{path} hides Python's own module {name!r} from every library, also on the "
-                    "hosts of a job: rename it.",
+                    f"{path} hides Python's own module {name!r} from all libraries, also on the "
+                    "hosts of a job. Rename it.",
                     RuntimeWarning,
                     stacklevel=3,
                 )

@@ -1,6 +1,4 @@
-"""Every exception that kinetic itself raises, drawn as a tree.
-
-In: what went wrong, as text and as attributes. Out: exceptions.
+"""All exceptions that kinetic itself raises.
 
     KineticError
     ├── UsageError (ValueError)             what the caller wrote cannot work; nothing was created
@@ -11,11 +9,9 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     │   └── SourceChanged                   ... because declared data has changed
     ├── PreflightError                      the backend cannot take the job now; nothing was created
     │   └── InsufficientMemory              ... this machine cannot hold the simulated slice
-    ├── BackendUnavailable                  the backend does not answer at present, or closed the
-    │                                       connection; the job is not affected, and trying again
-    │                                       may help
-    ├── SubmitError                         creating the job failed;
-    │                                       what was created is removed or findable
+    ├── BackendUnavailable                  the backend does not answer; the job is not affected,
+    │                                       and a retry may help
+    ├── SubmitError                         the job could not be created
     ├── StoreError                          the store could not be read or written
     │   ├── StoreFull                       ... no space is left
     │   ├── UnsupportedVersion              ... another version of kinetic wrote the job's records
@@ -26,29 +22,28 @@ In: what went wrong, as text and as attributes. Out: exceptions.
     ├── NotFound (LookupError)              no such job or object
     ├── WaitTimeout (TimeoutError)          the caller's timeout passed; the job keeps running
     ├── BatchError                          some inputs of a batch have no result;
-    │                                       the results of the others are in it
+    │                                       the error has the results of the others
     ├── CoordinatorLost                     an agent could not reach its coordinator in time
     │                                       (host side)
     └── JobFailed (RuntimeError)            the job ran, or tried to, and did not succeed
-        ├── UserCodeFailed                  the function raised something that cannot be rebuilt
-        │                                   here, or exited
+        ├── UserCodeFailed                  the function raised an exception that cannot be rebuilt
+        │                                   by the caller, or exited
         ├── HostLost                        a host died: killed, out of memory, segfault, os._exit,
         │                                   agent lost
         ├── HostHung                        a host stood still longer than hang_timeout,
         │                                   or kept others waiting in JAX
-        ├── GangTimeout (TimeoutError)      not every host got as far as the function within
+        ├── GangTimeout (TimeoutError)      the function did not start on every host within
         │                                   start_timeout
         ├── JobTimeout (TimeoutError)       the job ran longer than timeout
-        ├── BudgetUsedUp                    its slices have cost its budget
+        ├── BudgetUsedUp                    the job's slices have cost its budget
         ├── JobCancelled                    someone cancelled the job
         ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed,
         │                                   version mismatch, an image that cannot be pulled
         ├── ResultUnavailable               the function returned,
-        │                                   but its value cannot be loaded here
-        └── SupervisorLost                  the process that watched the job was killed
+        │                                   but the caller cannot load its value
+        └── SupervisorLost                  the process that supervised the job was killed
 
-A function's own exception is raised as itself, never wrapped, when its class can be rebuilt on the
-caller's side.
+A function's own exception is raised as itself, never wrapped, if the caller can rebuild its class.
 """
 
 from __future__ import annotations
@@ -58,26 +53,28 @@ from typing import Any
 
 
 class KineticError(Exception):
-    """Base of all exceptions of this library."""
+    """Base class of all exceptions of kinetic: catch it to handle any of them."""
 
 
 class UsageError(KineticError, ValueError):
-    """What the caller wrote cannot work. Nothing was created."""
+    """An argument, option or setting cannot work, so that nothing was created. Fix the call as the
+    message says."""
 
 
 class UsageTypeError(UsageError, TypeError):
-    """A value given by the caller has the wrong type. Nothing was created."""
+    """An argument, option or setting has the wrong type, so that nothing was created."""
 
 
 class DataNotFound(UsageError, FileNotFoundError):
-    """There is no file or folder of this name to declare as data. Nothing was created."""
+    """The file or folder to declare as data does not exist, so that nothing was created. Relative
+    paths start at the working directory."""
 
 
 class UnknownAccelerator(UsageError):
-    """No accelerator has this name.
+    """No accelerator has this name. `kinetic accelerators` lists all names.
 
     Attributes:
-        name: the name that was given.
+        name: the unknown name.
         suggestions: the nearest valid names, best first.
     """
 
@@ -88,7 +85,8 @@ class UnknownAccelerator(UsageError):
 
 
 class PicklingError(UsageError):
-    """A part of the call cannot be pickled.
+    """A part of the call cannot be pickled, so that nothing was created. Create locks, open files,
+    generators and threads inside the function.
 
     Attributes:
         component: the part, for example "argument 2", "keyword 'model'" or "the function's closure
@@ -101,20 +99,21 @@ class PicklingError(UsageError):
 
 
 class SourceChanged(UsageError):
-    """Declared data has changed since it was first used, and the store does not have the original.
-    Nothing was created."""
+    """Declared data has changed since it was first used, and the store does not have the original,
+    so that nothing was created. Create a new `Data` to send the current content."""
 
 
 class PreflightError(KineticError):
-    """The backend cannot accept the job now. Nothing was created."""
+    """The backend cannot accept the job as things are, so that nothing was created. The message
+    says which part of the cluster or machine to fix."""
 
 
 class InsufficientMemory(PreflightError):
-    """This machine cannot hold the simulated slice.
+    """This machine cannot hold the simulated slice. Choose a smaller slice.
 
     Attributes:
-        hosts: hosts that were requested.
-        hosts_that_fit: hosts for which there is memory now.
+        hosts: number of hosts that were requested.
+        hosts_that_fit: number of hosts for which the machine has memory now.
     """
 
     def __init__(self, message: str, *, hosts: int = 0, hosts_that_fit: int = 0) -> None:
@@ -125,35 +124,35 @@ class InsufficientMemory(PreflightError):
 
 class BackendUnavailable(KineticError):
     """The backend does not answer at present, or closed the connection. The job is not affected;
-    trying again may help."""
+    try again."""
 
 
 class SubmitError(KineticError):
-    """The job could not be created."""
+    """The job could not be created. Its records were removed, or the message says which remain."""
 
 
 class StoreError(KineticError):
-    """The store could not be read or written."""
+    """The store could not be read or written. The message names the file or object."""
 
 
 class StoreFull(StoreError):
-    """The store has no space left."""
+    """The store has no space left. `kinetic jobs prune` removes old jobs."""
 
 
 class UnsupportedVersion(StoreError):
-    """Another version of kinetic wrote the job's records, in a format that this one does not
-    read."""
+    """Another version of kinetic wrote the job's records, in a format that this version does not
+    read. Use the version that submitted the job."""
 
 
 class CorruptRecord(StoreError):
-    """A stored file is not what was written: truncated, tampered with, or garbage."""
+    """A stored file was truncated or changed after it was written, or is not kinetic's."""
 
 
 class CheckpointError(KineticError):
     """A checkpoint could not be written or read.
 
     Attributes:
-        step: of the training, if it is about one.
+        step: step of the training; None if the error is not about a single step.
     """
 
     def __init__(self, message: str, *, step: int | None = None) -> None:
@@ -162,14 +161,14 @@ class CheckpointError(KineticError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """What was saved does not match the state, or the iterator, that restore() was given."""
+    """A checkpoint does not match the state, or the iterator, that was passed to `restore`."""
 
 
 class CheckpointInUse(CheckpointError):
-    """Another job writes this folder of checkpoints.
+    """Another job writes to this folder of checkpoints. Cancel that job, or use another folder.
 
     Attributes:
-        job_id: that job; "" if unknown.
+        job_id: the job that writes; "" if unknown.
     """
 
     def __init__(self, message: str, *, job_id: str = "") -> None:
@@ -178,7 +177,7 @@ class CheckpointInUse(CheckpointError):
 
 
 class NotFound(KineticError, LookupError):
-    """No such job or object.
+    """The job or object does not exist.
 
     Attributes:
         suggestions: the nearest existing names, best first.
@@ -190,17 +189,17 @@ class NotFound(KineticError, LookupError):
 
 
 class WaitTimeout(KineticError, TimeoutError):
-    """The time that the caller gave to a wait has passed. The job keeps running."""
+    """The caller's `timeout` for a wait has passed. The job keeps running; wait again."""
 
 
 class BatchError(KineticError):
     """Some inputs of a batch have no result.
 
     Attributes:
-        group_id: the batch.
+        group_id: id of the batch.
         failures: handles of the jobs that failed, in the order of the inputs.
-        partial_results: a value for each input; None where there is none.
-        submission_failures: why an input never became a job, by its index.
+        partial_results: a value for each input; None for inputs without a result.
+        submission_failures: errors of inputs that never became a job, by index.
     """
 
     def __init__(
@@ -231,15 +230,15 @@ class BatchError(KineticError):
 
 
 class CoordinatorLost(KineticError):
-    """An agent could not reach its coordinator for the configured time."""
+    """An agent could not reach its gang's coordinator for the configured time. Raised on hosts."""
 
 
 class JobFailed(KineticError, RuntimeError):
     """The job did not succeed.
 
     Attributes:
-        job_id: the job.
-        hosts: indices of the hosts to blame, the first to fail first; empty if none is.
+        job_id: id of the job.
+        hosts: indices of the hosts to blame, the first to fail first; () if none is to blame.
         remote_traceback: text of the remote traceback, or "".
     """
 
@@ -258,24 +257,28 @@ class JobFailed(KineticError, RuntimeError):
 
     @property
     def host(self) -> int | None:
-        """The host to blame, or None when no host is."""
+        """The first host to blame, or None if no host is to blame."""
         return self.hosts[0] if self.hosts else None
 
 
 class UserCodeFailed(JobFailed):
-    """The function failed with something that cannot be rebuilt here: the message says what."""
+    """The function exited, or raised an exception that the caller cannot rebuild. The message has
+    the exception's text and the remote traceback."""
 
 
 class HostLost(JobFailed):
-    """A host died without finishing its function."""
+    """A host died without finishing its function: killed, out of memory, crashed or unreachable.
+    The message has its last lines of output."""
 
 
 class HostHung(JobFailed):
-    """A host made no progress for longer than `hang_timeout`. The message carries the stacks."""
+    """A host made no progress for longer than `hang_timeout`, or kept others waiting in JAX. The
+    message has the stacks of the hosts."""
 
 
 class GangTimeout(JobFailed, TimeoutError):
-    """Not every host joined, and got as far as the function, within `start_timeout`."""
+    """The function did not start on every host within `start_timeout`. The message names the missing
+    hosts."""
 
 
 class JobTimeout(JobFailed, TimeoutError):
@@ -283,7 +286,7 @@ class JobTimeout(JobFailed, TimeoutError):
 
 
 class BudgetUsedUp(JobFailed):
-    """The slices of the job have cost its `budget`, and it was stopped."""
+    """The slices of the job have cost its `budget`, and the job was stopped."""
 
 
 class JobCancelled(JobFailed):
@@ -296,35 +299,37 @@ class SetupFailed(JobFailed):
 
 
 class ResultUnavailable(JobFailed):
-    """The function returned, but its value could not be pickled there or rebuilt here."""
+    """The function returned, but the host could not pickle its value, or the caller cannot rebuild
+    it. Return plain data, or write files to `KINETIC_OUTPUT_DIR`."""
 
 
 class SupervisorLost(JobFailed):
-    """The process that supervised the job died before it could judge it."""
+    """The process that supervised the job was killed before it could judge the job. Run the job
+    again."""
 
 
 def text_of(value: object) -> str:
     """Return `str()` of an exception or of another object of the user's."""
     try:
         return str(value)
-    except BaseException as problem:  # noqa: BLE001 - their own __str__ may raise anything
-        return f"<its text could not be made: {type(problem).__name__}>"
+    except BaseException as problem:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"<str() failed: {type(problem).__name__}>"
 
 
-_SOUNDS_LIKE_A_VOWEL = ("a", "e", "i", "o", "u", "ndarray")
+_VOWEL_SOUNDS = ("a", "e", "i", "o", "u", "ndarray")
 
 
 def name_some(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Return the first names, and how many there are more: "a, b and 3 more"."""
+    """Return the first names, and the number of the others: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return separator.join(names[:most]) + more
 
 
 def a_type(value: object) -> str:
-    """Return the name of a value's type, with its article: "an int", "a Mesh"."""
+    """Return the name of a value's type with its article: "an int", "a Mesh"."""
     return with_article(type(value).__name__)
 
 
 def with_article(noun: str) -> str:
-    """Return the word with its article."""
-    return f"{'an' if noun.lower().startswith(_SOUNDS_LIKE_A_VOWEL) else 'a'} {noun}"
+    """Return a noun with its indefinite article."""
+    return f"{'an' if noun.lower().startswith(_VOWEL_SOUNDS) else 'a'} {noun}"

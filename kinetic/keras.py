@@ -1,7 +1,4 @@
-"""For Keras, in a job: the callbacks `kinetic.keras.Checkpointer` and `kinetic.keras.Metrics`.
-
-In: a model that is trained with `fit`. Out: checkpoints, curves.
-"""
+"""Callbacks for Keras in a job: `kinetic.keras.Checkpointer` and `kinetic.keras.Metrics`."""
 
 from kinetic._in_job.checkpoint.callback import KerasCheckpointer as Checkpointer
 from kinetic._in_job.checkpoint.callback import KerasMetrics as Metrics

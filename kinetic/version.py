@@ -1,6 +1,3 @@
-"""The version, in a module of its own so that reading it imports nothing.
-
-In: nothing. Out: `__version__`.
-"""
+"""The version, in its own module so that reading it imports nothing."""
 
 __version__ = "0.3.0"

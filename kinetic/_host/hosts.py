@@ -115,13 +115,13 @@ class Hosts(ABC):
     def give(self, places: Mapping[int, HostAssignment]) -> None:
         """Begin an attempt: hand each host its assignment."""
         self._places, self._joined = places, set()
-        self.waiting_room.give(places)
+        self.waiting_room.assign(places)
 
     def end_attempt(self) -> None:
         """End the attempt: withdraw the assignments."""
         self._places = {}
         if self.stay:
-            self.waiting_room.give({})
+            self.waiting_room.assign({})
 
     @abstractmethod
     def end(self, indices: Collection[int]) -> None:
@@ -200,7 +200,7 @@ class Hosts(ABC):
             return
         place = self._places.get(index)
         if place is not None and index not in self._joined:
-            self.waiting_room.give_again(index, place)
+            self.waiting_room.reassign(index, place)
         else:
             self._die(index, "its agent ended and was restarted.")
 
@@ -209,7 +209,7 @@ class Hosts(ABC):
         if index not in self._dead:
             self._die(index, "its connection broke while it waited for the next attempt.")
 
-    def on_told(self, index: int) -> None:
+    def on_dismissed(self, index: int) -> None:
         """Handle a host's receipt of its dismissal."""
         self._informed.add(index)
         self._listener.on_change()

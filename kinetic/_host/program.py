@@ -239,7 +239,7 @@ class _Joining(_HostProgram):
             endpoint = replace(self._who.endpoint, attempt=0)
             request = codec.PlaceRequest(self._who.host, start=1)
             with contextlib.suppress(KineticError):  # The leader has ended.
-                client.place_of(endpoint, request, unreachable_after_s=0.0)
+                client.request_assignment(endpoint, request, unreachable_after_s=0.0)
         return code
 
     def _read_code(self, status: int) -> ProgramCode:

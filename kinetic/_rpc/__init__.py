@@ -1,1 +1,1 @@
-"""gRPC between the coordinator, agents and users: server, clients, messages on the wire."""
+"""gRPC between the coordinator, agents and users: server, clients, messages."""

@@ -1,7 +1,6 @@
 """The certificate of one job: its coordinator presents it over TCP, and its agents accept no other.
 
-In: its DNS name. Out: a self-signed certificate and its key, as PEM. Needs the `cryptography`
-package (the [tls] extra), which a gang on a Unix socket does not.
+It needs the `cryptography` package (the [tls] extra). A gang on a Unix socket needs neither.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
 
 MISSING = (
-    "A gang that is joined over TCP needs the package cryptography, which makes the job's "
-    "certificate: pip install cryptography."
+    "Hosts that join a gang over TCP need a certificate, and the package cryptography creates it: "
+    "pip install cryptography."
 )
-# It is pinned and lives as long as its job; the clocks of hosts may differ.
+# The certificate is pinned and lives as long as its job, and the clocks of hosts may differ.
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate and its private key, both PEM."""
+    """A self-signed certificate and its private key, both PEM."""
 
     certificate: str
     key: str = field(repr=False)
 
 
 def is_available() -> bool:
-    """Whether the cryptography package is installed."""
+    """True if the cryptography package is installed."""
     return find_spec("cryptography") is not None
 
 
 def make(name: str) -> Certificate:
-    """Make a new key and a certificate for this DNS name.
+    """Create a key and a certificate for a DNS name.
 
     Raises:
         PreflightError: the cryptography package is missing.

@@ -1,8 +1,7 @@
 """Clients of the coordinator: blocking calls, repeated until it answers or is given up.
 
-In: heartbeats, reports, requests. Out: views, from a separate thread; `CoordinatorLost`. Importing
-this module makes no channel, loop or thread, so that the importer may fork; a client must be made
-after the last fork.
+Importing this module creates no channel, loop or thread, so that the importer may fork. A client
+must be created after the last fork.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ logger = logging.getLogger("kinetic.coordinator")
 _CALL_S = 5.0
 _BEAT_S = 2.0
 _WATCH_S = 300.0
-"""A stream is renewed this often, in case it has died unnoticed."""
-_PLACE_S = 20.0
-"""Longer than the coordinator holds a host that waits for its place."""
+"""Seconds after which a stream is renewed, in case it has died unnoticed."""
+_ASSIGNMENT_S = 20.0
+"""Time limit of a call for an assignment: longer than `waiting_room.PATIENCE_S`."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _CLOSE_S = 2.0
@@ -36,28 +35,28 @@ _TRANSIENT = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,  # by a busy server; calls of ours are cancelled only by `close`
+        grpc.StatusCode.CANCELLED,  # by a busy server: this client cancels calls only in `close`
     }
 )
 
 
 class _AnswerPatience:
-    """How long to go without an answer. Time in which this process was suspended counts as one try
-    at most."""
+    """The time limit for going without an answer. Time in which this process was suspended counts
+    as one try at most."""
 
     def __init__(self, limit_s: float, most_s: float, clock: Callable[[], float]) -> None:
         self._limit_s, self._most_s, self._clock = limit_s, most_s, clock
         self.renew()
 
     def renew(self) -> None:
-        """An answer has arrived: start again."""
-        self._left_s, self._looked_at = self._limit_s, self._clock()
+        """Restart the limit, because an answer has arrived."""
+        self._left_s, self._counted_at = self._limit_s, self._clock()
 
     def is_over(self) -> bool:
-        """Count the time since the last call; return whether the limit is reached."""
+        """Count the time since the last call, and return True if the limit is reached."""
         now = self._clock()
-        self._left_s -= min(now - self._looked_at, self._most_s)
-        self._looked_at = now
+        self._left_s -= min(now - self._counted_at, self._most_s)
+        self._counted_at = now
         return self._left_s <= 0
 
 
@@ -77,14 +76,14 @@ class _Caller:
         """Call once; return the reply, or an iterator of replies.
 
         Raises:
-            grpc.RpcError: there is no answer, or a refusal.
-            CoordinatorLost: the answer is none of this version.
+            grpc.RpcError: the coordinator did not answer, or refused the call.
+            CoordinatorLost: the answer is damaged, or of another version.
         """
         reply = self._stub(method)(request, timeout=timeout_s, metadata=self._metadata)
         return map(self._read(method), reply) if method.streams else self._read(method)(reply)
 
     def _read(self, method: codec.Method) -> Callable[[bytes], Any]:
-        # Not as gRPC's deserializer, of which None would mean that it has failed.
+        # gRPC's own deserializer would not do: for gRPC, None as its result means a failure.
         def read(data: bytes) -> Any:
             try:
                 return codec.read(data, method.reply)
@@ -100,7 +99,7 @@ class _Caller:
         timeout_s: float = _CALL_S,
         give_up_s: float | None = None,
     ) -> Any:
-        """Call until there is an answer; raises CoordinatorLost after `give_up_s`."""
+        """Call until the coordinator answers; raises CoordinatorLost after `give_up_s`."""
         limit_s = self.give_up_s if give_up_s is None else give_up_s
         patience = _AnswerPatience(limit_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
         pause_s = _FIRST_PAUSE_S
@@ -149,13 +148,13 @@ class _Caller:
 
 
 def _open(endpoint: Endpoint) -> Any:
-    """A channel; over TCP always with TLS, and the job's certificate as the only trusted root."""
+    """Open a channel; over TCP always with TLS, trusting only the job's certificate."""
     if endpoint.is_unix:
         return grpc.insecure_channel(endpoint.target, options=codec.CHANNEL_OPTIONS)
     if not endpoint.certificate:
         raise UsageError(
             f"The coordinator at {endpoint.target} cannot be called without the certificate of "
-            f"{endpoint.job_id}: over TCP kinetic speaks TLS only."
+            f"{endpoint.job_id}, because kinetic uses only TLS over TCP."
         )
     trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
     # The certificate names the job, not the machine.
@@ -185,8 +184,12 @@ class AgentClient:
         self._stream: Any = None
 
     def join(self, incarnation: str, address: str, ran_s: float = 0.0) -> HostView:
-        """Join the gang. `incarnation` identifies this start of the agent; other hosts reach it at
-        `address`; its function has run for `ran_s`, 0.0 if it has not begun.
+        """Join the gang.
+
+        Args:
+            incarnation: identifies this start of the agent.
+            address: the host's address for other hosts.
+            ran_s: seconds that the function has run already; 0.0 if it has not started.
 
         Raises:
             CoordinatorLost: no answer for `join_timeout_s`, or the coordinator is another job's.
@@ -198,11 +201,11 @@ class AgentClient:
         return view
 
     def heartbeat(self, beat: Heartbeat) -> bool:
-        """Send one heartbeat, without retries: the next one supersedes it. Return whether it
+        """Send one heartbeat without retries, as the next one supersedes it. Return True if it
         arrived.
 
         Raises:
-            CoordinatorLost: nothing has arrived for `unreachable_after_s`.
+            CoordinatorLost: no call has succeeded for `unreachable_after_s`.
         """
         try:
             self._caller.try_call(codec.HEARTBEAT, beat, _BEAT_S)
@@ -227,7 +230,7 @@ class AgentClient:
         self, on_view: Callable[[HostView], None], on_fault: Callable[[Exception], None]
     ) -> None:
         """Call `on_view` with every new view, starting with the current one, until `close` or the
-        end of the gang; and `on_fault` with what ends the watch before."""
+        end of the gang. Call `on_fault` with an error that ends the watch earlier."""
         watcher = threading.Thread(
             target=self._watch, args=(on_view, on_fault), name="kinetic-watch", daemon=True
         )
@@ -235,7 +238,7 @@ class AgentClient:
         self._watcher = watcher
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connection. Idempotent."""
         self._caller.close()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(_CLOSE_S)
@@ -250,7 +253,7 @@ class AgentClient:
     ) -> None:
         try:
             self._follow(on_view)
-        except Exception as error:  # noqa: BLE001 - no thread could be made, for example
+        except Exception as error:  # noqa: BLE001 - gRPC may fail to start a thread, for example
             if not self._caller.closed.is_set():
                 on_fault(error)
 
@@ -263,36 +266,36 @@ class AgentClient:
                     codec.WATCH, codec.WatchRequest(self._host), _WATCH_S
                 ):
                     pause_s = _FIRST_PAUSE_S
-                    last = self._show(on_view, last, view)
+                    last = self._deliver(on_view, last, view)
                 if last.stop or last.all_done:
-                    return  # nothing more will change
+                    return  # No view will change any more.
             except grpc.RpcError as error:
                 if error.code() not in _TRANSIENT and not self._caller.closed.is_set():
                     logger.error("%s", self._caller.translate(codec.WATCH, error))
-                    return  # the agent's next call raises the same error
+                    return  # The agent's next call raises the same error.
                 is_renewal = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
                 if has_broken and not self._caller.closed.is_set():
                     logger.warning("host %d connects again: %s", self._host, error.details())
             except ValueError:
-                return  # the channel was closed between two tries
+                return  # The channel was closed between two tries.
             self._caller.closed.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _show(
+    def _deliver(
         self, on_view: Callable[[HostView], None], last: HostView, view: HostView
     ) -> HostView:
         if view != last:
             try:
                 on_view(view)
-            except Exception:  # keep watching: the next view may say "stop"
+            except Exception:  # Keep watching, because the next view may say "stop".
                 logger.exception("host %d could not act on %r", self._host, view)
         return view
 
 
 class ControlClient:
-    """The users' client of a running job's coordinator. Calls raise `CoordinatorLost` without an
-    answer."""
+    """The users' client of a running job's coordinator. Calls raise `CoordinatorLost` if it does
+    not answer."""
 
     def __init__(
         self,
@@ -326,29 +329,30 @@ class ControlClient:
         return snapshot
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._caller.close()
 
 
-def place_of(
+def request_assignment(
     endpoint: Endpoint, request: codec.PlaceRequest, *, unreachable_after_s: float
 ) -> HostAssignment | None:
-    """Wait for the place of a host of an elastic job in the next attempt; None when nothing
-    follows.
+    """Wait for a host's assignment in the next attempt; None when no attempt follows.
 
     Args:
-        endpoint: of the coordinator.
-        request: which host asks.
-        unreachable_after_s: as for `AgentClient`.
+        endpoint: the coordinator.
+        request: the host that asks.
+        unreachable_after_s: time limit for going without an answer.
 
     Raises:
-        CoordinatorLost: it has not answered for so long.
+        CoordinatorLost: the coordinator has not answered within this limit.
     """
     caller = _Caller(endpoint, unreachable_after_s, time.monotonic)
     try:
         while True:
-            place: HostAssignment | None = caller.call(codec.PLACE, request, timeout_s=_PLACE_S)
-            if place is None or not place.is_postponed:
-                return place
+            assignment: HostAssignment | None = caller.call(
+                codec.PLACE, request, timeout_s=_ASSIGNMENT_S
+            )
+            if assignment is None or not assignment.is_postponed:
+                return assignment
     finally:
         caller.close()

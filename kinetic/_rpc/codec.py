@@ -1,8 +1,8 @@
-"""What agents and people say to the coordinator of one gang: the table of its methods and messages.
+"""The protocol of a gang's coordinator: its methods, and its messages as JSON.
 
-In: frozen values. Out: their bytes (JSON), and back. Every call may be repeated without harm. It
-carries metadata: the job's token and id and, from agents, the attempt and the start of all hosts.
-Over TCP the connection is TLS with a certificate of the job's own.
+Every call may be repeated without harm. Calls carry metadata: the job's token and id and, from
+agents, the attempt and the number of restarts of all hosts. Over TCP the connection uses TLS with
+the job's own certificate.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Stacks of 1,024 hosts are some 10 MB; gRPC's own limit is 4 MB."""
+"""Limit of a message. Stacks of 1,024 hosts have some 10 MB, and gRPC's default is 4 MB."""
 _MAX_WAITING_CALLS = 1 << 16
 _LONGEST_WAIT_S = 600
 _WINDOW_BYTES = 1 << 16
 _MOST_CONNECTIONS = 4096
-"""Three of each host in the largest gangs."""
+"""Limit of connections: the largest gangs have three for each host."""
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # A stranger is refused when its metadata is there: of its message, no more than one window is
-    # in memory by then, and the probe would make windows larger.
+    # A stranger is refused as soon as its metadata has arrived. At most one window of its message
+    # is in memory then, and the probe would enlarge windows.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
     ("grpc.max_metadata_size", _WINDOW_BYTES),
-    # Agents keep a stream open, so that no connection of theirs is idle.
+    # Agents keep a stream open, so that their connections are never idle.
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
@@ -40,8 +40,8 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Beyond 1,000 calls that wait for a busy server, gRPC cancels some at random, and each that has
-    # waited for 30 s: hosts of a large gang join, and report, all at once.
+    # Hosts of a large gang join and report all at once. By default, gRPC cancels calls at random
+    # when more than 1,000 wait for a busy server, and each call that has waited for 30 s.
     ("grpc.server.max_pending_requests", _MAX_WAITING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_WAITING_CALLS),
     ("grpc.server_max_unrequested_time_in_server", _LONGEST_WAIT_S),
@@ -49,30 +49,29 @@ SERVER_OPTIONS = (
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # The coordinator is never behind the proxy of http_proxy.
+    # The proxy of http_proxy never leads to the coordinator.
     ("grpc.enable_http_proxy", 0),
     # The client retries by itself; reconnecting must not wait for gRPC's back-off of a minute.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Despite its name, how long one attempt to connect may take, TLS included.
+    # Despite its name, the time limit of one attempt to connect, TLS included.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A leader's name is known some time after its pod: gRPC would ask again only after 30 s.
+    # DNS knows a leader's name only some time after its pod exists, and gRPC's default is to ask
+    # only every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
 )
 KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000))
-"""Notices a peer that vanished silently (its machine lost power). On one machine, where none does,
-it would only cut off a leader that is busy."""
-
+"""Options that detect a peer that vanished silently (its machine lost power). On one machine, where
+this cannot happen, they would only cut off a busy leader."""
 
 AUTHORIZATION, JOB, ATTEMPT = "authorization", "kinetic-job", "kinetic-attempt"
 RESTARTS = "kinetic-restarts"
-"""Metadata of every call: the token, and which job, attempt and start of all hosts the caller
-belongs to."""
+"""Metadata of every call: the token, and the caller's job, attempt and number of restarts."""
 
 
 def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a caller."""
+    """Return the metadata for calls to an endpoint."""
     pairs = [(AUTHORIZATION, f"Bearer {endpoint.token}"), (JOB, endpoint.job_id)]
     if endpoint.attempt:
         pairs.append((ATTEMPT, str(endpoint.attempt)))
@@ -83,13 +82,13 @@ def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """An agent is there.
+    """The announcement of an agent.
 
     Attributes:
         host: index in the gang.
-        incarnation: identifies this start of it.
-        address: how other hosts reach it.
-        ran_s: for how long its function has run; 0.0 if it has not begun.
+        incarnation: identifies this start of the agent.
+        address: the host's address for other hosts.
+        ran_s: seconds that the function has run already; 0.0 if it has not started.
     """
 
     host: int
@@ -100,14 +99,14 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class WatchRequest:
-    """An agent wants to see every change of its view."""
+    """An agent's request for every change of its view."""
 
     host: int
 
 
 @dataclass(frozen=True)
 class StacksAnswer:
-    """What the threads of a host do, for the request with this number."""
+    """The stacks of a host, for the request with this number."""
 
     host: int
     request: int
@@ -116,11 +115,11 @@ class StacksAnswer:
 
 @dataclass(frozen=True)
 class PlaceRequest:
-    """An agent asks for its place in the next attempt.
+    """An agent's request for its assignment in the next attempt.
 
     Attributes:
         index: the host's index among all hosts of the job.
-        start: which start of the host asks, from 1.
+        start: number of this start of the host, from 1.
     """
 
     index: int
@@ -138,27 +137,28 @@ class Method:
 
     @property
     def path(self) -> str:
-        """The full name in gRPC."""
+        """The method's full name in gRPC."""
         return f"/kinetic.Coordinator/{self.name}"
 
 
 JOIN = Method("Join", JoinRequest, HostView)
 WATCH = Method("Watch", WatchRequest, HostView, streams=True)
 HEARTBEAT = Method("Heartbeat", Heartbeat, int)
-"""Answered with the version of the views."""
+"""The reply is the version of the views."""
 REPORT = Method("Report", HostReport)
 STACKS = Method("Stacks", StacksAnswer)
 PLACE = Method("Place", PlaceRequest, HostAssignment | None)
-"""Answered once there is a place; None if nothing follows."""
+"""The reply comes once the host has an assignment; None if no attempt follows."""
 DUMP_STACKS = Method("DumpStacks", float, dict[int, str])
-"""How many seconds hosts may take; their stacks."""
+"""The request is the hosts' time limit in seconds, the reply their stacks."""
 CANCEL = Method("Cancel", str)
 SNAPSHOT = Method("Snapshot", None, dict[str, Any])
-"""Answered with `Gang.snapshot()`."""
+"""The reply is `Gang.snapshot()`."""
 
 
 def write(message: Any) -> bytes:
-    """Encode a message; bytes are one that was encoded before, for all watchers."""
+    """Encode a message. Bytes are returned as they are: the server encodes views once for all
+    watchers."""
     if isinstance(message, bytes):
         return message
     return json.dumps(documents.to_document(message), separators=(",", ":")).encode()
@@ -168,6 +168,6 @@ def read(data: bytes, kind: Any) -> Any:
     """Decode a message of this type.
 
     Raises:
-        CorruptRecord: it is none; the field that is wrong is named.
+        CorruptRecord: the bytes are not such a message; the error names the wrong field.
     """
     return documents.read(kind, data, "A message of the gang")

@@ -1,7 +1,6 @@
 """The coordinator as a gRPC server: it drives the gang's clock and pushes changes to every agent.
 
-In: calls of agents and users over a Unix socket or TCP. Out: views to agents, events to the leader.
-Importing this module makes no channel, loop or thread: the importer may fork.
+Importing this module creates no channel, loop or thread, so that the importer may fork.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _STACKS_POLL_S = 0.02
 _MAX_DUMP_S = 60.0
 _STOP_GRACE_S = 1.0
 _STOP_LIMIT_S = 3.0
-"""gRPC never finishes where the system makes no threads."""
+"""Time limit for gRPC to stop: it never does if the system refuses threads."""
 _MOST_PATH_BYTES = 107
 
 Context = Any  # grpc.aio.ServicerContext; gRPC brings no types
@@ -50,14 +49,14 @@ Answer = Callable[[Any, Context], Awaitable[Any]]
 
 
 class Coordinator:
-    """Serves one gang until it has finished.
+    """The server of one gang, until the gang has finished.
 
     Promises:
         1. A change of a view reaches every connected agent at once, not at the next tick.
-        2. A broken connection ends no host: only its silence does, if the gang says so.
-        3. Calls without the token, from another job, attempt or start of all hosts learn nothing
-           and change nothing.
-        4. Over TCP it speaks TLS only.
+        2. A broken connection does not end a host; only its silence does, if the gang decides so.
+        3. Calls without the token, or from another job, attempt or restart of all hosts, learn and
+           change nothing.
+        4. Over TCP it uses only TLS.
 
     It listens at the endpoint's target; `key` belongs to the endpoint's certificate. The gang's
     start time must come from the same clock.
@@ -79,12 +78,13 @@ class Coordinator:
         self._key = key
         self._clock = clock
         self._on_event = on_event
-        self._seen_version = gang.version
+        self._announced_version = gang.version
         self._changed = asyncio.Event()
         self._finished = asyncio.Event()
         self._closing = False
         self._watchers: Counter[int] = Counter()
-        """Open streams by host: a host may open another one before the last is seen to end."""
+        """Number of open streams by host: a host may open a stream before the end of its last one
+        arrives."""
         self._server: aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._views: tuple[int, dict[Exit | None, bytes]] = (0, {})
@@ -92,12 +92,12 @@ class Coordinator:
     # --- for the leader ---------------------------------------------------------------------------
 
     async def start(self) -> Endpoint:
-        """Listen; return the endpoint with the port that was bound.
+        """Listen, and return the endpoint with the port that was bound.
 
         Raises:
             SubmitError: the target cannot be bound.
-            UsageError: it is TCP and there is no certificate.
-            BlockingIOError: no more threads are allowed.
+            UsageError: the target is TCP, and the endpoint has no certificate.
+            BlockingIOError: the system allows no more threads.
         """
         endpoint = self._endpoint
         processes.check_threads()
@@ -117,13 +117,13 @@ class Coordinator:
         return replace(endpoint, target=f"{endpoint.target.rpartition(':')[0]}:{port}")
 
     def serve_next(self, gang: Gang) -> None:
-        """Serve this gang instead: that of the next attempt, or of fewer hosts."""
+        """Replace the gang by that of the next attempt, or by one of fewer hosts."""
         if self._ticker is not None:
             self._ticker.cancel()
-        self._gang, self._seen_version = gang, gang.version
+        self._gang, self._announced_version = gang, gang.version
         self._views, self._finished = (0, {}), asyncio.Event()
         self._watchers = Counter()
-        self._announce()  # Whoever watches the gang before is sent away.
+        self._announce()  # End the streams of agents that watch the previous gang.
         self._ticker = asyncio.create_task(self._tick())
 
     def cancel(self, detail: str) -> None:
@@ -132,18 +132,18 @@ class Coordinator:
         self.sweep()
 
     def sweep(self) -> None:
-        """Let the gang see to what has happened to it, and tell everybody. Whoever changes it calls
-        this."""
+        """Sweep the gang, publish its events and announce its changes. Every function that changes
+        the gang calls this."""
         for event in self._gang.sweep(self._clock()):
             self._publish(event)
-        if self._gang.version != self._seen_version:
-            self._seen_version = self._gang.version
+        if self._gang.version != self._announced_version:
+            self._announced_version = self._gang.version
             self._announce()
         if self._gang.finished:
             self._finished.set()
 
     async def dump_stacks(self, timeout_s: float) -> dict[int, str]:
-        """Return the stacks of the hosts that answer within this time."""
+        """Return the stacks of hosts that answer within this time."""
         number = self._gang.request_stacks(self._clock())
         self.sweep()
         due = self._clock() + min(max(timeout_s, 0.0), _MAX_DUMP_S)
@@ -152,11 +152,11 @@ class Coordinator:
         return self._gang.stacks_of(number)
 
     async def wait_finished(self) -> None:
-        """Return when every host has reported or is lost."""
+        """Wait until every host has reported or is lost."""
         await self._finished.wait()
 
     async def stop(self) -> None:
-        """Send the agents the last view, and close. Idempotent."""
+        """Send the last view to the agents, and close. Idempotent."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -177,7 +177,7 @@ class Coordinator:
             self.sweep()
 
     def _publish(self, event: GangEvent) -> None:
-        # A listener that fails, on a full disk for example, must not take the gang down.
+        # A listener that fails, for example on a full disk, must not end the gang.
         try:
             self._on_event(event)
         except Exception:
@@ -199,7 +199,7 @@ class Coordinator:
         sent, gang = -1, self._gang
         self._count_watcher(request.host, context)
         while gang is self._gang:
-            changed = self._changed  # taken before the check, so that no change is missed
+            changed = self._changed  # Read before the check, so that no change is missed.
             if self._gang.version != sent:
                 sent = self._gang.version
                 yield self._view(request.host)
@@ -209,8 +209,8 @@ class Coordinator:
                 await changed.wait()
 
     def _count_watcher(self, host: int, context: Context) -> None:
-        """Each agent keeps one stream open, and renews it now and then. The end of the last one may
-        be the agent's, or that of a connection."""
+        """Count the open streams of a host, and mark it disconnected when the last one ends. An
+        agent keeps one stream open, and renews it from time to time."""
         gang, watchers = self._gang, self._watchers
         gang.mark_connected(host, self._clock())
         watchers[host] += 1
@@ -239,8 +239,8 @@ class Coordinator:
         return await self._room.ask(request.index, request.start)
 
     def _view(self, host: int) -> bytes:
-        # Serialized once per version and kind of stop, not once per host: the addresses of 1,024
-        # hosts are 20 kB.
+        # Encode a view once per version and kind of stop, not once per host: the addresses of
+        # 1,024 hosts have 20 kB.
         view = self._gang.view(host)
         if self._views[0] != view.version:
             self._views = (view.version, {})
@@ -282,8 +282,8 @@ class Coordinator:
 
 
 class _AuthenticatedHandlers:
-    """Authenticates callers: they need the token, this job, this attempt and, where a cluster
-    restarts all hosts, this start of them."""
+    """Handlers for authenticated callers only: they need the token, this job, this attempt and,
+    where a cluster restarts all hosts, this number of restarts."""
 
     def __init__(
         self, methods: dict[str, Any], endpoint: Endpoint, attempt: Callable[[], int]
@@ -324,8 +324,8 @@ class _AuthenticatedHandlers:
 
 
 def _refuse_other(words: str, theirs: str, own: int) -> Any:
-    """Refuse a caller of a later attempt or start for now: this leader is about to be replaced, so
-    the caller tries again. One of an earlier is refused for good."""
+    """Refuse a caller of another attempt or restart. A caller of a later one may retry, because
+    this leader is about to be replaced; a caller of an earlier one is refused for good."""
     is_later = theirs.isdecimal() and int(theirs) > own
     code = grpc.StatusCode.UNAVAILABLE if is_later else grpc.StatusCode.FAILED_PRECONDITION
     return _refusal(code, words)
@@ -335,7 +335,7 @@ def _refusal(code: grpc.StatusCode, words: str) -> Any:
     async def refuse(requests: Any, context: Context) -> None:
         await context.abort(code, words)
 
-    # As a stream, of which nothing is read: gRPC would receive the message of a unary call first.
+    # A stream, so that nothing is read: gRPC receives the message of a unary call first.
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
@@ -354,7 +354,7 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
     if not endpoint.is_unix and not (endpoint.certificate and key):
         raise UsageError(
             f"The coordinator of {endpoint.job_id} cannot listen on {target} without a certificate "
-            "and its key: over TCP kinetic speaks TLS only."
+            "and its key, because kinetic uses only TLS over TCP."
         )
     try:
         if endpoint.is_unix:
@@ -362,12 +362,12 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
         pair = (key.encode(), endpoint.certificate.encode())
         return int(server.add_secure_port(target, grpc.ssl_server_credentials([pair])))
     except RuntimeError as error:
-        why = _why_not(Path(target.removeprefix("unix:"))) if endpoint.is_unix else ""
+        why = _explain_refusal(Path(target.removeprefix("unix:"))) if endpoint.is_unix else ""
         raise SubmitError(f"The coordinator of the gang cannot listen on {target}{why}.") from error
 
 
-def _why_not(path: Path) -> str:
-    """Why a Unix socket cannot be bound there: gRPC does not say it."""
+def _explain_refusal(path: Path) -> str:
+    """Return why a Unix socket cannot be bound at a path, as gRPC's error does not say it."""
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         return f": a Unix socket's path may have at most {_MOST_PATH_BYTES} bytes"
     try:

@@ -1,6 +1,6 @@
-"""Where hosts wait for their place in the next attempt.
+"""The waiting room: hosts wait in it for their assignment in the next attempt.
 
-In: hosts that ask, places that the leader gives. Out: an answer to each. Of one event loop.
+All calls must come from one event loop.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from typing import Protocol
 from kinetic._core.gang.messages import HostAssignment
 
 PATIENCE_S = 10.0
-"""A host that has waited so long is told to ask again."""
+"""Seconds of waiting after which a host must repeat its request."""
 AWAY_S = 10.0
-"""A host whose question was answered or cut off may take so long to ask again."""
+"""Seconds in which a host must repeat a request that was answered or cut off."""
 
 
 class Listener(Protocol):
-    """Who is told what happens in a waiting room."""
+    """The listener to the events of a waiting room."""
 
     def on_enter(self, index: int) -> None:
-        """A host waits."""
+        """Handle a host that begins to wait."""
         ...
 
     def on_start(self, index: int) -> None:
-        """A host was started again, which its leader did not do."""
+        """Handle a new start of a host that its leader did not start."""
         ...
 
     def on_leave(self, index: int) -> None:
-        """A host that waited is not there any more."""
+        """Handle a host that has stopped waiting without an answer."""
         ...
 
-    def on_told(self, index: int) -> None:
-        """A host was told that nothing follows."""
+    def on_dismissed(self, index: int) -> None:
+        """Handle a host that has received the answer that no attempt follows."""
         ...
 
 
 class WaitingRoom:
-    """Who waits, and who was given which place.
+    """The hosts that wait, and their assignments.
 
-    A host is known by its index, which stays the same in all attempts, and by the number of its
-    start: a host that was started again takes the place of the one before. Where the leader starts
-    hosts, it says which start counts; elsewhere (`announced`) a number that was never heard before
-    is that of a new start.
+    A host is identified by its index, which is the same in all attempts, and the number of its
+    start: only the latest start counts. If the leader starts the hosts, it decides which start
+    counts; otherwise (`announced`) an unknown number is that of a new start.
     """
 
     def __init__(self, listener: Listener, *, announced: bool = False, leave: bool = False) -> None:
-        """`leave`: a host whose connection breaks is gone, as nobody else may see."""
+        """With `leave`, a host whose connection breaks counts as lost, as nothing else may notice
+        it."""
         self._listener = listener
         self._announced = announced
         self._leave = leave
@@ -56,70 +56,70 @@ class WaitingRoom:
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
-        self._places: dict[int, HostAssignment] = {}
+        self._assignments: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
 
     def expect_next(self, index: int) -> None:
-        """From now on only the next start of the host counts."""
+        """Let only the next start of the host count from now on."""
         self._starts[index] = self.start_of(index) + 1
         self._waiting.discard(index)
-        self._places.pop(index, None)
+        self._assignments.pop(index, None)
 
     def start_of(self, index: int) -> int:
-        """Return the start of the host that counts."""
+        """Return the number of the host's start that counts."""
         return self._starts.get(index, 1)
 
     def is_complete(self, indices: Collection[int]) -> bool:
-        """Whether all of these wait."""
+        """True if all of these hosts wait."""
         return self._waiting.issuperset(indices)
 
     def waits(self, index: int) -> bool:
-        """Whether this host waits."""
+        """True if the host waits."""
         return index in self._waiting
 
-    def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """Answer these hosts; places that were given before, and not asked for, count no more."""
-        self._places = dict(places)
-        self._waiting -= places.keys()
+    def assign(self, assignments: Mapping[int, HostAssignment]) -> None:
+        """Answer these hosts. Earlier assignments that no host has fetched are void."""
+        self._assignments = dict(assignments)
+        self._waiting -= assignments.keys()
         self._wake()
 
-    def give_again(self, index: int, place: HostAssignment) -> None:
-        """Answer a host that was started again before it took its place."""
-        self._places[index] = place
+    def reassign(self, index: int, assignment: HostAssignment) -> None:
+        """Answer a host that was restarted before it fetched its assignment."""
+        self._assignments[index] = assignment
 
     def close(self) -> None:
-        """Answer all that nothing follows."""
+        """Answer all hosts that no attempt follows."""
         self._over = True
         self._wake()
 
     async def ask(self, index: int, start: int) -> HostAssignment | None:
-        """Wait for a place; return one that says to ask again after a while, None when nothing
-        follows."""
+        """Wait for a host's assignment. Return a postponed one after `PATIENCE_S`, None when no
+        attempt follows."""
         if self._announced:
             self._announce(index, start)
         if not self._counts(index, start):
             return None
         self._asking[index] += 1
         try:
-            place = await self._wait(index, start)
-        finally:  # Also when the connection breaks, which cancels this.
+            assignment = await self._wait(index, start)
+        finally:  # A broken connection cancels this task.
             self._asking[index] -= 1
             if self._leave:
-                self._look(index, start)
-        if place is None and self._counts(index, start):
-            self._listener.on_told(index)
-        return place
+                self._check_presence(index, start)
+        if assignment is None and self._counts(index, start):
+            self._listener.on_dismissed(index)
+        return assignment
 
     async def _wait(self, index: int, start: int) -> HostAssignment | None:
         loop = asyncio.get_running_loop()
         due = loop.time() + PATIENCE_S
-        if index not in self._waiting and index not in self._places:
+        if index not in self._waiting and index not in self._assignments:
             self._waiting.add(index)
             self._listener.on_enter(index)
         while self._counts(index, start):
-            if (place := self._places.pop(index, None)) is not None:
-                return place
+            if (assignment := self._assignments.pop(index, None)) is not None:
+                return assignment
             if self._over:
                 return None
             if loop.time() >= due:
@@ -144,13 +144,14 @@ class WaitingRoom:
             self._waiting.discard(index)
             self._listener.on_start(index)
 
-    def _look(self, index: int, start: int, looks: int = 2) -> None:
-        """Take a host for gone unless it comes back. The first look may be too early: after a
-        pause of this process, before what hosts have sent was read."""
+    def _check_presence(self, index: int, start: int, repeats: int = 2) -> None:
+        """Count a host as lost unless it comes back. The check is repeated, because after a pause
+        of this process the first may come before requests that hosts have sent are read."""
         if self._asking[index] or index not in self._waiting or not self._counts(index, start):
             return
-        if looks:
-            asyncio.get_running_loop().call_later(AWAY_S / 2, self._look, index, start, looks - 1)
+        if repeats:
+            loop = asyncio.get_running_loop()
+            loop.call_later(AWAY_S / 2, self._check_presence, index, start, repeats - 1)
             return
         self._waiting.discard(index)
         self._listener.on_leave(index)

@@ -1,1 +1,2 @@
-"""What the kernel says about processes and sockets; what the environment says about proxies."""
+"""Facts from the kernel about processes, files and sockets, and from the environment about
+proxies."""

@@ -1,8 +1,4 @@
-"""A TCP connection as a tunnel to a host (`_backends.base.Connection`), and how bytes are passed on
-from one such connection to another.
-
-In: a connected socket. Out: bytes in both directions.
-"""
+"""A TCP connection as a tunnel to a host (`_backends.base.Connection`), and a pump between two."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ _READ_BYTES = 1 << 16
 
 
 class _End(Protocol):
-    """As much of a `_backends.base.Connection` as bytes in one direction need."""
+    """The part of a `_backends.base.Connection` that bytes in one direction need."""
 
     def read(self) -> bytes: ...
 
@@ -24,8 +20,8 @@ class _End(Protocol):
 
 
 def pump(source: _End, target: _End) -> None:
-    """Pass on bytes in one direction, and their end, until no more come or one of the two is
-    lost."""
+    """Copy bytes from one connection to another, and their end, until no more come or a connection
+    is lost."""
     with suppress(OSError):
         while data := source.read():
             target.write(data)
@@ -34,7 +30,7 @@ def pump(source: _End, target: _End) -> None:
 
 
 class SocketConnection:
-    """Bytes to and from a socket, which it owns."""
+    """A connection over a socket, which it owns."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -48,7 +44,7 @@ class SocketConnection:
         self._socket.sendall(data)
 
     def finish(self) -> None:
-        """Say that nothing more will be written; reading goes on."""
+        """End writing; reading goes on."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
@@ -57,6 +53,6 @@ class SocketConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it, once no thread reads or writes any more: the descriptor's number may be reused
-        at once. Idempotent."""
+        """Close the socket. No thread may read or write any more, because the descriptor's number
+        may be reused at once. Idempotent."""
         self._socket.close()

@@ -1,9 +1,7 @@
-"""How kinetic itself was installed, and the command that installs one of its extras.
+"""The installation of kinetic itself, and commands that install its extras.
 
-No message tells users to fetch kinetic from an index by its name: the name is not registered there,
-so an index may one day have somebody else's package under it.
-
-In: the metadata of the installed distribution. Out: commands and requirements, as text.
+No message may tell users to fetch kinetic from an index by its name. The name is not registered, so
+an index may one day have somebody else's package under it.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 NAME = "kinetic-run"
 _NAMES = re.compile(r"(keras[-_.]+)?kinetic|kinetic[-_.]+(run|sdk)", re.IGNORECASE)
-"""Distributions whose package is `kinetic`, or once was: ours, and that of keras-team."""
+"""Distributions whose package is or was `kinetic`: this one, and that of keras-team."""
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
 
@@ -48,7 +46,7 @@ def make_install_command(extra: str) -> str:
 
 def list_extra_requirements(extras: Collection[str]) -> list[str]:
     """Return the requirements that extras of kinetic add, without the condition that names the
-    extra; [] where kinetic is imported without having been installed."""
+    extra; [] if kinetic is imported without having been installed."""
     try:
         lines = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""The C library, opened once: a fork of a process that has it need not open it again.
+"""The C library, opened once: forks of a process that has opened it need not open it again.
 
-In: nothing. Out: `LIBC`, whose functions leave their error in `ctypes.get_errno()`.
+Functions of `LIBC` store their error in `ctypes.get_errno()`.
 """
 
 from __future__ import annotations

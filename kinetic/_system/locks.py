@@ -1,11 +1,9 @@
-"""Locks of the kernel on files and folders: free again however their holder ends.
+"""Locks of the kernel on files and folders, which are freed however their holder ends.
 
-In: descriptors, paths. Out: locks; who holds one. The only module that calls `flock` and `lockf`.
-
-There are two kinds, and neither sees the other. The lock of an *open file* or folder (`flock`) is
-held by all processes that have inherited the descriptor, until the last of them has closed it. A
-*record* lock (`lockf`) is held by one process: forks do not hold it, and an exec keeps it; but
-closing any descriptor of the file frees it.
+This is the only module that calls `flock` and `lockf`. These two kinds of lock ignore each other.
+The lock of an *open file* or folder (`flock`) is held by all processes that have inherited the
+descriptor, until the last of them has closed it. A *record* lock (`lockf`) is held by one process:
+forks do not hold it, and an exec keeps it, but closing any descriptor of the file frees it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _FLOCK = "hhqqi4x"
 
 
 def hold(fd: int, *, shared: bool = False) -> None:
-    """Lock the open file or folder; wait until that is possible.
+    """Lock an open file or folder, waiting until it is free.
 
     Raises:
         OSError: the file system has no such locks.
@@ -32,7 +30,7 @@ def hold(fd: int, *, shared: bool = False) -> None:
 
 
 def try_hold(fd: int, *, shared: bool = False) -> bool:
-    """Lock the open file or folder, unless it is locked already; return whether this call locked
+    """Lock an open file or folder unless it is locked already. Return True if this call locked
     it."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -41,13 +39,13 @@ def try_hold(fd: int, *, shared: bool = False) -> bool:
 
 
 def hold_record(fd: int, *, start: int = 0, length: int = 0) -> None:
-    """Lock a range of bytes of a file that is open for writing (0: all from `start` on), whether or
-    not the file is that long; wait until that is possible."""
+    """Lock a range of bytes of a file that is open for writing, waiting until it is free. A length
+    of 0 means all bytes from `start` on; the range may lie beyond the end of the file."""
     fcntl.lockf(fd, fcntl.LOCK_EX, length, start)
 
 
 def try_hold_record(fd: int, *, shared: bool = False) -> bool:
-    """Lock the file, unless another process has; return whether this call locked it."""
+    """Lock a file unless another process has locked it. Return True if this call locked it."""
     with contextlib.suppress(BlockingIOError, PermissionError):
         fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -55,21 +53,21 @@ def try_hold_record(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_record_held(path: Path) -> bool:
-    """Whether another process holds the record lock; False when there is no such file.
+    """True if another process holds the record lock; False if there is no such file.
 
-    Looking frees a lock that this process holds itself.
+    The call frees a lock that this process itself holds.
     """
     with _open_to_read(path) as fd:
         return fd is not None and not try_hold_record(fd, shared=True)
 
 
 def record_holder(path: Path) -> int:
-    """The process that holds the record lock alone; 0 when it is free, or unknown. On a shared disk
-    it may be another machine's."""
+    """Return the id of the process that holds the exclusive record lock; 0 if it is free, or the
+    process is unknown. On a shared disk the process may be another machine's."""
     holder = 0
     with _open_to_read(path) as fd:
         if fd is not None and sys.platform == "linux":
-            # Asking with F_RDLCK ignores the shared lock that `is_record_held` holds for a moment.
+            # F_RDLCK ignores the shared lock that `is_record_held` holds for a moment.
             request = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, request))
             holder = 0 if kind == fcntl.F_UNLCK else int(pid)
@@ -78,7 +76,7 @@ def record_holder(path: Path) -> int:
 
 @contextlib.contextmanager
 def _open_to_read(path: Path) -> Iterator[int | None]:
-    """A descriptor for reading; None when the file cannot be opened. Opening a FIFO does not
+    """Yield a descriptor for reading; None if the file cannot be opened. Opening a FIFO does not
     block."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

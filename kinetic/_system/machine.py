@@ -1,9 +1,5 @@
-"""What this machine has room for: its processors and memory, as far as a container's limits leave
-them; whether its programs can talk to each other, and what file system a folder is on.
-
-In: /proc, the limits of the control group, a connection, a path. Out: numbers; what the system
-says.
-"""
+"""Facts about this machine: processors and memory within a container's limits, its loopback
+interface, its identity, and the file systems of folders."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import os
 from pathlib import Path
 
 _CONNECT_S = 5.0
-"""The kernel answers at once, unless packets are dropped."""
+"""Time limit of a connection: the kernel answers at once, unless packets are dropped."""
 _WITHOUT_LOOPBACK = (errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EPERM)
 _SHARED = (
     "nfs",
@@ -33,22 +29,22 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many processors this process may use: those of its affinity, as far as a
-    container's quota leaves them."""
+    """Return the number of processors that this process may use, by its affinity and its
+    container's quota."""
     count = cores()
     with contextlib.suppress(OSError, ValueError):
-        used_us, period_us = map(int, quota.read_text().split())  # "max" when there is no quota
+        used_us, period_us = map(int, quota.read_text().split())  # ValueError for "max": no quota
         return max(1, min(count, round(used_us / period_us)))
     return count
 
 
 def cores() -> int:
-    """Return how many processors this process may use, whatever its quota."""
+    """Return the number of processors that this process may use, whatever its quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that new processes could get now; None if unknown."""
+    """Return the bytes of memory that new processes could get now; None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -58,8 +54,8 @@ def available_memory_bytes() -> int | None:
 
 
 def loopback_fault() -> str:
-    """Why programs here cannot talk to each other over 127.0.0.1; "" if they can."""
-    import socket  # not needed for a list of running jobs
+    """Return why programs on this machine cannot connect over 127.0.0.1; "" if they can."""
+    import socket  # A list of running jobs does not need it.
 
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
@@ -68,22 +64,22 @@ def loopback_fault() -> str:
     except TimeoutError:
         return "connections to it are not answered"
     except OSError as error:
-        # Other errors (no descriptors left) say nothing about it.
+        # Other errors, such as a lack of descriptors, say nothing about the interface.
         return os.strerror(error.errno) if error.errno in _WITHOUT_LOOPBACK else ""
     return ""
 
 
 def boot_id() -> str:
-    """Return what names this machine since its last start, in containers and namespaces, too; ""
-    if unknown."""
+    """Return an id of this machine since its last boot, the same in all its containers; "" if
+    unknown."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def container_id() -> str:
-    """Return what names this machine since its last start, and the container: processes for which
-    it is equal see each other's ids; "" if unknown."""
+    """Return an id of this machine since its last boot, and of its namespace of processes; ""
+    if unknown. Processes with equal ids can see each other's process ids."""
     with contextlib.suppress(OSError):
         return f"{boot_id()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     return ""
@@ -97,25 +93,25 @@ def _group_headroom_bytes() -> int | None:
 
 
 def is_shared_folder(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether locks of this kernel may not keep out all who can write there: the path, or the
-    nearest folder above that exists, is on a file system of a network or of a program."""
-    return _kind(path, mounts).startswith(_SHARED)
+    """True if the path is on a network's or a program's file system, so that this kernel's locks
+    may not keep out every writer. The path need not exist."""
+    return _file_system(path, mounts).startswith(_SHARED)
 
 
 def is_memory_folder(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether what is written there takes memory of this machine."""
-    return _kind(path, mounts) in _IN_MEMORY
+    """True if the path is on a file system in this machine's memory."""
+    return _file_system(path, mounts) in _IN_MEMORY
 
 
-def _kind(path: Path, mounts: Path) -> str:
-    """The type of the file system; "" if unknown."""
-    place = os.path.realpath(path)
+def _file_system(path: Path, mounts: Path) -> str:
+    """Return the type of a path's file system; "" if unknown."""
+    real = os.path.realpath(path)
     kind, longest = "", -1
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in mounts.read_text().splitlines():
             fields = line.split()
             point = fields[4].encode().decode("unicode_escape")
-            inside = place == point or place.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= longest:  # the last of equal ones hides the others
+            inside = real == point or real.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= longest:  # The last of equal mount points hides the others.
                 kind, longest = fields[fields.index("-") + 1], len(point)
     return kind

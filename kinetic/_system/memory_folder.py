@@ -1,8 +1,5 @@
-"""The folder of a job in this machine's memory: what its hosts keep there outlives their
-processes, and goes when the job is cleaned up.
-
-In: a job's id. Out: a path; nothing, once it is removed.
-"""
+"""The folder of a job in this machine's memory: its files outlive the processes of the job's hosts,
+and are removed when the job is cleaned up."""
 
 from __future__ import annotations
 
@@ -14,19 +11,20 @@ from pathlib import Path
 
 MEMORY = Path("/dev/shm")
 _TRIES = 100
-"""A job that ends removes the folder of all jobs where it is empty, between any two steps."""
+"""Tries to create a folder: a job that ends may remove the empty folder of all jobs between any two
+steps."""
 JAX_INIT_INFO = "jax-init-info.txt"
-"""In a host's folder: the index of its process and the address of process 0, a line each. The name
-and the format are those of GKE's multi-tier checkpointing."""
+"""File in a host's folder with the index of its process and the address of process 0, one line
+each. The name and the format are those of GKE's multi-tier checkpointing."""
 
 
 def of_job(job_id: str) -> Path:
-    """Return the folder of all hosts of the job on this machine, whether it exists or not."""
+    """Return the folder of all hosts of a job on this machine, whether it exists or not."""
     return MEMORY / f"kinetic-{os.getuid()}" / job_id
 
 
 def jobs() -> list[str]:
-    """Return the ids of the jobs of this user that have something there."""
+    """Return the ids of this user's jobs that have a folder in memory."""
     try:
         return sorted(os.listdir(MEMORY / f"kinetic-{os.getuid()}"))
     except OSError:
@@ -34,15 +32,15 @@ def jobs() -> list[str]:
 
 
 def make(job_id: str, name: str) -> Path | None:
-    """Make a folder of this name in the job's, for its owner alone, and return it; None where the
-    machine has no file system in memory, or somebody else has taken the name."""
+    """Create a folder in the job's folder, for its owner only. Return None if the machine has no
+    file system in memory, or another user owns a folder of this name."""
     with contextlib.suppress(OSError):
         return _make(job_id, name)
     return None
 
 
 def fault_of(job_id: str, name: str) -> str:
-    """Return why such a folder cannot be made; "" where it can."""
+    """Return why `make` fails with these arguments; "" if it succeeds."""
     try:
         _make(job_id, name)
     except OSError as error:
@@ -63,12 +61,12 @@ def _make_once(job_id: str, name: str) -> Path:
         part.mkdir(mode=0o700, exist_ok=True)
         about = part.lstat()
         if about.st_uid != os.getuid() or about.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "other users own it, or may write to it", str(part))
+            raise PermissionError(errno.EPERM, "another user owns it or may write to it", str(part))
     return folder
 
 
 def remove_unused(job_id: str) -> None:
-    """Remove what the job has there if the function has written nothing."""
+    """Remove those folders of a job in which its function has written nothing."""
     folder = of_job(job_id)
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -81,8 +79,8 @@ def remove_unused(job_id: str) -> None:
 
 
 def remove(job_id: str) -> None:
-    """Remove what the job has there. Idempotent."""
+    """Remove the folder of a job. Idempotent."""
     folder = of_job(job_id)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        folder.parent.rmdir()  # unless another job has something there
+        folder.parent.rmdir()  # Fails if another job has a folder.

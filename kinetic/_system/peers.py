@@ -1,6 +1,5 @@
-"""Name the user at the other end of a loopback TCP connection: only the owner of a job may attach
-to its debugger. Whoever is not known is not let in.
-"""
+"""The user at the other end of a loopback TCP connection: only the owner of a job may attach to its
+debugger. A connection whose user is unknown is refused."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 _NO_INODE = "0"
-"""Of a socket that its owner has closed: the kernel then reports root as its owner."""
+"""Inode of a socket that its owner has closed; the kernel reports root as its owner."""
 _TABLES = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Whether the other end is this user, or root, who can do anything anyway."""
+    """True if the other end belongs to this user, or to root, who can do anything anyway."""
     return uid_of(connection) in (0, os.geteuid())
 
 
 def uid_of(connection: socket.socket) -> int:
-    """The user at the other end of a loopback connection; -1 if unknown."""
+    """Return the id of the user at the other end of a loopback connection; -1 if unknown."""
     family = connection.family
     if family not in _TABLES:
         return -1
@@ -37,7 +36,7 @@ def uid_of(connection: socket.socket) -> int:
 
 
 def _in_hex(address: tuple[str, int], family: int) -> str:
-    """An address as in the kernel's table: words of 32 bits in the order of this machine."""
+    """Format an address like the kernel's table: 32-bit words in the byte order of this machine."""
     packed = socket.inet_pton(family, address[0])
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))
     text = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
@@ -45,7 +44,7 @@ def _in_hex(address: tuple[str, int], family: int) -> str:
 
 
 def accept_own_only(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Accept a connection from this user or root; close all others."""
+    """Accept a connection from this user or root, and close all others."""
     while True:
         connection, address = _accept(listener)
         if connection.family == socket.AF_UNIX or is_own(connection):
@@ -57,7 +56,7 @@ _accept = socket.socket.accept
 
 
 def main() -> None:
-    """Run the program in the folder that the first argument names, with its own arguments."""
+    """Run the Python program at the path in the first argument, with the other arguments."""
     socket.socket.accept = accept_own_only  # type: ignore[method-assign, assignment]
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

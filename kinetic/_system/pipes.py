@@ -1,7 +1,4 @@
-"""Named pipes: how any process of this user tells something to one that listens.
-
-In: paths. Out: a descriptor to read from; whether somebody listens.
-"""
+"""Named pipes, through which any process of this user can send text to a process that listens."""
 
 from __future__ import annotations
 
@@ -11,23 +8,24 @@ from pathlib import Path
 
 
 def listen(path: Path) -> int:
-    """Make a pipe and return its end to read from, which does not block. It never ends: a reader
-    would see the end whenever a writer leaves, if it were not a writer itself."""
+    """Create a pipe and return a descriptor for reading, which does not block. The descriptor is
+    also open for writing, because a reader would otherwise see the end of the pipe whenever the
+    last writer closes it."""
     with contextlib.suppress(FileExistsError):
         os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def connect(path: Path) -> int | None:
-    """Return an end to write to, which does not block; None if there is no such pipe (yet), or
-    nobody listens (any more)."""
+    """Return a descriptor for writing, which does not block; None if there is no such pipe, or no
+    process listens."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return None
 
 
 def tell(path: Path, text: str) -> bool:
-    """Write a short text to a pipe; return whether somebody listens."""
+    """Write a short text to a pipe, and return True if a process listens."""
     if (fd := connect(path)) is None:
         return False
     try:
@@ -39,7 +37,7 @@ def tell(path: Path, text: str) -> bool:
 
 
 def is_same(fd: int, inode: int) -> bool:
-    """Whether a descriptor still leads to this inode: a program may have closed it."""
+    """True if a descriptor still refers to this inode: a program may have closed it."""
     try:
         return os.fstat(fd).st_ino == inode
     except OSError:

@@ -1,7 +1,7 @@
-"""Facts about processes and ways to end them, from the kernel.
+"""Facts about processes from the kernel, and ways to end processes.
 
-In: process ids. Out: numbers; processes that have ended. All of it works on Linux; elsewhere calls
-that need Linux answer "unknown", and the pipes between the processes do the work.
+All functions work on Linux. On other systems, those that need Linux return "unknown" values, and
+processes notice each other's end by their pipes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 DISK_RESERVE = "reserve"
-"""File in the scratch folder of a job on this machine. When the function has filled the disk, it is
-freed by halves for small values, reports and outcomes of attempts; its removal makes room for the
-verdict."""
+"""Name of a file in a job's scratch folder that reserves disk space. When the function has filled
+the disk, halves of the file are freed for small values, reports and outcomes of attempts, and its
+removal makes room for the verdict."""
 RESERVED_BYTES = 1 << 19
 _EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies; end at once if the parent is already
-    gone."""
+    """Have the kernel kill this process when its parent dies; exit at once if the parent is already
+    dead."""
     if _LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -39,7 +39,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 @contextlib.contextmanager
 def dying_with(parent_pid: int) -> Iterator[None]:
-    """Die with the parent while the block runs; afterwards live on, to clean up. 0 means no
+    """Die with the parent while the block runs, but outlive it afterwards, to clean up. 0 means no
     parent."""
     if parent_pid:
         die_with_parent(parent_pid)
@@ -51,8 +51,8 @@ def dying_with(parent_pid: int) -> Iterator[None]:
 
 
 def exit_with(act: Callable[[], int]) -> NoReturn:
-    """End this process, which was forked, with the exit code that `act` returns, or 70: never
-    return into the code of the process that forked it."""
+    """Run `act` in a forked process and exit with the code that it returns, or 70 after an
+    exception. A fork must never return into the code of the process that forked it."""
     code = 70
     try:
         code = act()
@@ -67,9 +67,9 @@ def exit_with(act: Callable[[], int]) -> NoReturn:
 
 
 def waking_fd(signum: int, act: Callable[[], None]) -> int:
-    """Take a signal, which may be blocked: `act` is called in the main thread as soon as that runs
-    Python code; the descriptor that is returned becomes readable at once. It is always the same
-    one: who takes the signal next finds what nobody has read."""
+    """Handle a signal, unblocking it if needed: call `act` in the main thread as soon as that runs
+    Python code. Return a descriptor that becomes readable at once. All calls return the same
+    descriptor, which may still hold bytes of earlier signals."""
     wake = _open_wake()
     signal.signal(signum, lambda *_: act())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signum])
@@ -85,19 +85,19 @@ def _open_wake() -> int:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that none escapes."""
+    """Become the parent of every descendant whose own parent dies, so that none is lost."""
     if _LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 _PRECEDENCE = 5
 _ordinary: list[int] = []
-"""The nice value before this process, or the one that it is a fork of, took precedence."""
+"""The nice value before `take_precedence` in this process, or in the process that forked it."""
 
 
 def take_precedence() -> None:
-    """Run before the threads of functions, where the system permits it (root, RLIMIT_NICE): what
-    watches over them must not starve behind them."""
+    """Raise this process's priority above that of functions, if the system permits it (root,
+    RLIMIT_NICE), so that the processes that watch functions do not starve."""
     if not _ordinary:
         _ordinary.append(os.getpriority(os.PRIO_PROCESS, 0))
         with contextlib.suppress(OSError):
@@ -105,23 +105,23 @@ def take_precedence() -> None:
 
 
 def yield_precedence() -> None:
-    """Run as what this job was started by. In a session of its own, since the kernel shares
-    processors out between sessions first (autogroup)."""
+    """Return to the ordinary priority, in a new session of the kernel: it shares processors between
+    sessions first (autogroup)."""
     os.setsid()
     for ordinary in _ordinary:
         os.setpriority(os.PRIO_PROCESS, 0, ordinary)
 
 
 def set_title(title: str) -> None:
-    """Show `title` in process lists instead of the command line that the process was forked
-    from."""
+    """Show `title` in process lists instead of the command line."""
     import setproctitle
 
     setproctitle.setproctitle(title)
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open files to the system's: a large gang has a connection per host."""
+    """Raise the limit on open files to the system's, because a large gang has a connection per
+    host."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -132,7 +132,7 @@ def raise_file_limit() -> None:
 
 
 def reserve_disk(path: Path) -> None:
-    """Reserve `RESERVED_BYTES` of disk space, if there is any, until the file is removed."""
+    """Reserve `RESERVED_BYTES` of disk space with a file, if the disk has room."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -143,19 +143,19 @@ def reserve_disk(path: Path) -> None:
 
 
 def free_half(path: Path) -> None:
-    """Free half of what is reserved: others may need the rest."""
+    """Free half of the reserved space; other hosts may need the rest."""
     with contextlib.suppress(OSError):
         os.truncate(path, path.stat().st_size // 2)
 
 
 def _prctl(option: int, value: int) -> None:
-    from kinetic._system.libc import LIBC  # few need it
+    from kinetic._system.libc import LIBC  # Few processes need it.
 
     LIBC.prctl(option, value, 0, 0, 0)
 
 
 def threads(pid: int) -> int:
-    """How many threads a process has; 0 if it is gone, or unknown."""
+    """Return the number of threads of a process; 0 if it has ended, or is unknown."""
     return len(_threads_of(pid))
 
 
@@ -166,7 +166,7 @@ def _threads_of(pid: int) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process, of all its threads; [] if it is gone."""
+    """Return the direct children of a process, of all its threads; [] if it has ended."""
     pids: list[int] = []
     for thread in _threads_of(pid):
         with contextlib.suppress(OSError):
@@ -175,7 +175,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below a process, parents first."""
+    """Return all processes below a process, parents first."""
     pids, todo = [], [pid]
     while todo:
         below = children(todo.pop())
@@ -185,7 +185,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pid: int, signum: int) -> bool:
-    """Send a signal; return whether the process was there."""
+    """Send a signal, and return True if the process received it."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -194,15 +194,15 @@ def kill(pid: int, signum: int) -> bool:
 
 
 def kill_thread(pid: int, thread: int, signum: int) -> bool:
-    """Send a signal to one thread of a process; return whether it was there."""
+    """Send a signal to one thread of a process, and return True if the thread received it."""
     from kinetic._system.libc import LIBC
 
     return bool(LIBC.tgkill(pid, thread, signum) == 0)
 
 
 def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
-    """Kill and reap all descendants of this process until none is left or the time is up; return
-    how many are left.
+    """Kill and reap all descendants of this process until none remains or the time is up, and
+    return the number that remains.
 
     The caller must have called `adopt_orphans`, so that orphans stay among the descendants.
     """
@@ -219,8 +219,8 @@ def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
 
 
 def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
-    """Wait until this process has no living descendants but those to keep, or the time is up;
-    return those left. Reaps the others."""
+    """Wait until this process has no living descendants but those to keep, or the time is up. Reap
+    those that end, and return those that remain."""
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:
@@ -233,34 +233,36 @@ def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """The kernel's letter for what the process does ("R", "S", "Z", ...); "" when it is gone."""
+    """Return the kernel's letter for the state of a process ("R", "S", "Z", ...); "" if it has been
+    reaped."""
     fields = _stat(pid)
     return fields[0] if fields else ""
 
 
 def read_start(pid: int) -> str:
-    """Return when the process started, in ticks since the system did: its id and this name it. ""
-    when it has ended."""
+    """Return when a process started, in ticks since boot; "" if it has ended. Process id and start
+    together identify a process."""
     fields = _stat(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; [] when the process is gone."""
+    """Return the fields of /proc/PID/stat from the third on; [] if the process has been reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []
 
 
 def name(pid: int) -> str:
-    """The kernel's name of the process: the beginning of its program's name; "" if it is gone."""
+    """Return the kernel's name of a process, the beginning of its program's name; "" if it has been
+    reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""
 
 
 def age_s(pid: int) -> float:
-    """For how long the process has run; 0.0 if unknown."""
+    """Return the seconds since a process started; 0.0 if unknown."""
     fields = _stat(pid)
     with contextlib.suppress(OSError, ValueError):
         uptime_s = float(Path("/proc/uptime").read_text().split()[0])
@@ -269,45 +271,45 @@ def age_s(pid: int) -> float:
 
 
 def owner(pid: int) -> int:
-    """The user whose process it is.
+    """Return the id of the user who owns a process.
 
     Raises:
-        OSError: it is gone.
+        OSError: the process has been reaped.
     """
     return Path(f"/proc/{pid}").stat().st_uid
 
 
 def all_pids() -> list[int]:
-    """The ids of all processes."""
+    """Return the ids of all processes; [] if unknown."""
     with contextlib.suppress(OSError):
         return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     return []
 
 
 def environ(pid: int) -> bytes:
-    """The environment that a process was started with, with zero bytes between the variables.
+    """Return the environment that a process was started with, with zero bytes between variables.
 
     Raises:
-        OSError: it is gone, or another user's.
+        OSError: the process has been reaped, or is another user's.
     """
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def command_line(pid: int) -> bytes:
-    """The command line of a process, with zero bytes between the words.
+    """Return the command line of a process, with zero bytes between words.
 
     Raises:
-        OSError: it is gone.
+        OSError: the process has been reaped.
     """
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def lasting_command_line(pid: int) -> bytes:
-    """The command line of a process, which is empty for a moment while it becomes another program
-    (exec).
+    """Return the command line of a process, waiting while it is empty, as it is for a moment during
+    an exec.
 
     Raises:
-        OSError: it is gone, or runs no program: a zombie, the kernel's own.
+        OSError: the process has been reaped, or has no program: a zombie, or one of the kernel.
     """
     for _ in range(_EXEC_POLLS):
         if command := command_line(pid):
@@ -324,7 +326,7 @@ def _reap(pids: Iterable[int]) -> None:
 
 
 def fork() -> int:
-    """Fork; the error where no more processes are allowed names the limit."""
+    """Fork. The error of a system that allows no more processes names the limit."""
     try:
         return os.fork()
     except BlockingIOError as error:
@@ -332,11 +334,11 @@ def fork() -> int:
 
 
 def check_threads(number: int = 8) -> None:
-    """Start so many threads, and end them: gRPC, which needs about as many, never answers where it
+    """Start a number of threads, and end them. gRPC needs about as many by default, and hangs if it
     can start none.
 
     Raises:
-        BlockingIOError: no more threads are allowed; names the limit.
+        BlockingIOError: the system allows no more threads; the error names the limit.
     """
     import threading
 
@@ -355,8 +357,8 @@ STUCK_S = 30
 
 @contextlib.contextmanager
 def dying_when_stuck() -> Iterator[None]:
-    """Have the kernel kill this process, by SIGALRM, if the block does not end: below Python, gRPC
-    may wait for ever where the system makes no threads."""
+    """Have the kernel kill this process by SIGALRM if the block does not end within `STUCK_S`. gRPC
+    may hang in native code if the system refuses threads."""
     signal.alarm(STUCK_S)
     try:
         yield
@@ -365,13 +367,13 @@ def dying_when_stuck() -> Iterator[None]:
 
 
 def name_limit(error: BaseException) -> str:
-    """Return the text of an error; that of a thread that cannot be started names the limit."""
+    """Return the text of an error, with the limit if the error is that no thread can be started."""
     text = str(error)
     return f"{text}: {find_limit()}" if text == "can't start new thread" else text
 
 
 def find_limit() -> str:
-    """Name the lowest limit of processes and threads that holds here, with its value."""
+    """Return the name and value of the lowest limit of processes and threads, as text."""
     import resource
 
     limits = {"ulimit -u": resource.getrlimit(resource.RLIMIT_NPROC)[0] if os.geteuid() else -1}
@@ -389,7 +391,7 @@ def find_limit() -> str:
 
 
 def signal_name(signum: int) -> str:
-    """ "SIGKILL" for 9; "signal 70" for one without a name."""
+    """Return "SIGKILL" for 9, or "signal 70" for a signal without a name."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -397,7 +399,7 @@ def signal_name(signum: int) -> str:
 
 
 def describe_end(status: int) -> str:
-    """Say what a wait status says: "was killed by SIGKILL", "ended with exit code 1"."""
+    """Describe a wait status: "was killed by SIGKILL", "ended with exit code 1"."""
     if os.WIFSIGNALED(status):
         return f"was killed by {signal_name(os.WTERMSIG(status))}"
     return f"ended with exit code {os.WEXITSTATUS(status)}"
@@ -415,33 +417,33 @@ def _status_kib(pid: int, field: str) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory now; 0 if unknown."""
+    """Return the resident memory of a process; 0 if unknown."""
     return _status_kib(pid, "VmRSS:") * 1024
 
 
 def high_water_bytes(pid: int) -> int:
-    """Largest resident memory so far; 0 if unknown."""
+    """Return the largest resident memory of a process so far; 0 if unknown."""
     return _status_kib(pid, "VmHWM:") * 1024
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP, SIGTSTP) holds the process, or a debugger does."""
+    """True if a signal (SIGSTOP, SIGTSTP) or a debugger holds the process."""
     return state(pid) in ("T", "t")
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of the whole process so far, and of its children that have ended, user and
-    system; 0.0 if unknown."""
+    """Return the processor time (user and system) of a process and of its reaped children, in
+    seconds; 0.0 if unknown."""
     ticks = map(int, _stat(pid)[11:15])
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Time in which the main thread has run, or has waited for a processor, nanoseconds; None if
+    """Return the nanoseconds in which the main thread has run or waited for a processor; None if
     unknown.
 
-    A thread that sleeps or waits in native code uses exactly none; one that steps through a
-    training loop always uses some, or would on a machine that is less busy.
+    For a thread that sleeps or waits in native code this does not grow; for one that steps through
+    a training loop it always does, however busy the machine.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         ran, waited, *_ = (proc / f"{pid}/task/{pid}/schedstat").read_text().split()
@@ -450,8 +452,8 @@ def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def starved_s(pid: int) -> float:
-    """For how long the threads of a process have waited for a processor, all together; 0.0 if
-    unknown."""
+    """Return the seconds that the threads of a process have waited for a processor, in total; 0.0
+    if unknown."""
     waited_ns = 0
     for thread in _threads_of(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,7 +1,7 @@
-"""Connections to other machines, by the proxies that the environment or a file names.
+"""Connections to other machines, through the proxies that the environment or a file names.
 
-In: a server's address, what its pools are to be like. Out: urllib3's pools. They are told of a
-proxy when they are made, so they are of use for this server only.
+The pools of connections are urllib3's. They are created with the proxy for one server, so they must
+not be used for another.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 _HTTP = ("http", "https")
 _SOCKS = ("socks4", "socks4a", "socks5", "socks5h")
 _NEAR = ("localhost", "metadata.google.internal")
-"""Names that mean another machine to a proxy."""
+"""Names that would mean another machine to a proxy."""
 
 
 def open_pools(address: str, proxy: str = "", named_by: str = "", **settings: Any) -> PoolManager:
     """Return pools of connections to a server.
 
     Args:
-        address: the server's.
-        proxy: the proxy to use; "" for the environment's, if that has one for the server.
-        named_by: what names `proxy`, for messages.
-        settings: of urllib3's pools.
+        address: URL of the server.
+        proxy: the proxy to use; "" for that of the environment, if it has one for the server.
+        named_by: origin of `proxy`, for messages.
+        settings: arguments of urllib3's pools.
 
     Raises:
         PreflightError: the proxy cannot be used.
@@ -47,16 +47,16 @@ def open_pools(address: str, proxy: str = "", named_by: str = "", **settings: An
     url = proxy if "://" in proxy else f"http://{proxy}"
     parts = _split_proxy(url, named_by)
     if parts.scheme in _HTTP:
-        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        return urllib3.ProxyManager(place, proxy_headers=_authorize(parts), **settings)
+        proxy_url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        return urllib3.ProxyManager(proxy_url, proxy_headers=_authorize(parts), **settings)
     from urllib3.contrib.socks import SOCKSProxyManager
 
     return SOCKSProxyManager(url, **settings)
 
 
 def find_proxy(scheme: str, host: str) -> str:
-    """Return the environment's proxy for a server, or "". Python's own rules know names only, while
-    those of curl and kubectl may exempt networks, and kubectl's never lead to this machine."""
+    """Return the environment's proxy for a server, or "". As in curl and kubectl, `no_proxy` may
+    name networks, which Python's own rules ignore; addresses of this machine have no proxy."""
     proxies = urllib.request.getproxies()
     if host in _NEAR or urllib.request.proxy_bypass(host):
         return ""
@@ -78,25 +78,25 @@ def _has(network: str, number: ipaddress.IPv4Address | ipaddress.IPv6Address) ->
 
 
 def _split_proxy(url: str, named_by: str) -> SplitResult:
-    """Take a proxy's address apart; it may have a password, so messages do not quote it."""
+    """Split a proxy's address. It may have a password, so messages do not quote it."""
     try:
         parts = urlsplit(url)
-        has_place = bool(parts.hostname) and parts.port != 0
+        has_host = bool(parts.hostname) and parts.port != 0
     except ValueError:
-        has_place = False
-    if not has_place:
+        has_host = False
+    if not has_host:
         raise PreflightError(
-            f"The proxy that {named_by} names is no address. Write http://HOST:PORT."
+            f"The proxy of {named_by} is not an address. Write it as http://HOST:PORT."
         )
     if parts.scheme in _SOCKS and importlib.util.find_spec("socks") is None:
         raise PreflightError(
-            f"The proxy that {named_by} names speaks SOCKS ({parts.scheme}://), which needs the "
-            "package PySocks: pip install pysocks. Or name a proxy for HTTP."
+            f"The proxy of {named_by} is a SOCKS proxy ({parts.scheme}://), which needs the "
+            "package PySocks: pip install pysocks. Or use an HTTP proxy."
         )
     if parts.scheme not in _HTTP + _SOCKS:
         raise PreflightError(
-            f"The proxy that {named_by} names has the scheme {parts.scheme}://, which is unknown. "
-            f"Write one of {', '.join(_HTTP + _SOCKS)}."
+            f"The proxy of {named_by} has the unknown scheme {parts.scheme}://. Use one of "
+            f"{', '.join(_HTTP + _SOCKS)}."
         )
     return parts
 

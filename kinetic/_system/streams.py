@@ -1,7 +1,4 @@
-"""The standard streams of a program, whatever it was started with.
-
-In: descriptors 0, 1 and 2. Out: open ones.
-"""
+"""Repair of a program's standard streams, which may be closed or unable to print some letters."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ _ESCAPE = "kinetic-escape"
 
 
 def replace_closed() -> None:
-    """Open /dev/null in place of standard streams that were closed at start (None in Python):
-    whatever took their numbers would get what is printed."""
+    """Open /dev/null instead of standard streams that were closed at start (None in Python).
+    Otherwise the next file to open would take a stream's number, and receive what is printed."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
         except OSError:
-            # open() takes the lowest free descriptor: this one. Child processes inherit it.
+            # open() takes the lowest free descriptor, this one. Child processes inherit it.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
@@ -28,8 +25,8 @@ def replace_closed() -> None:
 
 
 def escape() -> None:
-    """Have stdout show letters that its encoding lacks as escapes, as stderr does."""
-    with contextlib.suppress(AttributeError):  # It was replaced by something simpler.
+    """Make stdout print letters that its encoding lacks as escapes, as stderr does."""
+    with contextlib.suppress(AttributeError):  # A program may have replaced stdout.
         if sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         elif sys.stdout.errors == "surrogateescape" and not _is_utf8(sys.stdout.encoding):
@@ -42,8 +39,8 @@ def _is_utf8(encoding: str) -> bool:
 
 
 def _escape_letter(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return what stands for the first letter that cannot be encoded: bytes of file names are what
-    they were (the locale is C), other letters are escapes."""
+    """Replace the first letter that cannot be encoded: bytes of file names stay as they are (the
+    locale is C), other letters become escapes."""
     assert isinstance(error, UnicodeEncodeError)
     first = UnicodeEncodeError(
         error.encoding, error.object, error.start, error.start + 1, error.reason

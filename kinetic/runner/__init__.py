@@ -1,2 +1,1 @@
-"""What runs on a host: the agent, the worker that it starts, and, on this machine, the supervisor
-of a simulated slice."""
+"""The program of a host: the agent, and the worker that it starts."""

@@ -1,11 +1,11 @@
-"""`python -m kinetic.runner`: one host, as a backend starts it where hosts are programs.
+"""`python -m kinetic.runner`: the program that a backend starts for one host.
 
-In: `KINETIC_*` variables (see _host.identity). Out: a `ProgramCode`.
+In: `KINETIC_*` variables (see _host.identity). Out: the exit code, a `ProgramCode`.
 """
 
 import gc
 
-gc.disable()  # Imports create no garbage, and collections would slow them.
+gc.disable()  # Imports create no garbage, and collections would slow them down.
 
 from kinetic._host import program  # noqa: E402
 

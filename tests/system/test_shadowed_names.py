@@ -39,7 +39,7 @@ def test_a_file_that_hides_a_module_is_named_once(tmp_path, path):
     (tmp_path / "main.py").write_text("import kinetic\nkinetic.run")
     said = run(tmp_path, "main.py").stderr
     hidden = tmp_path / path.partition("/")[0]
-    assert f"{hidden} hides Python's own module 'queue' from every library" in said
+    assert f"{hidden} hides Python's own module 'queue' from all libraries" in said
     assert "main.py:1: RuntimeWarning" in said
     assert said.count(" hides Python") == 1
 

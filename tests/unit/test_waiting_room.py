@@ -26,7 +26,7 @@ class Told:
     def on_leave(self, index):
         self.events.append(("leave", index))
 
-    def on_told(self, index):
+    def on_dismissed(self, index):
         self.events.append(("told", index))
 
 
@@ -45,7 +45,7 @@ def test_those_who_wait_are_given_their_places():
         assert not room.is_complete([0, 1])
         tasks += await started(room.ask(1, 1), room.ask(2, 1))
         assert room.is_complete([0, 1])
-        room.give({0: PLACE, 1: PLACE})
+        room.assign({0: PLACE, 1: PLACE})
         assert await asyncio.gather(*tasks[:2]) == [PLACE, PLACE]
         assert (room.waits(0), room.waits(2)) == (False, True)
         room.close()
@@ -60,7 +60,7 @@ def test_those_who_wait_are_given_their_places():
 def test_one_that_asks_between_two_calls_finds_its_place():
     async def story():
         room = WaitingRoom(Told())
-        room.give({3: PLACE})
+        room.assign({3: PLACE})
         assert await room.ask(3, 1) == PLACE
         assert not room.waits(3)
 
@@ -73,7 +73,7 @@ def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
         (old,) = await started(room.ask(0, 1))
         room.expect_next(0)
         assert not room.waits(0)
-        room.give({0: PLACE})
+        room.assign({0: PLACE})
         assert await old is None
         assert await room.ask(0, 1) is None
         assert await room.ask(0, 2) == PLACE
@@ -97,8 +97,8 @@ def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
 def test_places_that_were_not_asked_for_in_time_count_no_more():
     async def story():
         room = WaitingRoom(Told())
-        room.give({0: PLACE})
-        room.give({})
+        room.assign({0: PLACE})
+        room.assign({})
         (asking,) = await started(room.ask(0, 1))
         assert room.waits(0)
         asking.cancel()
@@ -116,7 +116,7 @@ def test_a_start_that_was_never_heard_of_takes_the_place_of_the_one_before():
         (first,) = await started(room.ask(0, 700))
         (second,) = await started(room.ask(0, 30))
         assert told.events == [("enter", 0), ("start", 0), ("enter", 0)]
-        room.give({0: PLACE})
+        room.assign({0: PLACE})
         assert (await first, await second) == (None, PLACE)
         assert await room.ask(0, 700) is None, "one that comes back late counts no more"
 
@@ -126,9 +126,9 @@ def test_a_start_that_was_never_heard_of_takes_the_place_of_the_one_before():
 def test_a_host_that_was_started_again_before_it_took_its_place_is_given_it():
     async def story():
         room = WaitingRoom(Told(), announced=True)
-        room.give({0: PLACE})
+        room.assign({0: PLACE})
         assert await room.ask(0, 5) == PLACE
-        room.give_again(0, PLACE)
+        room.reassign(0, PLACE)
         assert await room.ask(0, 6) == PLACE
 
     asyncio.run(story())

@@ -108,7 +108,7 @@ class AttemptLoop:
             who = self._who
             request = codec.PlaceRequest(who.assigned_index, who.start)
             try:
-                place = client.place_of(
+                place = client.request_assignment(
                     replace(who.endpoint, attempt=0), request, unreachable_after_s=self._patience_s
                 )
                 answers[0] = place, ProgramCode.DELIVERED
