@@ -478,9 +478,7 @@ class Speechless(Exception):
 
 def test_an_exception_without_words_does_not_hide_the_others(store):
     batch = begin(Scripted(store, [Speechless()]), 2)
-    with pytest.raises(
-        errors.BatchError, match="input 0: Speechless: <str\(\) failed: OSError>"
-    ):
+    with pytest.raises(errors.BatchError, match=r"input 0: Speechless: <str\(\) failed: OSError>"):
         batch.results(timeout=PATIENCE_S)
 
 
