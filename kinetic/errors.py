@@ -277,8 +277,8 @@ class HostHung(JobFailed):
 
 
 class GangTimeout(JobFailed, TimeoutError):
-    """The function did not start on every host within `start_timeout`. The message names the missing
-    hosts."""
+    """The function did not start on every host within `start_timeout`. The message names the
+    missing hosts."""
 
 
 class JobTimeout(JobFailed, TimeoutError):

@@ -105,7 +105,7 @@ class GangPicture:
 
     @property
     def started_at(self) -> float | None:
-        """When the function first started; None if it has not."""
+        """Time at which the function first started; None if it has not."""
         return next((a.ready_at for a in self.attempts if a.ready_at is not None), None)
 
     def ran_s(self, now: float) -> float:
