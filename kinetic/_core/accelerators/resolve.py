@@ -111,7 +111,7 @@ def _slice_of_count(kind: str, number: int) -> Topology | _Refusal:
 
 def _family_slice(kind: str, text: str) -> Topology | _Refusal:
     if kind == "cpu":
-        return _Refusal("write cpu:N for N devices", ("cpu", "cpu:4"))
+        return _Refusal("cpu must be followed by a number of devices", ("cpu", "cpu:4"))
     family, tail = _split_family(text)
     if family is None:
         return _no_such_family(kind, text)
