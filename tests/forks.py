@@ -1,7 +1,6 @@
-"""Programs that begin as forks of one process: what all of them import is imported once.
+"""Programs that start as forks of one process, so that their common imports run once.
 
-In: what to import; a program, its arguments. Out: its process id, what it printed, its exit code.
-Called by tests that end or kill one program after another.
+Tests that end or kill many programs one after another use them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ exec(program)
 
 
 class Forks:
-    """The process that has imported; programs run in the environment of the test."""
+    """A process with imported modules that forks programs into the environment of the test."""
 
     def __init__(self, imports: str, **env: str):
         self._env = env
@@ -56,17 +55,17 @@ class Forks:
         self._process.communicate()
 
     def start(self, program: str, folder: Path, *argv: str, cwd: Path | None = None) -> int:
-        """Begin a program, which prints to the files "out" and "err" of the folder."""
-        place = str(cwd or Path.cwd())
+        """Start a program that prints to the files "out" and "err" of the folder, and return its
+        process id."""
         streams = [str(folder / name) for name in ("out", "err")]
         for stream in streams:
             Path(stream).write_text("")
-        request = [program, argv, place, os.environ | self._env, *streams]
+        request = [program, argv, str(cwd or Path.cwd()), os.environ | self._env, *streams]
         self._last = self._ask(request)
         return self._last
 
     def wait(self, pid: int = 0) -> int:
-        """Return the exit code of a program, by default of the last."""
+        """Wait for a program, by default the last one, and return its exit code."""
         return self._ask(pid or self._last)
 
     def _ask(self, request: list[object] | int) -> int:

@@ -4,7 +4,7 @@
     python tests/lines.py --write    write the table anew
     python tests/lines.py --list     print each small private function, banned name and riddle
 
-Lines in the table are rounded, and may drift by a tenth before it must be written again. The first
+Lines in the table are rounded, and may drift by a tenth before the table must be updated. The first
 form is a part of `make check`.
 """
 
@@ -23,7 +23,7 @@ TABLE = re.compile(r"(<!-- lines: begin -->\n)(.*?)(<!-- lines: end -->)", re.DO
 ROUNDED = 100
 DRIFT = 0.1
 SMALL = 4
-"""Lines of a private function, with its `def` and without its docstring, which is inlined where it
+"""Most lines, with `def` and without docstring, of a private function that should be inlined if it
 has one caller."""
 BANNED_NAMES = {
     *("found", "told", "said", "made", "given", "asked", "seen", "shown", "kept", "known", "left"),
@@ -38,7 +38,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def package_of(path: Path) -> str:
-    """The package that a file belongs to: one of the backends, or one of kinetic."""
+    """Return the package of a file: a part of _backends or _host, or a package of kinetic."""
     parts = path.relative_to(ROOT / "kinetic").parts[:-1]
     if parts in ((), ("runner",)):
         return "kinetic"
@@ -46,14 +46,14 @@ def package_of(path: Path) -> str:
 
 
 def count_lines() -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in (ROOT / "kinetic").rglob("*.py"):
-        found[package_of(path)] += path.read_text().count("\n")
-    return found
+        counts[package_of(path)] += path.read_text().count("\n")
+    return counts
 
 
 def count_code_lines(function: Function) -> int:
-    """The lines of a function, without its docstring."""
+    """Count the lines of a function, without its docstring."""
     assert function.end_lineno is not None
     lines = function.end_lineno - function.lineno + 1
     first = function.body[0]
@@ -63,14 +63,14 @@ def count_code_lines(function: Function) -> int:
 
 
 def measure_functions() -> list[int]:
-    """The code lines of every function, shortest first."""
+    """Return the code lines of every function, shortest first."""
     trees = (ast.parse(path.read_text()) for path in (ROOT / "kinetic").rglob("*.py"))
     nodes = (node for tree in trees for node in ast.walk(tree))
     return sorted(count_code_lines(node) for node in nodes if isinstance(node, Function))
 
 
 def list_small_helpers(tree: ast.AST) -> list[tuple[int, str]]:
-    """Line and name of private functions of a few lines that their module names once."""
+    """Return line and name of private functions of a few lines that their module uses once."""
     uses: Counter[str] = Counter()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -90,7 +90,7 @@ def list_small_helpers(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def list_banned_names(tree: ast.AST) -> list[tuple[int, str]]:
-    """Line and name of each use of a variable, argument, attribute or function of a banned name."""
+    """Return line and name of each variable, argument, attribute or function with a banned name."""
     short = {
         name
         for node in ast.walk(tree)
@@ -149,7 +149,7 @@ def print_prose(*, by_line: bool) -> None:
 
 
 def print_grain(*, by_line: bool) -> None:
-    """Print, for each package and for all, modules, functions, small helpers and banned names."""
+    """Print the counts of modules, functions, small helpers and banned names of each package."""
     modules: Counter[str] = Counter()
     functions: Counter[str] = Counter()
     helpers: Counter[str] = Counter()
@@ -215,18 +215,18 @@ def find_drift(text: str, found: dict[str, int]) -> list[str]:
 
 
 def main() -> int:
-    page, found = PAGE.read_text(), collect_figures()
+    page, figures = PAGE.read_text(), collect_figures()
     table = TABLE.search(page)
-    assert table, "ARCHITECTURE.md has no place for the table"
+    assert table, "ARCHITECTURE.md lacks the comments around the table of lines"
     if "--write" in sys.argv:
-        PAGE.write_text(page[: table.start(2)] + make_table(found) + page[table.end(2) :])
+        PAGE.write_text(page[: table.start(2)] + make_table(figures) + page[table.end(2) :])
         return 0
     print_grain(by_line="--list" in sys.argv)
     print_prose(by_line="--list" in sys.argv)
     for fault in (faults := find_drift(table[2], found)):
         print(f"ARCHITECTURE.md, where the lines are: {fault}", file=sys.stderr)
     if faults:
-        print("Write the table anew: python tests/lines.py --write", file=sys.stderr)
+        print("Update the table: python tests/lines.py --write", file=sys.stderr)
     return bool(faults)
 
 

@@ -1,10 +1,10 @@
 """Run the whole suite many times, and list each test that ever failed.
 
-In: how many times, and pytest's arguments. Out: on stdout a line per run, then each test that
-failed, in which runs, with its output; the reports of all runs below build/test-repeat.
+It prints a line per run, then each test that failed, with its runs and its output. The reports of
+all runs are below build/test-repeat.
 
-Every second run shares the machine with two processes that never rest: a test that fails only then
-is as wrong as one that fails always.
+Every second run shares the machine with two processes that compute all the time: a test that fails
+only then is as wrong as a test that always fails.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 FOLDER = Path("build/test-repeat")
-"""Below the working directory, which is the repository's root."""
+"""Path below the working directory, which is the repository's root."""
 BUSY_LOOPS = 2
 TESTS_FAILED = 1
-"""pytest's exit code where tests failed; a larger one says that it could not run them."""
+"""pytest's exit code if tests failed; with a larger one, it could not run them."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Run:
 
     @property
     def is_green(self) -> bool:
-        """Whether all its tests passed, and there were some."""
+        """True if the run had tests, and all of them passed."""
         return self.exit_code == 0 and self.tests > 0
 
 
 @contextlib.contextmanager
 def keep_busy(loops: int) -> Iterator[None]:
-    """Let so many processes compute for as long as the context lasts, and this process lives."""
+    """Let a number of processes compute while the context lasts and this process lives."""
     program = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     spin = [sys.executable, "-c", program]
     processes = [subprocess.Popen(spin) for _ in range(loops)]
@@ -68,8 +68,8 @@ def keep_busy(loops: int) -> Iterator[None]:
 
 
 def read_report(path: Path, run: str) -> tuple[int, tuple[Failure, ...]]:
-    """Return how many tests a JUnit report has, and those that failed; (0, ()) where there is no
-    whole report."""
+    """Return the number of tests of a JUnit report, and its failures; (0, ()) if the report is
+    missing or cut off."""
     try:
         cases = list(ElementTree.parse(path).iter("testcase"))
     except (OSError, ElementTree.ParseError):
@@ -87,7 +87,7 @@ def read_report(path: Path, run: str) -> tuple[int, tuple[Failure, ...]]:
 
 
 def run_suite(number: int, *, is_busy: bool, arguments: list[str]) -> Run:
-    """Run the suite once; its output goes into a file of its own."""
+    """Run the suite once, with its output in a separate file."""
     name = f"{number}-busy" if is_busy else f"{number}-alone"
     report = FOLDER / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", *arguments, f"--junitxml={report}"]
@@ -124,16 +124,17 @@ def describe_failures(runs: list[Run]) -> str:
 
 
 def main() -> int:
-    """Run the suite as often as asked; 0 if every run was green."""
+    """Run the suite several times, and return 0 if every run was green."""
     parser = argparse.ArgumentParser(description="Run the suite N times, every second time busy.")
-    parser.add_argument("times", type=int, help="how many runs")
+    parser.add_argument("times", type=int, help="number of runs")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="pytest's arguments")
-    given = parser.parse_args()
+    options = parser.parse_args()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     runs: list[Run] = []
-    for number in range(1, given.times + 1):
-        runs.append(run_suite(number, is_busy=number % 2 == 0, arguments=given.arguments))
+    for number in range(1, options.times + 1):
+        is_busy = number % 2 == 0
+        runs.append(run_suite(number, is_busy=is_busy, arguments=options.arguments))
         print(describe_run(runs[-1]), flush=True)
     green = sum(run.is_green for run in runs)
     print(describe_failures(runs), flush=True)

@@ -1,4 +1,4 @@
-"""The dashboard without a browser: what is read."""
+"""The dashboard without a browser: what it reads, and what its pages say."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PATIENCE_S = 100.0
 world, server = dashboard_world.world, dashboard_world.server
 
 
-# -- what is answered ------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def test_inputs_whose_submitter_was_killed_wait_no_more(server: DashboardServer, world: World):
@@ -104,29 +104,29 @@ def test_what_does_not_exist_says_so(server: DashboardServer, world: World):
 
 
 def test_what_the_compiler_said_is_shown_where_it_was_asked(server: DashboardServer, world: World):
-    asked, other = world.add(1), world.add(2)
+    checked, other = world.add(1), world.add(2)
     refusal = describe_refusal("<step>", "a.py:1", resolve("tpu-v6e-8"), 1, detail="no room")
     report = CheckReport("tpu-v6e-8", (refusal,))
-    key = layout.JobKeys(asked.job_id).compile_report
+    key = layout.JobKeys(checked.job_id).compile_report
     world.store.put(key, json.dumps(report.to_json()).encode())
     base = f"{path_of(server)}jobs/"
-    address = f"jobs/{asked.job_id}/compile"
-    assert address in ask(server, f"{base}{asked.job_id}")[2]
+    address = f"jobs/{checked.job_id}/compile"
+    assert address in ask(server, f"{base}{checked.job_id}")[2]
     assert "/compile" not in ask(server, f"{base}{other.job_id}")[2]
-    shown = ask(server, f"{base}{asked.job_id}/compile")[2]
-    assert json.loads(shown)["text"] == str(report)
+    answer = ask(server, f"{base}{checked.job_id}/compile")[2]
+    assert json.loads(answer)["text"] == str(report)
     assert ask(server, f"{base}{other.job_id}/compile")[0] == 404
     world.store.put(key, b"{")
-    assert ask(server, f"{base}{asked.job_id}/compile")[0] == 503
+    assert ask(server, f"{base}{checked.job_id}/compile")[0] == 503
 
 
 def test_output_is_searched_and_downloaded(server: DashboardServer, world: World):
     ref = world.add()
     world.backend.output[ref.job_id] = [chunk(b"a needle\nhay\n"), chunk(b"NEEDLE too", host=1)]
     base = f"{path_of(server)}jobs/{ref.job_id}"
-    found = json.loads(ask(server, f"{base}/search?q=needle&host=all")[2])
-    assert [(line[0], line[4]) for line in found["lines"]] == [(0, "a needle"), (1, "NEEDLE too")]
-    assert (found["cut"], found["size"]) == (False, "23 B")
+    hits = json.loads(ask(server, f"{base}/search?q=needle&host=all")[2])
+    assert [(line[0], line[4]) for line in hits["lines"]] == [(0, "a needle"), (1, "NEEDLE too")]
+    assert (hits["cut"], hits["size"]) == (False, "23 B")
     _, headers, body = ask(server, f"{base}/output?host=0")
     assert body == "a needle\nhay\n"
     assert headers["content-disposition"] == f'attachment; filename="{ref.job_id}-host-0.log"'
@@ -145,15 +145,15 @@ def test_jobs_come_change_and_go(world: World):
     watch = BoardWatch(world.access)
     assert watch.read().rows == ()
     first, second = world.add(1), world.add(2, display_name="other", group_id="grp-7")
-    found = look_again(watch)
-    assert [(row.ref.job_id, row.state) for row in found.rows] == [
+    listed = look_again(watch)
+    assert [(row.ref.job_id, row.state) for row in listed.rows] == [
         (second.job_id, "running"),
         (first.job_id, "running"),
     ]
-    assert look_again(watch).version == found.version
+    assert look_again(watch).version == listed.version
     world.end(first)
     ended = look_again(watch)
-    assert ended.version == found.version + 1
+    assert ended.version == listed.version + 1
     assert ended.counts() == {"succeeded": 1, "running": 1}
     assert [row.ref for row in ended.select("", "GRP-7 oth")] == [second]
     assert ended.select("succeeded", "other") == []
@@ -182,8 +182,8 @@ def test_trouble_hides_no_job(world: World, monkeypatch: pytest.MonkeyPatch):
         raise StoreError("unplugged")
 
     monkeypatch.setattr(world.access.board, "read_standings", refuse)
-    found = look_again(watch)
-    assert (found.trouble, len(found.rows)) == ("unplugged", 1)
+    listed = look_again(watch)
+    assert (listed.trouble, len(listed.rows)) == ("unplugged", 1)
     monkeypatch.undo()
     assert look_again(watch).trouble == ""
 
@@ -193,7 +193,7 @@ def test_who_comes_while_another_one_looks_does_not_wait(
 ):
     world.add()
     watch = BoardWatch(world.access)
-    seen = look_again(watch)
+    listed = look_again(watch)
     held, looks = threading.Event(), threading.Event()
 
     def hang(*_: object) -> dict[str, object]:
@@ -205,7 +205,7 @@ def test_who_comes_while_another_one_looks_does_not_wait(
     thread = threading.Thread(target=look_again, args=[watch])
     thread.start()
     looks.wait()
-    assert watch.read().rows == seen.rows
+    assert watch.read().rows == listed.rows
     watch._began_at -= 60
     assert "has not answered for" in watch.read().trouble
     held.set()
@@ -237,7 +237,7 @@ def test_slices_that_take_no_part_are_drawn_as_such():
     attempts = picture_of(events, 6).attempts
     boxes = scene.draw_slices(ELASTIC, attempts[1], [], {})
     assert boxes[1].note == "awaited: it is being started again"
-    # Output is found by the place in the attempt, and hosts keep the number that they have.
+    # Output is stored by the index in the attempt; hosts keep their index in the job.
     cells = [(cell.host, cell.member, cell.state) for box in boxes for cell in box.hosts]
     assert cells == [
         (0, 0, "running"),
@@ -278,7 +278,7 @@ def test_a_host_that_saves_is_drawn_as_such_unless_the_gang_says_that_it_stalls(
 
 def test_times_out_of_order_are_drawn_within_the_line():
     (attempt,) = picture_of([GangEvent(EventKind.READY, time=5.0)], 1).attempts
-    (bar,) = scene.draw_bars([attempt], 0.0, 1.0)  # a clock that was set back
+    (bar,) = scene.draw_bars([attempt], 0.0, 1.0)  # The clock was set back.
     assert 0 <= bar.begin <= bar.ready < bar.end <= 1000
 
 
@@ -344,10 +344,10 @@ def test_a_failed_job_shows_what_its_first_host_raised(server: DashboardServer, 
     outcome = Outcome(Verdict.FAILED, (1,), "host 1: ValueError: no", reports, ended_at=NOW)
     index.write_outcome(world.store, ref.job_id, outcome)
     _, _, body = ask(server, f"{path_of(server)}jobs/{ref.job_id}")
-    shown = html.unescape(body.partition('aria-label="Traceback">')[2].partition("</pre>")[0])
-    assert shown == trace.replace("\x1b", "\\x1b")
+    text = html.unescape(body.partition('aria-label="Traceback">')[2].partition("</pre>")[0])
+    assert text == trace.replace("\x1b", "\\x1b")
     assert body.index("ValueError: no</pre>") < body.index('id="attempts"')
-    # The output that is shown first is that of the host to blame.
+    # The page first shows the output of the host to blame.
     assert 'max="1" value="1"' in body
     assert "output?host=1" in body
 
@@ -376,7 +376,7 @@ def test_only_charts_that_have_changed_are_sent_and_all_in_turn(world: World):
     assert look() == names[:2]
     log(world, ref, names, 3)
     turns = [look() for _ in range(4)]
-    # Those that were drawn last come last, and nothing is drawn for nothing.
+    # Charts that were drawn last come last, and no chart is drawn without need.
     assert turns == [names[2:10], names[10:18], [*names[18:], *names[:2]], []]
 
 
@@ -399,8 +399,8 @@ def test_output_is_read_on_in_parts(world: World, monkeypatch: pytest.MonkeyPatc
 def test_a_search_ends(world: World, monkeypatch: pytest.MonkeyPatch):
     ref = world.add()
     world.backend.output[ref.job_id] = [chunk(b"hit\n" * 300) for _ in range(4)]
-    found = output.search(world.handle(ref), 0, "HIT")
-    assert (len(found.lines), found.is_cut) == (output.HITS, True)
+    hits = output.search(world.handle(ref), 0, "HIT")
+    assert (len(hits.lines), hits.is_cut) == (output.HITS, True)
     monkeypatch.setattr(output, "SEARCH_BYTES", 100)
     assert output.search(world.handle(ref), 0, "absent").is_cut
 
@@ -428,7 +428,7 @@ def test_a_search_that_nobody_waits_for_ends(server: DashboardServer, world: Wor
     assert is_over.wait(PATIENCE_S)
 
 
-# -- nothing is promised that is not there ---------------------------------------------------------
+# -- colours ---------------------------------------------------------------------------------------
 
 
 def test_every_state_has_its_colour():

@@ -1,4 +1,4 @@
-"""Who gets in to the dashboard, without a browser."""
+"""Access to the dashboard, without a browser."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_is_shown_without_the_token(server: DashboardServer, world: Worl
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "a@127.0.0.1"]
 )
 def test_another_name_for_this_machine_is_refused(server: DashboardServer, host: str):
-    """DNS rebinding: the attacker's own page asks us, by the attacker's name."""
+    """DNS rebinding: the attacker's page calls this server by the attacker's host name."""
     assert ask(server, path_of(server), Host=host)[0] in (400, 403)
     assert ask(server, path_of(server))[0] == 200
 
@@ -48,7 +48,7 @@ def test_another_name_for_this_machine_is_refused(server: DashboardServer, host:
 def test_names_of_the_loopback_address_are_let_in(server: DashboardServer):
     for name in ("localhost", "127.0.0.1", "[::1]"):
         assert ask(server, path_of(server), Host=f"{name}:{server.port}")[0] == 200
-        # A port that was forwarded (ssh -L) is another one.
+        # A forwarded port (ssh -L) has another number.
         assert ask(server, path_of(server), Host=f"{name}:1")[0] == 200
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_done_for_a_page_of_another_origin(
     status, _, body = ask(server, path, "POST", Origin=own, Content_Length="0")
     assert (status, json.loads(body)["said"]) == (200, f"{ref.job_id} is being cancelled.")
     assert world.backend.cancelled == [ref.job_id]
-    assert ask(server, path, "GET")[0] == 405  # no link and no image presses a button
+    assert ask(server, path, "GET")[0] == 405  # No link and no image can press a button.
     assert world.backend.cancelled == [ref.job_id]
 
 
@@ -98,11 +98,11 @@ def test_pages_name_no_other_address(server: DashboardServer, world: World):
         assert status == 200
         assert "http:" not in body.replace("http://www.w3.org/2000/svg", "")
         assert "https:" not in body
-        assert path_of(server).strip("/") not in body  # relative addresses only
+        assert path_of(server).strip("/") not in body  # Addresses are relative.
 
 
 def test_the_first_address_leads_in_once(server: DashboardServer):
-    """Others on this machine see the words of the command that opens a browser."""
+    """Other users of this machine can read the command that opens a browser."""
     path = server.first_url.partition(str(server.port))[2]
     assert ask(server, path, Host="evil.example")[0] == 403
     assert ask(server, "/open/" + "0" * 32)[0] == 403
@@ -113,7 +113,7 @@ def test_the_first_address_leads_in_once(server: DashboardServer):
 
 
 def test_a_slash_at_the_end_is_no_other_address(server: DashboardServer, world: World):
-    """Addresses in pages are relative: each page is shown at one address alone."""
+    """Addresses in pages are relative, so each page must have exactly one address."""
     job, first = world.add().job_id, path_of(server)
     for written, meant in {
         first.rstrip("/"): first,
@@ -143,10 +143,10 @@ def test_what_is_no_request_is_refused_without_a_word(
 
 def test_each_server_has_a_token_of_its_own(world: World):
     servers = [DashboardServer(world.access) for _ in range(2)]
-    for each in servers:
-        each.close()
-    assert len({each.url.split("/")[3] for each in servers}) == 2
-    assert all(len(each.url.split("/")[3]) == 32 for each in servers)
+    for server in servers:
+        server.close()
+    assert len({server.url.split("/")[3] for server in servers}) == 2
+    assert all(len(server.url.split("/")[3]) == 32 for server in servers)
 
 
 def test_a_port_that_is_taken(server: DashboardServer, world: World):
@@ -156,8 +156,8 @@ def test_a_port_that_is_taken(server: DashboardServer, world: World):
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start, "_PACKAGES", ("jinja2", "no_such_package"))
-    told = r"needs no_such_package: pip install .*\[dashboard\]"
-    with pytest.raises(PreflightError, match=told) as raised:
+    words = r"needs no_such_package: pip install .*\[dashboard\]"
+    with pytest.raises(PreflightError, match=words) as raised:
         kinetic.dashboard()
     assert len(raised.traceback) == 1, "it is shown where it was called"
 

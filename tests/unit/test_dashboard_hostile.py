@@ -1,8 +1,5 @@
-"""The dashboard and what it must not be led astray by: records, metrics and output that are odd on
-purpose, and what is removed while it is looked at.
-
-In: stores of jobs that nobody runs. Out: pages, charts, lines.
-"""
+"""The dashboard with hostile records, metrics and output, and with jobs that are removed while it
+shows them."""
 
 from __future__ import annotations
 
@@ -92,8 +89,8 @@ def test_of_a_flood_of_lines_a_page_gets_as_many_as_it_keeps(world: World):
         str(number) for number in range(count - output.MOST_LINES, count)
     ]
     assert rest == "open"
-    found = output.search(world.handle(ref), 0, "first 0")
-    assert [line.text for line in found.lines] == ["first 0"]
+    hits = output.search(world.handle(ref), 0, "first 0")
+    assert [line.text for line in hits.lines] == ["first 0"]
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -117,7 +114,7 @@ def test_text_that_is_no_text_is_shown_all_the_same(server: DashboardServer, wor
     assert "&lt;b&gt;bold" in ask(server, f"{path_of(server)}jobs/{ref.job_id}")[2]
 
 
-# -- what is removed, what fails -------------------------------------------------------------------
+# -- removals and failures -------------------------------------------------------------------------
 
 
 def test_a_batch_that_was_removed_is_told_of_and_its_stream_ends(server: DashboardServer):
@@ -133,7 +130,7 @@ def source(poll: Callable[[], live.Message | None], closed: threading.Event) -> 
 
 
 def collect(*sources: live.Source) -> list[Any]:
-    """All events of a stream until it ends."""
+    """Return all events of a stream until it ends."""
 
     async def read() -> list[Any]:
         async def is_over() -> bool:
@@ -145,11 +142,11 @@ def collect(*sources: live.Source) -> list[Any]:
     return asyncio.run(read())
 
 
-GONE = NotFound("It was removed.")
+REMOVED = NotFound("It was removed.")
 
 
 def test_a_page_that_comes_back_is_told_that_its_job_was_removed(server: DashboardServer):
-    """A browser shows nothing of an answer to a stream but events, and asks forever."""
+    """A browser shows only the events of a stream, and reconnects forever after other answers."""
     path = f"{path_of(server)}jobs/job-0000000f/live"
     status, _, body = ask(server, path, Accept="text/event-stream")
     assert status == 200
@@ -169,7 +166,7 @@ def test_a_poll_that_fails_is_reported_once_and_when_it_is_over(monkeypatch: pyt
         {"n": 1, "trouble": "old"},
         {"trouble": "old"},
         {"html": {"a": "2"}},
-        GONE,
+        REMOVED,
     ]
     closed = threading.Event()
 
@@ -201,7 +198,7 @@ def test_a_poll_that_hangs_holds_up_no_other_source_and_is_reported(
 
     def hang() -> None:
         assert held.wait(PATIENCE_S)
-        raise GONE
+        raise REMOVED
 
     def read() -> live.Message:
         numbers[0] += 1

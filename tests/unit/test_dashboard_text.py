@@ -1,4 +1,4 @@
-"""What the pages of the dashboard are made of, without a server: lines of output, charts."""
+"""Lines of output and charts of the dashboard's pages, without a server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def fold(*pieces: bytes) -> tuple[list[str], str]:
     lines: list[str] = []
     for piece in pieces:
         at += len(piece)
-        given = LogChunk(0, 1, 10**18, piece, Position(1, at))
-        lines += [line.text for line in folder.fold(given)]
+        part = LogChunk(0, 1, 10**18, piece, Position(1, at))
+        lines += [line.text for line in folder.fold(part)]
     return lines, folder.rest()
 
 
@@ -58,8 +58,8 @@ def test_lines_are_what_a_terminal_would_show_without_its_powers(
 def test_long_lines_are_cut_and_little_of_them_is_kept():
     folder = LineFolder()
     for number in range(100):
-        given = LogChunk(0, 1, 0, b"x" * 100_000, Position(1, number))
-        assert list(folder.fold(given)) == []
+        part = LogChunk(0, 1, 0, b"x" * 100_000, Position(1, number))
+        assert list(folder.fold(part)) == []
         assert len(folder._begun) <= output._KEPT_CHARS
     (line,) = folder.fold(LogChunk(0, 1, 0, b"\n", Position(1, 101)))
     assert (
@@ -70,8 +70,8 @@ def test_long_lines_are_cut_and_little_of_them_is_kept():
 def test_the_last_line_of_an_attempt_is_not_glued_to_the_next_one():
     folder = LineFolder()
     assert list(folder.fold(LogChunk(0, 1, 0, b"killed he", Position(1, 9)))) == []
-    found = list(folder.fold(LogChunk(0, STDERR, 0, b"again\n", Position(2, 6))))
-    assert [(line.attempt, line.is_error, line.text) for line in found] == [
+    lines = list(folder.fold(LogChunk(0, STDERR, 0, b"again\n", Position(2, 6))))
+    assert [(line.attempt, line.is_error, line.text) for line in lines] == [
         (1, False, "killed he"),
         (2, True, "again"),
     ]

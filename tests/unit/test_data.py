@@ -1,4 +1,4 @@
-"""`kinetic.Data`: what can be declared, its digest, packing, and what travels instead of it."""
+"""`kinetic.Data`: its declaration, its digest, its packing, and the paths that replace it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_local_folder(folder, monkeypatch):
     )
     assert (data.is_gcs, data.is_hf) == (False, False)
     assert not Data(Path("images/a.txt")).is_dir
-    assert os.listdir(data) == os.listdir(folder)  # it is a path wherever one is taken
+    assert os.listdir(data) == os.listdir(folder)  # Any function that takes a path takes it.
 
 
 def test_a_bucket():
@@ -74,7 +74,7 @@ def test_a_data_set_of_hugging_face():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         (("nowhere/at/all",), "there is no file or folder"),
         (("/dev/null",), "neither a file nor a folder"),
@@ -98,9 +98,9 @@ def test_a_data_set_of_hugging_face():
         (("/tmp", False, False, True), "For files on this machine use output_dir="),
     ],
 )
-def test_what_cannot_be_data_is_refused(arguments, told):
+def test_what_cannot_be_data_is_refused(arguments, words):
     names = ("path", "fuse", "hf_trust_remote_code", "writable")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=words):
         Data(**dict(zip(names, arguments, strict=False)))
 
 
@@ -150,15 +150,16 @@ trees = st.dictionaries(
 
 
 def write(top: Path, tree: dict[tuple[str, ...], bytes]) -> dict[tuple[str, ...], bytes]:
-    """Write what can be written of a random tree, in the given order; return that."""
+    """Write the files of a random tree in the given order, without those whose path is a folder of
+    another, and return the files that were written."""
     written: dict[tuple[str, ...], bytes] = {}
     top.mkdir()
     for parts, content in tree.items():
-        place = top.joinpath(*parts)
-        if any(parts[: n + 1] in written for n in range(len(parts))) or place.is_dir():
+        path = top.joinpath(*parts)
+        if any(parts[: n + 1] in written for n in range(len(parts))) or path.is_dir():
             continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
         written[parts] = content
     return written
 
@@ -217,7 +218,7 @@ def test_nothing_is_left_out_of_data(folder, cache):
     (folder / ".gitignore").write_text("*.txt\n")
     (folder / ".kineticignore").write_text("sub/\n")
     (folder / "empty").mkdir()
-    found = bundle.build_data(folder, cache_dir=cache)
+    built = bundle.build_data(folder, cache_dir=cache)
     assert {
         "a.txt",
         "sub/b.txt",
@@ -226,15 +227,15 @@ def test_nothing_is_left_out_of_data(folder, cache):
         ".venv/x",
         "node_modules/x",
         "empty",
-    } <= set(paths_in(found))
+    } <= set(paths_in(built))
 
 
 def test_a_file_is_a_tree_of_one(folder, cache, tmp_path):
     store = LocalStore(tmp_path / "store")
-    found = bundle.build_data(folder / "a.txt", cache_dir=cache)
-    assert paths_in(found) == ["a.txt"]
-    upload(found, store)
-    download.unpack(store, found.tree, tmp_path / "there")
+    built = bundle.build_data(folder / "a.txt", cache_dir=cache)
+    assert paths_in(built) == ["a.txt"]
+    upload(built, store)
+    download.unpack(store, built.tree, tmp_path / "there")
     assert (tmp_path / "there" / "a.txt").read_text() == "a"
 
 
@@ -259,12 +260,12 @@ def test_unchanged_data_is_not_read_again_and_sends_nothing(folder, cache, tmp_p
     long_ago = 1_000_000_000
     for path in (folder / "a.txt", folder / "sub" / "b.txt", folder / "sub", folder):
         os.utime(path, (long_ago, long_ago))
-    later = lambda: 10**18 * 5  # noqa: E731 - a clock, long after the files were changed
-    first = bundle.build_data(folder, cache_dir=cache, clock_ns=later)
+    clock = lambda: 10**18 * 5  # noqa: E731 - long after the files were changed
+    first = bundle.build_data(folder, cache_dir=cache, clock_ns=clock)
     assert upload(first, store).files == 2
     monkeypatch.setattr(bundle.hashing, "contents", lambda *a: pytest.fail("it was read again"))
-    again = bundle.build_data(folder, cache_dir=cache, clock_ns=later)
-    assert upload(again, store) == Sent(0, 0)
+    second = bundle.build_data(folder, cache_dir=cache, clock_ns=clock)
+    assert upload(second, store) == Sent(0, 0)
 
 
 def test_data_that_cannot_be_read_is_refused(folder, cache, monkeypatch):
@@ -275,7 +276,7 @@ def test_data_that_cannot_be_read_is_refused(folder, cache, monkeypatch):
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    # the tests may run as root, whom no permission stops
+    # Permissions do not stop root, who may run the tests.
     monkeypatch.setattr(os, "scandir", guarded)
     with pytest.raises(UsageError, match=r"cannot be read: sub\."):
         bundle.build_data(folder, cache_dir=cache)
@@ -283,6 +284,6 @@ def test_data_that_cannot_be_read_is_refused(folder, cache, monkeypatch):
 
 def test_secrets_in_data_are_named(folder, cache):
     (folder / "id_rsa").write_text("x")
-    found = load(Data(folder), cache=cache)
-    assert "look like secrets" in "".join(found.warnings)
-    assert "id_rsa" in "".join(found.warnings)
+    loaded = load(Data(folder), cache=cache)
+    assert "look like secrets" in "".join(loaded.warnings)
+    assert "id_rsa" in "".join(loaded.warnings)

@@ -1,4 +1,4 @@
-"""Declared data that a call takes along."""
+"""Declared data in a call's arguments and volumes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("mount", "place"),
+    ("mount", "path"),
     [
         ("/in", "/in/a.txt"),
         ("/in/a.txt", "/in/a.txt"),
@@ -57,20 +57,20 @@ def cache(tmp_path: Path) -> Path:
         ("/in.d/a", "/in.d/a/a.txt"),
     ],
 )
-def test_a_file_is_in_a_folder_or_has_a_path_of_its_kind(mount, place, folder, cache):
-    found = load(cache=cache, volumes={mount: Data(folder / "a.txt")})
-    assert [each.mount for each in found.data] == [place]
+def test_a_file_is_in_a_folder_or_has_a_path_of_its_kind(mount, path, folder, cache):
+    loaded = load(cache=cache, volumes={mount: Data(folder / "a.txt")})
+    assert [each.mount for each in loaded.data] == [path]
 
 
 def test_what_the_plan_says(folder, cache):
     data, mounted = Data(folder), Data(folder / "a.txt", fuse=True)
-    found = load(data, Data("gs://bucket/x/"), cache=cache, volumes={"/in/a": mounted})
-    assert [(each.source, each.is_dir, each.mount) for each in found.data] == [
+    loaded = load(data, Data("gs://bucket/x/"), cache=cache, volumes={"/in/a": mounted})
+    assert [(each.source, each.is_dir, each.mount) for each in loaded.data] == [
         (mounted.path, False, "/in/a/a.txt"),
         (data.path, True, ""),
         ("gs://bucket/x/", True, ""),
     ]
-    assert [each.tree is None for each in found.data] == [True, False, True]
+    assert [each.tree is None for each in loaded.data] == [True, False, True]
 
 
 class Pair(NamedTuple):
@@ -136,8 +136,8 @@ def test_wherever_data_is_the_host_finds_its_path(folder, name, in_batch):
     data = Data(folder)
     value = put(data)
     if in_batch:
-        made = call.BatchPickler(len, env_vars={}, external=Data)
-        packed, function = made.pack((value, data), {}), made.function.data
+        pickler = call.BatchPickler(len, env_vars={}, external=Data)
+        packed, function = pickler.pack((value, data), {}), pickler.function.data
     else:
         packed, function = call.pack(len, (value, data), {}, env_vars={}, external=Data), b""
     assert packed.external == (data,)
@@ -148,14 +148,14 @@ def test_wherever_data_is_the_host_finds_its_path(folder, name, in_batch):
 
 def test_data_of_the_function_comes_before_that_of_each_of_its_calls(folder):
     own, one, two = Data(folder), Data(folder), Data(folder)
-    made = call.BatchPickler(closed_over(own), env_vars={}, external=Data)
-    assert made.function.external == (own,)
+    pickler = call.BatchPickler(closed_over(own), env_vars={}, external=Data)
+    assert pickler.function.external == (own,)
     for mine in (one, two, own):
-        packed = made.pack((mine, [mine]), {})
+        packed = pickler.pack((mine, [mine]), {})
         assert packed.external == tuple(dict.fromkeys((own, mine)))
-        places = ("/own",) if mine is own else ("/own", "/mine")
-        func, args, _ = call.unpack(packed.data, made.function.data, external=places)
-        assert (func(), args) == ("/own", (places[-1], [places[-1]]))
+        paths = ("/own",) if mine is own else ("/own", "/mine")
+        func, args, _ = call.unpack(packed.data, pickler.function.data, external=paths)
+        assert (func(), args) == ("/own", (paths[-1], [paths[-1]]))
 
 
 def test_a_call_that_cannot_be_pickled_has_no_data_and_says_why_when_it_is_packed(folder):
@@ -175,16 +175,16 @@ def test_data_that_a_host_was_not_given_is_told(folder):
 def test_data_of_the_function_is_in_the_plan(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     (folder.parent / "pyproject.toml").touch()
-    made = planned(closed_over(Data(folder)))
-    assert [each.source for each in made.plan.data] == [str(folder)]
-    assert made.bundle is not None
-    assert "images" not in paths_in(made.bundle)
+    planned_call = planned(closed_over(Data(folder)))
+    assert [each.source for each in planned_call.plan.data] == [str(folder)]
+    assert planned_call.bundle is not None
+    assert "images" not in paths_in(planned_call.bundle)
 
 
 @pytest.mark.starts_processes
 def test_a_plan_with_data_survives_json(folder, cache):
-    found = load(Data(folder), cache=cache)
-    plan = dataclasses.replace(planned(lambda d: d, Data(folder)).plan, data=found.data)
+    loaded = load(Data(folder), cache=cache)
+    plan = dataclasses.replace(planned(lambda d: d, Data(folder)).plan, data=loaded.data)
     assert Plan.from_json(plan.to_json()) == plan
     old = plan.to_json()
     del old["data"]
@@ -217,11 +217,11 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
     assert sources(Data(folder)) == ["more", "more/c.txt", "pyproject.toml"]
     assert sources("x", volumes={"/in": Data(project / "more")})[-1] == "pyproject.toml"
     assert "more/c.txt" not in sources([{"deep": Data(project / "more" / "c.txt")}])
-    assert sources(Data(project)) == sources("x")  # the function's own folder is always sent
+    assert sources(Data(project)) == sources("x")  # The function's own folder is always sent.
 
 
 @pytest.mark.parametrize(
-    ("volumes", "told"),
+    ("volumes", "words"),
     [
         (["/data"], "must be a dict"),
         ({"data": 1}, "'data' is not an absolute path"),
@@ -236,13 +236,13 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
         ({"/a/b": None, "/a": None}, "overlap"),
     ],
 )
-def test_wrong_volumes_are_refused_at_the_decorator(folder, volumes, told):
+def test_wrong_volumes_are_refused_at_the_decorator(folder, volumes, words):
     fill = (
         {k: Data(folder) if v is None else v for k, v in volumes.items()}
         if isinstance(volumes, dict)
         else volumes
     )
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=words):
         kinetic.run(accelerator="cpu", volumes=fill)
 
 
@@ -296,6 +296,6 @@ def test_copies_of_an_instance_are_data_too(folder, cache):
         warnings.simplefilter("error")
         data = Data(folder)
         twin = copy.copy(data)
-    found = load(data, twin, cache=cache)
-    assert len({each.tree.manifest.digest for each in found.data if each.tree}) == 1
-    assert random.Random(0).choice(found.data).source == str(folder)
+    loaded = load(data, twin, cache=cache)
+    assert len({each.tree.manifest.digest for each in loaded.data if each.tree}) == 1
+    assert random.Random(0).choice(loaded.data).source == str(folder)

@@ -1,4 +1,4 @@
-"""Debugging without a debugger: the forwarded port, who waits for whom, what is refused."""
+"""Debugging without a debugger: the forwarded port, the waits of hosts, refused calls."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def connection_to(port):
 
 
 class Reachable(FakeBackend):
-    """A backend whose hosts' ports are those of a server in this process."""
+    """A backend that connects every port of its hosts to a server in this process."""
 
     def __init__(self, store, port):
         super().__init__(store)
@@ -71,7 +71,7 @@ class Reachable(FakeBackend):
 
 @pytest.fixture
 def echo():
-    """A server that sends back what it gets."""
+    """A server that sends back the bytes that it receives."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(200)
 
@@ -143,7 +143,7 @@ def test_a_status_that_cannot_be_told_at_times_ends_no_forward(echo):
 
 
 class Loop:
-    """A connection that is no socket: what is written comes back."""
+    """A connection without a socket, which returns the bytes that are written to it."""
 
     def __init__(self):
         self.bytes = queue.SimpleQueue()
@@ -231,7 +231,7 @@ def test_attaching_waits_until_the_leader_listens(store, echo):
         if len(pauses) == 2:
             import dataclasses
 
-            # of an attempt before
+            # The record of an earlier attempt.
             put_debugger(store, dataclasses.replace(WAITING, state=DebuggerState.CLOSED))
         if len(pauses) == 3:
             put_debugger(store, WAITING)
@@ -365,10 +365,10 @@ def test_a_window_that_is_no_number_is_refused(monkeypatch):
 
 
 def test_without_debugpy_nothing_is_created(store):
-    here = LocalBackend(store, {}, has_debugger=lambda: False)
-    here.preflight(plan(accelerator="cpu"))
+    backend = LocalBackend(store, {}, has_debugger=lambda: False)
+    backend.preflight(plan(accelerator="cpu"))
     with pytest.raises(PreflightError, match=r"pip install debugpy"):
-        here.preflight(plan(accelerator="cpu", options={"debug": True}))
+        backend.preflight(plan(accelerator="cpu", options={"debug": True}))
     assert simulation.has_debugger()
 
 

@@ -1,4 +1,4 @@
-"""What hosts must install, from what projects say in each of the usual ways."""
+"""The packages that hosts must install, from each way in which projects declare them."""
 
 from __future__ import annotations
 
@@ -317,11 +317,11 @@ def test_a_project_of_poetry_2(project):
 )
 def test_the_accelerator_has_the_callers_jax(project, kind, line):
     write(project, "requirements.txt", "jax[cuda12]==0.4\njaxlib\nlibtpu\nnumpy\n--pre\n")
-    made = for_hosts(found(project), kind, INSTALLED)
-    assert made.lines == ("--pre", "numpy", line, "keras==3.15.1", *OWN)
-    assert made.source == str(project / "requirements.txt")
-    assert made.text == "".join(f"{each}\n" for each in made.lines)
-    assert made.sha == hashlib.sha256(made.text.encode()).hexdigest()
+    requirements = for_hosts(found(project), kind, INSTALLED)
+    assert requirements.lines == ("--pre", "numpy", line, "keras==3.15.1", *OWN)
+    assert requirements.source == str(project / "requirements.txt")
+    assert requirements.text == "".join(f"{each}\n" for each in requirements.lines)
+    assert requirements.sha == hashlib.sha256(requirements.text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ def test_the_accelerator_has_the_callers_jax(project, kind, line):
 )
 def test_without_a_version_that_can_be_had_the_project_says_which(project, installed, line):
     write(project, "requirements.txt", "jax>=0.7,<0.9\n")
-    made = for_hosts(found(project), "tpu", installed)
-    assert made.lines[:2] == (line, "cloudpickle>=3.0")
+    requirements = for_hosts(found(project), "tpu", installed)
+    assert requirements.lines[:2] == (line, "cloudpickle>=3.0")
 
 
 def test_a_line_for_another_system_pins_nothing(project):
@@ -359,8 +359,8 @@ def test_a_line_for_another_system_pins_nothing(project):
 
 def test_a_line_that_is_kept_is_all_there_is_of_it(project):
     write(project, "requirements.txt", "jax==0.4 # kn:keep\nkeras<3\ncloudpickle==2\n")
-    made = for_hosts(found(project), "tpu", INSTALLED, bucket=False)
-    assert made.lines == ("jax==0.4", "keras<3", "cloudpickle==3.1.2", *dependencies.OWN)
+    requirements = for_hosts(found(project), "tpu", INSTALLED, bucket=False)
+    assert requirements.lines == ("jax==0.4", "keras<3", "cloudpickle==3.1.2", *dependencies.OWN)
 
 
 def test_a_script_of_no_project_has_the_accelerators_and_ours():
@@ -379,8 +379,10 @@ def test_a_script_of_no_project_has_the_accelerators_and_ours():
 )
 def test_orbax_can_write_to_a_bucket_whatever_the_store_is(project, named, bucket, added):
     write(project, "requirements.txt", named)
-    made = for_hosts(found(project), "cpu", {}, bucket=bucket)
-    assert [line for line in made.lines if line.startswith("gcsfs") and line not in named] == added
+    requirements = for_hosts(found(project), "cpu", {}, bucket=bucket)
+    assert [
+        line for line in requirements.lines if line.startswith("gcsfs") and line not in named
+    ] == added
 
 
 def test_our_own_needs_are_those_of_the_package():

@@ -1,4 +1,4 @@
-"""How kinetic names its own distribution: never as something to fetch from an index."""
+"""The name of kinetic's own distribution, which must never be fetched from an index."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_other_packages_of_a_like_name_are_installed(tmp_path: Path) -> None:
 
 @pytest.mark.starts_processes
 def test_no_file_names_the_distribution_of_others() -> None:
-    """Under the former name, indexes have a package that is not ours."""
+    """Under the former name, indexes have somebody else's package."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")

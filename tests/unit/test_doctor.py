@@ -1,4 +1,4 @@
-"""The doctor: what it says of machines and settings, and of stores that were left in a mess."""
+"""The doctor's findings about machines, settings, and stores that were left in a mess."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ NO_LIBTPU = PreflightError(WITHOUT_LIBTPU)
 SLICES = {"tpu-v6e-8": 2, "tpu-v6e-16": 4, "tpu-v6e-256": 64, "tpu-v5p-12288": 3072}
 
 
-def levels(*found: Finding) -> list[str]:
-    return [str(f.level) for f in found]
+def levels(*findings: Finding) -> list[str]:
+    return [str(f.level) for f in findings]
 
 
 @pytest.mark.parametrize(
-    ("machine", "compiler", "level", "said"),
+    ("machine", "compiler", "level", "words"),
     [
         (MACHINE, NO_LIBTPU, "ok", "pip install 'jax>=0.10' libtpu"),
         (MACHINE, PreflightError("/tpu/python has no compiler"), "warn", "/tpu/python has no"),
@@ -59,15 +59,15 @@ def levels(*found: Finding) -> list[str]:
     ],
 )
 def test_whether_the_compiler_of_tpus_runs_here(
-    machine: Machine, compiler: TpuCompiler | PreflightError, level: str, said: str
+    machine: Machine, compiler: TpuCompiler | PreflightError, level: str, words: str
 ) -> None:
     def find() -> TpuCompiler:
         if isinstance(compiler, PreflightError):
             raise compiler
         return compiler
 
-    found = probes.tpu_compiler(machine, find)
-    assert (str(found.level), said in found.detail) == (level, True)
+    finding = probes.tpu_compiler(machine, find)
+    assert (str(finding.level), words in finding.detail) == (level, True)
 
 
 # -- findings from facts ---------------------------------------------------------------------------
@@ -101,9 +101,9 @@ def test_versions(machine: Machine, expected: list[str]) -> None:
 
 
 def test_a_mac_with_a_cluster_is_in_order() -> None:
-    found = probes.versions(MAC, has_cluster=True)
-    assert levels(*found) == ["ok"] * 4
-    assert "This is macOS" in found[1].detail
+    findings = probes.versions(MAC, has_cluster=True)
+    assert levels(*findings) == ["ok"] * 4
+    assert "This is macOS" in findings[1].detail
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_a_mac_with_a_cluster_is_in_order() -> None:
     ],
 )
 def test_memory_says_which_slices_fit(available: int | None, level: str, words: str) -> None:
-    found = probes.memory(replace(MACHINE, available_bytes=available), SLICES)
-    assert found.level == level
-    assert words in found.detail
+    finding = probes.memory(replace(MACHINE, available_bytes=available), SLICES)
+    assert finding.level == level
+    assert words in finding.detail
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_memory_says_which_slices_fit(available: int | None, level: str, words: 
     ],
 )
 def test_processors_say_which_slices_are_sensible(cpus: int | None, words: str) -> None:
-    found = probes.processors(replace(MACHINE, cpus=cpus), SLICES)
-    assert found.level == "ok"
-    assert words in found.detail
+    finding = probes.processors(replace(MACHINE, cpus=cpus), SLICES)
+    assert finding.level == "ok"
+    assert words in finding.detail
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_namespaces() -> None:
 
 
 def test_a_machine_whose_programs_cannot_talk_to_each_other() -> None:
-    found = probes.loopback(replace(MACHINE, loopback_fault="Network is unreachable"))
-    assert found.level == "problem"
-    assert "ip link set lo up" in found.remedy
+    finding = probes.loopback(replace(MACHINE, loopback_fault="Network is unreachable"))
+    assert finding.level == "problem"
+    assert "ip link set lo up" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -178,20 +178,20 @@ def test_a_machine_whose_programs_cannot_talk_to_each_other() -> None:
     ],
 )
 def test_the_store(folder: StoreFolder, expected: list[str]) -> None:
-    found = probes.store(folder)
-    assert levels(*found) == expected
-    assert all(f.remedy for f in found if f.level is not Level.OK)
+    findings = probes.store(folder)
+    assert levels(*findings) == expected
+    assert all(f.remedy for f in findings if f.level is not Level.OK)
 
 
 def test_a_folder_beside_the_store_of_the_settings_is_not_called_the_store() -> None:
-    (found,) = probes.store(StoreFolder("/s"), "ray+http://head:8265")
-    assert found.check == "local store"
-    assert found.detail.endswith("jobs of your settings are kept in ray+http://head:8265.")
+    (finding,) = probes.store(StoreFolder("/s"), "ray+http://head:8265")
+    assert finding.check == "local store"
+    assert finding.detail.endswith("jobs of your settings are kept in ray+http://head:8265.")
 
 
 def test_a_store_of_somebody_else_is_not_made_yours() -> None:
-    (found,) = probes.store(StoreFolder("/s", is_mine=False))
-    assert found.remedy == "set KINETIC_STORE to a folder of your own."
+    (finding,) = probes.store(StoreFolder("/s", is_mine=False))
+    assert finding.remedy == "set KINETIC_STORE to a folder of your own."
 
 
 # -- leftovers -------------------------------------------------------------------------------------
@@ -207,12 +207,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     return LocalStore(tmp_path / "store")
 
 
-def job(store: LocalStore, job_id: str, *, left: bool = True, age_s: float = 3600.0) -> JobRef:
+def job(
+    store: LocalStore, job_id: str, *, with_files: bool = True, age_s: float = 3600.0
+) -> JobRef:
     ref = JobRef(job_id, Place("local", "gke"), "cpu", "f", "f", NOW - age_s, store.uri)
     store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
     local = store.path(f"{layout.JobKeys(job_id).prefix}/local")
     (local / "work" / "host-0").mkdir(parents=True)
-    for name in ("lock", "socket", "supervisor.json") if left else ():
+    for name in ("lock", "socket", "supervisor.json") if with_files else ():
         (local / name).touch()
     for path in (local / "work", *local.iterdir()):
         os.utime(path, (NOW - age_s, NOW - age_s))
@@ -231,9 +233,9 @@ def test_a_submission_that_was_killed_before_its_reference(store: LocalStore) ->
     for job_id, age_s in (("job-00000001", 90.0), ("job-00000002", 9.0)):
         store.put(layout.JobKeys(job_id).plan, b"{}")
         os.utime(store.path(layout.JobKeys(job_id).prefix), (NOW - age_s, NOW - age_s))
-    found = probe(store)["leftovers"]
-    assert found.detail == "1 submission ended before the job began: job-00000001."
-    assert "kinetic jobs prune" in found.remedy
+    finding = probe(store)["leftovers"]
+    assert finding.detail == "1 submission ended before the job began: job-00000001."
+    assert "kinetic jobs prune" in finding.remedy
 
 
 def test_a_job_whose_supervisor_was_killed_is_judged_by_whoever_asks_for_it(
@@ -245,14 +247,14 @@ def test_a_job_whose_supervisor_was_killed_is_judged_by_whoever_asks_for_it(
     store.put(layout.JobKeys("job-00000002").ref, b"garbage")
     stray = Process(7, "agent 0", ref.job_id, 900.0)
     others = (Process(8, "agent 1", ref.job_id, 1.0), Process(9, "agent 0", "job-9", 900.0))
-    found = probe(store, stray, *others)
-    assert {check: str(f.level) for check, f in found.items()} == {
+    findings = probe(store, stray, *others)
+    assert {check: str(f.level) for check, f in findings.items()} == {
         "records": "warn",
         "orphans": "warn",
         "processes": "problem",
     }
-    assert "job-00000002.json cannot be read" in found["records"].detail
-    assert found["processes"].remedy == "kill -9 7"
+    assert "job-00000002.json cannot be read" in findings["records"].detail
+    assert findings["processes"].remedy == "kill -9 7"
     store.delete(layout.JobKeys("job-00000002").ref)
     monkeypatch.setenv("KINETIC_STORE", store.uri)
     call(["jobs", "wait", ref.job_id])
@@ -267,7 +269,7 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
     job(store, "job-00000002")
     reader, writer = os.pipe()
     child = os.fork()
-    if child == 0:  # a lock of this process would not count against this process
+    if child == 0:  # A lock of this process would not count against this process.
         import fcntl
 
         descriptor = os.open(lock, os.O_RDWR)
@@ -292,8 +294,8 @@ def test_a_shell_that_exports_the_id_of_a_job_is_no_leftover_of_it() -> None:
     environs = (by_hand, by_hand | {"KINETIC_PREEMPTION": "/gone"})
     pids = [os.posix_spawnp("sleep", ["sleep", "60"], each) for each in environs]
     try:
-        seen = {process.pid for process in leftovers._list_processes()}
-        assert [pid in seen for pid in pids] == [False, True]
+        listed = {process.pid for process in leftovers._list_processes()}
+        assert [pid in listed for pid in pids] == [False, True]
     finally:
         for pid in pids:
             os.kill(pid, 9)
@@ -301,10 +303,10 @@ def test_a_shell_that_exports_the_id_of_a_job_is_no_leftover_of_it() -> None:
 
 
 def test_a_folder_is_looked_at_before_it_exists(tmp_path: Path) -> None:
-    seen = probes.read_folder(tmp_path / "a" / "b")
-    assert seen.free_bytes
-    assert seen == StoreFolder(
-        str(tmp_path / "a" / "b"), exists=False, mode=0, free_bytes=seen.free_bytes
+    folder = probes.read_folder(tmp_path / "a" / "b")
+    assert folder.free_bytes
+    assert folder == StoreFolder(
+        str(tmp_path / "a" / "b"), exists=False, mode=0, free_bytes=folder.free_bytes
     )
     (tmp_path / "file").touch()
     assert not probes.read_folder(tmp_path / "file" / "x").writable
@@ -326,7 +328,7 @@ def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the start of a zygote, and on a machine in order."""
+    """Run the doctor without starting a zygote, on a machine in order."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 
@@ -358,15 +360,15 @@ def test_on_a_terminal_a_finding_is_a_row_whose_words_are_wrapped(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     assert call(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["findings"]
+    findings = json.loads(capsys.readouterr().out)["findings"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert call(["doctor"]) == 0
     head, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert head.split() == ["CHECK", "FOUND"]
     assert max(map(len, lines)) <= columns
     rows = [line.split()[:2] for line in lines if not line.startswith(" ")]
-    assert rows == [[each["level"], each["check"]] for each in found]
-    memory = next(each["detail"] for each in found if each["check"] == "memory")
+    assert rows == [[each["level"], each["check"]] for each in findings]
+    memory = next(each["detail"] for each in findings if each["check"] == "memory")
     assert memory.split()[-1] in " ".join(lines), "nothing is cut"
 
 
@@ -378,21 +380,21 @@ def test_the_folder_that_a_profile_names_is_looked_at(
     assert call(["profile", "create", "team", "--store", f"file://{elsewhere}"]) == 0
     capsys.readouterr()
     assert call(["doctor", "--json"]) == 0
-    found = {f["check"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert found["store"]["detail"].startswith(str(elsewhere))
+    by_check = {f["check"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert by_check["store"]["detail"].startswith(str(elsewhere))
 
 
 @pytest.mark.usefixtures("quick")
 def test_what_is_wrong_with_settings_is_a_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = settings.profiles_file()
-    place.parent.mkdir(parents=True)
-    place.write_bytes(b"{")
+    file = settings.profiles_file()
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"{")
     assert call(["doctor", "--json"]) == 1
-    found = {f["check"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert (found["profiles"]["level"], found["store"]["level"]) == ("problem", "ok")
-    place.unlink()
+    by_check = {f["check"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert (by_check["profiles"]["level"], by_check["store"]["level"]) == ("problem", "ok")
+    file.unlink()
     monkeypatch.setenv("KINETIC_GRACE_S", "soon")
     assert call(["doctor"]) == 1
     assert "KINETIC_GRACE_S" in capsys.readouterr().out

@@ -1,7 +1,5 @@
-"""Values as documents: what is written is read again, and of what is damaged the field is named.
-
-In: values of every kind that records and messages have. Out: equal values, or `CorruptRecord`.
-"""
+"""Values as documents: writing and reading returns an equal value, and errors name the damaged
+field."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ class Outer(documents.Record, called="The outer record"):
     tags: Any = None
 
 
-texts = st.text(st.characters())  # With surrogates: what programs print need not be Unicode.
+texts = st.text(st.characters())  # With surrogates, because programs may print invalid Unicode.
 inners = st.builds(Inner, texts, st.floats(allow_nan=False))
 outers = st.builds(
     Outer,
@@ -115,19 +113,19 @@ def test_a_whole_number_is_a_float_too():
     )
 )
 def test_no_document_is_read_in_another_way(document):
-    """It is a record, or `CorruptRecord`; never another error."""
-    for each in (document, RIGHT | {"inner": document}, RIGHT | {"named": document}):
+    """Any document is either read or refused with `CorruptRecord`; no other error is raised."""
+    for candidate in (document, RIGHT | {"inner": document}, RIGHT | {"named": document}):
         try:
-            found = Outer.from_json(each)
+            value = Outer.from_json(candidate)
         except CorruptRecord:
             continue
-        assert isinstance(found, Outer)
+        assert isinstance(value, Outer)
 
 
 @pytest.mark.starts_processes
 def test_reading_after_a_ctrl_c_does_not_hide_it_from_the_shell() -> None:
-    """Threads go on for a moment; CPython forgets the interrupt where one evaluates a text."""
-    told = """
+    """Threads go on for a moment, and CPython forgets the interrupt if one evaluates a text."""
+    program = """
 import threading
 from kinetic._core.documents import from_document
 from kinetic._core.outcome import HostReport
@@ -143,5 +141,5 @@ threading.Thread(target=read).start()
 threading._register_atexit(over.set)
 raise KeyboardInterrupt
 """
-    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.stdout, ended.returncode) == ("was read\n", -signal.SIGINT), ended.stderr

@@ -1,5 +1,5 @@
-"""Drawings of jobs: well formed, escaped, bounded, readable without styles, nothing from
-elsewhere."""
+"""Drawings of jobs: well formed, escaped, bounded, readable without styles, without external
+resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOID = {"br", "img", "hr", "input", "meta", "link"}
 
 
 class Page(HTMLParser):
-    """Checks that tags nest, and keeps what is written."""
+    """A parser that checks that tags nest, and collects texts, tags and attributes."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
@@ -82,17 +82,17 @@ def test_slices_are_drawn_apart():
 
 @given(title=st.text(max_size=40), fact=st.text(max_size=20), row=st.text(max_size=30))
 def test_names_cannot_break_out(title, fact, row):
-    shown = dataclasses.replace(picture(), title=title, facts=(fact,), rows=((row, title),))
-    page = Page(drawing.html(shown))
+    drawn = dataclasses.replace(picture(), title=title, facts=(fact,), rows=((row, title),))
+    page = Page(drawing.html(drawn))
     assert set(page.tags) <= {"div", "b", "span", "table", "tr", "th", "td"}
     assert " ".join(title.split()) in page.text or "\\r" in title or not title.isprintable()
 
 
 def test_a_script_stays_text():
-    shown = dataclasses.replace(
+    drawn = dataclasses.replace(
         picture(), title='<script>alert("x")</script>', facts=('"onmouseover="x',)
     )
-    html = drawing.html(shown)
+    html = drawing.html(drawn)
     assert "<script" not in html
     assert '<script>alert("x")</script>' in Page(html).text
     assert not [name for name, _ in Page(html).attributes if name.startswith("on")]
@@ -184,8 +184,8 @@ def test_a_plan_is_drawn_with_what_it_says_as_text():
 @pytest.mark.parametrize("accelerator", ["tpu-v6e-32", "tpu-v6e-256", "gpu-h100x8"])
 def test_it_fits_into_a_narrow_output(accelerator):
     drawn = drawing.html(picture(accelerator))
-    assert "overflow-wrap:anywhere" in drawn  # long names
-    # boxes wrap; a grid of so many columns would not
+    assert "overflow-wrap:anywhere" in drawn  # Long names must wrap.
+    # Boxes wrap, but a grid of many columns would not.
     assert not re.search(r"repeat\(\d+,max-content\);gap:6px", drawn)
     widths = [int(width) for width in re.findall(r"min-width:(\d+)px", drawn)]
     assert widths
@@ -205,10 +205,10 @@ def test_a_single_controller_has_all_chips():
 
 
 @pytest.mark.parametrize(
-    ("slices", "told"),
+    ("slices", "words"),
     [(1, ""), (3, "3 slices of "), ((2, 3), "2 to 3 slices of "), ((2, 2), "2 slices of ")],
 )
-def test_a_single_controller_names_its_slices(slices, told):
+def test_a_single_controller_names_its_slices(slices, words):
     of_job = {"accelerator": "tpu-v6e-8", "hosts": 1, "has_single_controller": True}
     job = dataclasses.replace(ref(), **of_job)
-    assert shape.describe_shape(job, slices) == f"{told}tpu-v6e-8 (single controller)"
+    assert shape.describe_shape(job, slices) == f"{words}tpu-v6e-8 (single controller)"

@@ -1,7 +1,4 @@
-"""A head that replaces one that was lost: what it makes of the attempt that nobody has judged.
-
-In: records as a lost head leaves them. Out: how the job has ended, or the policy to go on with.
-"""
+"""A head that replaces a lost one, and judges or continues the attempt that was running."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ def store():
     return MemoryStore()
 
 
-def left(store, attempt, *reports, hosts=2):
-    """What a head and its hosts leave of an attempt that runs."""
+def leave_attempt(store, attempt, *reports, hosts=2):
+    """Write the records that a lost head and its hosts leave of a running attempt."""
     event = GangEvent(EventKind.FORMED, hosts=tuple(range(hosts)), slices=(0, 1)[:hosts])
     verdicts.write_event(store, PLAN.job_id, attempt, event)
     for report in reports:
@@ -46,7 +43,7 @@ def test_the_first_head_begins(store):
 
 
 def test_an_attempt_that_was_left_is_a_failure_and_the_next_one_follows(store):
-    left(store, 1, HostReport(1, Exit.STOPPED, "The coordinator does not answer."))
+    leave_attempt(store, 1, HostReport(1, Exit.STOPPED, "The coordinator does not answer."))
     policy = pod.take_up(PLAN, store)
     (failure,) = policy.failures
     assert (policy.attempt, failure.attempt, failure.slices) == (2, 1, ())
@@ -54,7 +51,7 @@ def test_an_attempt_that_was_left_is_a_failure_and_the_next_one_follows(store):
 
 
 def test_an_attempt_that_was_left_has_its_times_and_its_end(store):
-    left(store, 1)
+    leave_attempt(store, 1)
     verdicts.write_event(store, PLAN.job_id, 1, GangEvent(EventKind.READY))
     pod.take_up(PLAN, store)
     attempt = picture_of(parse(store.get(layout.JobKeys(PLAN.job_id).events)), 2).attempts[0]
@@ -64,7 +61,7 @@ def test_an_attempt_that_was_left_has_its_times_and_its_end(store):
 
 
 def test_an_exception_that_nobody_has_told_ends_the_job(store):
-    left(store, 1, HostReport(1, Exit.RAISED, "on purpose"), HostReport(0, Exit.STOPPED))
+    leave_attempt(store, 1, HostReport(1, Exit.RAISED, "on purpose"), HostReport(0, Exit.STOPPED))
     outcome = pod.take_up(PLAN, store).outcome
     assert outcome.verdict is Verdict.FAILED
     assert outcome.first.exit is Exit.RAISED
@@ -74,7 +71,7 @@ def test_a_value_that_nobody_has_told_is_the_jobs_also_of_fewer_hosts(store):
     lost = HostReport(1, Exit.AGENT_LOST, "killed")
     first = Outcome(Verdict.FAILED, (1,), "killed", (lost,), attempt=1)
     verdicts.repeat(store, PLAN.job_id, first)
-    left(store, 2, HostReport(0, Exit.RETURNED, result_digest="00"), hosts=1)
+    leave_attempt(store, 2, HostReport(0, Exit.RETURNED, result_digest="00"), hosts=1)
     outcome = pod.take_up(PLAN, store).outcome
     assert (outcome.ok, outcome.attempt) == (True, 2)
 
@@ -82,7 +79,7 @@ def test_a_value_that_nobody_has_told_is_the_jobs_also_of_fewer_hosts(store):
 def test_one_too_many_ends_it_with_the_whole_history(store):
     lost = HostReport(1, Exit.AGENT_LOST, "killed")
     verdicts.repeat(store, PLAN.job_id, Outcome(Verdict.FAILED, (1,), "killed", (lost,), attempt=1))
-    left(store, 2)
+    leave_attempt(store, 2)
     outcome = pod.take_up(plan_with(max_failures=1), store).outcome
     assert outcome.verdict is Verdict.FAILED
     assert "attempt 1: killed; attempt 2: the head, which led the job, was lost" in outcome.given_up
@@ -94,15 +91,15 @@ def test_retries_that_are_used_up_are_known_to_the_next_head(store):
     first = Outcome(Verdict.FAILED, (0,), "on purpose", (raised, stopped), attempt=1)
     verdicts.repeat(store, PLAN.job_id, first)
     plan = plan_with(retries=2, max_failures=0)
-    left(store, 2, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
+    leave_attempt(store, 2, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
     policy = pod.take_up(plan, store)
     assert (policy.attempt, policy.failures, policy.retries_left) == (3, (), 0)
-    left(store, 3, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
+    leave_attempt(store, 3, HostReport(1, Exit.RAISED, "again"), HostReport(0, Exit.STOPPED))
     assert pod.take_up(plan, store).outcome.attempt == 3
 
 
 def test_room_that_was_made_counts_as_no_failure(store):
-    gone = tuple(HostReport(h, Exit.REFORMED) for h in range(2))
-    verdicts.repeat(store, PLAN.job_id, Outcome(Verdict.FAILED, (), "left", gone, attempt=1))
+    reports = tuple(HostReport(h, Exit.REFORMED) for h in range(2))
+    verdicts.repeat(store, PLAN.job_id, Outcome(Verdict.FAILED, (), "left", reports, attempt=1))
     policy = pod.take_up(PLAN, store)
     assert (policy.attempt, policy.failures) == (2, ())

@@ -1,4 +1,4 @@
-"""Typed events, and the one fold over them."""
+"""Events of a gang, and the picture that is folded from them."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def test_any_events_have_a_picture(events):
     )
 )
 def test_damaged_events_are_passed_over(damaged):
-    known = GangEvent(EventKind.JOINED, 1)
-    found = parse(b"\n".join(damaged) + b"\n" + lines(known))
-    assert found[-1] == known
-    assert picture_of(found, 4).attempts
+    event = GangEvent(EventKind.JOINED, 1)
+    parsed = parse(b"\n".join(damaged) + b"\n" + lines(event))
+    assert parsed[-1] == event
+    assert picture_of(parsed, 4).attempts
 
 
 def test_what_only_a_newer_version_knows_is_passed_over():
-    told = b'{"kind": "moved", "host": 1}\n{"kind": "joined", "host": 1, "rack": "b"}\n'
-    assert parse(told) == [GangEvent(EventKind.JOINED, 1)]
+    data = b'{"kind": "moved", "host": 1}\n{"kind": "joined", "host": 1, "rack": "b"}\n'
+    assert parse(data) == [GangEvent(EventKind.JOINED, 1)]
 
 
 def test_hosts_join_run_stall_and_end():
@@ -170,7 +170,7 @@ def test_how_long_a_job_ran_counts_all_its_attempts_and_no_wait_between_them():
     outcome = judge(1, [HostReport(0, Exit.SIGNAL, started_at=10.5)], now=13.0, attempt=2)
     ended = picture_of(events, 1, outcome)
     assert (ended.started_at, ended.ran_s(99.0)) == (1.0, 7.0)
-    # A function that was over at once has left no event.
+    # A function that ended at once has left no event.
     at_once = picture_of([], 1, judge(1, [HostReport(0, Exit.SIGNAL, started_at=3.0)], now=4.0))
     assert (at_once.started_at, at_once.ran_s(99.0)) == (3.0, 1.0)
     assert (picture_of([], 1).started_at, picture_of([], 1).ran_s(9.0)) == (None, 0.0)

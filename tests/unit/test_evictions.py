@@ -1,4 +1,4 @@
-"""Hosts that their cluster takes away: who is to blame, and what does not count as an attempt."""
+"""Hosts that their cluster takes away: the blame, and attempts that do not count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_host_that_is_taken_away_ends_the_gang_within_seconds():
     gang = gang_of(4)
     now = let_pass(gang, 0.0, 5.0, beating=range(4))
     gang.report(evicted(2), now)
-    assert gang.phase is GangPhase.RUNNING  # another one may have been lost before
+    assert gang.phase is GangPhase.RUNNING  # Another host may have been lost before.
     let_pass(gang, now, 2.0, beating=(0, 1, 3))
     assert gang.first_failure == (2,)
     assert gang.stop_reason == f"host 2 of 4: {WHY}"
@@ -77,7 +77,7 @@ def test_hosts_that_are_all_taken_away_at_once_are_all_named():
 
 @pytest.mark.parametrize("says", [evicted, lambda host: replace(evicted(host), announced=True)])
 def test_hosts_that_are_asked_to_end_after_one_is_gone_are_not_named(says):
-    """A Job whose pod was deleted by force deletes the others, a second later."""
+    """A Job whose pod was deleted by force deletes the other pods a second later."""
     gang = gang_of(4)
     now = let_pass(gang, 0.0, 5.0, beating=range(4))
     gang.report(says(2), now)
@@ -105,11 +105,11 @@ def test_a_cause_explains_it():
     assert gang.first_failure == (1,)
 
 
-@pytest.mark.parametrize("later", [Exit.EVICTED, Exit.STOPPED, Exit.RETURNED])
-def test_it_is_said_once(later):
+@pytest.mark.parametrize("second", [Exit.EVICTED, Exit.STOPPED, Exit.RETURNED])
+def test_it_is_said_once(second):
     gang = gang_of(2)
     gang.report(evicted(1), 1.0)
-    gang.report(ended(1, later), 1.5)
+    gang.report(ended(1, second), 1.5)
     let_pass(gang, 1.0, 3.0, beating=(0,))
     assert gang.first_failure == (1,)
     assert gang.reports[0].exit is Exit.EVICTED
@@ -138,7 +138,7 @@ def failed(store, attempt, how):
 @pytest.mark.parametrize(
     ("before", "retries", "taken_away", "follows"),
     [
-        ([], 0, True, False),  # whoever asks for no retries gets none
+        ([], 0, True, False),  # A job without retries gets none for evictions.
         ([], 1, False, True),
         ([Exit.SIGNAL], 1, False, False),
         ([Exit.SIGNAL], 1, True, True),
@@ -166,8 +166,8 @@ def test_hosts_that_had_to_end_because_another_one_failed_were_not_evicted():
     lost = ended(2, Exit.AGENT_LOST, detail="its connection broke")
     reports = [evicted(0), evicted(1), lost, evicted(3)]
     outcome = judge(4, reports, blamed=(2,), reason="host 2 of 4: its connection broke", now=1.0)
-    told = "Its cluster asked it to end after host 2 had failed."
-    assert [r.detail for r in outcome.reports] == [told, told, "its connection broke", told]
+    excuse = "Its cluster asked it to end after host 2 had failed."
+    assert [r.detail for r in outcome.reports] == [excuse, excuse, "its connection broke", excuse]
     assert exits_of(outcome) == [Exit.EVICTED, Exit.EVICTED, Exit.AGENT_LOST, Exit.EVICTED]
     leaderless = judge_leaderless(2, [evicted(1)], now=1.0)
     assert leaderless.reports[1].detail == "Its cluster asked it to end after host 0 had failed."
@@ -179,7 +179,7 @@ def exits_of(outcome):
     return [report.exit for report in outcome.reports]
 
 
-# -- hosts that say so before they end -------------------------------------------------------------
+# -- hosts that announce their end -----------------------------------------------------------------
 
 
 def announced(host: int):
@@ -238,8 +238,8 @@ def test_it_is_announced_once():
     gang = gang_of(2)
     for _ in range(3):
         gang.report(announced(1), 1.0)
-    told = [event.kind for event in gang.sweep(1.1) if event.kind is EventKind.FAILURE]
-    assert told == [EventKind.FAILURE]
+    kinds = [event.kind for event in gang.sweep(1.1) if event.kind is EventKind.FAILURE]
+    assert kinds == [EventKind.FAILURE]
 
 
 def test_the_job_may_be_cancelled_while_hosts_save():

@@ -52,12 +52,12 @@ def test_an_echo_of_another_hosts_death_may_be_tried_again():
 
 
 @pytest.mark.parametrize(
-    ("message", "shown"),
+    ("message", "line"),
     [("no", "E: no"), ("", "E"), ("\n", "E"), ("\n \nAll fits failed.\nx", "E: All fits failed.")],
 )
-def test_a_message_that_begins_with_blank_lines_has_a_reason(message, shown):
+def test_a_message_that_begins_with_blank_lines_has_a_reason(message, line):
     report = HostReport(0, Exit.RAISED, error=RemoteError("E", message, ""))
-    assert blame.why(report) == shown
+    assert blame.why(report) == line
 
 
 FRAME = '  File "/lib/python3.11/site-packages/{}.py", line 7 in read\n'
@@ -68,7 +68,8 @@ def last_words(agents, host, words):
 
 
 def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
-    """What another agent, or an earlier one, has crashed in says nothing of this one."""
+    """The crash of another agent, or of an earlier agent of the host, says nothing about this
+    one."""
     agents = Agents(None, None)
     for host, module in ((0, "grpc/first"), (0, "grpc/last"), (1, "grpc/other")):
         words = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most):\n{FRAME}"
@@ -81,13 +82,13 @@ def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
 
 @pytest.mark.parametrize("signum", [signal.SIGALRM, signal.SIGABRT])
 def test_of_an_agent_in_which_grpc_got_no_threads_the_limit_is_told(signum):
-    """It aborts where it can start none, or waits for ever, and the kernel is asked to end that."""
+    """Without threads gRPC aborts, or hangs until the kernel ends the process by SIGALRM."""
     agents = Agents(None, None)
     words = f"Fatal Python error: Aborted\n\nCurrent thread 0x1 (most):\n{FRAME}"
     last_words(agents, 0, words.format("grpc/_channel") if signum == signal.SIGABRT else "")
-    told = agents.cause_of_death(0, signum)
-    assert told.startswith(f"Its agent process was killed by {signum.name}")
-    assert "; the limit of processes and threads (" in told
+    cause = agents.cause_of_death(0, signum)
+    assert cause.startswith(f"Its agent process was killed by {signum.name}")
+    assert "; the limit of processes and threads (" in cause
     last_words(agents, 0, words.format("numpy/core"))
     assert "limit" not in agents.cause_of_death(0, signal.SIGABRT)
 

@@ -1,5 +1,5 @@
-"""Following: output unchanged, exactly one verdict, and a verdict whatever happened to whoever
-should have judged."""
+"""Following a job: output is unchanged, and there is exactly one verdict, even if the process that
+should have judged has died."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_following_logs_nothing_when_all_is_well(store, backend, caplog):
 
 
 class Queue(FakeBackend):
-    """A backend where jobs wait, for these reasons one after the other."""
+    """A backend whose jobs wait for a list of reasons, one after the other."""
 
     name = "pathways"
 
@@ -282,8 +282,8 @@ def test_why_a_job_waits_is_said_when_it_changes(store):
     backend.output = [None] * 9
     times = iter(range(1, 10_000))
     events = follow(backend, store, job, now=lambda: NOW + next(times) * following.EXPLAIN_EVERY_S)
-    told = [event.reason for event in events if isinstance(event, following.Waiting)]
-    assert told == ["no node", "an image is pulled"]
+    reasons = [event.reason for event in events if isinstance(event, following.Waiting)]
+    assert reasons == ["no node", "an image is pulled"]
 
 
 def test_who_reads_output_is_told_why_there_is_none(store):
@@ -291,12 +291,12 @@ def test_who_reads_output_is_told_why_there_is_none(store):
     job = put_ref(store, ref())
     put_success(store, job, 1)
     backend.output = [None] * 4
-    told, times = [], iter(range(1, 10_000))
+    notices, times = [], iter(range(1, 10_000))
     request = LogRequest(hosts=None, follow=True)
     now = lambda: NOW + next(times) * following.EXPLAIN_EVERY_S  # noqa: E731
-    for _ in following.chunks(backend, store, job, request, tell=told.append, now=now):
+    for _ in following.chunks(backend, store, job, request, tell=notices.append, now=now):
         pass
-    assert told == [f"kinetic: {job.job_id}: no node"]
+    assert notices == [f"kinetic: {job.job_id}: no node"]
 
 
 def test_a_start_that_was_given_up_is_explained_by_what_was_waited_for(store):
@@ -307,21 +307,23 @@ def test_a_start_that_was_given_up_is_explained_by_what_was_waited_for(store):
     assert board(backend, store).outcome(job).reports[0] == late
     backend.unready = "No node of the cluster has 8x8."
     for _ in range(2):
-        found = board(backend, store).outcome(job)
-        assert found.reason.endswith(". No node of the cluster has 8x8.")
-        assert found.reports[0].detail.count("No node") == 1
+        outcome = board(backend, store).outcome(job)
+        assert outcome.reason.endswith(". No node of the cluster has 8x8.")
+        assert outcome.reports[0].detail.count("No node") == 1
         backend.unready = "something else"
 
 
 def test_a_reason_that_is_told_already_is_not_told_again(store):
     job = put_ref(store, dataclasses.replace(ref(), place=Place("pathways")))
-    gone = "its workload was removed from the cluster"
-    put_outcome(store, job, HostReport(0, Exit.AGENT_LOST, gone), reason=f"host 0 was lost: {gone}")
+    reason = "its workload was removed from the cluster"
+    put_outcome(
+        store, job, HostReport(0, Exit.AGENT_LOST, reason), reason=f"host 0 was lost: {reason}"
+    )
     backend = Queue(store, [None])
     backend.lost = "Its workload was removed from the cluster."
-    found = board(backend, store).outcome(job)
-    assert (found.reason, found.reports[0].detail) == (f"host 0 was lost: {gone}", gone)
-    assert found.explained
+    outcome = board(backend, store).outcome(job)
+    assert (outcome.reason, outcome.reports[0].detail) == (f"host 0 was lost: {reason}", reason)
+    assert outcome.explained
 
 
 def test_what_a_job_holds_that_never_ran_is_released(store, backend):
@@ -334,7 +336,7 @@ def test_what_a_job_holds_that_never_ran_is_released(store, backend):
 
 
 class RemovedMeanwhile(LocalStore):
-    """Another process removes the job just before, or just after, its verdict is written."""
+    """A store from which another process removes the job just before or after the verdict."""
 
     moment = "before"
 
@@ -376,8 +378,8 @@ def test_what_was_removed_is_not_made_again_by_a_running_job(store):
 @pytest.mark.parametrize("wrong_by_s", [-3600, 3600])
 def test_a_submitters_clock_that_is_wrong_does_not_end_its_job(store, backend, wrong_by_s):
     now = time.time()
-    made = ref("job-0000abcd", created_at=now + wrong_by_s)
-    job = put_ref(store, dataclasses.replace(made, place=Place("pathways")))
+    submitted = ref("job-0000abcd", created_at=now + wrong_by_s)
+    job = put_ref(store, dataclasses.replace(submitted, place=Place("pathways")))
     assert board(backend, store, now).read_standing(job).state == JobStatus.PENDING
     os.utime(folder_of(store) / layout.JobKeys(job.job_id).plan, (now - 3600, now - 3600))
     assert board(backend, store, now).read_standing(job).state == JobStatus.FAILED

@@ -1,5 +1,5 @@
-"""Jobs as futures: callbacks once and in order, `await` beside other work, the first of many to
-end."""
+"""Jobs as futures: callbacks run once and in order, `await` blocks no loop, `as_completed` yields
+the first of many to end."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PATIENCE_S = 200.0
 
 @pytest.fixture
 def source(tmp_path):
-    made = Scripted(LocalStore(tmp_path), ["hang"] * 100)
-    yield made
-    for index in list(made.hanging):
-        made.release(index)
+    scripted = Scripted(LocalStore(tmp_path), ["hang"] * 100)
+    yield scripted
+    for index in list(scripted.hanging):
+        scripted.release(index)
 
 
 @pytest.fixture
@@ -144,8 +144,8 @@ def test_waiting_for_the_exception_can_end(job):
 def test_a_wait_that_is_over_is_shown_at_the_callers_line(job, wait):
     with pytest.raises(errors.WaitTimeout) as caught:
         wait(job)
-    shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
-    assert [str(entry.path) for entry in shown if str(entry.path) != __file__] == []
+    visible = [entry for entry in caught.traceback if not entry.ishidden(caught)]
+    assert [str(entry.path) for entry in visible if str(entry.path) != __file__] == []
 
 
 # -- callbacks -------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_fork_calls_its_own_callbacks_and_no_others(source, job):
 
 
 class Clock:
-    """Stands still, so that nothing is asked for because time has passed."""
+    """A clock that stands still, so that the passing of time causes no polls."""
 
     now = 0.0
 
@@ -248,7 +248,7 @@ class Clock:
 
 
 class ByHand(EndWatcher):
-    """A watcher without its thread: a test polls."""
+    """A watcher without its thread, polled by the test."""
 
     def start(self):
         pass
@@ -275,10 +275,10 @@ def test_a_watch_that_broke_passes_over_whom_it_has_told(source, monkeypatch, ca
 
     monkeypatch.setattr(EndWatcher, "poll", break_once)
     for job in (first, second):
-        told = threading.Event()
-        watching.add(job, lambda job, end, told=told: told.set())
+        ended = threading.Event()
+        watching.add(job, lambda job, end, ended=ended: ended.set())
         source.release(job.group_index)
-        assert told.wait(PATIENCE_S)
+        assert ended.wait(PATIENCE_S)
     messages = [record.message for record in caplog.records]
     assert messages in (["jobs cannot be watched any more"], [])
 
@@ -286,17 +286,17 @@ def test_a_watch_that_broke_passes_over_whom_it_has_told(source, monkeypatch, ca
 def test_a_watch_goes_on_though_the_program_has_closed_its_descriptors(source, tmp_path):
     watching = EndWatcher()
     before, after = jobs(source, 2)
-    told = {job: threading.Event() for job in (before, after)}
-    watching.add(before, lambda job, end: told[job].set())
+    ended = {job: threading.Event() for job in (before, after)}
+    watching.add(before, lambda job, end: ended[job].set())
     for fd in (watching._bell, watching._ringer):
         os.close(fd)
     (tmp_path / "own").write_text("own")
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context((tmp_path / "own").open("r+b")) for _ in range(20)]
-        watching.add(after, lambda job, end: told[job].set())
+        watching.add(after, lambda job, end: ended[job].set())
         for job in (after, before):
             source.release(job.group_index)
-            assert told[job].wait(PATIENCE_S)
+            assert ended[job].wait(PATIENCE_S)
         assert [file.tell() for file in files] == [0] * 20
     assert (tmp_path / "own").read_text() == "own"
 
@@ -412,7 +412,7 @@ def test_awaiting_does_not_block_the_loop(source, job):
     async def main():
         waiting = asyncio.ensure_future(job)
         await asyncio.sleep(0)
-        source.release(0)  # This runs while somebody waits.
+        source.release(0)  # This runs while `waiting` waits.
         return await asyncio.wait_for(waiting, PATIENCE_S)
 
     assert asyncio.run(main()) == (0, 1)
@@ -438,7 +438,7 @@ def test_awaiting_raises_what_the_function_raised(source, error):
     async def main():
         await kinetic.JobHandle(failed, source, source.store)
 
-    # as any coroutine that raises it
+    # Any coroutine that raises StopIteration raises RuntimeError instead.
     expected = RuntimeError if isinstance(error, StopIteration) else type(error)
     with pytest.raises(expected):
         asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The first attempt of an elastic job whose slices come one by one: when it starts, with which."""
+"""The start of an elastic job's first attempt, when its slices come one by one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def gathering(least=1, most=3, wait=60.0, **rules):
 
 def test_it_starts_at_once_when_all_are_there():
     machine = gathering()
-    for each in machine.missing:
+    for index in machine.missing:
         assert machine.decide(1000.0) is None
-        machine.note_ready(each)
+        machine.note_ready(index)
     assert machine.decide(1000.0) == Form((0, 1, 2))
     assert (machine.attempt, machine.failures, machine.gathers) == (1, (), False)
 
@@ -33,8 +33,8 @@ def test_it_starts_with_what_is_there_a_while_after_it_was_enough():
     machine.note_ready(1)
     assert machine.could_grow
     machine.note_departure(600.0)
-    for each in machine.missing:
-        machine.note_ready(each)
+    for index in machine.missing:
+        machine.note_ready(index)
     assert (machine.decide(600.0), machine.attempt) == (Form((0, 1, 2)), 2)
 
 

@@ -1,8 +1,7 @@
 """The double of Google Cloud Storage answers as Google's conformance server does.
 
-The expected answers are those of googleapis/storage-testbench, but for what its documentation and
-the service itself do otherwise: digests that do not match (400), chunks that leave a gap (503),
-pages.
+The expected answers are those of googleapis/storage-testbench, except where the service itself
+differs: digests that do not match (400), chunks that leave a gap (503), pages.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ class Client:
         return f"{where.path}?{where.query}"
 
     def send(self, upload, data, span, **headers):
-        told = {"Content-Range": f"bytes {span}"}
-        told |= {name.replace("_", "-"): value for name, value in headers.items()}
-        status, headers, body = self.ask("PUT", upload, data, told)
+        fields = {"Content-Range": f"bytes {span}"}
+        fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+        status, headers, body = self.ask("PUT", upload, data, fields)
         return status, headers["Range"], body
 
 
@@ -81,27 +80,27 @@ def client(double):
 
 
 def test_what_an_object_says_of_itself(client):
-    status, made = client.insert("a/ü b", b"hello", {"metadata": {"k": "v"}})
+    status, created = client.insert("a/ü b", b"hello", {"metadata": {"k": "v"}})
     assert status == 200
-    assert made["size"] == "5"
-    assert made["crc32c"] == "mnG7TA=="
-    assert made["md5Hash"] == "XUFAKrxLKna5cZ2REBfFkg=="
-    assert made["contentType"] == "text/plain"
-    assert made["metageneration"] == "1"
-    assert made["metadata"] == {"k": "v"}
-    assert client.document("GET", f"{OBJECTS}/a%2F%C3%BC%20b") == (200, made)
+    assert created["size"] == "5"
+    assert created["crc32c"] == "mnG7TA=="
+    assert created["md5Hash"] == "XUFAKrxLKna5cZ2REBfFkg=="
+    assert created["contentType"] == "text/plain"
+    assert created["metageneration"] == "1"
+    assert created["metadata"] == {"k": "v"}
+    assert client.document("GET", f"{OBJECTS}/a%2F%C3%BC%20b") == (200, created)
     assert client.document("GET", f"{OBJECTS}/none")[0] == 404
     assert "bucket" in client.document("GET", "/storage/v1/b/none/o")[1]["error"]["message"]
 
 
 def test_preconditions(client):
-    _, made = client.insert("a", b"one")
+    _, created = client.insert("a", b"one")
     assert client.insert("a", b"two", ifGenerationMatch=0)[0] == 412
-    assert client.insert("a", b"two", ifGenerationMatch=made["generation"])[0] == 200
-    assert client.insert("a", b"three", ifGenerationMatch=made["generation"])[0] == 412
+    assert client.insert("a", b"two", ifGenerationMatch=created["generation"])[0] == 200
+    assert client.insert("a", b"three", ifGenerationMatch=created["generation"])[0] == 412
     assert client.insert("b", b"one", ifGenerationMatch=0)[0] == 200
-    _, made = client.document("GET", f"{OBJECTS}/a")
-    generation = int(made["generation"])
+    _, created = client.document("GET", f"{OBJECTS}/a")
+    generation = int(created["generation"])
     assert client.ask("GET", f"{OBJECTS}/a", ifGenerationMatch=generation)[0] == 200
     assert client.ask("GET", f"{OBJECTS}/a", ifGenerationMatch=1)[0] == 412
     assert client.ask("GET", f"{OBJECTS}/a", ifGenerationNotMatch=generation)[0] == 304
@@ -119,13 +118,13 @@ def patched(client, name, metadata, **query):
 
 
 def test_what_is_said_of_an_object_is_changed(client, double):
-    _, made = client.insert("a", b"one", {"metadata": {"k": "v", "old": "x"}})
+    _, created = client.insert("a", b"one", {"metadata": {"k": "v", "old": "x"}})
     double.buckets.grow_old("bucket", 1000.0)
     _, old = client.document("GET", f"{OBJECTS}/a")
     status, now = patched(client, "a", {"new": "y", "old": None})
     assert status == 200
     assert now["metadata"] == {"k": "v", "new": "y"}
-    assert (now["generation"], now["metageneration"]) == (made["generation"], "2")
+    assert (now["generation"], now["metageneration"]) == (created["generation"], "2")
     assert now["timeCreated"] == old["timeCreated"]
     assert now["updated"] > old["updated"]
     assert patched(client, "a", {}, ifGenerationMatch=1)[0] == 412
@@ -151,9 +150,13 @@ def test_content_is_read_whole_and_in_ranges(client):
     assert (status, body) == (200, b"hello")
     assert headers["X-Goog-Hash"] == "crc32c=mnG7TA==,md5=XUFAKrxLKna5cZ2REBfFkg=="
     assert headers["X-Goog-Stored-Content-Length"] == "5"
-    for asked, part, told in (("1-2", b"el", "1-2"), ("3-", b"lo", "3-4"), ("-2", b"lo", "3-4")):
-        status, headers, body = client.ask("GET", path, headers={"Range": f"bytes={asked}"})
-        assert (status, body, headers["Content-Range"]) == (206, part, f"bytes {told}/5")
+    for requested, part, returned in (
+        ("1-2", b"el", "1-2"),
+        ("3-", b"lo", "3-4"),
+        ("-2", b"lo", "3-4"),
+    ):
+        status, headers, body = client.ask("GET", path, headers={"Range": f"bytes={requested}"})
+        assert (status, body, headers["Content-Range"]) == (206, part, f"bytes {returned}/5")
     assert client.ask("GET", path, headers={"Range": "bytes=9-"})[0] == 416
     assert client.ask("GET", f"{OBJECTS}/none?alt=media")[2] == b"No such object: bucket/none"
 
@@ -162,7 +165,7 @@ def test_a_resumable_upload(client):
     upload, size = client.start("big"), 2 * QUANTUM
     first, second = b"a" * QUANTUM, b"b" * QUANTUM
     assert client.send(upload, b"", "*/*")[:2] == (308, None)
-    for _ in range(2):  # The second time is passed over.
+    for _ in range(2):  # The second request has no effect.
         assert client.send(upload, first, f"0-{QUANTUM - 1}/{size}")[:2] == (308, "bytes=0-262143")
     assert client.send(upload, b"", f"*/{size}")[:2] == (308, "bytes=0-262143")
     assert client.send(upload, second, f"{size}-{size + QUANTUM - 1}/*")[0] == 503
@@ -184,7 +187,7 @@ def names(document):
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "listed"),
     [
         ({"prefix": "l"}, (["l/a", "l/b/c", "l/b/d", "l/c", "lx"], [])),
         ({"prefix": "l/", "delimiter": "/"}, (["l/a", "l/c"], ["l/b/"])),
@@ -192,10 +195,10 @@ def names(document):
         ({"prefix": "zz"}, ([], [])),
     ],
 )
-def test_lists(client, query, found):
+def test_lists(client, query, listed):
     for name in ("lx", "l/c", "l/b/d", "l/b/c", "l/a"):
         client.insert(name, b"")
-    assert names(client.document("GET", OBJECTS, **query)[1]) == found
+    assert names(client.document("GET", OBJECTS, **query)[1]) == listed
     read: tuple[list, list] = ([], [])
     more: dict[str, str] = {}
     while True:
@@ -207,7 +210,7 @@ def test_lists(client, query, found):
         if "nextPageToken" not in page:
             break
         more = {"pageToken": page["nextPageToken"]}
-    assert read == found
+    assert read == listed
 
 
 def test_faults(client, double):

@@ -1,5 +1,5 @@
-"""A store in a bucket: how many requests it makes, and what it does when the service, the network
-or the rights are not as they should be."""
+"""A store in a bucket: the number of its requests, and its behaviour when the service, the network
+or permissions fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kinetic._store.open import open_store
 from kinetic.errors import CorruptRecord, NotFound, StoreError, UsageError
 
 LARGE = os.urandom(1 << 20) * 17
-"""More than a chunk."""
+"""Content of more than one chunk."""
 
 
 @pytest.fixture
@@ -39,26 +39,26 @@ def store(double):
 
 
 def test_requests_are_few(store, double, tmp_path):
-    def made(act):
+    def count_calls(act):
         double.forget_requests()
         act()
         return dict(double.calls())
 
     (tmp_path / "large").write_bytes(LARGE)
-    assert made(lambda: store.put("a/b", b"x")) == {"insert": 1}
-    assert made(lambda: store.put("a/b", b"x", if_absent=True)) == {"insert": 1}
-    assert made(lambda: store.put("a/c", iter([b"x", b"y"]))) == {"insert": 1}
-    assert made(lambda: store.put("a/b", b"y")) == {"insert": 1}
+    assert count_calls(lambda: store.put("a/b", b"x")) == {"insert": 1}
+    assert count_calls(lambda: store.put("a/b", b"x", if_absent=True)) == {"insert": 1}
+    assert count_calls(lambda: store.put("a/c", iter([b"x", b"y"]))) == {"insert": 1}
+    assert count_calls(lambda: store.put("a/b", b"y")) == {"insert": 1}
     other = GcsStore(store.uri)
-    assert made(lambda: other.put("a/b", b"x")) == {"insert": 1}
-    large = made(lambda: store.put("large", tmp_path / "large"))
+    assert count_calls(lambda: other.put("a/b", b"x")) == {"insert": 1}
+    large = count_calls(lambda: store.put("large", tmp_path / "large"))
     assert large == {"start": 1, "chunk": 2}
-    assert made(lambda: store.put("large", iter([LARGE]), if_absent=True)) == {"get": 1}
-    assert made(lambda: store.get("a/b")) == {"media": 1}
-    assert made(lambda: store.fetch("large", tmp_path / "there")) == {"media": 1}
-    assert made(lambda: store.has("a/b")) == {"get": 1}
-    assert made(lambda: list(store.list("a"))) == {"list": 1}
-    assert made(lambda: store.delete("a")) == {"list": 1, "delete": 2}
+    assert count_calls(lambda: store.put("large", iter([LARGE]), if_absent=True)) == {"get": 1}
+    assert count_calls(lambda: store.get("a/b")) == {"media": 1}
+    assert count_calls(lambda: store.fetch("large", tmp_path / "there")) == {"media": 1}
+    assert count_calls(lambda: store.has("a/b")) == {"get": 1}
+    assert count_calls(lambda: list(store.list("a"))) == {"list": 1}
+    assert count_calls(lambda: store.delete("a")) == {"list": 1, "delete": 2}
     assert (tmp_path / "there").read_bytes() == LARGE
 
 
@@ -93,7 +93,7 @@ def test_a_write_whose_answer_was_lost_is_known_for_ones_own(store, double, cont
 
 @pytest.mark.parametrize("before", [b"", b"before"], ids=["absent", "there"])
 def test_a_conditional_write_that_arrives_late_undoes_nothing(store, double, before):
-    """A request is held up on its way, its connection breaks, and it is made again."""
+    """A request is delayed, its connection breaks, and the client repeats it."""
     if before:
         store.put("a", before)
     late = threading.Event()
@@ -171,7 +171,7 @@ def test_a_download_that_arrives_damaged_is_read_again(store, double, tmp_path):
     double.fail("media", damaged=True)
     store.fetch("a", tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == LARGE
-    # In pieces, which the library itself does not check.
+    # In pieces, whose digests the library itself does not check.
     double.fail("media", cut_after=1000)
     double.fail("media", damaged=True)
     assert store.get("a") == LARGE
@@ -325,5 +325,7 @@ def test_import_kinetic_loads_nothing_of_google():
     code = (
         "import sys, kinetic, kinetic._store.open; print([m for m in sys.modules if 'google' in m])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
