@@ -28,13 +28,13 @@ def write(folder, name, text):
     return folder / name
 
 
-def found(folder):
+def find_declared(folder):
     return find(folder, home=folder.anchor and Path(folder.anchor) / "nobody")
 
 
 def texts(folder):
-    return [line for line in found(folder).lines if not line.startswith("-")]
+    return [line for line in find_declared(folder).lines if not line.startswith("-")]
 
 
 def options(folder):
-    return [line for line in found(folder).lines if line.startswith("-")]
+    return [line for line in find_declared(folder).lines if line.startswith("-")]

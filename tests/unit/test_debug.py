@@ -424,8 +424,8 @@ def test_hosts_go_on_when_the_leader_has_a_debugger(store):
     assert other.opens()
     assert not other.opens(), "the word is given once"
     assert (other.activity, other.holds) == (Activity.WAITING, False)
-    found = debug.read(store, ref())
-    assert (found.state, found.port, found.attached, found.client_root) == (
+    record = debug.read(store, ref())
+    assert (record.state, record.port, record.attached, record.client_root) == (
         DebuggerState.RELEASED,
         4321,
         True,

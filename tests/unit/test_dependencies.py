@@ -9,7 +9,7 @@ import tomllib
 
 import dependency_cases
 import pytest
-from dependency_cases import INSTALLED, OWN, ROOT, found, options, texts, write
+from dependency_cases import INSTALLED, OWN, ROOT, find_declared, options, texts, write
 
 from kinetic._source import dependencies
 from kinetic._source.dependencies import Declared, find, for_hosts, of_kinetic
@@ -25,9 +25,9 @@ def test_the_nearest_file_counts(project):
     listed = write(project, "requirements.txt", "numpy\n")
     write(project, "pyproject.toml", '[project]\nname = "p"\ndependencies = ["scipy"]\n')
     (project / "src" / "deep").mkdir(parents=True)
-    assert found(project / "src" / "deep").source == str(listed)
+    assert find_declared(project / "src" / "deep").source == str(listed)
     nearer = write(project, "src/pyproject.toml", '[project]\ndependencies = ["pandas"]\n')
-    assert found(project / "src" / "deep").source == str(nearer)
+    assert find_declared(project / "src" / "deep").source == str(nearer)
     assert texts(project / "src" / "deep") == ["pandas"]
 
 
@@ -46,7 +46,7 @@ def test_a_choice_comes_before_a_requirements_file(project):
 
 def test_the_search_ends_at_the_repository_and_at_home(project, tmp_path):
     write(project.parent, "requirements.txt", "numpy")
-    assert found(project) == Declared()
+    assert find_declared(project) == Declared()
     (project / ".git").rmdir()
     assert texts(project) == ["numpy"]
     assert find(project, home=project.parent) == Declared()
@@ -56,11 +56,11 @@ def test_the_search_ends_at_the_repository_and_at_home(project, tmp_path):
 def test_files_that_cannot_be_read(project):
     write(project, "pyproject.toml", "[project\n")
     with pytest.raises(UsageError, match=r"pyproject.toml is not valid TOML"):
-        found(project)
+        find_declared(project)
     (project / "requirements.txt").write_bytes(b"\xff\xfe\x00")
     (project / "pyproject.toml").unlink()
     with pytest.raises(UsageError, match=r"requirements.txt cannot be read"):
-        found(project)
+        find_declared(project)
 
 
 # -- requirements.txt ------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_a_requirements_file(project):
 def test_what_hosts_cannot_install_is_refused_with_its_place(project, line, says):
     write(project, "requirements.txt", f"# first\n{line}\n")
     with pytest.raises(UsageError, match=re.escape(says)) as caught:
-        found(project)
+        find_declared(project)
     assert "hunter2" not in str(caught.value)
 
 
@@ -262,7 +262,7 @@ def test_every_index_of_uv_is_passed_on(project):
 def test_a_password_of_an_index_is_in_no_message(project, file, text):
     write(project, file, text.format("https://me:hunter2@one/simple"))
     with pytest.raises(UsageError) as caught:
-        found(project)
+        find_declared(project)
     assert "hunter2" not in str(caught.value)
 
 
@@ -292,7 +292,7 @@ def test_tables_that_only_poetry_reads_are_refused(project, table):
     """Hosts would lack packages, or take them from another index."""
     write(project, "pyproject.toml", table)
     with pytest.raises(UsageError, match=r"poetry export -o requirements\.txt"):
-        found(project)
+        find_declared(project)
     write(project, "requirements.txt", "numpy==1.26\n")
     assert texts(project) == ["numpy==1.26"]
 
@@ -317,7 +317,7 @@ def test_a_project_of_poetry_2(project):
 )
 def test_the_accelerator_has_the_callers_jax(project, kind, line):
     write(project, "requirements.txt", "jax[cuda12]==0.4\njaxlib\nlibtpu\nnumpy\n--pre\n")
-    requirements = for_hosts(found(project), kind, INSTALLED)
+    requirements = for_hosts(find_declared(project), kind, INSTALLED)
     assert requirements.lines == ("--pre", "numpy", line, "keras==3.15.1", *OWN)
     assert requirements.source == str(project / "requirements.txt")
     assert requirements.text == "".join(f"{each}\n" for each in requirements.lines)
@@ -334,7 +334,7 @@ def test_the_accelerator_has_the_callers_jax(project, kind, line):
 )
 def test_without_a_version_that_can_be_had_the_project_says_which(project, installed, line):
     write(project, "requirements.txt", "jax>=0.7,<0.9\n")
-    requirements = for_hosts(found(project), "tpu", installed)
+    requirements = for_hosts(find_declared(project), "tpu", installed)
     assert requirements.lines[:2] == (line, "cloudpickle>=3.0")
 
 
@@ -346,20 +346,20 @@ def test_a_line_for_another_system_pins_nothing(project):
         "jax==0.5 ; platform_system == 'Darwin'\njax==0.6 ; platform_system == 'Linux'\n",
     )
     assert {"jax==0.10.2", "keras==3.15.1"} <= set(
-        for_hosts(found(project), "cpu", INSTALLED).lines
+        for_hosts(find_declared(project), "cpu", INSTALLED).lines
     )
-    assert "jax==0.6" in for_hosts(found(project), "cpu", {}).lines
+    assert "jax==0.6" in for_hosts(find_declared(project), "cpu", {}).lines
     lib = Package("lib", "/lib", ("keras<4", "numpy"))
-    declared = dataclasses.replace(found(project), editable=(lib,))
+    declared = dataclasses.replace(find_declared(project), editable=(lib,))
     assert "keras<4" in for_hosts(declared, "cpu", INSTALLED).lines
     write(project, "requirements.txt", "keras==3.1 ; sys_platform == 'linux'\n")
-    lines = for_hosts(found(project), "cpu", INSTALLED).lines
+    lines = for_hosts(find_declared(project), "cpu", INSTALLED).lines
     assert [line for line in lines if "keras" in line] == ["keras==3.1 ; sys_platform == 'linux'"]
 
 
 def test_a_line_that_is_kept_is_all_there_is_of_it(project):
     write(project, "requirements.txt", "jax==0.4 # kn:keep\nkeras<3\ncloudpickle==2\n")
-    requirements = for_hosts(found(project), "tpu", INSTALLED, bucket=False)
+    requirements = for_hosts(find_declared(project), "tpu", INSTALLED, bucket=False)
     assert requirements.lines == ("jax==0.4", "keras<3", "cloudpickle==3.1.2", *dependencies.OWN)
 
 
@@ -379,7 +379,7 @@ def test_a_script_of_no_project_has_the_accelerators_and_ours():
 )
 def test_orbax_can_write_to_a_bucket_whatever_the_store_is(project, named, bucket, added):
     write(project, "requirements.txt", named)
-    requirements = for_hosts(found(project), "cpu", {}, bucket=bucket)
+    requirements = for_hosts(find_declared(project), "cpu", {}, bucket=bucket)
     assert [
         line for line in requirements.lines if line.startswith("gcsfs") and line not in named
     ] == added
@@ -398,5 +398,7 @@ def test_where_pathways_has_the_chips_its_package_is_installed_and_not_libtpu(pr
     assert both.lines[:2] == ("jax==0.10.2", "pathwaysutils==0.1.13")
     assert for_hosts(Declared(), "proxy", installed).lines[1] == "pathwaysutils"
     (project / "requirements.txt").write_text("pathwaysutils>=0.1.12\n")
-    lines = for_hosts(found(project), "proxy", installed | {"pathwaysutils": "0.1.13"}).lines
+    lines = for_hosts(
+        find_declared(project), "proxy", installed | {"pathwaysutils": "0.1.13"}
+    ).lines
     assert [line for line in lines if "pathways" in line] == ["pathwaysutils>=0.1.12"]

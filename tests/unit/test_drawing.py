@@ -143,10 +143,10 @@ def test_the_verdict_says_how_each_host_ended():
         HostReport(3, Exit.CANCELLED),
     ]
     outcome = judge(4, reports, blamed=(1,), now=NOW + 5)
-    shown = drawing.of_job(ref(), "failed", [], outcome, NOW + 1000)
-    assert shown.hosts == ("returned", "failed", "stopped", "stopped")
-    assert "5.0s" in shown.facts, "an ended job shows how long it took"
-    assert "host 1" in Page(drawing.html(shown)).text
+    drawn = drawing.of_job(ref(), "failed", [], outcome, NOW + 1000)
+    assert drawn.hosts == ("returned", "failed", "stopped", "stopped")
+    assert "5.0s" in drawn.facts, "an ended job shows how long it took"
+    assert "host 1" in Page(drawing.html(drawn)).text
 
 
 # -- batches ---------------------------------------------------------------------------------------

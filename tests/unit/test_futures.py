@@ -116,7 +116,7 @@ def test_many_jobs_are_asked_for_at_once(source):
     for index in range(20):
         source.release(index)
     assert set(first) == set(several)
-    assert all(len(asked) > 1 for asked in source.asked)
+    assert all(len(ids) > 1 for ids in source.asked)
 
 
 def test_the_exception_of_a_job_that_failed(source):

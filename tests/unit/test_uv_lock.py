@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dependency_cases
 import pytest
-from dependency_cases import found, texts, write
+from dependency_cases import find_declared, texts, write
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
@@ -170,7 +170,7 @@ def test_locked_packages_come_from_the_indexes_of_the_workspace(project):
     pins = "[tool.uv.sources]\npear = {index = 'two'}\nplum = {index = 'of-member'}\n"
     own = named.format("of-member", "default")
     write(project, "m/pyproject.toml", MEMBER.format("m", ["pear"]) + pins + own)
-    assert found(project / "m").lines == (
+    assert find_declared(project / "m").lines == (
         "--index-url https://one/simple",
         "--extra-index-url https://two/simple",
         "pear==1.0",
@@ -197,7 +197,7 @@ def test_a_lock_that_uv_cannot_read_or_that_has_no_uv(locked):
     project = pyproject.read_project(locked / "pyproject.toml")
     with pytest.raises(UsageError, match=r"uv.lock, and uv, .* `pip install uv`"):
         list(uv_lock.read_lines(lock, project, without=(), editable=(), uv=""))
-    lock.write_text(lock.read_text().replace("[[package]]", "<<<<<<< HEAD\n[[package]]", 1))
+    lock.write_text(lock.read_text().replace("[[package]]", "<<<<<<< HEAD
     with pytest.raises(UsageError, match=r"uv cannot read \S+uv.lock: .*parse"):
         found(locked)
 
