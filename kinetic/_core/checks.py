@@ -155,7 +155,7 @@ def _arguments(name: str, flags: object) -> list[str]:
         try:
             arguments = shlex.split(flags)
         except ValueError as error:
-            raise UsageError(f"{name} cannot be taken apart: {error}: {flags!r:.80}.") from None
+            raise UsageError(f"{name} cannot be split: {error}: {flags!r:.80}.") from None
     elif isinstance(flags, Mapping):
         arguments = [
             f"--{str(flag).removeprefix('--')}={str(v).lower() if isinstance(v, bool) else v}"
@@ -376,9 +376,8 @@ def variable_size(where: str, name: str, value: str) -> None:
     size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
     if size_bytes > VARIABLE_BYTES:
         raise UsageError(
-            f"{where} has {size_bytes:,} bytes, and Linux starts no program with a variable of "
-            f"more than {VARIABLE_BYTES:,}. Leave the value in a file or in a secret manager, and "
-            "have the function read it there."
+            f"{where} has {size_bytes:,} bytes, and Linux allows {VARIABLE_BYTES:,} in a variable. "
+            "Put the value into a file or a secret manager, and read it in the function."
         )
 
 

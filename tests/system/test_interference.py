@@ -105,7 +105,7 @@ def test_a_stopped_agent_is_told_of_and_waited_for(home):
     handle = started(home, func=return_when_let_go)
     agent = who(handle, "agent")
     stop(agent)
-    told = "kinetic: host 1 of 2: no sign of life for 10 s; no processor is free, or it is stopped."
+    told = "kinetic: host 1 of 2: no sign of life for 10 s: no processor is free, or it is stopped."
     wait_until(lambda: told in handle.logs(), "nothing is said")
     os.kill(agent, signal.SIGCONT)
     let_go(home)

@@ -116,8 +116,8 @@ def test_one_that_has_waited_long_enough(least, decision):
         assert found == decision
     else:
         assert found == GiveUp(
-            "Given up: slice 1 did not return within 60 s (slice_timeout), and there are 2 slices "
-            f"left of at least 3. attempt 1: slice 1 lost: {DIED}."
+            "Given up: slice 1 did not return within 60 s (slice_timeout). The job has 2 slices "
+            f"and needs 3. attempt 1: slice 1 lost: {DIED}."
         )
 
 

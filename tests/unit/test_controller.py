@@ -144,8 +144,8 @@ except HostLost as error:
         ("max_failures=0", "Given up: it failed once, and max_failures is 0. attempt 1: slice 1"),
         (
             "least=2, slice_timeout_s=0.5",
-            "Given up: slice 1 did not return within 0.5 s (slice_timeout), and there is 1 slice "
-            "left of at least 2. attempt 1: slice 1 lost: DATA_LOSS",
+            "Given up: slice 1 did not return within 0.5 s (slice_timeout). The job has 1 slice "
+            "and needs 2. attempt 1: slice 1 lost: DATA_LOSS",
         ),
     ],
 )

@@ -90,8 +90,8 @@ def test_too_few_slices_in_time_name_those_that_are_away():
     machine = calls(2, 3, timeout=5)
     machine.handle_failure(Cause.LOSS, [0, 2], LOST)
     assert machine.too_few([1]) == GiveUp(
-        "Given up: slices 0 and 2 did not return within 5 s (slice_timeout), and there is 1 slice "
-        "left of at least 2. attempt 1: slices 0 and 2 lost: DATA_LOSS: slice 1 is down."
+        "Given up: slices 0 and 2 did not return within 5 s (slice_timeout). The job has 1 slice "
+        "and needs 2. attempt 1: slices 0 and 2 lost: DATA_LOSS: slice 1 is down."
     )
 
 

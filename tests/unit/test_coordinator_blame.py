@@ -214,7 +214,7 @@ STILL = "hosts 0-1, 3 of 4 stood still for 31 s"
         ),
         (
             {0: EARLY, 1: LOADING, 2: RETURNED, 3: EARLY},
-            f"{STILL}; host 1 stands apart; host 2 has returned",
+            f"{STILL}; host 1 differs from the others; host 2 has returned",
         ),
         ({0: EARLY, 1: EARLY, 2: "", 3: EARLY}, f"{STILL}; waiting for host 2"),
         ({0: EARLY, 1: EARLY, 3: EARLY}, STILL),

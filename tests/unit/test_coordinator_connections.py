@@ -84,7 +84,7 @@ def test_a_host_that_is_gone_is_blamed_before_those_whose_collective_broke():
 # -- where the death of a process is seen ----------------------------------------------------------
 
 
-SILENT = "host 1 of 3: no sign of life for 10 s; no processor is free, or it is stopped."
+SILENT = "host 1 of 3: no sign of life for 10 s: no processor is free, or it is stopped."
 
 
 def notices(gang, now):

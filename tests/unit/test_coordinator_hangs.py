@@ -49,7 +49,7 @@ def test_a_hang_asks_for_stacks_and_names_the_odd_host_out():
     assert gang.first_failure == (2,)
     assert [gang.view(h).stop_exit for h in range(3)] == [Exit.STOPPED, Exit.STOPPED, Exit.HANG]
     assert "hosts 0-2 of 4 stood still for 31 s" in gang.stop_reason
-    assert "host 2 stands apart" in gang.stop_reason
+    assert "host 2 differs from the others" in gang.stop_reason
     gang.report(ended(2, Exit.HANG), 41.0)
     gang.report(ended(1, Exit.STOPPED), 41.0)
     gang.report(ended(0, Exit.RAISED), 41.0)

@@ -154,7 +154,7 @@ def explain_hang(
     if not set(odd) & set(stalled):
         stood_still += f"; waiting for {name_hosts(odd)}"
     elif len(odd) < len(stalled):
-        stood_still += f"; {name_hosts(odd)} {_conjugate(odd, 'stand')} apart"
+        stood_still += f"; {name_hosts(odd)} {_conjugate(odd, 'differ')} from the others"
     return f"{stood_still}; {_have_returned(returned)}" if returned else stood_still
 
 

@@ -420,10 +420,10 @@ def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure], limi
 
 def too_few(rules: Elastic, failures: Sequence[Failure], away: Sequence[int], ready: int) -> str:
     """Return the reason to give up a job whose slices did not come back in time."""
-    rest = f"{count_slices(ready)} left of at least {rules.least}"
     return (
         f"Given up: {name_slices(away)} did not return within {rules.slice_timeout_s:g} s "
-        f"(slice_timeout), and there {'is' if ready == 1 else 'are'} {rest}. {_history(failures)}"
+        f"(slice_timeout). The job has {count_slices(ready)} and needs {rules.least}. "
+        f"{_history(failures)}"
     )
 
 
