@@ -1,7 +1,7 @@
 """The size and grain of the product: the table in ARCHITECTURE.md, and figures to watch.
 
-    python tests/lines.py            print the figures; fail if the table is not true any more
-    python tests/lines.py --write    write the table anew
+    python tests/lines.py            print the figures; fail if the table is out of date
+    python tests/lines.py --write    update the table
     python tests/lines.py --list     print each small private function, banned name and riddle
 
 Lines in the table are rounded, and may drift by a tenth before the table must be updated. The first
@@ -30,8 +30,8 @@ BANNED_NAMES = {
     *("gone", "taken", "there", "here", "around", "ahead", "beside", "behind", "aside", "again"),
     *("later", "once"),
 }
-"""They say nothing about what a variable holds. `each` is one of them outside of a comprehension of
-one line."""
+"""Names that do not say what a variable holds. `each` is banned outside comprehensions of one
+line."""
 RIDDLES = ("What", "How", "Where", "Who", "Why", "Which", "As", "Of", "Told")
 """First words of docstrings that do not say what a function does."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -114,7 +114,7 @@ def list_banned_names(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def list_docstrings(tree: ast.AST) -> list[tuple[int, str]]:
-    """Line and first word of each docstring, also of those below an assignment."""
+    """Return line and first word of each docstring, including those below assignments."""
     texts = (
         statement.value
         for node in ast.walk(tree)
@@ -192,25 +192,25 @@ def collect_figures() -> dict[str, int]:
 
 
 def make_table(figures: dict[str, int]) -> str:
-    """A table of two packages in each row."""
+    """Return the table, with two packages in each row."""
     cells = [
         f"{name} | {number if number < ROUNDED else round(number, -2):,} |"
         for name, number in figures.items()
     ]
     cells += [" | |"] * (len(cells) % 2)
-    rows = (f"| {left} {right}\n" for left, right in zip(cells[::2], cells[1::2], strict=True))
+    rows = (f"| {first} {second}\n" for first, second in zip(cells[::2], cells[1::2], strict=True))
     return "| package | lines | package | lines |\n|---|---|---|---|\n" + "".join(rows)
 
 
-def find_drift(text: str, found: dict[str, int]) -> list[str]:
-    """Compare the table with the figures, and list what has drifted."""
+def find_drift(text: str, figures: dict[str, int]) -> list[str]:
+    """Return the rows of the table that differ from the figures."""
     rows = dict(re.findall(r"\| ([^|]+?) \| ([\d,]+) (?=\|)", text))
-    told = {name: int(number.replace(",", "")) for name, number in rows.items()}
-    faults = [f"{name} is not there" for name in told.keys() ^ found.keys()]
-    for name in told.keys() & found.keys():
-        room = max(DRIFT * found[name], ROUNDED if found[name] >= ROUNDED else 1)
-        if abs(told[name] - found[name]) > room:
-            faults.append(f"{name}: {told[name]}, which are {found[name]}")
+    table = {name: int(number.replace(",", "")) for name, number in rows.items()}
+    faults = [f"{name} is missing, or obsolete" for name in table.keys() ^ figures.keys()]
+    for name in table.keys() & figures.keys():
+        room = max(DRIFT * figures[name], ROUNDED if figures[name] >= ROUNDED else 1)
+        if abs(table[name] - figures[name]) > room:
+            faults.append(f"{name}: {table[name]}, but now {figures[name]}")
     return sorted(faults)
 
 
@@ -223,8 +223,8 @@ def main() -> int:
         return 0
     print_grain(by_line="--list" in sys.argv)
     print_prose(by_line="--list" in sys.argv)
-    for fault in (faults := find_drift(table[2], found)):
-        print(f"ARCHITECTURE.md, where the lines are: {fault}", file=sys.stderr)
+    for fault in (faults := find_drift(table[2], figures)):
+        print(f"ARCHITECTURE.md, table of lines: {fault}", file=sys.stderr)
     if faults:
         print("Update the table: python tests/lines.py --write", file=sys.stderr)
     return bool(faults)

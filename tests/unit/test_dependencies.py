@@ -196,7 +196,7 @@ def test_sources_on_this_machine_are_refused(project):
         table = f"[project]\ndependencies = ['lib']\n[tool.uv.sources]\nlib = {{{source}}}\n"
         write(project, "pyproject.toml", table)
         with pytest.raises(UsageError, match=r"lib @ file:\S+, which is on this machine"):
-            found(project)
+            find_declared(project)
 
 
 INDEXES = """
@@ -270,7 +270,7 @@ def test_dynamic_dependencies(project):
     table = "[project]\nname = 'p'\ndynamic = ['dependencies']\n"
     write(project, "pyproject.toml", table)
     with pytest.raises(UsageError, match=r"Write a requirements.txt next to it"):
-        found(project)
+        find_declared(project)
     table += "[tool.setuptools.dynamic]\ndependencies = {file = ['base.in']}\n"
     write(project, "pyproject.toml", table)
     write(project, "base.in", "numpy\n")

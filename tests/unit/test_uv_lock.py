@@ -197,9 +197,9 @@ def test_a_lock_that_uv_cannot_read_or_that_has_no_uv(locked):
     project = pyproject.read_project(locked / "pyproject.toml")
     with pytest.raises(UsageError, match=r"uv.lock, and uv, .* `pip install uv`"):
         list(uv_lock.read_lines(lock, project, without=(), editable=(), uv=""))
-    lock.write_text(lock.read_text().replace("[[package]]", "<<<<<<< HEAD
+    lock.write_text(lock.read_text().replace("[[package]]", "<<<<<<< HEAD\n[[package]]", 1))
     with pytest.raises(UsageError, match=r"uv cannot read \S+uv.lock: .*parse"):
-        found(locked)
+        find_declared(locked)
 
 
 @pytest.mark.starts_processes
@@ -247,4 +247,4 @@ wheels = [{ url = "https://one/d-2-py3-none-any.whl", hash = "sha256:DIGEST" }]
         UsageError,
         match=r"uv.lock: hosts cannot read ../b-1-py3-none-any.whl, which is on this machine",
     ):
-        found(project)
+        find_declared(project)
