@@ -126,7 +126,7 @@ def test_jobs_without_a_price_are_told_of_and_simulated_ones_are_free(
     put_job(spent.store, free, 3)
     assert status_of(spent, capsys)["cost"]["so_far_usd"] == 0
     assert spent("jobs", "status", "grp-0000") == 0
-    assert "nothing: its jobs are simulated" in capsys.readouterr().out
+    assert "nothing: the jobs are simulated" in capsys.readouterr().out
 
 
 @pytest.mark.starts_processes

@@ -54,8 +54,13 @@ def levels(*findings: Finding) -> list[str]:
         (MACHINE, NO_LIBTPU, "ok", "pip install 'jax>=0.10' libtpu"),
         (MACHINE, PreflightError("/tpu/python has no compiler"), "warn", "/tpu/python has no"),
         (MAC, NO_LIBTPU, "ok", "docker run --platform linux/amd64"),
-        (replace(MACHINE, arch="aarch64"), LIBTPU, "ok", "Linux on x86-64 only"),
-        (MACHINE, LIBTPU, "ok", "jaxlib 0.10.2, libtpu 0.0.52 compile for TPUs here, with JAX 0.7"),
+        (replace(MACHINE, arch="aarch64"), LIBTPU, "ok", "only on Linux on x86-64"),
+        (
+            MACHINE,
+            LIBTPU,
+            "ok",
+            "jaxlib 0.10.2, libtpu 0.0.52 compile for TPUs on this machine, with JAX 0.7",
+        ),
     ],
 )
 def test_whether_the_compiler_of_tpus_runs_here(
@@ -186,7 +191,7 @@ def test_the_store(folder: StoreFolder, expected: list[str]) -> None:
 def test_a_folder_beside_the_store_of_the_settings_is_not_called_the_store() -> None:
     (finding,) = probes.store(StoreFolder("/s"), "ray+http://head:8265")
     assert finding.check == "local store"
-    assert finding.detail.endswith("jobs of your settings are kept in ray+http://head:8265.")
+    assert finding.detail.endswith("the configured store is ray+http://head:8265.")
 
 
 def test_a_store_of_somebody_else_is_not_made_yours() -> None:

@@ -124,7 +124,7 @@ def test_a_timeout_while_nobody_can_be_asked_promises_nothing(backend, handle):
     backend.finish = fail
     with pytest.raises(errors.WaitTimeout) as caught:
         handle.result(timeout=5)
-    assert "keeps running cannot be told now (The cluster does not answer); reattach with" in str(
+    assert "its state is unknown now (The cluster does not answer); reattach with" in str(
         caught.value
     )
     assert "It keeps running" not in str(caught.value)

@@ -1,1 +1,1 @@
-"""What is shown about jobs: the read model of CLI, notebook and drawings."""
+"""The read model of jobs, and its presentation in the CLI, notebooks and the dashboard."""

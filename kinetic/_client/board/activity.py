@@ -1,4 +1,4 @@
-"""What running jobs are doing, as rows: one for each host. Pure.
+"""The activity of running jobs as rows, one for each host. Pure.
 
 In: references, snapshots of gangs (see `Gang.snapshot`), the time. Out: `HostLine`s, cells, JSON.
 """
@@ -21,9 +21,9 @@ STILL_S = 5.0
 """Shorter stalls are not shown."""
 SILENT_S = 3.0
 _SAME_S = 0.3
-"""Hosts report their processor time once a second: two reports closer than this are the same."""
+"""Two reports closer than this are the same report: hosts report processor time once a second."""
 SAVING = "saving"
-"""What a running host does while it writes a checkpoint."""
+"""The state of a running host that writes a checkpoint."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
 
 RIGHT = ("SLICE", "HOST", "AGE", "CPU", "MEMORY", "LOG", "STILL")
@@ -46,23 +46,24 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class HostLine:
-    """What one host is doing; for a job that has not started, only the job's fields are set.
+    """The activity of one host. For a job without news of its hosts, only the fields of the job are
+    set.
 
     Attributes:
-        ref: its job.
-        age_s: of the job.
-        host: its index; None if nothing is known of the job's hosts.
-        state: what the host is doing or how it has ended, for people; the job's if nothing is known
-            of its hosts.
+        ref: the job.
+        age_s: the age of the job, in seconds.
+        host: the index of the host; None for a line about the job as a whole.
+        state: the host's activity or exit, for people; the job's state if `host` is None.
         job_state: the job's status.
-        cpu_percent: of one processor; None when unknown.
+        cpu_percent: processor time as a percentage of one processor; None if unknown.
         rss_bytes: memory of the worker.
-        log_bytes: output so far; None when unknown.
-        still_s: how long its main thread has stood still.
-        silent_s: how long since it was last heard from.
-        last_line: the last line that it printed.
-        saving_step: of the checkpoint that it is writing; None for none.
-        slices: that take part, in the order of their hosts; () unless the job is elastic.
+        log_bytes: size of the output so far; None if unknown.
+        still_s: seconds since the main thread last moved.
+        silent_s: seconds since the host's last report.
+        last_line: the last line that the host printed.
+        saving_step: the step of the checkpoint that the host is writing; None for none.
+        slices: the slices that take part, in the order of their hosts; () unless the job is
+            elastic.
     """
 
     ref: JobRef
@@ -104,7 +105,7 @@ class HostLine:
 
 
 class _Used(NamedTuple):
-    """A host's processor time, when it was reported, and its share of a processor by then."""
+    """A report of a host's processor time, with the share since the previous report."""
 
     cpu_s: float
     at: float
@@ -112,7 +113,7 @@ class _Used(NamedTuple):
 
 
 class Rates:
-    """The share of a processor, from two reports of processor time."""
+    """Computes each host's share of a processor from successive reports of its processor time."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[object, ...], _Used] = {}
@@ -120,10 +121,17 @@ class Rates:
     def percent(
         self, key: tuple[object, ...], cpu_s: float, running_s: float, at: float
     ) -> float | None:
-        """Return the share since the last report; at first, since the function started. `at`: when
-        the host reported it."""
+        """Return the percentage of one processor since the last report, or since the function
+        started.
+
+        Args:
+            key: identifies the host.
+            cpu_s: the processor time that the host has used.
+            running_s: seconds since the function started.
+            at: the time of the report.
+        """
         before = self._reports.get(key)
-        if before is None or cpu_s < before.cpu_s:  # or another attempt has begun
+        if before is None or cpu_s < before.cpu_s:  # A new attempt counts from zero.
             after = _Used(cpu_s, at, 100.0 * cpu_s / running_s if running_s > 0 else None)
         elif at - before.at < _SAME_S:
             return before.percent
@@ -142,25 +150,21 @@ def lines(
     *,
     attempt: AttemptPicture | None = None,
 ) -> list[HostLine]:
-    """Return one line for each host, or one for the job while nothing is known of its hosts.
-
-    Without a snapshot, the events of the current attempt say what the hosts do.
-    """
+    """Return a line for each host, or one line for the job if nothing is known of its hosts.
+    Without a snapshot, the hosts' states come from the events of the current attempt."""
     members = snapshot.get("members") if snapshot else None
-    of_job = HostLine(ref, now - ref.created_at, None, state, state)
+    line = HostLine(ref, now - ref.created_at, None, state, state)
     if not snapshot or not members:
         if attempt is None or attempt.began_at is None:
-            return [of_job]
+            return [line]
         return [
-            replace(
-                of_job, host=host, state=str(member.exit or member.state), slices=attempt.slices
-            )
+            replace(line, host=host, state=str(member.exit or member.state), slices=attempt.slices)
             for host, member in enumerate(attempt.members)
         ]
-    of_job = replace(of_job, slices=tuple(snapshot.get("slices", ())))
+    line = replace(line, slices=tuple(snapshot.get("slices", ())))
     running_s = float(snapshot.get("running_s", 0.0))
     return [
-        _line(replace(of_job, host=int(m["host"]), state=str(m["state"])), m, running_s, rates, now)
+        _line(replace(line, host=int(m["host"]), state=str(m["state"])), m, running_s, rates, now)
         for m in members
     ]
 
@@ -178,10 +182,10 @@ def _line(
     if member.get("exit") or base.state in (MISSING, Activity.RETURNED):
         return line
     saving_step = member.get("saving_step") if base.state == Activity.RUNNING else None
-    doing = base.state if saving_step is None else SAVING
+    activity = base.state if saving_step is None else SAVING
     return replace(
         line,
-        state="silent" if silent_s > SILENT_S else doing,
+        state="silent" if silent_s > SILENT_S else activity,
         cpu_percent=rates.percent(
             (base.ref.job_id, base.host), float(member["cpu_s"]), running_s, now - silent_s
         ),
@@ -192,15 +196,15 @@ def _line(
 
 
 def left_out(width: int | None, lines: Iterable[HostLine]) -> list[str]:
-    """Return the columns to leave out: slices where no job has several, and on a terminal below 140
-    columns what `jobs list` shows as well."""
+    """Return the columns to leave out: SLICE if no job has several slices, and on a terminal
+    narrower than 140 columns those that `kinetic jobs list` shows too."""
     slices = [] if any(line.slice is not None for line in lines) else ["SLICE"]
     narrow = ["ACCELERATOR", "NAME", "LOG"] if width is not None and width < 140 else []
     return slices + narrow
 
 
 def cells(line: HostLine) -> tuple[str, ...]:
-    """Return the cells, one for each of the `COLUMNS`."""
+    """Return the cells of a line, one for each of the `COLUMNS`."""
     return (
         line.ref.job_id,
         line.ref.display_name,
@@ -218,7 +222,7 @@ def cells(line: HostLine) -> tuple[str, ...]:
 
 
 def document(lines: Iterable[HostLine]) -> list[dict[str, Any]]:
-    """Return the jobs with their hosts, as plain JSON."""
+    """Return the jobs with their hosts as a JSON document."""
     jobs: dict[str, dict[str, Any]] = {}
     for line in lines:
         job = jobs.setdefault(
@@ -231,7 +235,7 @@ def document(lines: Iterable[HostLine]) -> list[dict[str, Any]]:
 
 
 def headline(lines: Sequence[HostLine]) -> str:
-    """Return "2 jobs, 5 hosts, 1 standing still"."""
+    """Return the counts of jobs and hosts: "2 jobs, 5 hosts, 1 standing still"."""
     hosts = [line for line in lines if line.host is not None]
     still = sum(line.still_s >= STILL_S for line in hosts)
     parts = [

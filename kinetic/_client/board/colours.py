@@ -1,8 +1,5 @@
-"""The colour of each state of jobs, hosts, inputs and findings: one table for the terminal,
-notebooks and the dashboard.
-
-In: a state in small letters. Out: the name of a colour. Each surface has its own six tones.
-"""
+"""The colours of states of jobs, hosts, inputs and findings: one table for the terminal, notebooks
+and the dashboard, each with its own six tones."""
 
 from __future__ import annotations
 
@@ -35,15 +32,15 @@ NOTEBOOK = {
     "violet": "139,92,246",
     "grey": "139,141,152",
 }
-"""Mid tones as red, green, blue: visible on white and on black."""
+"""Tones as red, green, blue, readable on white and on black."""
 
 
 def rgb(state: str) -> str:
-    """Return the tone of a state in a notebook."""
+    """Return the notebook's tone of a state as "red,green,blue"."""
     return NOTEBOOK[STATES.get(state, "grey")]
 
 
 def css() -> str:
-    """Return rules that give each state its colour: a variable of the dashboard's style sheet."""
+    """Return CSS rules that set `--c` to a state's colour, for the dashboard's style sheet."""
     rules = (f".s-{state}{{--c:var(--{colour})}}" for state, colour in STATES.items())
     return "\n".join(rules)

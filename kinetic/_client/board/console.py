@@ -1,7 +1,6 @@
-"""What a job says on this process's streams: its output, and the library's notices on stderr.
+"""Output on this process's streams: jobs' output, and kinetic's notices on stderr.
 
-In: `LogChunk`s, sentences. Out: bytes on stdout and stderr. The only module of the library that
-writes there.
+The only module of the library that writes to stdout and stderr.
 """
 
 from __future__ import annotations
@@ -21,23 +20,25 @@ _log = logging.getLogger("kinetic.following")
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """Whether a line can be written over on this stream: a terminal, and not a dumb one."""
+    """True if a line on this stream can be redrawn: it is a terminal, and not a dumb one."""
     from kinetic._config import settings
 
     try:
         is_terminal = stream is not None and stream.isatty()
-    except (OSError, ValueError, AttributeError):  # A notebook's, or one that is closed.
+    except (OSError, ValueError, AttributeError):  # A notebook's stream, or a closed one.
         return False
     kind = settings.variables().get("TERM", "").lower()
     return is_terminal and kind not in ("dumb", "unknown")
 
 
 class Printer:
-    """Writes output to this process's stdout and stderr: the same bytes, on the same stream, at
-    once.
+    """Writes a job's output to this process's stdout and stderr, without delay.
 
-    Promises: (1) real streams get the bytes unchanged, streams without bytes (notebooks) get text;
-    (2) a broken stream is ignored from then on, and the job is still watched.
+    Promises: (1) streams with a buffer get the bytes unchanged; streams without one, as in
+    notebooks, get text; (2) a broken stream gets no more output, but the job is still watched.
+
+    Args:
+        prefixed: mark each line with its host.
     """
 
     def __init__(self, *, prefixed: bool = False) -> None:
@@ -46,16 +47,17 @@ class Printer:
         self._decoders: dict[tuple[int, int], codecs.IncrementalDecoder] = {}
 
     def write(self, chunk: LogChunk) -> None:
-        """Write one chunk."""
+        """Write one chunk to the stream on which the job printed it."""
         if chunk.stream in self._broken:
             return
         stream = sys.stderr if chunk.stream == STDERR else sys.stdout
         try:
             self._put(stream, self._prefixer.add(chunk), (chunk.host, chunk.stream))
-        except Exception as error:  # noqa: BLE001 - closed, or an object of the caller's, which may raise any
+        except Exception as error:  # noqa: BLE001 - the caller may have replaced the stream by any object
             self._broken.add(chunk.stream)
             _log.warning(
-                "output cannot be written any more (%s); it is kept, see `kinetic jobs logs`", error
+                "the job's output can no longer be printed (%s); `kinetic jobs logs` shows it",
+                error,
             )
 
     def _put(self, stream: Any, data: bytes, source: tuple[int, int]) -> None:
@@ -73,15 +75,15 @@ class Printer:
 
 
 def _write_text(stream: Any, text: str) -> None:
-    """Write to what stands for a stream, maybe an object of the caller's that has no `flush`."""
+    """Write to an object in place of a stream, which may have no `flush`."""
     stream.write(text)
     if hasattr(stream, "flush"):
         stream.flush()
 
 
 def _write_all(raw: Any, data: bytes) -> None:
-    """Write to a stream that may be unbuffered (and take less than it is given) or non-blocking
-    (and take nothing)."""
+    """Write all data to a stream that may be unbuffered, and take only a part, or non-blocking, and
+    take nothing."""
     view = memoryview(data)
     while view:
         try:
@@ -98,7 +100,7 @@ def _write_all(raw: Any, data: bytes) -> None:
 def _try_flush(raw: Any) -> bool:
     try:
         raw.flush()
-    except BlockingIOError:  # Its buffer would be lost when the stream is closed.
+    except BlockingIOError:  # Closing the stream now would lose its buffer.
         return False
     return True
 
@@ -107,22 +109,22 @@ _printed: set[str] = set()
 
 
 def notice(text: str, *, repeat: bool = False) -> None:
-    """Print a line on stderr; the same text only once in a process."""
+    """Print a line on stderr. A text is printed only once in a process, unless `repeat` is True."""
     if text in _printed and not repeat:
         return
     _printed.add(text)
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
-    except Exception:  # noqa: BLE001 - an object of the caller's may raise any
+    except Exception:  # noqa: BLE001 - the caller may have replaced stderr by any object
         _log.info("%s", text)
 
 
 def print_last(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
 ) -> None:
-    """Have this text printed last: after what Python prints of an interrupt or, if that is caught,
-    at the end of the process, unless what it tells of is over by then."""
+    """Print a text as the last line: below Python's traceback of the interrupt; or if the interrupt
+    is caught, when the process exits, unless `is_over` is true by then."""
     interrupt.add_note(text)
     atexit.register(_print_unless_shown, interrupt, text, is_over)
 
@@ -130,26 +132,27 @@ def print_last(
 def _print_unless_shown(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool]
 ) -> None:
-    # the exception that the interpreter, or a notebook, has printed
+    # `sys.last_value` is the exception that the interpreter or the notebook has printed.
     if getattr(sys, "last_value", None) is not interrupt and not is_over():
         notice(text, repeat=True)
 
 
 def describe_interrupted(job_id: str, *, ended: bool, has_value: bool) -> str:
-    """For who is interrupted; whether the job has ended, and whether the handle has its value, so
-    that the records may be removed."""
+    """Return the line for a user who interrupts a wait. With `has_value`, it refers to the handle,
+    since the job's records may have been removed."""
     if not ended:
         return f"kinetic: {job_id} keeps running; {_describe_reattaching(job_id)}"
-    way = "this handle's result()" if has_value else f'kinetic.attach("{job_id}").result()'
-    return f"kinetic: {job_id} has ended: {way} returns its value, or raises its error."
+    call = "this handle's result()" if has_value else f'kinetic.attach("{job_id}").result()'
+    return f"kinetic: {job_id} has ended: {call} returns its value, or raises its error."
 
 
 def describe_timeout(job_id: str, fault: str) -> str:
-    """For an error; `fault` is why it cannot be told whether the job runs."""
-    it = "It keeps running"
+    """Return the end of a timeout's message. `fault` is the error that hides the job's state; ""
+    for none."""
+    state = "It keeps running"
     if fault:
-        it = f"Whether it keeps running cannot be told now ({fault.rstrip('.')})"
-    return f"{it}; {_describe_reattaching(job_id)}"
+        state = f"It may still be running, but its state is unknown now ({fault.rstrip('.')})"
+    return f"{state}; {_describe_reattaching(job_id)}"
 
 
 def _describe_reattaching(job_id: str) -> str:

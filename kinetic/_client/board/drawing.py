@@ -1,10 +1,9 @@
-"""Jobs drawn as HTML for notebooks: slices, hosts and chips, each host with its state. Pure.
+"""Drawings of jobs as HTML for notebooks: slices, hosts and chips, each host with its state. Pure.
 
 In: topologies, events, outcomes. Out: HTML and plain text.
 
-The drawing is self-contained: no style sheet, script, font or image. Text takes its colour from the
-page and every state is written out, so it can be read on light and dark backgrounds, without
-colours, and where styles are stripped.
+A drawing needs no style sheet, script, font or image. Text has the page's colour and every state is
+written out, so that it is readable on light and dark pages, without colours, and without styles.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from kinetic._core.ref import JobRef
 from kinetic._core.values import dataclass
 
 _DETAILED_HOSTS = 64
-"""Gangs up to this size are drawn with numbers and chips, larger ones as one square for each
-host."""
+"""Gangs up to this size are drawn with numbers and chips, larger gangs as a square per host."""
 _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8
 _NARROWEST_PX = 80
-"""Room for "63 returned", so that hosts line up in columns."""
+"""Width of "63 returned", so that hosts line up in columns."""
 _FRAME = (
     "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%;"
     "overflow-wrap:anywhere"
@@ -39,14 +37,13 @@ _FRAME = (
 
 @dataclass(frozen=True)
 class Picture:
-    """What a drawing shows.
+    """The content of a drawing.
 
     Attributes:
         title: the name of the function.
-        facts: shown after it: the job's id, the accelerator, times.
-        state: of the whole, "" for none.
-        topology: shape of each slice; None if unknown: hosts are then drawn without
-            chips.
+        facts: texts after the title: the job's id, the accelerator, the duration.
+        state: the state of the job; "" for none.
+        topology: the shape of each slice; None if unknown, then hosts are drawn without chips.
         hosts: the state of each host, by index.
         rows: names and values below the drawing.
     """
@@ -60,7 +57,7 @@ class Picture:
 
 
 def html(picture: Picture) -> str:
-    """Return the drawing."""
+    """Return a picture as HTML."""
     facts = "".join(f' <span style="opacity:.75">· {escape(fact)}</span>' for fact in picture.facts)
     dot = f'<span style="color:rgb({rgb(picture.state)})">●</span>'
     state = f" · {dot} {escape(picture.state)}" if picture.state else ""
@@ -99,7 +96,7 @@ def of_job(
 
 
 def batch_html(title: str, facts: Sequence[str], states: Sequence[str]) -> str:
-    """Return the drawing of a batch: a square for each input."""
+    """Return the drawing of a batch as HTML, with a square for each input."""
     details = "".join(
         f' <span style="opacity:.75">· {escape(fact)}</span>'
         for fact in (*facts, summary(states, "input"))
@@ -117,13 +114,13 @@ def batch_html(title: str, facts: Sequence[str], states: Sequence[str]) -> str:
 
 
 def text(picture: Picture) -> str:
-    """Return the same in one line."""
+    """Return a picture as one line of text."""
     parts = [picture.title, picture.state, *picture.facts, summary(picture.hosts)]
     return " · ".join(part for part in parts if part)
 
 
 def summary(states: Sequence[str], noun: str = "host") -> str:
-    """Count the states: "4 hosts: 3 running, 1 failed"."""
+    """Return the counts of the states: "4 hosts: 3 running, 1 failed"."""
     counts = Counter(states)
     noun = f"1 {noun}" if len(states) == 1 else f"{len(states):,} {noun}s"
     counted = (
@@ -165,7 +162,7 @@ def _slice(picture: Picture, index: int, states: Sequence[str], first: int, coun
         f'margin-bottom:4px">{escape(name + shape + summary(states))}</div>'
     )
     grid = "display:grid;grid-template-columns:repeat(32,max-content);gap:2px"
-    if detailed:  # wraps earlier where there is less room
+    if detailed:  # Wraps in a narrow page.
         grid = (
             "display:flex;flex-wrap:wrap;gap:6px;"
             f"max-width:{_WIDEST_ROW * (_host_px(picture.topology) + 6)}px"

@@ -1,6 +1,6 @@
-"""Marks each line of a log with its host and time.
+"""Prefixes of log lines: the host and the time of each line. Pure.
 
-In: `LogChunk`s of one or several hosts, as they arrive. Out: bytes to print. Pure.
+In: `LogChunk`s of one or several hosts, as they arrive. Out: bytes to print.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NO_TIME = "????-??-??T??:??:??.???Z"
 
 @dataclass
 class Prefixer:
-    """Turns chunks into bytes, unmodified if there is nothing to mark.
+    """Adds prefixes to the lines of chunks. Without `hosts` and `times`, chunks are not changed.
 
-    A chunk may end inside a line. The rest of that line follows without a mark; if another host
-    prints first, the open line is ended, so that two hosts never share a line.
+    A chunk may end inside a line. The rest of that line gets no second prefix. If another host
+    prints before the rest arrives, a line end is inserted: two hosts never share a line.
 
     Attributes:
-        hosts: mark lines with "[host 3] ".
-        times: mark lines with the time at which they were read, UTC.
+        hosts: prefix lines with "[host 3] ".
+        times: prefix lines with the time, in UTC, at which the host's agent read them.
     """
 
     hosts: bool = False
@@ -34,7 +34,7 @@ class Prefixer:
     _open_host: int | None = field(default=None, init=False)
 
     def add(self, chunk: LogChunk) -> bytes:
-        """Return what to print for the chunk."""
+        """Return the bytes to print for a chunk."""
         if not (self.hosts or self.times) or not chunk.data:
             return chunk.data
         mark = self._mark(chunk)
@@ -46,19 +46,18 @@ class Prefixer:
             else b"\n" + mark
         )
         self._open_host = None if chunk.data.endswith(b"\n") else chunk.host
-        # One pass in C over the whole chunk; the line end that closes it must not start a new mark.
+        # One pass in C over the whole chunk. A line end at its very end must not get a prefix.
         return head + chunk.data[:-1].replace(b"\n", b"\n" + mark) + chunk.data[-1:]
 
     def end(self) -> bytes:
-        """Return what ends the output: a line end when a marked line is still open."""
+        """Return the bytes that end the output: a line end if a prefixed line is open."""
         return b"" if self._open_host is None else b"\n"
 
     def join_chunks(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
-        """Join neighbours that get the same mark, so that a log of many short lines takes few
-        steps.
+        """Join successive chunks that get the same prefix, so that a log of many short lines takes
+        few steps.
 
-        Nothing is held back: joined chunks are passed on when there is nothing new (None), or when
-        they have grown large.
+        No output is delayed: joined chunks are yielded at each None, and when they are large.
         """
         if self.times:
             yield from chunks
@@ -101,7 +100,7 @@ def _join(parts: list[LogChunk]) -> LogChunk:
 
 
 def _iso(time_ns: int) -> str:
-    if not 0 < time_ns < 2**63:  # output whose time was lost or damaged
+    if not 0 < time_ns < 2**63:  # The time of the output was lost or damaged.
         return _NO_TIME
     seconds, rest_ns = divmod(time_ns, 1_000_000_000)
     return f"{_second(seconds)}.{rest_ns // 1_000_000:03d}Z"

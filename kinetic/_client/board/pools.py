@@ -1,8 +1,5 @@
-"""What the configured place has to run jobs on: the node pools of a cluster, or the nodes of a Ray
-cluster.
-
-In: settings. Out: rows, and the cells of a table of them.
-"""
+"""The capacity of the configured place: the node pools of a cluster, or the nodes of a Ray
+cluster."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ NUMBERS = ("NODES", "READY", "EACH", "SLICES")
 
 
 def list_pools(settings: Settings) -> tuple[PoolRow, ...]:
-    """Ask what the place has now, busy or not.
+    """Return the current node pools, or groups of Ray nodes, whether busy or free.
 
     Raises:
-        KineticError: there is no such place, or it does not answer.
+        KineticError: the cluster does not exist, or does not answer.
     """
     if settings.is_for_ray:
         from kinetic._backends.ray import checks
@@ -33,7 +30,7 @@ def list_pools(settings: Settings) -> tuple[PoolRow, ...]:
 
 
 def cells(row: PoolRow) -> tuple[str, ...]:
-    """Return the cells of a row, one for each column. Pure."""
+    """Return the cells of a row, one for each of the `COLUMNS`."""
     return (
         row.name or "-",
         row.kind,
@@ -48,6 +45,6 @@ def cells(row: PoolRow) -> tuple[str, ...]:
 
 
 def unused_columns(rows: Sequence[PoolRow]) -> list[str]:
-    """Return the columns that say nothing about any of these rows. Pure."""
+    """Return the columns that are empty in all rows."""
     table = [cells(row) for row in rows]
     return [name for n, name in enumerate(COLUMNS) if table and all(row[n] == "-" for row in table)]

@@ -1,8 +1,5 @@
-"""The one reader of jobs' states, for one job or a thousand: the store first, then each backend
-once.
-
-In: a store, access to backends. Out: `JobStanding`s, verdicts, pictures of gangs.
-"""
+"""The reader of jobs' states. It reads the store first, then asks each backend once for all jobs
+without a verdict, so that a thousand jobs take few calls."""
 
 from __future__ import annotations
 
@@ -37,18 +34,18 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 _PAGE_SIZE = 100
 _PLANS = 64
-"""How many plans are kept."""
-# What reads and gives whole verdicts is imported late: a list of a thousand ended jobs needs only
-# an excerpt of each.
+"""Size of the cache of plans."""
+# Modules for whole verdicts are imported late: a list of a thousand ended jobs needs only an
+# excerpt of each verdict.
 
 
 class JobBoard:
     """The jobs of one store.
 
     Args:
-        store: holds references and records.
-        backend_of: the backend that took a job.
-        now: seconds since the epoch.
+        store: holds the jobs' references and records.
+        backend_of: returns the backend that runs a job.
+        now: returns the time, in seconds since the epoch.
     """
 
     def __init__(
@@ -61,18 +58,18 @@ class JobBoard:
         self._read_plan = functools.lru_cache(_PLANS)(self._read_plan_of)
 
     def refs(self) -> list[JobRef]:
-        """Return all jobs, newest first."""
+        """Return the references of all jobs, newest first."""
         refs, self._listed = index.list_jobs(self.store)
         return refs
 
     def read_standings(
         self, refs: Sequence[JobRef], *, settles: bool = False
     ) -> dict[str, JobStanding]:
-        """Return where the jobs stand, by id. What cannot be asked hides no other job.
+        """Return the states of jobs, by id. An error of one backend affects only its own jobs.
 
-        A job whose leader is gone is judged. One that was never started has failed, but is judged
-        only with `settles`: its submission may yet go on. With `settles`, there are also whole
-        verdicts, and what jobs hold that are judged here is freed.
+        A job whose leader died is judged here. With `settles`, standings have whole verdicts, and
+        the backend's resources of jobs judged here are freed. A job that was never started counts
+        as failed, but gets a verdict only with `settles`, since its submission may still continue.
         """
         standings = {} if settles else dict(self._find_listed(refs))
         unlisted = [ref for ref in refs if ref.job_id not in standings]
@@ -98,14 +95,14 @@ class JobBoard:
         return standings
 
     def read_standing(self, ref: JobRef) -> JobStanding:
-        """Return where one job stands."""
+        """Return the state of one job."""
         return self.read_standings([ref])[ref.job_id]
 
     def select(
         self, refs: Sequence[JobRef], limit: int | None, states: Collection[str] = ()
     ) -> tuple[list[tuple[JobRef, JobStanding]], bool]:
-        """Return the first `limit` jobs in one of the states, in any if none is named, and whether
-        there may be more. They are looked at page by page, only as far as needed."""
+        """Return the first `limit` jobs that are in one of `states` (or in any, if it is empty),
+        and whether there may be more. Reads page by page, only as far as necessary."""
         page = len(refs) or 1 if limit is None else max(limit, _PAGE_SIZE) if states else limit
         selected: list[tuple[JobRef, JobStanding]] = []
         for begin in range(0, len(refs), page):
@@ -118,14 +115,13 @@ class JobBoard:
         return selected, False
 
     def settle(self, refs: Sequence[JobRef]) -> dict[str, Outcome | KineticError | None]:
-        """Return the verdicts of the jobs, by id: None while a job runs, an error if its verdict
-        cannot be told or its records were removed."""
+        """Return the verdicts of jobs, by id: None for a running job, an error if the verdict
+        cannot be determined or the records were removed."""
         standings = self.read_standings(refs, settles=True)
         return {job_id: each.outcome or each.error for job_id, each in standings.items()}
 
     def outcome(self, ref: JobRef) -> Outcome | None:
-        """Return the verdict on one job, with what its backend knows of a lost host; None while it
-        runs.
+        """Return the verdict on one job, explained by its backend; None while the job runs.
 
         Raises:
             NotFound: the job's records were removed.
@@ -136,20 +132,20 @@ class JobBoard:
         return None if standing is None else self.explain(ref, standing)
 
     def verdict(self, ref: JobRef) -> Outcome | None:
-        """Return the verdict in the store, if there is one. The backend is not asked."""
+        """Return the verdict in the store, without asking the backend; None if there is none."""
         from kinetic._client.board import verdicts
 
         return verdicts.read_verdict(self.store, ref, self._now())
 
     def explain(self, ref: JobRef, outcome: Outcome) -> Outcome:
-        """Return a verdict with what the backend knows of the host that was lost first."""
+        """Return a verdict with the backend's explanation of the first lost host."""
         from kinetic._client.board import verdicts
 
         return verdicts.explain(self._backend_of(ref), self.store, ref, outcome, self._now())
 
     def events(self, ref: JobRef) -> list[GangEvent]:
-        """Return what happened to a job's gang when, oldest first. Damaged lines, and events that
-        only a newer version knows, are skipped."""
+        """Return the events of a job's gang, oldest first. Damaged lines, and events of newer
+        versions, are skipped."""
         from kinetic._core import events
 
         try:
@@ -158,8 +154,8 @@ class JobBoard:
             return []
 
     def gang(self, ref: JobRef, outcome: Outcome | None = None) -> GangPicture:
-        """Return the picture of the job's gang, as far as it is known: all its attempts and their
-        hosts."""
+        """Return the picture of a job's gang: its attempts and their hosts, from the job's events
+        and verdict. Events that cannot be read are left out."""
         from kinetic._core.gang.picture import picture_of
 
         history: list[GangEvent] = []
@@ -168,22 +164,22 @@ class JobBoard:
         return picture_of(history, ref.hosts, outcome)
 
     def plan(self, ref: JobRef) -> Plan | None:
-        """Return what a job was asked to do; None if it cannot be read."""
+        """Return a job's plan; None if it cannot be read."""
         with contextlib.suppress(KineticError):
             return self.read_plan(ref)
         return None
 
     def read_plan(self, ref: JobRef) -> Plan:
-        """Return what a job was asked to do: the same forever, so the last plans are kept.
+        """Return a job's plan. Plans never change, so the last ones are cached.
 
         Raises:
-            KineticError: it cannot be read.
+            KineticError: the plan cannot be read.
         """
         return self._read_plan(ref.job_id)
 
     def cost(self, ref: JobRef, gang: GangPicture) -> tuple[Cost, float] | None:
-        """Return what the slices of a job cost, and what they have cost so far, in US dollars; None
-        if that is not known. Nothing is known of what they cost before and after the function."""
+        """Return the cost of a job's slices, and the US dollars spent so far; None if the price is
+        unknown. Only the time of the function counts, not that before and after it."""
         plan = self.plan(ref)
         if plan is None or plan.cost is None:
             return None
@@ -193,8 +189,8 @@ class JobBoard:
     def add_starts(
         self, jobs: Sequence[tuple[JobRef, JobStanding]]
     ) -> list[tuple[JobRef, JobStanding]]:
-        """Return the same with the times at which the functions of running jobs started in their
-        current attempts."""
+        """Return the same jobs, with `started_at` of running jobs set to the start of the function
+        in the current attempt."""
         running = [ref for ref, standing in jobs if standing.ended_at is None]
         gangs = at_once(self.gang, running, self.store.calls_at_once)
         starts = (gang.current.ready_at for gang in gangs)
@@ -219,7 +215,7 @@ class JobBoard:
         for ref in refs:
             with contextlib.suppress(CorruptRecord, KeyError):
                 standing = standing_of_verdict(self._listed[ref.job_id], ref.created_at)
-                if standing.state != JobStatus.FAILED:  # What is listed does not say why.
+                if standing.state != JobStatus.FAILED:  # The list does not have the reason.
                     yield ref.job_id, standing
 
     def _read(self, ref: JobRef, *, settles: bool) -> JobStanding | None:
@@ -230,12 +226,12 @@ class JobBoard:
             except NotFound:
                 return None
             except CorruptRecord:
-                pass  # It is rebuilt.
+                pass  # `verdict` rebuilds it.
         outcome = self.verdict(ref)
         return None if outcome is None else _stand_by(outcome, ref)
 
     def _conclude(self, ref: JobRef, status: Status, *, settles: bool) -> JobStanding:
-        """Return where a job stands that had no verdict before its backend was asked."""
+        """Return the state of a job without a verdict, from its backend's status."""
         if not status.phase.ended:
             return JobStanding(status.phase, status.reason)
         from kinetic._client.board import verdicts
@@ -256,7 +252,7 @@ class JobBoard:
                     verdicts.release(self._backend_of(ref), ref)
             if outcome is not None:
                 return _stand_by(outcome, ref)
-        reason = f"The records of {ref.job_id} were removed: there is nothing left to read."
+        reason = f"The records of {ref.job_id} were removed, so its result cannot be read."
         return JobStanding(JobStatus.NOT_FOUND, status.reason, error=NotFound(reason))
 
 

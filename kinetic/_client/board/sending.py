@@ -1,7 +1,4 @@
-"""Progress on a terminal while much is sent.
-
-In: a store that counts what it sends. Out: one line on stderr that is redrawn.
-"""
+"""A progress bar on the terminal for large uploads."""
 
 from __future__ import annotations
 
@@ -15,23 +12,24 @@ from kinetic._client.board import console
 from kinetic._store.base import Store, Watchable
 
 WORTH_BYTES = 20_000_000
-"""Less is sent before anyone would wait."""
+"""Smaller uploads show no progress: they take no noticeable time."""
 _MB = 1_000_000
 _WIDTH = 24
 
 
 @contextmanager
 def show_progress(store: Store, most_bytes: int, stream: TextIO | None = None) -> Iterator[Store]:
-    """Show progress while the `with` block runs, if much may be sent over a network.
+    """Show the progress of uploads in the `with` block, on a terminal and for a remote store. The
+    block must send through the store that this yields.
 
     Args:
-        store: where it goes.
-        most_bytes: how much is sent if the store has nothing of it.
-        stream: a terminal; stderr by default.
+        store: the store to send to.
+        most_bytes: the size of the upload if the store has none of the content.
+        stream: the terminal; by default stderr.
     """
     stream = sys.stderr if stream is None else stream
-    is_seen = most_bytes >= WORTH_BYTES and console.can_redraw(stream)
-    if not is_seen or not isinstance(store, Watchable):
+    is_worthwhile = most_bytes >= WORTH_BYTES and console.can_redraw(stream)
+    if not is_worthwhile or not isinstance(store, Watchable):
         yield store
         return
     lock, sent_bytes, width = threading.Lock(), 0, 0

@@ -15,8 +15,7 @@ from kinetic.errors import UsageError
 
 
 def topology_of(ref: JobRef) -> Topology | None:
-    """Return the shape of each slice; None if a newer version submitted the job to an accelerator
-    that is unknown here."""
+    """Return the shape of each slice; None if this version does not know the accelerator."""
     try:
         topology = resolve(ref.accelerator)
         return topology.as_one_host() if ref.has_single_controller else topology
@@ -25,13 +24,14 @@ def topology_of(ref: JobRef) -> Topology | None:
 
 
 def name_slice(topology: Topology) -> str:
-    """Return "tpu-v6e-16 · 4x4"; "cpu:2" where the shape is the number in the name."""
+    """Return a slice's name and shape, such as "tpu-v6e-16 · 4x4"; only the name, such as "cpu:2",
+    if its number is the shape."""
     is_line = topology.shape_text.isdecimal()
     return topology.name if is_line else f"{topology.name} · {topology.shape_text}"
 
 
 def machines_of_a_slice(ref: JobRef) -> int:
-    """Return how many machines a slice has, whether or not each runs the function."""
+    """Return the number of machines of a slice, including those that do not run the function."""
     try:
         return resolve(ref.accelerator).hosts
     except UsageError:
@@ -39,8 +39,8 @@ def machines_of_a_slice(ref: JobRef) -> int:
 
 
 def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
-    """Return the slice of a host; None where the job has one slice, or hosts are all there is to
-    tell slices by. `slices` are those that take part, where the job is elastic."""
+    """Return the slice of a host; None if the job has one slice, or each slice has one host.
+    `slices` are the slices that take part in an elastic job."""
     topology = topology_of(ref)
     if topology is None or not 1 < topology.hosts < ref.hosts:
         return None
@@ -49,8 +49,8 @@ def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
 
 
 def describe_shape(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
-    """Return "2 slices of tpu-v6e-8 (4 hosts)", or "2 to 3 slices of tpu-v6e-8 (single
-    controller)": of one process, `slices` is what was asked for."""
+    """Return "2 slices of tpu-v6e-8 (4 hosts)", or for a single controller "2 to 3 slices of
+    tpu-v6e-8 (single controller)". Only a single controller needs `slices`, the option."""
     if ref.has_single_controller:
         least, most = (slices, slices) if isinstance(slices, int) else slices
         several = f"{most}" if least == most else f"{least} to {most}"

@@ -1,7 +1,4 @@
-"""What the jobs of a batch have cost together.
-
-In: jobs and their standings. Out: `Spending`s.
-"""
+"""The cost of a batch: the sum over its jobs."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Spending(NamedTuple):
-    """What jobs have cost so far, in US dollars.
+    """The cost of several jobs, in US dollars.
 
     Attributes:
-        so_far_usd: of all of them.
-        usd_per_hour: of those that run.
-        origins: where the prices are from, each once.
-        simulated: how many jobs are simulated, and cost nothing.
-        unknown: of how many jobs no price is known.
-        jobs: how many there are.
-        is_over: whether none of them runs or waits.
+        so_far_usd: the cost so far.
+        usd_per_hour: the current rate of the running jobs.
+        origins: the sources of the prices, without duplicates.
+        simulated: the number of simulated jobs, which cost nothing.
+        unknown: the number of jobs without a known price.
+        jobs: the number of all jobs.
+        is_over: True if no job runs or waits.
     """
 
     so_far_usd: float
@@ -40,12 +37,12 @@ class Spending(NamedTuple):
     is_over: bool
 
     def describe(self) -> str:
-        """Return it for people: "about $12.40 so far ($86.40 an hour, list price, us-east5)"; "" if
-        no price is known."""
+        """Return the cost for people: "about $12.40 so far ($86.40 an hour now, list price,
+        us-east5)"; "" if no price is known."""
         from kinetic._core.accelerators.prices import in_usd
 
         if self.simulated and self.simulated + self.unknown == self.jobs:
-            return "nothing: its jobs are simulated"
+            return "nothing: the jobs are simulated"
         if self.unknown == self.jobs:
             return ""
         rate = () if self.is_over else (f"{in_usd(self.usd_per_hour)} an hour now",)
@@ -56,7 +53,7 @@ class Spending(NamedTuple):
         )
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return it as a JSON object; None if no price is known."""
+        """Return the cost as a JSON object; None if no price is known."""
         if self.unknown == self.jobs:
             return None
         return {
@@ -69,14 +66,15 @@ class Spending(NamedTuple):
 
 
 class SpendingWatch:
-    """Adds up what jobs have cost; those that have ended are read once."""
+    """Adds up the cost of jobs. An ended job is read only once."""
 
     def __init__(self, board: JobBoard) -> None:
         self._board = board
         self._ended: dict[str, tuple[Cost, float] | None] = {}
 
     def read(self, jobs: Sequence[tuple[JobRef, JobStanding]]) -> Spending:
-        """Return what these jobs have cost; of those that run, `started_at` has to be known."""
+        """Return the cost of these jobs. Running jobs need `started_at`, as `JobBoard.add_starts`
+        sets it."""
         amounts = at_once(self._read_job, jobs, self._board.store.calls_at_once)
         costs = [(job[1], *amount) for job, amount in zip(jobs, amounts, strict=True) if amount]
         paid = [cost for cost in costs if not cost[1].is_simulated]

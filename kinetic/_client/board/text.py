@@ -1,7 +1,4 @@
-"""Text for people, made from values: ages, sizes, aligned tables. Pure.
-
-In: numbers and rows. Out: strings.
-"""
+"""Formatting for people: ages, sizes, costs, aligned tables. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ if TYPE_CHECKING:
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _JOINERS = "\u200c\u200d"
-"""They join letters and pictures, and steer nothing."""
+"""Characters that join letters and emoji: not printable for Python, but harmless."""
 
 
 def age(seconds: float) -> str:
-    """Return the length of time in its largest sensible unit: "0.4s", "45s", "12m", "5h", "9d"."""
+    """Return a duration in its largest sensible unit: "0.4s", "45s", "12m", "5h", "9d"."""
     if 0 < seconds < 1:
         return _fraction(seconds)
     whole_s = max(0, int(seconds))
@@ -29,8 +26,7 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return how long something took, more precisely than an age: "0.4s", "8.2s", "45s", "12m30s",
-    "3h05m"."""
+    """Return a duration more precisely than `age`: "0.4s", "8.2s", "45s", "12m30s", "3h05m"."""
     if seconds < 10:
         return _fraction(max(0.0, seconds))
     whole_s = int(seconds)
@@ -46,7 +42,7 @@ def _fraction(seconds: float) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Return the size in its largest sensible unit: "812 B", "1.5 GiB"."""
+    """Return a size in its largest sensible unit: "812 B", "1.5 GiB"."""
     power = 0
     while size_bytes >= 1024 and power < len(_SIZES) - 1:
         size_bytes, power = size_bytes / 1024, power + 1
@@ -54,22 +50,22 @@ def size(size_bytes: float) -> str:
 
 
 def describe_cost(cost: Cost, so_far_usd: float, *, is_over: bool) -> str:
-    """Return what a job has cost: "about $1.20 so far ($43.20 an hour, list price, us-east5)"."""
+    """Return a job's cost: "about $1.20 so far ($43.20 an hour, list price, us-east5)"."""
     if cost.is_simulated:
-        return f"nothing: it is simulated (a real one: {cost.rate})"
-    from kinetic._core.accelerators.prices import in_usd  # lists do without
+        return f"nothing: the job is simulated (a real one: {cost.rate})"
+    from kinetic._core.accelerators.prices import in_usd  # not needed by lists
 
     return f"about {in_usd(so_far_usd)}{'' if is_over else ' so far'} ({cost.rate})"
 
 
 def count(number: int, noun: str) -> str:
-    """Return "1 job", "3 jobs"."""
+    """Return a number with its noun: "1 job", "3 jobs"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def printable(value: object) -> str:
-    """Return one line without control characters: a name from a record must not steer the
-    terminal."""
+    """Return a value as one line with control characters replaced by blanks, so that a name from a
+    record cannot control the terminal."""
     text = str(value)
     if text.isprintable():
         return text
@@ -77,8 +73,8 @@ def printable(value: object) -> str:
 
 
 def printable_lines(value: str) -> str:
-    """Return text of several lines with its control characters written out: what a host says must
-    not steer the terminal."""
+    """Return text of several lines with control characters escaped, so that a host's output cannot
+    control the terminal."""
     allowed = f"\n\t{_JOINERS}"
     return "".join(
         c if c.isprintable() or c in allowed else c.encode("unicode_escape").decode() for c in value
@@ -86,8 +82,8 @@ def printable_lines(value: str) -> str:
 
 
 def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows below a head line, columns padded with blanks; nothing is cut off, so that
-    programs can read it."""
+    """Return a table with a header, columns padded with blanks. No cell is cut, so that programs
+    can read it."""
     table = [tuple(columns), *(tuple(map(printable, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
@@ -96,6 +92,6 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def align_pairs(items: Sequence[tuple[str, str]]) -> str:
-    """Return "Name:  value" lines with the values below each other."""
+    """Return "Name:  value" lines with aligned values."""
     width = max(len(name) for name, _ in items) + 1
     return "\n".join(f"{name + ':':<{width}}  {printable(value)}".rstrip() for name, value in items)

@@ -1,8 +1,5 @@
-"""The verdict on a job: as it is stored, rebuilt where that is damaged, or given here where its
-leader is gone. The only judge of orphans.
-
-In: a store, a reference, a backend and what it says. Out: `Outcome`s.
-"""
+"""The verdict on a job: read from the store, rebuilt from the hosts' reports if it is damaged, or
+judged here if the leader died. The only module that judges orphaned jobs."""
 
 from __future__ import annotations
 
@@ -26,18 +23,19 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
 KNOWN_FOR_S = 3600.0
-"""After this time a backend is not asked why a host was lost: it has forgotten."""
+"""Backends forget why a host was lost, so they are not asked later than this after a job's end."""
 
 
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the stored verdict; a damaged one is rebuilt from the hosts' reports."""
+    """Return the stored verdict; None if there is none. Rebuild a damaged one from the hosts'
+    reports."""
     try:
         return Outcome.read(store.get(layout.JobKeys(ref.job_id).outcome))
     except NotFound:
         return None
     except CorruptRecord as damage:
         _log.warning(
-            "the verdict of %s is damaged (%s); it is rebuilt from the hosts' reports",
+            "the stored verdict of %s is damaged (%s); using the hosts' reports instead",
             ref.job_id,
             damage,
         )
@@ -50,14 +48,14 @@ def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
 
 
 def status_of_unknown(store: Store, ref: JobRef, now: float) -> JobStatus:
-    """Return the status of a job that has no verdict, and that its backend does not know."""
+    """Return the status of a job that has no verdict and is unknown to its backend."""
     reference, plan = layout.JobKeys(ref.job_id).ref, layout.JobKeys(ref.job_id).plan
     # The plan is written first, the reference is deleted last.
     recorded = store.has(reference) and store.has(plan)
     status_if_created = partial(status_of, None, JobStatus.NOT_FOUND, recorded=recorded, now=now)
     status = status_if_created(created_at=ref.created_at)
     if status is JobStatus.FAILED and not ref.place.is_supervised:
-        # The reference has the time of the submitter's clock, which may be wrong.
+        # The time in the reference is from the submitter's clock, which may be wrong.
         entries = store.entries(layout.JobKeys(ref.job_id).prefix)
         written_at = next(
             (entry.written_at for entry in entries if entry.key == plan), ref.created_at
@@ -72,22 +70,22 @@ PlanOf = Callable[[JobRef], Plan | None]
 def judge_orphan(
     store: Store, ref: JobRef, plan_of: PlanOf, status: Status, now: float
 ) -> Outcome | None:
-    """Judge a job whose supervisor was killed, and store the verdict unless another process was
-    first. None if the job was removed since its backend was asked: nothing is written then."""
+    """Judge a job whose leader died, and store the verdict unless another process has. Return the
+    stored verdict; None, without writing anything, if the job was removed meanwhile."""
     if not store.has(layout.JobKeys(ref.job_id).ref):
         return None
     outcome = _orphan_verdict(store, ref, plan_of, status, now)
-    # A folder that is removed at this moment must not come back with the verdict.
+    # If the job's folder is removed at this moment, writing must not create it again.
     existing = as_existing(store)
     try:
         first = index.write_outcome(existing, ref.job_id, outcome, if_absent=True)
     except StoreError as error:
         if not store.has(layout.JobKeys(ref.job_id).ref):
             return None
-        _log.warning("the verdict of %s could not be kept: %s", ref.job_id, error)
+        _log.warning("the verdict of %s could not be stored: %s", ref.job_id, error)
         return outcome
     if not store.has(layout.JobKeys(ref.job_id).ref):
-        store.delete(layout.JobKeys(ref.job_id).prefix)  # Who removed it has not seen this verdict.
+        store.delete(layout.JobKeys(ref.job_id).prefix)  # The verdict came after the removal.
         return None
     return outcome if first else read_verdict(store, ref, now) or outcome
 
@@ -99,7 +97,7 @@ def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
 
 
 def _last_heard(store: Store, ref: JobRef) -> float:
-    """Return when the hosts of a job have last left something: nobody has noted its end."""
+    """Return the time of the newest file that hosts wrote: the best guess for an unrecorded end."""
     entries = store.entries(layout.JobKeys(ref.job_id).attempts)
     return max((entry.written_at for entry in entries), default=ref.created_at)
 
@@ -139,7 +137,7 @@ def _orphan_verdict(
     if first is not None and program_code(first) is not ProgramCode.CODE_FAILED:
         plan = plan_of(ref)
         if plan is not None and plan.elastic_gang is not None:
-            # Had the supervisor lived, another attempt would have followed the loss of a host.
+            # Blame no host: with a live supervisor, a new attempt would have followed the loss.
             outcome = replace(outcome, blamed=())
     if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
@@ -147,25 +145,25 @@ def _orphan_verdict(
 
 
 def _as_agents_saw_it(outcome: Outcome) -> str:
-    """What the first agent reports: one that gives up ends the supervisor, and the others see only
-    that."""
+    """Return the report of the first agent that stopped. An agent that gives up ends the
+    supervisor; the other agents only report that."""
     stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
     return min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
 
 
 def release(backend: Backend, ref: JobRef) -> None:
-    """Free what the leader of a job could not end, such as pods that wait for nodes."""
+    """Free the backend's resources of a job whose leader died, such as pods that wait for nodes."""
     if ref.place.is_supervised:
         return
     try:
         backend.cleanup(ref)
     except KineticError as error:
-        _log.warning("%s has ended, and what it holds could not be freed: %s", ref.job_id, error)
+        _log.warning("resources of the ended job %s could not be freed: %s", ref.job_id, error)
 
 
 def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:
-    """Return the verdict with what the backend knows of the host that was lost first, and store it:
-    that knowledge is gone soon after a job's end. The first caller does this for all others."""
+    """Return the verdict with the backend's explanation of the first lost host, and store it for
+    later callers: the backend forgets soon after a job's end."""
     first = outcome.first
     if outcome.explained or first is None:
         return outcome
@@ -177,23 +175,23 @@ def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: 
     if not isinstance(backend, Explains):
         return outcome
     if ref.has_head and not unready:
-        return outcome  # The head has told of each loss; hosts have other numbers in each attempt.
+        return outcome  # The head has reported each loss; host numbers differ between attempts.
     try:
         why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)
     except KineticError:
-        return outcome  # The next caller may learn it.
+        return outcome  # Leave it unexplained: a later caller may get an answer.
     if unready and not why:
-        return outcome  # Another process may have seen it.
+        return outcome  # A later caller may get an explanation.
     explained = replace(outcome, explained=True)
-    if why and not _is_said(outcome.reason, why):
+    if why and not _contains(outcome.reason, why):
         explained = replace(explained, reason=f"{outcome.reason.rstrip('.')}. {why}")
-    if why and not _is_said(first.detail, why):
+    if why and not _contains(first.detail, why):
         explained = explained.add_detail(first.host, why)
     with contextlib.suppress(StoreError):
         index.write_outcome(store, ref.job_id, explained)
     return explained
 
 
-def _is_said(words: str, why: str) -> bool:
-    """Whether a sentence is a part of what was told, perhaps with another first letter."""
-    return why.rstrip(".")[1:] in words
+def _contains(text: str, sentence: str) -> bool:
+    """True if the text contains the sentence, whatever the case of its first letter."""
+    return sentence.rstrip(".")[1:] in text

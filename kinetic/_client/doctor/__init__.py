@@ -1,1 +1,2 @@
-"""Whether this machine can run jobs, what they left behind, and what to do about it."""
+"""`kinetic doctor`: checks of this machine, the configured cluster, the store, and leftovers of
+jobs."""

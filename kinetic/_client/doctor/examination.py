@@ -1,4 +1,4 @@
-"""The whole examination of this machine, the configured cluster and the store."""
+"""The examination of `kinetic doctor`: all checks, in the order of the report."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from kinetic.errors import KineticError, UsageError
 
 @dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """The findings of an examination."""
 
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing will go wrong."""
+        """True if no finding is a problem."""
         return all(finding.level is not Level.PROBLEM for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
+        """Return the report as a JSON object."""
         return {"ok": self.ok, "findings": [f.to_json() for f in self.findings]}
 
 
 def examine() -> Report:
-    """Check everything."""
+    """Check the machine, the settings, the store, leftovers and the configured cluster."""
     plain, fault = _settings()
     machine = probes.read_machine()
     simulates = simulation.can_simulate(machine.system)
@@ -72,7 +72,7 @@ def _settings() -> tuple[Settings | None, str]:
 
 
 def _profiles() -> tuple[str, str | None]:
-    """What is wrong with the profiles, and which one is in use."""
+    """Return the fault of the profiles ("" for none), and the name of the profile in use."""
     try:
         saved, chosen = profiles.read(settings.profiles_file()), settings.chosen_profile()
         if chosen is not None:
@@ -83,8 +83,8 @@ def _profiles() -> tuple[str, str | None]:
 
 
 def _load_settings() -> Settings | None:
-    """The settings, with those of the profile; None if one of them has a fault, which is reported
-    as the settings' or the profiles'."""
+    """Return the settings including the profile's; None if they have a fault, which `_settings` or
+    `_profiles` reports."""
     try:
         return settings.load()
     except KineticError:
@@ -92,8 +92,7 @@ def _load_settings() -> Settings | None:
 
 
 def _check_remote(chosen: Settings, *, has_cluster: bool) -> list[Finding]:
-    """Findings about the configured cluster and store; none if jobs run and are kept on this
-    machine."""
+    """Check the configured cluster and a remote store. No findings if both are on this machine."""
     findings = list(cluster.check(chosen)) if has_cluster else []
     if chosen.is_for_ray:
         from kinetic._backends.ray import checks as ray_checks

@@ -1,6 +1,6 @@
-"""What jobs left behind on this machine: jobs without a verdict, processes, damaged records.
+"""Leftovers of jobs on this machine: jobs without a verdict, processes, damaged records.
 
-Nothing is repaired here: whoever looks at an orphaned job judges it, and `kinetic jobs prune`
+They are only reported: reading the status of an orphaned job judges it, and `kinetic jobs prune`
 removes records.
 """
 
@@ -27,17 +27,18 @@ from kinetic._system import locks, processes
 from kinetic.errors import KineticError, NotFound, UnsupportedVersion, name_some
 
 SETTLED_S = 60.0
-"""Anything younger may belong to a job that is just beginning or ending."""
+"""Younger leftovers are ignored: their job may just be starting or ending."""
 LOCAL = Place("local")
-"""Where jobs run on this machine."""
+"""The place of jobs on this machine."""
 _NAMED_AT_MOST = 3
-_OF_FUNCTIONS = preemption.VARIABLE.encode()
+_FUNCTION_VARIABLE = preemption.VARIABLE.encode()
+"""An environment variable that every program started by a job's function has."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a job: its id, its role ("agent 0"), its job, and for how long it has run."""
+    """A process of a job, with its role, such as "agent 0", and its age in seconds."""
 
     pid: int
     role: str
@@ -48,12 +49,12 @@ class Process:
 def probe(
     store: LocalStore, now: float, list_processes: Callable[[], Iterator[Process]] | None = None
 ) -> list[Finding]:
-    """Look for what jobs left in the store and among the processes.
+    """Return findings about leftovers in the store and among the processes of this machine.
 
     Args:
-        store: of this machine.
-        now: seconds since the epoch.
-        list_processes: those of jobs; for tests.
+        store: the local store.
+        now: the time in seconds since the epoch.
+        list_processes: lists the processes of jobs, for tests.
     """
     refs, damaged = _read_references(store)
     damaged += [fault for ref in refs for fault in _find_damage(store, ref)]
@@ -61,7 +62,7 @@ def probe(
         warn(
             "records",
             f"{path} cannot be read: {fault}",
-            "Remove the file if you do not need what is left in it.",
+            "Remove the file, unless you want to recover its content.",
         )
         for path, fault in damaged
     ]
@@ -73,7 +74,7 @@ def probe(
             warn(
                 "orphans",
                 f"{text}killed: {name_some(orphans, _NAMED_AT_MOST)}.",
-                "`kinetic jobs wait ID` judges one by what its hosts reported.",
+                "`kinetic jobs wait ID` judges a job by its hosts' reports.",
             )
         )
     strays = [
@@ -96,7 +97,7 @@ def probe(
         findings.append(
             warn("leftovers", f"{text}{name_some(unfinished, _NAMED_AT_MOST)}.", remedy)
         )
-    in_order = f"None: {_count(len(local), 'job')} of this machine, all in order."
+    in_order = f"None: {_count(len(local), 'job')} on this machine, all in order."
     return findings or [ok("leftovers", in_order)]
 
 
@@ -110,7 +111,7 @@ def _read_references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, s
         try:
             refs.append(index.find(store, job_id))
         except NotFound:
-            continue  # removed since
+            continue  # The job was removed meanwhile.
         except KineticError as fault:
             damaged.append((str(store.path(layout.JobKeys(job_id).ref)), str(fault)))
     return refs, damaged
@@ -130,7 +131,8 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
 def _find_ended(
     store: LocalStore, refs: Sequence[JobRef], now: float
 ) -> tuple[set[str], list[str]]:
-    """Return the jobs that no process runs any more, and those of them without a verdict."""
+    """Return the ids of jobs without running processes, and of those among them without a
+    verdict."""
     backend = registry.make(LOCAL, store)
     outcomes = {ref.job_id: layout.JobKeys(ref.job_id).outcome for ref in refs}
     judged = has_many(store, list(outcomes.values()))
@@ -147,7 +149,7 @@ def _find_ended(
 
 
 def _find_unfinished(store: LocalStore, now: float) -> Iterator[str]:
-    """Jobs whose submission was killed before it wrote their reference."""
+    """Yield the ids of jobs whose submission died before it wrote the reference."""
     for job_id in sorted(set(store.parts(layout.JOBS)).difference(index.ids(store))):
         folder = store.path(layout.JobKeys(job_id).prefix)
         with contextlib.suppress(OSError):
@@ -157,7 +159,7 @@ def _find_unfinished(store: LocalStore, now: float) -> Iterator[str]:
 
 
 def _list_processes() -> Iterator[Process]:
-    """List the processes of jobs that belong to this user."""
+    """Yield this user's processes that belong to jobs."""
     for pid in processes.all_pids():
         with contextlib.suppress(OSError):
             if processes.owner(pid) != os.geteuid():
@@ -169,7 +171,7 @@ def _list_processes() -> Iterator[Process]:
                 continue
             pairs = (each.partition(b"=") for each in processes.environ(pid).split(b"\0"))
             environ = {name: value for name, _, value in pairs}
-            if _OF_FUNCTIONS not in environ:  # Who sets KINETIC_JOB_ID by hand is no leftover.
+            if _FUNCTION_VARIABLE not in environ:  # A user may set KINETIC_JOB_ID by hand.
                 continue
             if job_id := environ.get(b"KINETIC_JOB_ID", b"").decode(errors="replace"):
                 yield Process(pid, "a program of the function", job_id, processes.age_s(pid))

@@ -1,7 +1,7 @@
-"""What `kinetic doctor` looks at on this machine: what is installed, memory, the store, settings.
+"""The checks of `kinetic doctor` on this machine: installed software, memory, the store, settings.
 
-Each probe returns what it found; what cannot be looked up is unknown, and no probe raises. What
-several probes need is read once: `Machine`, `StoreFolder`.
+Each probe returns findings and never raises: facts that cannot be read count as unknown. Facts that
+several probes need are read once, into `Machine` and `StoreFolder`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ from kinetic.version import __version__
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 6)
 HOSTS_PER_CPU = 8
-"""This many hosts still share a processor well: a gang of 16 hosts on 2 processors starts in about
-2 seconds."""
+"""Simulated hosts that share a processor well: 16 hosts on 2 processors start in about 2 s."""
 LITTLE_BYTES = 1 << 30
 NOTHING_BYTES = 100 << 20
 _COMMON_HOSTS = 4
-"""The hosts of 16 v6e chips; a machine without room for them is small."""
+"""A machine without memory for this many hosts, those of 16 v6e chips, gets a warning."""
 _OTHERS = 0o077
 _PACKAGES = ("jax", "keras")
 _UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) != 0)"
-"""CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
+"""Tries CLONE_NEWUSER and CLONE_NEWNS, in a process that ends at once."""
 _PATIENCE_S = 10.0
 
 
@@ -58,13 +57,13 @@ class Machine:
 
     Attributes:
         system: "linux", "darwin", ...
-        python: version.
-        versions: of packages by name; None for those that are not installed.
-        available_bytes: memory that new processes could get; None when unknown.
-        cpus: processors that this process may use, within its quota; None when unknown.
-        namespaces: whether a user may create mount namespaces; None when unknown.
-        arch: of its processors, as Python calls it.
-        loopback_fault: why its programs cannot talk over 127.0.0.1; "" if they can.
+        python: the version of Python.
+        versions: versions of packages, by name; None for a package that is not installed.
+        available_bytes: memory available to new processes; None if unknown.
+        cpus: processors that this process may use, within its quota; None if unknown.
+        namespaces: True if a user may create mount namespaces; None if unknown.
+        arch: the processor architecture, in Python's spelling.
+        loopback_fault: why programs cannot connect over 127.0.0.1; "" if they can.
     """
 
     system: str
@@ -79,17 +78,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class StoreFolder:
-    """The folder of a store, or the place for it.
+    """The folder of the local store, which may not exist yet.
 
     Attributes:
-        path: its path.
-        exists: whether it exists.
-        is_folder: whether it is a folder, if it exists.
-        writable: whether files, or the folder itself, can be created.
-        is_mine: whether it belongs to this user.
-        mode: its permissions; 0 if it does not exist.
-        free_bytes: space left on its disk; None when unknown.
-        refused: why kinetic does not use it as it is; "" if it does.
+        path: the path of the folder.
+        exists: True if something exists at the path.
+        is_folder: True if that is a folder.
+        writable: True if files in the folder, or the folder itself, can be created.
+        is_mine: True if the folder belongs to this user.
+        mode: the permissions; 0 if the folder does not exist.
+        free_bytes: free space on the disk; None if unknown.
+        refused: why kinetic refuses to use the folder; "" if it does not.
     """
 
     path: str
@@ -103,7 +102,7 @@ class StoreFolder:
 
 
 def read_machine() -> Machine:
-    """Look at what is installed, and at processors and memory."""
+    """Read the facts about this machine."""
     packages = {"kinetic": __version__} | {name: _version(name) for name in _PACKAGES}
     return Machine(
         sys.platform,
@@ -130,13 +129,13 @@ def _namespaces(system: str) -> bool | None:
     if system != "linux":
         return None
     try:
-        tried = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-ISc", _UNSHARE],
             capture_output=True,
             timeout=_PATIENCE_S,
             check=False,
         )
-        return tried.returncode == 0
+        return result.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return None
 
@@ -149,7 +148,7 @@ def list_slices() -> dict[str, int]:
 
 
 def read_folder(path: Path) -> StoreFolder:
-    """Look at the folder of the store, or at the place for it."""
+    """Read the facts about the store's folder, or about its parent if it does not exist."""
     existing = next((p for p in (path, *path.parents) if p.exists()), path)
     free = None
     with contextlib.suppress(OSError):
@@ -171,7 +170,7 @@ def read_folder(path: Path) -> StoreFolder:
 
 
 def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
-    """Check what is installed, and whether it can run jobs."""
+    """Check the versions of Python, JAX and Keras, and the operating system."""
     text = ".".join(map(str, machine.python[:3]))
     if machine.python[:2] < OLDEST_PYTHON:
         python = problem(
@@ -191,7 +190,7 @@ def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
 
 
 def _system(system: str, *, has_cluster: bool) -> Finding:
-    """What a machine that cannot simulate slices can be used for."""
+    """Return the finding for a machine that cannot simulate slices."""
     limit = f"This is {name_system(system)}; slices are simulated on Linux only."
     if has_cluster:
         return ok("system", f"{limit} Jobs run on a cluster.")
@@ -247,7 +246,7 @@ def tpu_compiler(machine: Machine, find: Callable[[], TpuCompiler] = find_compil
     if (machine.system, machine.arch) != ("linux", "x86_64"):
         return ok(
             check,
-            f"The TPU compiler runs on Linux on x86-64 only, and this is {machine.system} on "
+            f"The TPU compiler runs only on Linux on x86-64; this is {machine.system} on "
             f"{machine.arch}. In a container: {CONTAINER}",
         )
     if str(compiler) == WITHOUT_LIBTPU or jax is None:
@@ -258,13 +257,14 @@ def tpu_compiler(machine: Machine, find: Callable[[], TpuCompiler] = find_compil
         )
     if isinstance(compiler, PreflightError):
         return warn(check, str(compiler), "pip install --upgrade jax libtpu")
-    return ok(check, f"{compiler} compile for TPUs here, with JAX {jax}.")
+    return ok(check, f"{compiler} compile for TPUs on this machine, with JAX {jax}.")
 
 
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
-    """Check which slices fit into memory; `slices` are hosts by name."""
+    """Check which slices fit into memory; `slices` has the number of hosts of each slice, by
+    name."""
     if machine.available_bytes is None:
-        return ok("memory", "The available memory is unknown here.")
+        return ok("memory", "The available memory is unknown.")
     hosts = max(0, (machine.available_bytes - SHARED_BYTES) // JAX_HOST_BYTES)
     free = f"{machine.available_bytes / 2**30:.1f} GiB are available"
     remedy = "Close other programs, or use a larger machine or a cluster for larger slices."
@@ -290,13 +290,14 @@ def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
 
 
 def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
-    """Say which slices the processors run reasonably fast; `slices` are hosts by name."""
+    """Report which slices the processors run reasonably fast; `slices` has the number of hosts of
+    each slice, by name."""
     if machine.cpus is None:
-        return ok("processors", "The number of processors is unknown here.")
+        return ok("processors", "The number of processors is unknown.")
     text = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
     well = _example(machine.cpus * HOSTS_PER_CPU, slices)
     return ok(
-        "processors", f"{text}: good for slices of up to about {well}. Larger ones run, slowly."
+        "processors", f"{text}: good for slices of up to about {well}. Larger slices run slowly."
     )
 
 
@@ -308,24 +309,24 @@ def _example(hosts: int, slices: Mapping[str, int]) -> str:
 
 
 def namespaces(machine: Machine) -> Finding:
-    """Check whether a simulated host can have data at fixed paths."""
+    """Check whether simulated hosts can have data at fixed paths."""
     if machine.namespaces is None:
-        return ok("namespaces", "Whether mount namespaces can be made is unknown here.")
+        return ok("namespaces", "It is unknown whether mount namespaces can be created.")
     if machine.namespaces:
-        return ok("namespaces", "User and mount namespaces can be made.")
+        return ok("namespaces", "User and mount namespaces can be created.")
     return warn(
         "namespaces",
-        "User and mount namespaces cannot be made: a simulated host cannot be given files at fixed "
-        "paths of its own.",
+        "User and mount namespaces cannot be created: simulated hosts cannot have data at fixed "
+        "paths.",
         "Allow them (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces), or pass "
         "data as arguments.",
     )
 
 
 def loopback(machine: Machine) -> Finding:
-    """Check whether simulated hosts can talk to each other."""
+    """Check whether simulated hosts can connect to each other."""
     if not machine.loopback_fault:
-        return ok("loopback", "Programs here can talk over 127.0.0.1.")
+        return ok("loopback", "Programs on this machine can connect over 127.0.0.1.")
     return problem(
         "loopback",
         f"127.0.0.1 cannot be used: {machine.loopback_fault}. Jobs of several hosts need it.",
@@ -333,9 +334,9 @@ def loopback(machine: Machine) -> Finding:
     )
 
 
-def store(folder: StoreFolder, kept_in: str = "") -> list[Finding]:
-    """Check the folder of the store; `kept_in` is the address of another store, if the settings
-    name one."""
+def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
+    """Check the folder of the local store; `remote_store` is the address of the configured store if
+    that is another one."""
     elsewhere = "or set KINETIC_STORE to a folder of your own."
     if folder.exists and not folder.is_folder:
         return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]
@@ -351,19 +352,20 @@ def store(folder: StoreFolder, kept_in: str = "") -> list[Finding]:
         why, _, remedy = folder.refused.partition(" Run: ")
         return [problem("store", why, remedy)]
     if not folder.writable:
-        doing = "written to" if folder.exists else "made"
-        return [problem("store", f"{folder.path} cannot be {doing}.", f"Allow it, {elsewhere}")]
-    if kept_in:
-        other = f"jobs of your settings are kept in {kept_in}."
+        verb = "written to" if folder.exists else "created"
+        remedy = f"Change its permissions or those of its parent, {elsewhere}"
+        return [problem("store", f"{folder.path} cannot be {verb}.", remedy)]
+    if remote_store:
+        other = f"the configured store is {remote_store}."
         findings = [ok("local store", f"{folder.path} is for jobs on this machine; {other}")]
     else:
-        note = "" if folder.exists else " (made by the first job)"
+        note = "" if folder.exists else " (the first job creates it)"
         findings = [ok("store", f"{folder.path}{note}.")]
     if folder.exists and folder.mode & _OTHERS:
         findings.append(
             warn(
                 "permissions",
-                f"Others can look into {folder.path} (mode {folder.mode & 0o777:o}).",
+                f"Other users can read {folder.path} (mode {folder.mode & 0o777:o}).",
                 f"chmod 700 {folder.path}",
             )
         )
@@ -375,7 +377,7 @@ def _space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
     if free is None:
         return []
     text = f"{free / 2**30:.1f} GiB are free where jobs are stored."
-    remedy = f"Free some (`kinetic jobs prune` removes old jobs), {elsewhere}"
+    remedy = f"Free some space (`kinetic jobs prune` removes old jobs), {elsewhere}"
     if free < NOTHING_BYTES:
         return [
             problem(
@@ -389,25 +391,25 @@ def _space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
 
 
 def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Finding:
-    """Start the process that starts hosts, as a job would, and end it."""
+    """Check that the process that starts hosts can start: start it as a job would, and end it."""
     if not enabled:
         return ok("zygote", "Not tried: KINETIC_PRELOAD is off.")
     from kinetic._backends.local import launcher
 
     modules = ("numpy", "jax") if machine.versions.get("jax") else ()
-    what = f"The process that starts hosts{' with JAX imported' if 'jax' in modules else ''}"
+    process = f"The process that starts hosts{' with JAX imported' if 'jax' in modules else ''}"
     begun = time.monotonic()
     if last_words := launcher.try_out(modules, environ):
         return problem(
             "zygote",
-            f"{what} does not start: {last_words}",
+            f"{process} does not start: {last_words}",
             "Repair this Python environment: no job can run from it.",
         )
-    return ok("zygote", f"{what} starts ({time.monotonic() - begun:.1f} s).")
+    return ok("zygote", f"{process} starts ({time.monotonic() - begun:.1f} s).")
 
 
 def configuration(settings_fault: str, profiles_fault: str, profile: str | None) -> list[Finding]:
-    """Check settings and profiles; faults are messages, "" for none."""
+    """Report faults of settings and profiles; a fault is a message, "" for none."""
     findings = []
     if settings_fault:
         findings.append(
@@ -422,7 +424,7 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
             problem(
                 "profiles",
                 profiles_fault,
-                "No command that needs settings works until the file is mended.",
+                "Correct the file: commands that need settings fail until then.",
             )
         )
     if not findings:
@@ -437,23 +439,24 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
 
 
 def variables(misspelt: Mapping[str, str]) -> list[Finding]:
-    """Warn of variables that look like those of settings: these, by them."""
+    """Warn of environment variables whose names look like misspelt settings. `misspelt` maps each
+    to the setting's variable."""
     return [
         warn(
-            "variables", f"Nothing reads {name}.", f"Perhaps {meant} was meant: rename or unset it."
+            "variables", f"Nothing reads {name}.", f"Did you mean {meant}? Rename or unset {name}."
         )
         for name, meant in misspelt.items()
     ]
 
 
 def access(uri: str, *, has_cluster: bool, pods_store: str) -> list[Finding]:
-    """Test a store that is not a folder: write, find and delete a small object. A folder is one
-    that pods do not reach.
+    """Check a remote store by writing, finding and deleting a small object. A local folder is a
+    problem only for a cluster, whose pods cannot reach it.
 
     Args:
-        uri: of the store.
-        has_cluster: whether jobs go to a cluster.
-        pods_store: the address by which pods reach the store, if it differs; or "".
+        uri: the address of the store.
+        has_cluster: True if jobs go to a cluster.
+        pods_store: the address by which pods reach the store, if it differs; else "".
     """
     fault = ""
     try:
@@ -462,16 +465,16 @@ def access(uri: str, *, has_cluster: bool, pods_store: str) -> list[Finding]:
             key = f"{layout.PROBES}/{secrets.token_hex(8)}"
             store.put(key, b"kinetic doctor\n")
             try:
-                fault = "" if store.has(key) else "what was written is not there."
+                fault = "" if store.has(key) else "an object disappeared after it was written."
             finally:
                 store.delete(key)
         elif not has_cluster:
             return []
         elif pods_store:
-            text = f"Pods use {pods_store}, which cannot be tried from here."
+            text = f"Pods use {pods_store}, which cannot be checked from this machine."
             return [ok("store access", text)]
         else:
-            text = f"The pods of a cluster cannot reach the folder {uri}, which is the store."
+            text = f"The store is the folder {uri}, which the pods of a cluster cannot reach."
             remedy = (
                 "Name a bucket: KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile create`."
             )
