@@ -1,1 +1,1 @@
-"""Pages over the board of jobs, in a browser: the extra `dashboard`."""
+"""Pages about all jobs in a browser: the extra `dashboard`."""

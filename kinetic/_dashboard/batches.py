@@ -1,7 +1,7 @@
-"""Batches: how many inputs, and where each stands.
+"""Batches and the states of their inputs.
 
-In: a store, the list of jobs. Out: what the list of batches and the grid of one show. An input
-stands where its latest job does.
+In: a store, the list of jobs. Out: values for the list of batches and the grid of one batch. An
+input has the state of its latest job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_BATCHES = 200
 
 
 class BatchCell(NamedTuple):
-    """One input: its state, its latest job, and how many jobs it has had."""
+    """One input: its state, its latest job, and its number of jobs."""
 
     number: int
     state: str
@@ -38,11 +38,11 @@ class BatchGrid(NamedTuple):
 
     Attributes:
         group_id: its id.
-        name: as shown.
-        created_at: of its first job, in seconds since the epoch; 0.0 before it has one.
+        name: its display name.
+        created_at: when its first job was created, in seconds since the epoch; 0.0 if it has none.
         cells: its inputs.
-        stopped: why nothing more is submitted; "" if that is not so.
-        cost: what its jobs have cost, for people; "" if that is not known.
+        stopped: reason why no more inputs are submitted; "" if they are.
+        cost: the cost of its jobs, formatted; "" if unknown.
     """
 
     group_id: str
@@ -53,12 +53,12 @@ class BatchGrid(NamedTuple):
     cost: str = ""
 
     def counts(self) -> dict[str, int]:
-        """Return how many inputs are in each state, most of them first."""
+        """Return the number of inputs in each state, most frequent first."""
         return dict(Counter(cell.state for cell in self.cells).most_common())
 
 
 def list_batches(store: Store, jobs: JobList) -> list[BatchGrid]:
-    """Return the newest batches that have jobs; of each, only inputs that have jobs are counted."""
+    """Return the newest batches that have jobs. Only inputs with jobs are counted."""
     by_group: dict[str, list[JobRow]] = {}
     for row in jobs.rows:
         if row.ref.group_id:
@@ -75,7 +75,7 @@ def read_batch(
     """Return one batch with all its inputs.
 
     Raises:
-        NotFound: there is no such batch.
+        NotFound: the batch does not exist.
     """
     rows = [row for row in all_jobs.rows if row.ref.group_id == group_id]
     jobs = [(row.ref, row.standing._replace(started_at=row.started_at)) for row in rows]
@@ -84,7 +84,7 @@ def read_batch(
         records = BatchRecords.open(store, group_id)
     except NotFound:
         if not rows:
-            raise NotFound(f"There is no batch {group_id!r}.") from None
+            raise NotFound(f"The batch {group_id!r} does not exist.") from None
         return BatchGrid(group_id, group_id, rows[-1].ref.created_at, _cells(rows), cost=cost)
     cells = {cell.number: cell for cell in _cells(rows)}
     reading, total = records.read(SubmitterWatch(), cells), records.batch.total
@@ -93,7 +93,7 @@ def read_batch(
     )
     for index, state in enumerate(states):
         why = reading.refusals.get(index, SUBMITTER_ENDED) if state is InputState.REFUSED else ""
-        # A job that is not in the list yet waits for the next one.
+        # A job that is not in the list of jobs yet counts as waiting.
         name = InputState.WAITING if state is InputState.LIVE else state
         cells.setdefault(index, BatchCell(index, str(name), None, 0, text.printable(why)))
     first = rows[-1].ref.created_at if rows else 0.0
@@ -107,12 +107,13 @@ def read_batch(
 def _name_of(store: Store, group_id: str) -> str:
     try:
         return BatchRecords.open(store, group_id).batch.name or group_id
-    except KineticError:  # removed, or damaged: its jobs are there all the same
+    except KineticError:  # Without a readable record, show the id.
         return group_id
 
 
 def _cells(rows: Iterable[JobRow]) -> tuple[BatchCell, ...]:
-    """The inputs that have jobs; rows come newest first, so an input's first one is its latest."""
+    """Return the inputs that have jobs. Rows are sorted newest first, so an input's first row is
+    its latest job."""
     cells: dict[int, BatchCell] = {}
     for row in rows:
         index = row.ref.group_index or 0

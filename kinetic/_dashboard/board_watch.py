@@ -1,8 +1,8 @@
-"""All jobs of a store, for the list, the batches and the counts.
+"""All jobs of a store, for the list of jobs, the batches and the counts.
 
 In: access to jobs. Out: `JobList`s, each with a version.
 
-Jobs that have ended are read once. While nobody asks, nothing is read.
+Jobs that have ended are read once. Nothing is read while no page is open.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from kinetic._core.gang.picture import AttemptPicture
 
 LOCAL_S, REMOTE_S = 0.5, 2.0
-"""Between two reads of a folder, and of another store: each is some calls over the network."""
+"""Seconds between two reads of a folder, and of any other store, where each read is several network
+calls."""
 _FIRST_READ = 1000
-"""How many jobs are read at once that were never read before, newest first."""
+"""Maximum number of new jobs in one read, newest first."""
 _GANGS = 25
-"""How many gangs of running jobs are read at once; the others have their turn in the next read."""
+"""Maximum number of running jobs whose gangs are read at once; the next read continues with the
+others."""
 _FEW = 20
 _UNREAD = JobStanding("", "")
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN, "")
@@ -41,8 +43,8 @@ class JobRow(NamedTuple):
 
     Attributes:
         ref: its reference.
-        standing: where it stands; a state of "" while it has not been read.
-        attempt: the last one of a running job, once it was read.
+        standing: its state and reason; the state is "" until it is read.
+        attempt: the last attempt of a running job, once it has been read.
     """
 
     ref: JobRef
@@ -51,12 +53,12 @@ class JobRow(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The job's state, in small letters."""
+        """The job's state in lower case."""
         return self.standing.state.lower() or "reading"
 
     @property
     def started_at(self) -> float | None:
-        """When its function started in the last attempt."""
+        """Time at which the function started in the last attempt."""
         if self.attempt is not None and self.standing.ended_at is None:
             return self.attempt.ready_at
         return self.standing.started_at
@@ -66,9 +68,9 @@ class JobList(NamedTuple):
     """All jobs at one moment.
 
     Attributes:
-        version: another one after each change.
+        version: changes with each change of the list.
         rows: newest first.
-        trouble: why this is not how things stand now; "" if it is.
+        trouble: reason why the list is out of date; "" if it is current.
     """
 
     version: int = 0
@@ -76,24 +78,24 @@ class JobList(NamedTuple):
     trouble: str = ""
 
     def counts(self) -> Mapping[str, int]:
-        """Return how many jobs are in each state."""
+        """Return the number of jobs in each state."""
         return Counter(row.state for row in self.rows)
 
     def select(self, state: str, words: str) -> list[JobRow]:
-        """Return the jobs in a state, whose name, id, accelerator or batch has the words."""
+        """Return the jobs in a state whose name, id, accelerator or batch contains all words."""
         wanted = words.casefold().split()
         rows = []
         for row in self.rows:
             ref = row.ref
             text = f"{ref.job_id} {ref.display_name} {ref.accelerator} {ref.group_id or ''}"
-            is_wanted = all(word in text.casefold() for word in wanted)
-            if is_wanted and state in ("", row.state):
+            matches = all(word in text.casefold() for word in wanted)
+            if matches and state in ("", row.state):
                 rows.append(row)
         return rows
 
 
 class BoardWatch:
-    """Reads all jobs, for all who ask; one read at a time."""
+    """Reads all jobs for all pages; one read at a time."""
 
     def __init__(self, access: JobAccess) -> None:
         self._access = access
@@ -106,9 +108,9 @@ class BoardWatch:
         self.every_s = LOCAL_S if is_near(access.store) else REMOTE_S
 
     def read(self, *, patience_s: float = 0.0) -> JobList:
-        """Return the jobs as of now, or as of a moment ago; never raises.
+        """Return the list of jobs, which may be a moment old; never raises.
 
-        While another thread reads, the answer is the last list, after `patience_s` at most.
+        While another thread reads, return the previous list after at most `patience_s`.
         """
         if not self._lock.acquire(timeout=patience_s):
             waited_s = time.monotonic() - self._began_at
@@ -133,12 +135,12 @@ class BoardWatch:
             self._list = JobList(self._list.version + 1, tuple(self._rows.values()), trouble)
         used_s = time.thread_time() - began_s
         is_reading = any(not self._rows[ref.job_id].standing.state for ref in self._open)
-        # Each poll of one page reads; those of several pages share what one of them has read.
+        # One page's polls each read; the polls of several pages share reads.
         pause_s = used_s if is_reading else max(self.every_s / 2, SHARE * used_s)
         self._next_at = time.monotonic() + pause_s
 
     def _list_jobs(self) -> None:
-        """Find the jobs that were added or removed; the newest come first."""
+        """List the jobs that were added or removed, newest first."""
         ids = set(index.ids(self._access.store))
         new = ids - self._rows.keys()
         if not new and len(ids) == len(self._rows):
@@ -148,7 +150,7 @@ class BoardWatch:
         else:
             refs = []
             for job_id in new:
-                with contextlib.suppress(KineticError):  # removed since, or damaged
+                with contextlib.suppress(KineticError):  # Removed since, or damaged.
                     refs.append(self._access.find(job_id))
         rows = [row for job_id, row in self._rows.items() if job_id in ids]
         rows += map(JobRow, refs)

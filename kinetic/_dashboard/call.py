@@ -1,7 +1,7 @@
-"""What a job was asked to do: its options, its data, its source; and what the compiler said of it.
+"""The call of a job for its page: its options, its data, its source, and the compiler's report.
 
-In: its plan, its store. Out: rows for its page. Values of variables are not shown: they may be
-secrets.
+In: the job's plan, its store. Out: rows for the page. Values of environment variables are hidden,
+because they may be secrets.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _NAMES_ONLY = ("env", "topology")
 
 
 def describe_call(plan: Plan) -> dict[str, Any]:
-    """Return facts about the call, and the options that differ from their defaults. Pure."""
+    """Return facts about the call, and the options that differ from their defaults."""
     options = [
-        (name, _show(value))
+        (name, _format_value(value))
         for name, value in plan.options.to_json().items()
         if name not in _NAMES_ONLY
     ]
-    limits = [(name, _show(value)) for name, value in vars(plan.limits).items() if value]
+    limits = [(name, _format_value(value)) for name, value in vars(plan.limits).items() if value]
     return {"facts": _facts(plan), "options": options, "limits": limits}
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return ", ".join(map(_show, value))
+        return ", ".join(map(_format_value, value))
     return text.printable(value)
 
 
@@ -54,15 +54,15 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def has_compile_report(store: Store, ref: JobRef) -> bool:
-    """True if the compiler of the real slice was asked about a job: on this machine only."""
+    """True if the job has a report of the TPU compiler. Only jobs on this machine can have one."""
     return is_near(store) and store.has(layout.JobKeys(ref.job_id).compile_report)
 
 
 def describe_compile(store: Store, ref: JobRef) -> str:
-    """Return what the compiler of the real slice said of a job's programs, for people.
+    """Return the TPU compiler's report about a job's programs as text.
 
     Raises:
-        NotFound: it was not asked.
+        NotFound: the job has no report.
         KineticError: the report cannot be read.
     """
     from kinetic._compile.checked import CheckReport
@@ -71,11 +71,10 @@ def describe_compile(store: Store, ref: JobRef) -> str:
 
 
 def list_source(store: Store, plan: Plan) -> tuple[list[tuple[str, str]], int]:
-    """Return the files of the source tree with their sizes, the first of them, and how many more
-    there are.
+    """Return the first files of the source tree with their sizes, and the number of further files.
 
     Raises:
-        NotFound: nothing was sent.
+        NotFound: no source was sent.
         KineticError: the tree cannot be read.
     """
     from kinetic._source import manifest

@@ -1,5 +1,4 @@
-"""What there is to run jobs on: the node pools of a cluster, the nodes of a Ray cluster, or this
-machine.
+"""Capacity for jobs: the node pools of a cluster, the nodes of a Ray cluster, or this machine.
 
 In: settings. Out: a table.
 """
@@ -14,7 +13,7 @@ from kinetic._config import settings as configuration
 
 
 class CapacityTable(NamedTuple):
-    """A table with a title, and a sentence about it."""
+    """A table with a title and a note."""
 
     title: str
     note: str
@@ -23,22 +22,22 @@ class CapacityTable(NamedTuple):
 
 
 def read_capacity() -> CapacityTable:
-    """Ask what the configured place has now.
+    """Read the present capacity of the configured place.
 
     Raises:
-        KineticError: it does not answer, or lets nobody in.
+        KineticError: the cluster does not answer, or denies access.
     """
     settings = configuration.load()
     if not settings.is_for_ray and not settings.cluster:
         return _read_machine()
     rows = pools.list_pools(settings)
     unused = pools.unused_columns(rows)
-    is_shown = [name not in unused for name in pools.COLUMNS]
+    visible = [name not in unused for name in pools.COLUMNS]
     return CapacityTable(
         "Ray cluster" if settings.is_for_ray else f"Cluster {settings.cluster}",
-        "What its nodes have now, busy or not. Node pools that are scaled to zero are not shown.",
-        tuple(name.capitalize() for name in compress(pools.COLUMNS, is_shown)),
-        tuple(tuple(compress(pools.cells(row), is_shown)) for row in rows),
+        "Accelerators of nodes, busy or idle. Node pools that are scaled to zero are not listed.",
+        tuple(name.capitalize() for name in compress(pools.COLUMNS, visible)),
+        tuple(tuple(compress(pools.cells(row), visible)) for row in rows),
     )
 
 

@@ -1,6 +1,6 @@
-"""Metrics as charts, and on which step each host is.
+"""Charts of metrics, and the present step of each host.
 
-In: what hosts have logged. Out: charts as points of an SVG, steps by host.
+In: metrics that hosts log. Out: charts as points of an SVG, steps by host.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 320, 96
 AT_ONCE = 8
-"""Charts that are drawn again in one message: each is some kilobytes, and a training that logs 64
-metrics changes all of them with each step."""
+"""Maximum number of changed charts in one message: each is a few kilobytes, and a training that
+logs 64 metrics changes all of them with each step."""
 _POINTS = 320
 _TAIL = 20
-"""So many lines before the end of a log there are rows with a step, not only figures of a host."""
+"""Lines at the end of a log to search for a row with a step; other rows have only measurements of
+the host."""
 _SIZES = "_bytes"
 _NEARLY_INFINITE = 1e300
-"""Sums and differences of greater values may be infinite."""
+"""Sums and differences of larger values may be infinite."""
 
 
 class Chart(NamedTuple):
     """One metric of one host.
 
     Attributes:
-        name: of the metric.
-        last: its last value, for people.
-        low, high: the ends of the vertical axis, for people.
-        first, until: the ends of the horizontal axis, for people.
+        name: name of the metric.
+        last: its last value, formatted.
+        low, high: the ends of the vertical axis, formatted.
+        first, until: the ends of the horizontal axis, formatted.
         lines: parts without a gap, each as the points of a polyline.
-        dots: points between gaps, where they are.
-        points: what a pointer shows, by its place from the left.
+        dots: positions of single points between gaps.
+        points: horizontal position and label of each point, for the pointer.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Chart(NamedTuple):
 
 
 def draw_chart(series: Series) -> Chart:
-    """Return the chart of a series that has values. Pure."""
+    """Return the chart of a series that has values."""
     few = series.decimate(_POINTS)
     xs = [float(x) for x in (few.steps if few.has_steps else few.times)]
     begin, end = min(xs), max(xs)
@@ -80,14 +81,14 @@ def draw_chart(series: Series) -> Chart:
             continue
         parts[-1].append(place(x, y))
         where = f"{x:.0f}" if few.has_steps else text.duration(x - begin)
-        points.append((place(x, y)[0], f"{where}: {_number(series.name, y)}"))
+        points.append((place(x, y)[0], f"{where}: {_format_value(series.name, y)}"))
     first = f"step {begin:.0f}" if few.has_steps else ""
     until = f"step {end:.0f}" if few.has_steps else text.duration(end - begin)
     return Chart(
         series.name,
-        _number(series.name, series.values[-1]),
-        _number(series.name, low),
-        _number(series.name, high),
+        _format_value(series.name, series.values[-1]),
+        _format_value(series.name, low),
+        _format_value(series.name, high),
         first,
         until,
         tuple(" ".join(f"{x},{y}" for x, y in part) for part in parts if len(part) > 1),
@@ -96,36 +97,35 @@ def draw_chart(series: Series) -> Chart:
     )
 
 
-def _number(name: str, value: float) -> str:
-    """A value for people: memory in its unit, the rest with four digits."""
+def _format_value(name: str, value: float) -> str:
+    """Format a value: sizes of memory with their unit, other values with four digits."""
     if name.endswith(_SIZES) and math.isfinite(value):
         return text.size(value)
     return f"{value:.4g}"
 
 
 class ChartReader:
-    """The charts of one host of a job, while it logs."""
+    """Draws the charts of one host of a job while it logs."""
 
     def __init__(self, store: Store, ref: JobRef, host: int) -> None:
         self._reader = MetricsReader(store, ref, hosts=(host,))
         self._drawn: dict[str, tuple[int, float]] = {}
-        """Length and last time of each series as it was drawn last, in the order of drawing."""
-        self._is_behind = False
+        """Length and last time of each series when it was last drawn, in the order of drawing."""
+        self._has_pending = False
 
-    def look(self) -> list[Chart]:
-        """Return the charts that were never drawn, and of those that have changed the `AT_ONCE`
-        that were drawn longest ago.
+    def draw_changed(self) -> list[Chart]:
+        """Return all new charts, and the `AT_ONCE` changed charts that were drawn longest ago.
 
         Raises:
             StoreError: the store does not answer.
         """
-        if not self._reader.read_new() and not self._is_behind:
+        if not self._reader.read_new() and not self._has_pending:
             return []
         series = {one.name: one for one in self._reader.recording.series() if len(one)}
         marks = {name: (len(one), one.times[-1]) for name, one in series.items()}
         new = [name for name in series if name not in self._drawn]
         changed = [name for name, mark in self._drawn.items() if marks.get(name, mark) != mark]
-        self._is_behind = len(changed) > AT_ONCE
+        self._has_pending = len(changed) > AT_ONCE
         chosen = [*new, *changed[:AT_ONCE]]
         for name in chosen:
             self._drawn.pop(name, None)
@@ -134,14 +134,14 @@ class ChartReader:
 
 
 class StepWatch:
-    """On which step each host of a job is, by what it logs; only the end of each log is read."""
+    """Reads the present step of each host from the end of its log."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:
         request = LogRequest(hosts=None, follow=False, tail=_TAIL, metrics=True)
         self._reader = RowsReader(store, ref, request)
         self._steps: dict[int, int] = {}
 
-    def look(self) -> Mapping[int, int]:
+    def read(self) -> Mapping[int, int]:
         """Return the last step that each host has logged, by host.
 
         Raises:

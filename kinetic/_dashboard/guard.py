@@ -1,10 +1,10 @@
-"""Who may see the pages: the only door, before any of them.
+"""Access control for the pages: every request passes it first.
 
-In: requests. Out: refusals, or requests whose address lacks the token.
+In: requests. Out: refusals, or requests without the token in their path.
 
 The token is a part of every address instead of a cookie. A browser sends cookies of a loopback
-address to the servers of all its ports, and to whoever makes it ask; an address that nobody else
-knows can be neither forged nor asked for from another site.
+address to the servers on all its ports, also when another site makes the request; no other site
+can know an address with a secret token.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ _NOTEBOOKS = (
     "http://127.0.0.1:* http://localhost:* https://127.0.0.1:* https://localhost:* vscode-webview:"
 )
 REFUSAL = (
-    "This is not the address of a dashboard. Use the one that `kinetic dashboard` printed; it has "
-    "a token in it, another one for each start unless you name a port.\n"
+    "This is not the address of a dashboard. Use the address that `kinetic dashboard` printed: it "
+    "contains a token, which changes with each start unless you choose a port.\n"
 )
 
 
 class Guard:
-    """Lets in who knows the token, asks by a name of this machine, and acts from a page of ours.
+    """Lets a request pass if it has the token, uses a name of this machine, and, if it changes
+    something, comes from a dashboard page.
 
     Args:
-        app: gets the requests that are let in, with the token taken off their paths.
+        app: receives the allowed requests, without the token in their paths.
         token: the first part of the path of every address.
-        style: the style sheet in the pages; the browser uses no other one.
-        is_framed: whether notebooks of this machine may show the pages in a frame.
+        style: the style sheet in the pages; the browser refuses any other.
+        is_framed: whether notebooks on this machine may show the pages in a frame.
     """
 
     def __init__(self, app: ASGIApp, token: str, style: str, *, is_framed: bool = False) -> None:
@@ -62,7 +63,7 @@ class Guard:
             response = PlainTextResponse(REFUSAL, status_code=403)
             await response(scope, receive, send_guarded)
             return
-        # Addresses in pages are relative: people add and drop the last slash.
+        # Redirect to the address without a final slash: addresses in pages are relative to it.
         if (page := rest.rstrip("/") or "/") != rest:
             query = scope["query_string"].decode("latin-1")
             address = f"/{self._token.decode()}{page}{'?' if query else ''}{query}"
@@ -72,17 +73,17 @@ class Guard:
         await self._app(inside, receive, send_guarded)
 
     def _path_within(self, scope: Scope) -> str | None:
-        """The path behind the token; None if it is another token, or none."""
+        """Return the path after the token; None if the token is missing or wrong."""
         token, slash, rest = scope["path"].removeprefix("/").partition("/")
         is_known = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token)
         return f"{slash}{rest}" if is_known else None
 
 
 def is_allowed(method: str, headers: Mapping[str, list[str]]) -> bool:
-    """Whether a request comes to this machine by its own name and, if it changes something, from
-    one of our pages.
+    """True if a request names this machine as its host and, if it changes something, comes from a
+    dashboard page.
 
-    A name that resolves to this machine only for the attacker's page (DNS rebinding) is in `Host`.
+    Checking `Host` stops DNS rebinding, where an attacker's name resolves to this machine.
     """
     hosts = headers.get("host", [])
     if len(hosts) != 1 or _name_of(hosts[0]) not in _LOOPBACK:
@@ -91,7 +92,7 @@ def is_allowed(method: str, headers: Mapping[str, list[str]]) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """The name in "name:port"; "" if it is nothing of that kind."""
+    """Return the name in "name:port"; "" if the text is malformed."""
     try:
         parts = urlsplit(f"//{host}")
         is_plain = parts.netloc == host and parts.username is None and parts.port != 0
@@ -101,7 +102,7 @@ def _name_of(host: str) -> str:
 
 
 def headers_of(scope: Scope) -> dict[str, list[str]]:
-    """Return the values of each header, by its name in small letters."""
+    """Return the values of each header by its name in lower case."""
     headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))

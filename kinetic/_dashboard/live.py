@@ -1,11 +1,11 @@
-"""What changes while a page is open: one stream of server-sent events for each page.
+"""Changes of an open page: one stream of server-sent events for each page.
 
 In: sources. Out: their messages: pieces of HTML by the id of their element, lines of output, and
 errors that keep the page from being current.
 
-Each source of a page is polled by a thread of its own: lines do not wait for a leader that does not
-answer, nor for a chart of a million steps. The threads are daemons, because Ctrl-C must not wait
-for a store that hangs.
+Each source of a page has its own polling thread, so that lines of output do not wait for a leader
+that does not answer, or for a chart of a million steps. The threads are daemons, because Ctrl-C
+must not wait for a store that hangs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from kinetic.errors import KineticError, NotFound
 Message = dict[str, Any]
 
 SHARE = 20
-"""Polls of one source take a twentieth of a processor at most."""
+"""Pause after a poll as a multiple of its processor time, so that a source uses at most a twentieth
+of a processor."""
 SILENT_S = 5.0
-"""Without an answer for this long, a page says so."""
+"""A page shows a warning after waiting this long for an answer."""
 _RETRY_S = 1.0
-"""The pause after a poll that failed."""
+"""Pause after a failed poll."""
 _NOTICE_S = 0.5
-"""A page that is closed, or a server that ends, is noticed after this time at most."""
+"""Maximum time until the stream notices that the page was closed or the server ends."""
 _ALIVE_S = 15.0
 """A stream without news sends a comment this often."""
 T = TypeVar("T")
@@ -39,10 +40,10 @@ class Source(NamedTuple):
     """A part of a page that changes.
 
     Attributes:
-        poll: returns what has changed since the last poll, None if nothing has. A message may have
-            a "trouble": why the page is not current. Raises `NotFound` when the stream shall end,
-            another `KineticError` where nothing can be read at present.
-        every_s: the pause between two polls, longer where a poll takes much of a processor.
+        poll: returns the changes since the last poll, or None. A message may have a "trouble": the
+            reason why the page is out of date. Raises `NotFound` to end the stream, and another
+            `KineticError` if the source cannot be read now.
+        every_s: the pause between polls; longer if a poll takes much processor time.
         close: called once, after the last poll.
     """
 
@@ -52,7 +53,8 @@ class Source(NamedTuple):
 
 
 class _Poller:
-    """Polls one source in a thread; waits with the next poll until its news have been taken."""
+    """Polls one source in a thread. The next poll waits until the stream has taken the previous
+    news."""
 
     def __init__(self, source: Source, notify: Callable[[], None]) -> None:
         self._source = source
@@ -66,18 +68,18 @@ class _Poller:
         threading.Thread(target=self._run, name="kinetic-dashboard-poll", daemon=True).start()
 
     def take(self) -> Message:
-        """Return what is new, once."""
+        """Return the news and clear them."""
         message, self._message = self._message, {}
         self._is_taken.set()
         return message
 
     def trouble(self) -> str:
-        """Return why this part of the page is not current; "" if it is."""
+        """Return the reason why this part of the page is out of date; "" if it is current."""
         waited_s = time.monotonic() - (self._polling_since or time.monotonic())
         return describe_silence(waited_s) if waited_s > SILENT_S else self._trouble
 
     def close(self) -> None:
-        """Poll no more."""
+        """Stop polling."""
         self._is_closed.set()
         self._is_taken.set()
 
@@ -92,7 +94,7 @@ class _Poller:
             self._source.close()
 
     def _poll(self) -> float:
-        """Poll once; return for how long to pause."""
+        """Poll once; return the length of the pause."""
         began_s, self._polling_since = time.thread_time(), time.monotonic()
         message: Message = {}
         has_ended = False
@@ -117,8 +119,8 @@ class _Poller:
 async def stream_events(
     sources: Sequence[Source], is_over: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[bytes]:
-    """Yield the news of each source as events, until the browser has left, the server ends, or
-    one of the sources has ended."""
+    """Yield the news of all sources as events, until the browser disconnects, the server ends or a
+    source ends."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def notify() -> None:
@@ -155,17 +157,17 @@ async def stream_events(
 
 
 def format_event(message: Message) -> bytes:
-    """Return a message as an event."""
+    """Return a message as a server-sent event."""
     return f"data: {json.dumps(message)}\n\n".encode()
 
 
 def describe_silence(waited_s: float) -> str:
-    """Say that a store does not answer."""
+    """Return the warning about a store that does not answer."""
     return f"The store has not answered for {waited_s:.0f} s."
 
 
 def run_in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """Begin a call that may take long in a daemon thread; return its future."""
+    """Start a slow call in a daemon thread; return its future."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -179,7 +181,7 @@ def run_in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
             outcome = future.set_result, call(*args)
         except BaseException as error:  # noqa: BLE001 - the waiting coroutine raises it
             outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed: no coroutine waits any more.
             loop.call_soon_threadsafe(finish, *outcome)
 
     threading.Thread(target=run, name="kinetic-dashboard-call", daemon=True).start()

@@ -1,7 +1,7 @@
-"""What hosts printed, as lines for a page: read on from where the last read ended, or searched.
+"""Output of hosts as lines for a page: the lines since the last read, or the matches of a search.
 
-In: a job's handle, hosts, words. Out: lines of bounded length without control characters but those
-that colour a terminal.
+In: a job's handle, hosts, words. Out: lines of bounded length; the only escape sequences in them
+are colours.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from kinetic._client.handle import JobHandle
 
 LINE_CHARS = 4000
-"""Longer lines are cut."""
+"""Longer lines are truncated."""
 TAIL_LINES = 1000
 MOST_LINES = 5000
-"""What a page keeps, as its script does."""
+"""Maximum number of lines on a page; its script has the same limit."""
 READ_BYTES = 4 << 20
-"""A page gets at most about this much at once, then the rest."""
+"""Approximate limit of one read; the next read continues."""
 SEARCH_BYTES = 256 << 20
 HITS = 500
-_KEPT_CHARS = 4 * LINE_CHARS
+_BUFFER_CHARS = 4 * LINE_CHARS
 _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
 )
@@ -40,11 +40,11 @@ class OutputLine(NamedTuple):
     """One line.
 
     Attributes:
-        host: that printed it.
-        attempt: in which it was printed.
-        time_ns: when its end arrived, in nanoseconds since the epoch; 0 if that is unknown.
+        host: host that printed it.
+        attempt: attempt in which it was printed.
+        time_ns: when its end arrived, in nanoseconds since the epoch; 0 if unknown.
         is_error: whether it came from stderr.
-        text: as shown, with the sequences that colour it.
+        text: the line for display, with its colour sequences.
     """
 
     host: int
@@ -54,12 +54,13 @@ class OutputLine(NamedTuple):
     text: str
 
     def to_json(self) -> list[Any]:
-        """Return it in the order that the page's script expects."""
+        """Return the fields in the order that the page's script expects."""
         return [self.host, self.attempt, self.time_ns / 1e9, int(self.is_error), self.text]
 
 
 class LineFolder:
-    """Makes lines of one host's chunks, which may end anywhere. Keeps little of a long line."""
+    """Splits the chunks of one host, which may end anywhere, into lines. Stores only the beginning
+    of a long line."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -68,8 +69,8 @@ class LineFolder:
         self._last: LogChunk | None = None
 
     def fold(self, chunk: LogChunk, newest: int | None = None) -> Iterator[OutputLine]:
-        """Yield the lines that end in a chunk, at most this many of the newest, and the last one of
-        an earlier attempt."""
+        """Yield the lines that end in a chunk, at most the `newest` last of them. Also yield an
+        unfinished line of an earlier attempt."""
         before, self._last = self._last, chunk
         if before is not None and before.end.attempt != chunk.end.attempt and self._begun:
             yield self._end_line(before)
@@ -80,21 +81,21 @@ class LineFolder:
             self._extend(piece)
             yield self._end_line(chunk)
         self._extend(rest)
-        if "\r" in self._begun[:-1]:  # A progress bar: only its latest state counts.
+        if "\r" in self._begun[:-1]:  # A progress bar: keep only its latest state.
             returned = "\r" if self._begun.endswith("\r") else ""
             self._begun, self._dropped = _latest(self._begun) + returned, 0
 
     def rest(self) -> str:
-        """Return the line that has not ended yet, as shown."""
-        return show_line(self._begun, self._dropped)
+        """Return the unfinished line for display."""
+        return format_line(self._begun, self._dropped)
 
     def _extend(self, piece: str) -> None:
-        room = _KEPT_CHARS - len(self._begun)
+        room = _BUFFER_CHARS - len(self._begun)
         self._dropped += max(len(piece) - room, 0)
         self._begun += piece[:room]
 
     def _end_line(self, chunk: LogChunk) -> OutputLine:
-        words = show_line(self._begun, self._dropped)
+        words = format_line(self._begun, self._dropped)
         self._begun, self._dropped = "", 0
         return OutputLine(
             chunk.host, chunk.end.attempt, chunk.time_ns, chunk.stream != STDOUT, words
@@ -102,13 +103,13 @@ class LineFolder:
 
 
 def _latest(line: str) -> str:
-    """What a terminal would show of a line that was begun again by carriage returns."""
+    """Return the part of a line after its last carriage return, as a terminal shows it."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def show_line(line: str, dropped: int = 0) -> str:
-    """Return a line without escape sequences but colours, other control characters written out, and
-    its end cut off where it is long."""
+def format_line(line: str, dropped: int = 0) -> str:
+    """Return a line for display: without escape sequences except colours, with other control
+    characters escaped, and truncated."""
     parts = _COLOUR.split(_latest(line))
     parts[::2] = [text.printable_lines(_ESCAPE.sub("", part)) for part in parts[::2]]
     whole = "".join(parts)
@@ -128,11 +129,11 @@ class OutputReader:
         self._folder = LineFolder()
 
     def read(self) -> tuple[list[OutputLine], str]:
-        """Return the newest of the lines that have ended since the last read, as many as a page
-        keeps, and the one that has not ended.
+        """Return the newest lines that have ended since the last read, at most `MOST_LINES`, and
+        the unfinished line.
 
         Raises:
-            KineticError: the output cannot be read at present.
+            KineticError: the output cannot be read.
         """
         request = self._request
         if self._after is not None:
@@ -151,12 +152,12 @@ class OutputReader:
 
 
 class SearchResult(NamedTuple):
-    """What a search found.
+    """The matches of a search.
 
     Attributes:
-        lines: that have the words; the first `HITS` of them.
+        lines: the first `HITS` matching lines.
         is_cut: whether there may be more.
-        size_bytes: how much was searched.
+        size_bytes: size of the output that was searched.
     """
 
     lines: list[OutputLine]
@@ -171,11 +172,11 @@ def search(
     *,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> SearchResult:
-    """Find the lines that have the words, in small or capital letters, in what a host printed, or
-    all hosts, in all attempts; end early when that is wanted no more.
+    """Find the lines that contain the words, ignoring case, in the output of a host or of all
+    hosts, in all attempts. Stop early when `is_wanted()` becomes false.
 
     Raises:
-        KineticError: the output cannot be read at present.
+        KineticError: the output cannot be read.
     """
     wanted, size_bytes = words.casefold(), 0
     lines: list[OutputLine] = []

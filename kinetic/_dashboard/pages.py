@@ -1,9 +1,9 @@
-"""The pages and what their script asks for: routes, and templates filled in.
+"""The dashboard's pages and the requests of their script: routes and rendered templates.
 
-In: access to jobs, requests. Out: an application of Starlette.
+In: access to jobs, requests. Out: a Starlette application.
 
-Templates escape whatever they are given. What changes while a page is open comes as pieces of HTML
-in one stream of events for each page (`live`).
+Templates escape all values. While a page is open, its changes arrive as pieces of HTML in one
+stream of events (`live`).
 """
 
 from __future__ import annotations
@@ -48,32 +48,35 @@ if TYPE_CHECKING:
 
     from kinetic._client.access import JobAccess
 
-_STATES = [*(str(each).lower() for each in JobStatus if each is not JobStatus.NOT_FOUND), "unknown"]
+_STATES = [
+    *(str(state).lower() for state in JobStatus if state is not JobStatus.NOT_FOUND),
+    "unknown",
+]
 _WINDOW = 100
-_LOOK_S = 0.25
-"""How often it is looked whether somebody still waits for a search."""
+_CHECK_S = 0.25
+"""Seconds between checks that the browser still waits for a search."""
 _COST_EVERY_S = 5.0
-"""Between two looks at what running jobs have cost, where nothing else has changed."""
+"""Seconds between updates of the cost of running jobs if nothing else changes."""
 _FIRST_WINDOW = 40
-"""Rows in the page itself; its script fetches those that come into view."""
+"""Rows in the page itself; the script fetches further rows as they come into view."""
 _SCRIPT = "dashboard.js"
-_NOTHING_FOUND = 404
+_NOT_FOUND = 404
 _EVENTS = "text/event-stream"
 _OUTPUT_S, _JOB_S, _CHARTS_S = 0.2, 0.5, 1.0
-"""Between two reads of a job's output, of its hosts, and of its metrics."""
+"""Seconds between reads of a job's output, its hosts and its metrics."""
 _REMOTE_S = 1.0
-"""At least, if the store is no folder."""
+"""Minimum seconds between reads of a remote store."""
 
 Act = Callable[["Request", JobRef], dict[str, Any]]
 
 
 def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
-    """Return the application; `guard.Guard` decides who reaches it. Streams end once it
-    `is_ending`."""
+    """Return the application, which `guard.Guard` protects. Streams end once `is_ending()` is
+    true."""
     pages = Pages(access, is_ending)
     script = _read_static(_SCRIPT)
 
-    async def give_script(request: Request) -> Response:
+    async def send_script(request: Request) -> Response:
         return Response(script, media_type="text/javascript")
 
     def show(path: str, answer: Callable[[Request], Response]) -> Route:
@@ -105,15 +108,15 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
             Route("/batches/{group_id}/live", pages.stream_batch),
             show("/capacity", pages.show_capacity),
             show("/capacity/table", pages.show_capacity_table),
-            Route(f"/static/{_SCRIPT}", give_script),
+            Route(f"/static/{_SCRIPT}", send_script),
         ],
         exception_handlers={KineticError: pages.explain},
     )
 
 
 def read_style() -> str:
-    """Return the style sheet, which is a part of each page: nothing is painted before it is there,
-    and to ask for it takes as long as to ask for the page."""
+    """Return the style sheet, which is a part of each page: otherwise the browser would need a
+    second request before it can paint."""
     return f"{_read_static('dashboard.css')}{colours.css()}\n"
 
 
@@ -122,7 +125,7 @@ def _read_static(name: str) -> str:
 
 
 class Pages:
-    """What each address answers."""
+    """The handlers of all addresses."""
 
     def __init__(self, access: JobAccess, is_ending: Callable[[], bool]) -> None:
         self._access = access
@@ -148,14 +151,14 @@ class Pages:
         }
 
     def render(self, template: str, **values: Any) -> str:
-        """Return a template, filled in. What a record has and UTF-8 has not becomes "?"."""
+        """Render a template. Characters that cannot be encoded in UTF-8 become "?"."""
         filled_in = self._templates.get_template(template).render(**values)
         return filled_in.encode(errors="replace").decode()
 
     # -- the list of jobs --------------------------------------------------------------------------
 
     def show_jobs(self, request: Request) -> Response:
-        """All jobs: the first rows, and room for the others."""
+        """Show all jobs: the first rows, and room for the others."""
         jobs = self._watch.read(patience_s=1.0)
         rows = jobs.select(*_filter_of(request))
         return self._page(
@@ -167,7 +170,7 @@ class Pages:
         )
 
     def show_rows(self, request: Request) -> Response:
-        """The rows of a part of the list, and how many there are."""
+        """Return the rows of a part of the list, and the total."""
         rows = self._watch.read().select(*_filter_of(request))
         first = _number(request, "from", 0)
         window = rows[first : first + min(_number(request, "n", _WINDOW), 4 * _WINDOW)]
@@ -175,7 +178,7 @@ class Pages:
         return JSONResponse({"total": len(rows), "first": first, "html": html})
 
     async def stream_jobs(self, request: Request) -> Response:
-        """Tell when the list has changed."""
+        """Stream changes of the list."""
         version = -1
 
         def poll() -> Message:
@@ -196,11 +199,11 @@ class Pages:
     # -- one job -----------------------------------------------------------------------------------
 
     def show_job(self, request: Request) -> Response:
-        """One job, without its charts: to read a million steps takes a second."""
+        """Show one job without its charts: reading a million steps takes a second."""
         ref = self._find(request)
         camera = JobCamera(self._access, ref)
         try:
-            scene = camera.look()
+            scene = camera.read()
         finally:
             camera.close()
         return self._page(
@@ -213,13 +216,13 @@ class Pages:
         )
 
     async def stream_job(self, request: Request) -> Response:
-        """What changes on the page of a job, and what one of its hosts prints."""
+        """Stream changes of a job's page, and the output of one of its hosts."""
         ref = await run_in_thread(self._find, request)
         host = min(_number(request, "host", 0), ref.hosts - 1)
-        return self._stream(request, *self.sources_of(ref, host))
+        return self._stream(request, *self.make_sources(ref, host))
 
-    def sources_of(self, ref: JobRef, host: int) -> tuple[Source, Source, Source]:
-        """Return the parts of a job's page that change: a host's output, the job, its charts."""
+    def make_sources(self, ref: JobRef, host: int) -> tuple[Source, Source, Source]:
+        """Return the sources of a job's page: a host's output, the job, its charts."""
         camera = JobCamera(self._access, ref)
         charts = ChartReader(self._access.store, ref, host)
         printed = OutputReader(self._access.handle_of(ref), host)
@@ -237,14 +240,14 @@ class Pages:
 
         def read_job() -> Message | None:
             nonlocal pieces
-            before, pieces = pieces, self._draw_job(camera.look())
+            before, pieces = pieces, self._draw_job(camera.read())
             changed = {id: html for id, html in pieces.items() if before.get(id) != html}
             return {"html": changed} if changed else None
 
         def read_charts() -> Message | None:
             drawn = [
                 (chart.name, self.render("_chart.html", chart=chart), chart.points)
-                for chart in charts.look()
+                for chart in charts.draw_changed()
             ]
             return {"charts": drawn} if drawn else None
 
@@ -255,7 +258,7 @@ class Pages:
         )
 
     def _draw_job(self, scene: JobScene) -> dict[str, str]:
-        """The parts of the page that change, by the ids of their elements."""
+        """Render the changing parts of the page, by the ids of their elements."""
         pieces = {
             name: self.render(f"_{name}.html", scene=scene, ref=scene.ref)
             for name in ("head", "attempts", "attention")
@@ -265,17 +268,17 @@ class Pages:
         return pieces
 
     async def search_output(self, request: Request) -> Response:
-        """Lines that have the words, of one host or of all; nobody waits for those that an earlier
-        word would have found."""
-        is_gone = threading.Event()
-        searching = run_in_thread(self._search, request, is_gone)
+        """Return the matching lines of one host or all hosts. Stop the search once the browser has
+        closed the request, as it does for each new word."""
+        is_abandoned = threading.Event()
+        searching = run_in_thread(self._search, request, is_abandoned)
         while not searching.done():
-            await asyncio.wait([searching], timeout=_LOOK_S)
+            await asyncio.wait([searching], timeout=_CHECK_S)
             if await request.is_disconnected():
-                is_gone.set()
+                is_abandoned.set()
         return await searching
 
-    def _search(self, request: Request, is_gone: threading.Event) -> Response:
+    def _search(self, request: Request, is_abandoned: threading.Event) -> Response:
         ref = self._find(request)
         words = request.query_params.get("q", "")
         host = request.query_params.get("host", "0")
@@ -283,7 +286,7 @@ class Pages:
             return JSONResponse({"lines": [], "cut": False, "size": ""})
         chosen = None if host == "all" else self._check_host(ref, _number(request, "host", 0))
         handle = self._access.handle_of(ref)
-        hits = output.search(handle, chosen, words, is_wanted=lambda: not is_gone.is_set())
+        hits = output.search(handle, chosen, words, is_wanted=lambda: not is_abandoned.is_set())
         return JSONResponse(
             {
                 "lines": [line.to_json() for line in hits.lines],
@@ -293,7 +296,7 @@ class Pages:
         )
 
     def download_output(self, request: Request) -> Response:
-        """All that a host printed, as printed, as a file."""
+        """Send all output of a host as a file."""
         from kinetic._backends.base import LogRequest
 
         ref = self._find(request)
@@ -313,25 +316,25 @@ class Pages:
         )
 
     def show_call(self, request: Request) -> Response:
-        """What was called, with which options."""
+        """Show the call: its options, data and versions."""
         plan = self._access.board.read_plan(self._find(request))
         return HTMLResponse(self.render("_call.html", **describe_call(plan)))
 
     def show_compile(self, request: Request) -> Response:
-        """What the compiler of the real slice said of its programs."""
+        """Return the TPU compiler's report about the job's programs."""
         report = describe_compile(self._access.store, self._find(request))
         return JSONResponse({"text": text.printable_lines(report)})
 
     def show_source(self, request: Request) -> Response:
-        """The files that were sent along."""
+        """List the files that were sent."""
         plan = self._access.board.read_plan(self._find(request))
         files, more = list_source(self._access.store, plan)
         return HTMLResponse(self.render("_source.html", files=files, more=more))
 
-    # -- what is done ------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def act(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
-        """Return the answer to a button."""
+        """Return the handler of a button."""
 
         async def answer(request: Request) -> Response:
             ref = await run_in_thread(self._find, request)
@@ -340,11 +343,11 @@ class Pages:
         return answer
 
     def cancel(self, request: Request, ref: JobRef) -> dict[str, Any]:
-        """Ask the job to stop."""
+        """Cancel the job."""
         if self._access.board.verdict(ref) is not None:
-            return {"said": f"{ref.job_id} has already ended."}
+            return {"notice": f"{ref.job_id} has already ended."}
         self._access.handle_of(ref).cancel(cleanup_timeout=0)
-        return {"said": f"{ref.job_id} is being cancelled."}
+        return {"notice": f"{ref.job_id} is being cancelled."}
 
     def kill(self, request: Request, ref: JobRef) -> dict[str, Any]:
         """Kill a host, or all hosts of a slice."""
@@ -354,28 +357,28 @@ class Pages:
             if name in request.query_params
         }
         killed = self._access.handle_of(ref).kill_hosts(chosen.get("slice"), chosen.get("host"))
-        return {"said": f"KILL was sent to {killing.name_machines(ref, killed)} of {ref.job_id}."}
+        return {"notice": f"KILL was sent to {killing.name_machines(ref, killed)} of {ref.job_id}."}
 
     def stacks(self, request: Request, ref: JobRef) -> dict[str, Any]:
-        """Where the code of all hosts stands, equal stacks once."""
+        """Return the stacks of all hosts, grouped by equal stacks."""
         stacks = self._access.handle_of(ref).stacks()
         return {"text": text.printable_lines(blame.format_groups(stacks))}
 
     # -- batches, capacity -------------------------------------------------------------------------
 
     def show_batches(self, request: Request) -> Response:
-        """All batches."""
+        """Show all batches."""
         jobs = self._watch.read(patience_s=1.0)
         batches = list_batches(self._access.store, jobs)
         return self._page(request, "batches.html", batches=batches, trouble=jobs.trouble)
 
     def show_batch(self, request: Request) -> Response:
-        """The inputs of one batch, as a grid."""
+        """Show the inputs of one batch as a grid."""
         batch = self._read_batch(self._group_of(request), self._watch.read(patience_s=1.0))
         return self._page(request, "batch.html", batch=batch)
 
     async def stream_batch(self, request: Request) -> Response:
-        """What changes on the page of a batch."""
+        """Stream changes of a batch's page."""
         group_id, version, cost_at, grid = self._group_of(request), -1, 0.0, ""
 
         def poll() -> Message:
@@ -394,21 +397,22 @@ class Pages:
         return read_batch(self._access.store, group_id, jobs, self._spending)
 
     def show_capacity(self, request: Request) -> Response:
-        """What there is to run jobs on; its table comes later: a cluster may take a while."""
+        """Show the capacity page. Its table is loaded separately, because a cluster may answer
+        slowly."""
         return self._page(request, "capacity.html")
 
     def show_capacity_table(self, request: Request) -> Response:
-        """What there is to run jobs on."""
+        """Return the table of the capacity page."""
         return HTMLResponse(self.render("_capacity.html", table=capacity.read_capacity()))
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def explain(self, request: Request, error: Exception) -> Response:
-        """Answer with what went wrong: as a page, or to the page's script."""
-        status = _NOTHING_FOUND if isinstance(error, NotFound) else 503
+        """Answer with the error: as a page, or as JSON or an event for the page's script."""
+        status = _NOT_FOUND if isinstance(error, NotFound) else 503
         status = 400 if isinstance(error, UsageError) else status
-        if request.headers.get("accept") == _EVENTS:  # Its script is shown no other answer.
-            message = {"trouble": str(error)} | ({"end": True} if status == _NOTHING_FOUND else {})
+        if request.headers.get("accept") == _EVENTS:  # An event stream can only carry events.
+            message = {"trouble": str(error)} | ({"end": True} if status == _NOT_FOUND else {})
             return Response(format_event(message), media_type=_EVENTS)
         if request.headers.get("accept", "").startswith("text/html"):
             page = self.render("trouble.html", base=_base_of(request), error=str(error))
@@ -432,12 +436,13 @@ class Pages:
 
     def _check_host(self, ref: JobRef, host: int) -> int:
         if not 0 <= host < ref.hosts:
-            raise UsageError(f"{ref.job_id} has hosts 0 to {ref.hosts - 1}; there is no {host}.")
+            raise UsageError(f"{ref.job_id} has no host {host}, only hosts 0 to {ref.hosts - 1}.")
         return host
 
 
 def _base_of(request: Request) -> str:
-    """The way from this page up to the first one: addresses in pages are relative to that."""
+    """Return the relative path from this page to the first page, to which addresses in pages are
+    relative."""
     return "../" * request.url.path.strip("/").count("/") or "./"
 
 
@@ -446,7 +451,7 @@ def _filter_of(request: Request) -> tuple[str, str]:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    """A number from the address, as far as it can be one."""
+    """Return a number in the address; the default if it is missing or malformed."""
     try:
         return max(int(request.query_params.get(name, default)), 0)
     except ValueError:

@@ -1,7 +1,7 @@
-"""One job at one moment, as its page draws it: slices, hosts, attempts.
+"""The state of one job for its page: slices, hosts, attempts.
 
-In: access to jobs, a job. Out: `JobScene`s. What hosts do comes from the job's leader, once a
-second; everything else from the board, each time.
+In: access to jobs, a job. Out: `JobScene`s. The activity of hosts comes from the job's leader, once
+a second; everything else is read from the board each time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from kinetic._core.ref import JobRef
 
 ACTIVITY_EVERY_S = 1.0
-"""Hosts say once a second what they do."""
+"""Hosts report their activity once a second."""
 _AWAY = "away"
 _LOST = "lost"
 _DETAILED_HOSTS = 64
-"""Of larger gangs, each host is a square."""
+"""Maximum number of hosts drawn with details; in larger gangs each host is a square."""
 _MOST_CHIPS = 8
 _LEAST = 8
-"""An attempt that took no time is seen all the same."""
+"""Minimum length of an attempt's bar, so that short attempts stay visible."""
 
 
 class HostCell(NamedTuple):
@@ -42,9 +42,9 @@ class HostCell(NamedTuple):
 
     Attributes:
         host: its index in the job.
-        member: its index in the attempt, by which its output is found; None if it takes no part.
-        state: one word, as it is shown and coloured.
-        facts: what else is known, in the order in which it is read.
+        member: its index in the attempt, which selects its output; None if it takes no part.
+        state: one word, which also selects its colour.
+        facts: further facts, in reading order.
         last_line: the last line that it printed.
     """
 
@@ -59,12 +59,12 @@ class SliceBox(NamedTuple):
     """One slice.
 
     Attributes:
-        number: from 0.
+        number: its index, from 0.
         title: its name and shape.
-        note: "lost" or "awaited" when it takes no part; else counts of its hosts' states.
+        note: "lost" or "awaited" if it takes no part; otherwise counts of its hosts' states.
         hosts: its hosts.
-        chips: of each host, as many as are drawn.
-        is_detailed: whether each host is drawn with words.
+        chips: number of chips drawn for each host.
+        is_detailed: whether each host is drawn with details.
     """
 
     number: int
@@ -76,7 +76,7 @@ class SliceBox(NamedTuple):
 
     @property
     def takes_part(self) -> bool:
-        """Whether there is anything of it to lose."""
+        """True if the slice takes part in the attempt, so that it can be killed."""
         return any(cell.member is not None for cell in self.hosts) and self.note != _LOST
 
 
@@ -84,10 +84,10 @@ class AttemptBar(NamedTuple):
     """One attempt on the time line; offsets are thousandths of the whole line.
 
     Attributes:
-        attempt: what is known of it.
-        begin, ready, end: where it began, where its function started, where it ended.
+        attempt: the attempt.
+        begin, ready, end: offsets of its beginning, of the function's start, and of its end.
         state: its colour.
-        length: how long it took, "" while it runs.
+        length: its duration; "" while it runs.
     """
 
     attempt: AttemptPicture
@@ -103,16 +103,16 @@ class JobScene(NamedTuple):
 
     Attributes:
         ref: the job.
-        standing: where it stands.
-        slices: all of them.
-        bars: its attempts, the last ones if there are many.
-        left_out: how many earlier attempts there are.
+        standing: its state and reason.
+        slices: all its slices.
+        bars: its last attempts.
+        left_out: number of earlier attempts.
         blamed: hosts that failed first.
-        reason: why the job failed, whole.
-        traceback: of what the host to blame raised.
-        cost: what it has cost, for people; "" if that is not known.
-        started_at: when its function started first.
-        ran: for how long it ran in all attempts, once it has ended.
+        reason: the full reason of the failure.
+        traceback: traceback of the exception on the blamed host.
+        cost: its cost, formatted; "" if unknown.
+        started_at: when its function first started.
+        ran: its run time in all attempts, once it has ended.
     """
 
     ref: JobRef
@@ -129,14 +129,13 @@ class JobScene(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The job's state, in small letters."""
+        """The job's state in lower case."""
         return self.standing.state.lower()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will happen."""
-        ended = [str(each).lower() for each in JobStatus if each.ended]
-        return self.state in ended
+        """True if the job has ended."""
+        return self.state in [str(state).lower() for state in JobStatus if state.ended]
 
     def needs_attention(self) -> list[HostCell]:
         """Return the hosts that stand still, are silent, or have failed."""
@@ -149,7 +148,7 @@ _TRACEBACK_CHARS = 50_000
 
 
 class JobCamera:
-    """Looks at one job, for one page."""
+    """Reads the state of one job, for one page."""
 
     def __init__(self, access: JobAccess, ref: JobRef) -> None:
         self._access = access
@@ -162,8 +161,8 @@ class JobCamera:
         self._ask_at = 0.0
         self._last: JobScene | None = None
 
-    def look(self) -> JobScene:
-        """Return the job as of now. One that has ended is read once.
+    def read(self) -> JobScene:
+        """Return the job's present state. A job that has ended is read once.
 
         Raises:
             NotFound: its records were removed.
@@ -180,7 +179,7 @@ class JobCamera:
         outcome = standing.outcome or (board.verdict(ref) if standing.ended_at else None)
         gang = board.gang(ref, outcome)
         attempts = gang.attempts
-        self._look_at_hosts(gang, runs=outcome is None)
+        self._read_activity(gang, runs=outcome is None)
         bars = draw_bars(attempts[-_BARS:], ref.created_at, standing.ended_at or self._access.now())
         scene = JobScene(
             ref,
@@ -199,11 +198,11 @@ class JobCamera:
         return scene
 
     def close(self) -> None:
-        """End the connection to the leader."""
+        """Close the connection to the leader."""
         self._watch.__exit__()
 
-    def _look_at_hosts(self, gang: GangPicture, *, runs: bool) -> None:
-        """Ask what they are doing, if it is time to."""
+    def _read_activity(self, gang: GangPicture, *, runs: bool) -> None:
+        """Read the hosts' activity, steps and cost if an interval has passed."""
         if not runs:
             self._lines = []
         if runs and time.monotonic() < self._ask_at:
@@ -213,7 +212,7 @@ class JobCamera:
             if runs:
                 self._lines = [line for line in self._watch.poll() if line.host is not None]
             if self._ref.hosts <= _DETAILED_HOSTS:
-                self._steps = self._step_watch.look()
+                self._steps = self._step_watch.read()
             if cost := self._access.board.cost(self._ref, gang):
                 self._cost = text.describe_cost(*cost, is_over=not runs)
 
@@ -227,7 +226,7 @@ def _read_traceback(outcome: Outcome | None) -> str:
 def draw_slices(
     ref: JobRef, attempt: AttemptPicture, lines: Sequence[HostLine], steps: Mapping[int, int]
 ) -> tuple[SliceBox, ...]:
-    """Return the slices of a job in its last attempt. Pure."""
+    """Return the slices of a job in its last attempt."""
     topology = shape.topology_of(ref)
     hosts_each = min(topology.hosts, ref.hosts) if topology is not None else ref.hosts
     taking_part = attempt.slices or tuple(range(max(ref.hosts // max(hosts_each, 1), 1)))
@@ -303,8 +302,8 @@ def _draw_host(
 
 
 def _state(picture: HostPicture, line: HostLine) -> str:
-    """The state of a host of which both the events and the leader tell: ends and stalls are
-    events'; what it is doing, the leader's."""
+    """Return the state of a host: ends and stalls come from events, other activity from the
+    leader."""
     if picture.state in (HostState.RETURNED, HostState.FAILED, HostState.STOPPED):
         return str(picture.state)
     if line.still_s >= activity.STILL_S and line.state == "running":
@@ -319,9 +318,8 @@ def _describe_end(picture: HostPicture) -> str:
 def draw_bars(
     attempts: Sequence[AttemptPicture], created_at: float, until: float
 ) -> tuple[AttemptBar, ...]:
-    """Return the attempts on a line from the first one's beginning to now, or to the job's end.
-    Pure."""
-    begins = [each.began_at for each in attempts if each.began_at is not None]
+    """Return the attempts on a time line from the beginning of the first one to `until`."""
+    begins = [attempt.began_at for attempt in attempts if attempt.began_at is not None]
     first = min(begins[0] if begins else created_at, until)
     span = max(until - first, 1e-3)
 

@@ -1,10 +1,9 @@
-"""The server of the dashboard, on the loopback address: by `kinetic dashboard`, or behind a
-notebook's cell.
+"""The dashboard's server on the loopback address, for `kinetic dashboard` and for notebooks.
 
-In: access to jobs, a port. Out: an address with a token in it.
+In: access to jobs, a port. Out: an address that contains a token.
 
-The address that a browser is started with is good for one use: other users of a machine see the
-words of a command. It leads to the one with the token.
+The browser is started with a one-time address, which redirects to the address with the token: other
+users of the machine can see the command line of the browser.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ if TYPE_CHECKING:
 _ADDRESS = "127.0.0.1"
 _GRACE_S = 1
 _FRAME_PX = 640
-_USED = "This address was good for one use. Use the one that `kinetic dashboard` printed.\n"
+_USED = "This address works only once. Use the address that `kinetic dashboard` printed.\n"
 
 
 class DashboardServer:
-    """Serves the pages of a store's jobs. `port` is where it listens.
+    """Serves the pages about a store's jobs. `port` is the port that it listens on.
 
     Args:
-        access: to the jobs.
-        port: of the loopback address; 0 takes any free one.
-        is_framed: whether notebooks may show the pages.
+        access: access to the jobs.
+        port: port on the loopback address; 0 for any free port.
+        is_framed: whether notebooks may show the pages in a frame.
 
     Raises:
-        UsageError: the port is taken.
+        UsageError: the port is in use.
     """
 
     def __init__(self, access: JobAccess, port: int = 0, *, is_framed: bool = False) -> None:
@@ -64,7 +63,7 @@ class DashboardServer:
             loop="asyncio",
             lifespan="off",
             log_config=None,
-            log_level="error",  # What strangers send is not the user's business.
+            log_level="error",  # Do not log malformed requests of other programs.
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -82,7 +81,7 @@ class DashboardServer:
             f'<iframe src="{url}" title="Jobs of kinetic" width="100%" height="{_FRAME_PX}" '
             f'style="border:1px solid rgba(139,141,152,.4);border-radius:8px"></iframe>'
             f'<div style="font-size:12px;opacity:.75"><a href="{url}" target="_blank">Open in a '
-            "tab of its own</a></div>"
+            "new tab</a></div>"
         )
 
     @property
@@ -92,12 +91,12 @@ class DashboardServer:
 
     @property
     def first_url(self) -> str:
-        """An address that leads there once."""
+        """A one-time address that redirects to the first page."""
         return f"http://{_ADDRESS}:{self.port}/open/{self._ticket}"
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves in a thread."""
+        """True if the server runs in a thread."""
         return self._thread is not None and self._thread.is_alive()
 
     def run(self) -> None:
@@ -105,7 +104,7 @@ class DashboardServer:
         self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
-        """Serve in a thread, which ends with this process."""
+        """Serve in a daemon thread, which ends with this process."""
         self._thread = threading.Thread(target=self.run, name="kinetic-dashboard", daemon=True)
         self._thread.start()
 
@@ -136,14 +135,16 @@ class DashboardServer:
 
 
 def _find_token(port: int) -> str:
-    """Return what is to be in every address: where a port was named, the same as when it was named
-    last, so that open tabs and bookmarks live on."""
+    """Return the token for every address. With a chosen port, reuse the token of the last start, so
+    that open tabs and bookmarks stay valid."""
     token = os.urandom(16).hex()
     if not port:
         return token
     home = settings.load().home
     path = home / "dashboard" / str(port)
-    with contextlib.suppress(OSError, UnicodeError, StoreError):  # Then it is good for one start.
+    with contextlib.suppress(
+        OSError, UnicodeError, StoreError
+    ):  # Without a file, the token is new with each start.
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.make_below(path.parent, home)
         if path.exists() and re.fullmatch("[0-9a-f]{32}", before := files.content(path).decode()):
@@ -157,19 +158,19 @@ def _listen(port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((_ADDRESS, port))
-        listener.listen()  # Who asks before the server is there waits, and is not refused.
+        listener.listen()  # Requests wait until the server runs, instead of being refused.
     except (OSError, OverflowError) as error:
         listener.close()
         raise UsageError(
-            f"The dashboard cannot listen on port {port} of {_ADDRESS}: {error}. Name another one "
-            "by --port, or leave it out to take any free one."
+            f"The dashboard cannot listen on port {port} of {_ADDRESS}: {error}. Choose another "
+            "port with --port, or omit --port to use any free port."
         ) from error
     return listener
 
 
 def open_browser(url: str) -> bool:
-    """Show an address in a browser with windows of its own; return whether there is one. A browser
-    in this terminal would be in the way."""
+    """Open an address in a browser with its own windows; return True if there is one. A text
+    browser would take over this terminal."""
     import webbrowser
 
     with contextlib.suppress(webbrowser.Error):

@@ -1,6 +1,6 @@
-"""Public: `kinetic.dashboard()`, and whether there is what it needs.
+"""`kinetic.dashboard()`: starts the dashboard's server in this process, once.
 
-In: settings. Out: a running server; one for each process.
+In: settings. Out: a running server.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from kinetic._dashboard.server import DashboardServer
 
 _PACKAGES = ("jinja2", "starlette", "uvicorn")
-_started: dict[int, DashboardServer] = {}
-"""By process: a fork has none."""
+_servers: dict[int, DashboardServer] = {}
+"""Servers by process id: a fork must not use its parent's."""
 
 
 def check_packages() -> None:
     """Check that the packages of the extra are installed.
 
     Raises:
-        PreflightError: they are not.
+        PreflightError: a package is missing.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -35,27 +35,31 @@ def check_packages() -> None:
 
 
 def dashboard(port: int = 0) -> DashboardServer:
-    """Serve the pages of all jobs on this machine's loopback address, from this process, until it
-    ends. In a notebook, the cell shows them.
+    """Serve pages about all jobs on this machine's loopback address, until this process ends.
+
+    A notebook shows the pages in the cell's output.
 
     Args:
-        port: to listen on; 0 takes any free one.
+        port: the port to listen on; 0 for any free port.
 
     Returns:
-        The server, with `url` and `close()`; the same one for each call, until it is closed.
+        The server, with `url` and `close()`; the same server for each call until it is closed.
 
     Raises:
         PreflightError: the extra `dashboard` is not installed.
-        UsageError: the port is taken.
+        UsageError: the port is in use.
+
+    Example:
+        kinetic.dashboard()
     """
     with hide_frames:
         check_packages()
         from kinetic._client.access import open_access
         from kinetic._dashboard.server import DashboardServer
 
-        server = _started.get(os.getpid())
+        server = _servers.get(os.getpid())
         if server is None or not server.is_running or port not in (0, server.port):
             server = DashboardServer(open_access({}), port, is_framed=True)
             server.start()
-            _started[os.getpid()] = server
+            _servers[os.getpid()] = server
         return server

@@ -115,13 +115,13 @@ def test_a_lost_slice_is_seen_and_what_is_done_is_asked_first(page, tmp_path, mo
     page.wait_for("lost slice 1", "#attempts")
     seen_after_s = round(time.monotonic() - began, 2)
     request.node.user_properties.append(("lost_slice_seen_after_s", seen_after_s))
-    page.wait_for("KILL was sent to host 1", "#said")
+    page.wait_for("KILL was sent to host 1", "#notice")
     page.wait_for("on slice 0 of 1", "#lines")
     page.wait_for("1 host: away", "#slice-1")
     assert len([each for each in handle.events() if each["kind"] == "slice_lost"]) == 1
 
     page.click("#cancel")
-    page.wait_for("What it has not saved is lost", "#ask")
+    page.wait_for("Unsaved work is lost", "#ask")
     assert not handle.status().ended
     page.click("#ask [value=yes]")
     page.wait_for("cancelled", "#head")
@@ -440,10 +440,10 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
     show.backend.phase = show.backend.phase.NOT_FOUND
     index.remove(show.store, ref.job_id)
     shown.wait_for("were removed", "#trouble")
-    shown.wait_for("gone", "#link")
+    shown.wait_for("ended", "#link")
     shown.open().wait_for("another", "#rows")
     wait_until(lambda: shown.count("#rows > .row") == 1, "the removed job is still listed")
-    shown.open(f"jobs/{ref.job_id}").wait_for("This cannot be shown")
+    shown.open(f"jobs/{ref.job_id}").wait_for("This page cannot be shown")
     page = shown.open()
     wait_until(
         lambda: other.job_id in page.run("return document.body.innerHTML"),

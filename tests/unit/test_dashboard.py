@@ -92,10 +92,10 @@ def test_what_does_not_exist_says_so(server: DashboardServer, world: World):
     base = path_of(server)
     status, _, body = ask(server, f"{base}jobs/job-0000000f", Accept="text/html")
     assert status == 404
-    assert "This cannot be shown" in body
+    assert "This page cannot be shown" in body
     assert ask(server, f"{base}jobs/<script>", Accept="text/html")[0] == 400
     status, _, body = ask(server, f"{base}batches/grp-0")
-    assert (status, json.loads(body)["error"]) == (404, "There is no batch 'grp-0'.")
+    assert (status, json.loads(body)["error"]) == (404, "The batch 'grp-0' does not exist.")
     assert ask(server, f"{base}static/../pages.py")[0] == 404
     ref = world.add()
     assert ask(server, f"{base}jobs/{ref.job_id}/output?host=7")[0] == 400
@@ -316,7 +316,7 @@ def test_a_page_and_its_first_lines_do_not_wait_for_charts(world: World):
     columns = array("d", [NOW, NOW]), array("q", [0, 1]), [array("d", [2.0, 1.0])]
     world.store.path(key).write_bytes(Rows(("loss",), *columns).encode())
     pages = Pages(world.access, lambda: False)
-    printed, job, curves = pages.sources_of(ref, 0)
+    printed, job, curves = pages.make_sources(ref, 0)
     first = job.poll()
     assert first is not None
     assert "charts" not in first["html"]
@@ -367,7 +367,7 @@ def test_only_charts_that_have_changed_are_sent_and_all_in_turn(world: World):
     reader = ChartReader(world.store, ref, 0)
 
     def look() -> list[str]:
-        return [chart.name for chart in reader.look()]
+        return [chart.name for chart in reader.draw_changed()]
 
     log(world, ref, names, 1)
     assert look() == names

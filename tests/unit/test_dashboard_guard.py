@@ -68,7 +68,7 @@ def test_nothing_is_done_for_a_page_of_another_origin(
     assert world.backend.cancelled == []
     own = f"http://127.0.0.1:{server.port}"
     status, _, body = ask(server, path, "POST", Origin=own, Content_Length="0")
-    assert (status, json.loads(body)["said"]) == (200, f"{ref.job_id} is being cancelled.")
+    assert (status, json.loads(body)["notice"]) == (200, f"{ref.job_id} is being cancelled.")
     assert world.backend.cancelled == [ref.job_id]
     assert ask(server, path, "GET")[0] == 405  # No link and no image can press a button.
     assert world.backend.cancelled == [ref.job_id]

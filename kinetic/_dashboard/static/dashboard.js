@@ -1,4 +1,4 @@
-// The script of all pages. Text from jobs is only ever set as text; pieces of HTML come from the server, which escapes.
+// The script of all pages. Text from jobs is only set as text; the server escapes the pieces of HTML that it sends.
 "use strict";
 const $ = (id) => document.getElementById(id);
 const MOST_LINES = 5000;
@@ -17,26 +17,26 @@ function duration(s) {
 function setText(element, text) { if (element.textContent !== text) element.textContent = text; }
 function tick() {
   const now = Date.now() / 1000;
-  for (const each of document.querySelectorAll("time[data-since]"))
-    setText(each, duration((each.dataset.until ? +each.dataset.until : Math.floor(now)) - (each.dataset.until ? +each.dataset.since : Math.floor(+each.dataset.since))));
-  for (const each of document.querySelectorAll("time[data-at]:empty")) {
-    const at = new Date(+each.dataset.at * 1000);
-    each.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
-    each.title = at.toISOString();
+  for (const time of document.querySelectorAll("time[data-since]"))
+    setText(time, duration((time.dataset.until ? +time.dataset.until : Math.floor(now)) - (time.dataset.until ? +time.dataset.since : Math.floor(+time.dataset.since))));
+  for (const time of document.querySelectorAll("time[data-at]:empty")) {
+    const at = new Date(+time.dataset.at * 1000);
+    time.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    time.title = at.toISOString();
   }
 }
 
-// -- what the server says ---------------------------------------------------------------------------------------------
+// -- messages of the server -------------------------------------------------------------------------------------------
 
-let stream = null, hasEnded = false, lost = 0;
-const LOST = "The dashboard does not answer, and what you see may be old. If it has ended, start it again with `kinetic dashboard`.";
+let stream = null, hasEnded = false, lostTimer = 0;
+const LOST = "The dashboard does not answer, so this page may be out of date. If it was stopped, start it again with `kinetic dashboard`.";
 const listeners = [];
-function say(words) {
-  const said = $("said");
-  said.textContent = words;
-  said.hidden = false;
-  clearTimeout(say.timer);
-  say.timer = setTimeout(() => { said.hidden = true; }, 6000);
+function showNotice(words) {
+  const notice = $("notice");
+  notice.textContent = words;
+  notice.hidden = false;
+  clearTimeout(showNotice.timer);
+  showNotice.timer = setTimeout(() => { notice.hidden = true; }, 6000);
 }
 function showTrouble(words) {
   $("trouble").hidden = !words;
@@ -53,7 +53,7 @@ function replace(id, html) {
   fresh.innerHTML = html;
   renew(element, fresh.content);
 }
-// Make the children of an element those of another one. Nodes that are alike stay: with the focus, a selection, the pointer.
+// Replace the children of an element by those of another one. Equal nodes stay, so that focus, selection and pointer do.
 function renew(element, fresh) {
   const before = [...element.childNodes], after = [...fresh.childNodes];
   after.forEach((node, n) => {
@@ -65,7 +65,7 @@ function renew(element, fresh) {
       const same = old.dataset.at === node.dataset.at;
       for (const { name } of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
       for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-      if (!same || !old.matches("time")) renew(old, node); // the script has written the others' text
+      if (!same || !old.matches("time")) renew(old, node); // tick() has written the text of unchanged times
     }
   });
   for (const old of before.slice(after.length)) old.remove();
@@ -75,7 +75,7 @@ function receive(message) {
   if ("trouble" in message) showTrouble(message.trouble);
   for (const listen of listeners) listen(message);
   tick();
-  if (message.end) { hasEnded = true; disconnect(); showLink("lost", "gone"); }
+  if (message.end) { hasEnded = true; disconnect(); showLink("lost", "ended"); }
 }
 function address() {
   const live = document.body.dataset.live, host = $("output") ? chosenHost() : 0;
@@ -84,43 +84,43 @@ function address() {
 function connect() {
   if (stream || hasEnded || !document.body.dataset.live || document.hidden) return;
   const mine = stream = new EventSource(new URL(address(), document.baseURI));
-  mine.onopen = () => { if (stream === mine) { foundAgain(); showLink("live", "live"); for (const listen of listeners) listen({ opened: true }); } };
+  mine.onopen = () => { if (stream === mine) { clearLost(); showLink("live", "live"); for (const listen of listeners) listen({ opened: true }); } };
   mine.onmessage = (event) => { if (stream === mine) receive(JSON.parse(event.data)); };
   mine.onerror = () => {
     if (stream !== mine) return;
     showLink("lost", "not connected");
-    lost = lost || setTimeout(() => showTrouble(LOST), 5000);
+    lostTimer = lostTimer || setTimeout(() => showTrouble(LOST), 5000);
     if (mine.readyState === EventSource.CLOSED) { stream = null; setTimeout(connect, 2000); }
   };
 }
-function foundAgain() {
-  clearTimeout(lost);
-  if (lost) showTrouble("");
-  lost = 0;
+function clearLost() {
+  clearTimeout(lostTimer);
+  if (lostTimer) showTrouble("");
+  lostTimer = 0;
 }
 function disconnect() {
   if (stream) stream.close();
   stream = null;
 }
 function reconnect() { disconnect(); connect(); }
-// A browser opens six connections to one address: only pages that are seen hold one.
+// A browser opens at most six connections to one address: only visible pages hold one.
 document.addEventListener("visibilitychange", () => document.hidden ? disconnect() : connect());
 
 async function ask(url, options) {
   const response = await fetch(new URL(url, document.baseURI), options);
   const isJson = (response.headers.get("content-type") || "").includes("json");
   const body = isJson ? await response.json() : await response.text();
-  if (!response.ok) throw new Error(body.error || "The dashboard has ended. Start it again with `kinetic dashboard`.");
+  if (!response.ok) throw new Error(body.error || "The dashboard was stopped. Start it again with `kinetic dashboard`.");
   return body;
 }
 
 // -- buttons ----------------------------------------------------------------------------------------------------------
 
-let answer = null; // to what is being asked
-$("ask").addEventListener("close", () => { // told a moment later: another question may have been asked by then
+let answer = null; // resolves the open question
+$("ask").addEventListener("close", () => { // this event comes late: another question may be open by now
   if (!$("ask").open && answer) answer($("ask").returnValue === "yes");
 });
-function confirmed(words, yes) {
+function askToConfirm(words, yes) {
   const dialog = $("ask");
   if (answer) answer(false);
   setText($("ask-words"), words);
@@ -133,8 +133,8 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-act]");
   if (button) {
     const { act, ask: words, yes } = button.dataset;
-    if (!await confirmed(words, yes)) return;
-    try { say((await ask(act, { method: "POST" })).said); } catch (error) { say(error.message); }
+    if (!await askToConfirm(words, yes)) return;
+    try { showNotice((await ask(act, { method: "POST" })).notice); } catch (error) { showNotice(error.message); }
   }
   const host = event.target.closest("[data-host]");
   if (host && $("host")) { $("host").value = host.dataset.host; chooseHost(); $("output").scrollIntoView({ block: "nearest" }); }
@@ -143,21 +143,21 @@ async function load(element) {
   const into = element.querySelector(".loaded");
   into.textContent = "…";
   try {
-    const found = await ask(element.dataset.load, { method: element.dataset.post ? "POST" : "GET" });
-    if (typeof found === "string") into.innerHTML = found; else into.textContent = found.text;
+    const body = await ask(element.dataset.load, { method: element.dataset.post ? "POST" : "GET" });
+    if (typeof body === "string") into.innerHTML = body; else into.textContent = body.text;
   } catch (error) { into.textContent = error.message; }
   tick();
 }
-for (const each of document.querySelectorAll("details[data-load]")) each.addEventListener("toggle", () => { if (each.open) load(each); });
-for (const each of document.querySelectorAll(".now[data-load]")) load(each);
+for (const details of document.querySelectorAll("details[data-load]")) details.addEventListener("toggle", () => { if (details.open) load(details); });
+for (const element of document.querySelectorAll(".now[data-load]")) load(element);
 
-// -- the list of jobs: only the rows in view are there ---------------------------------------------------------------------
+// -- the list of jobs: only rows in view are in the page -------------------------------------------------------------------
 
 function listJobs() {
-  const rows = $("rows"), filter = $("filter"), given = new URLSearchParams(location.search);
-  let state = given.get("state") || "", total = +$("jobs").dataset.total, busy = false, again = false, shown = "";
-  filter.value = given.get("q") || "";
-  let isPart = !!(state || filter.value); // whether the rows that are there were filtered
+  const rows = $("rows"), filter = $("filter"), parameters = new URLSearchParams(location.search);
+  let state = parameters.get("state") || "", total = +$("jobs").dataset.total, busy = false, isStale = false, html = "";
+  filter.value = parameters.get("q") || "";
+  let isPart = !!(state || filter.value); // whether the rows in the page are filtered
   const height = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--row"));
   function lay() {
     rows.classList.add("windowed");
@@ -168,24 +168,24 @@ function listJobs() {
     for (const chip of document.querySelectorAll("[data-state]")) chip.setAttribute("aria-pressed", chip.dataset.state === state);
   }
   async function show() {
-    if (busy) { again = true; return; }
+    if (busy) { isStale = true; return; }
     busy = true;
     const q = filter.value, wanted = state;
     const above = Math.max(0, -rows.getBoundingClientRect().top), n = Math.ceil(innerHeight / height()) + 20;
     const from = Math.max(0, Math.floor(above / height()) - 10);
     try {
-      const found = await ask("rows?" + new URLSearchParams({ from, n, state, q }));
-      if (q === filter.value && wanted === state) apply(found, from);
+      const part = await ask("rows?" + new URLSearchParams({ from, n, state, q }));
+      if (q === filter.value && wanted === state) apply(part, from);
     } catch (error) { showTrouble(error.message); }
     busy = false;
-    if (again) { again = false; show(); }
+    if (isStale) { isStale = false; show(); }
   }
-  function apply(found, from) {
-    total = found.total;
+  function apply(part, from) {
+    total = part.total;
     isPart = !!(state || filter.value);
-    const was = document.activeElement && rows.contains(document.activeElement) ? document.activeElement.id : "";
-    if (found.html !== shown) { replace("rows", shown = found.html); rows.dataset.from = from; }
-    if (was && $(was)) $(was).focus({ preventScroll: true });
+    const focused = document.activeElement && rows.contains(document.activeElement) ? document.activeElement.id : "";
+    if (part.html !== html) { replace("rows", html = part.html); rows.dataset.from = from; }
+    if (focused && $(focused)) $(focused).focus({ preventScroll: true });
     lay();
     tick();
   }
@@ -229,10 +229,10 @@ function chooseHost() {
   if ($("search").value) searchOutput();
 }
 function markHost() {
-  for (const each of document.querySelectorAll("[data-host]")) {
-    const isChosen = +each.dataset.host === chosenHost();
-    each.setAttribute("aria-pressed", isChosen);
-    if (each.matches(".square")) each.tabIndex = isChosen ? 0 : -1; // Tab does not go through a thousand of them: arrows do.
+  for (const element of document.querySelectorAll("[data-host]")) {
+    const isChosen = +element.dataset.host === chosenHost();
+    element.setAttribute("aria-pressed", isChosen);
+    if (element.matches(".square")) element.tabIndex = isChosen ? 0 : -1; // Arrows, not Tab, move through a thousand squares.
   }
 }
 function moveAmongSquares(event) {
@@ -242,7 +242,7 @@ function moveAmongSquares(event) {
   event.preventDefault();
   if (next) next.focus();
 }
-// Colours of a terminal: codes as "1;31" change a style, which lasts until the next ones.
+// Colours of a terminal: codes such as "1;31" change a style, which lasts until the next code.
 const CODES = /\x1b\[([\d;]*)m/;
 function restyle(style, codes) {
   const numbers = codes.split(";").map(Number);
@@ -254,7 +254,7 @@ function restyle(style, codes) {
     else if (code === 22) bold = "";
     else if (code === 39) colour = "";
     else if ((code >= 30 && code < 38) || (code >= 90 && code < 98)) colour = "ansi-" + code % 10;
-    else if (code === 38 || code === 48) { // of 256, or of all, of which only the first 16 have a tone for both grounds
+    else if (code === 38 || code === 48) { // 256 or true colours: only the first 16 are readable on both backgrounds
       const [kind, number] = numbers.splice(0, numbers[0] === 5 ? 2 : 4);
       if (code === 38) colour = kind === 5 && number < 16 ? "ansi-" + number % 8 : "";
     }
@@ -293,7 +293,7 @@ function showOutput() {
   let open = null, attempt = 0, follows = true, top = 0, style = {};
   const atEnd = () => lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
   const follow = () => { if (follows) lines.scrollTop = lines.scrollHeight; };
-  lines.addEventListener("scroll", () => { // Only scrolling up ends it: lines that wrap anew move the end away, too.
+  lines.addEventListener("scroll", () => { // Only scrolling up stops following: rewrapped lines move the end, too.
     follows = atEnd() || (follows && lines.scrollTop >= top);
     top = lines.scrollTop;
     newest.hidden = follows || lines.hidden;
@@ -305,14 +305,14 @@ function showOutput() {
     if (message.html) markHost();
     if (!message.lines) return;
     const added = document.createDocumentFragment();
-    for (const each of message.lines) {
-      if (attempt && each[1] !== attempt) {
-        const mark = makeLine([0, 0, 0, 0, `attempt ${each[1]}`]);
+    for (const line of message.lines) {
+      if (attempt && line[1] !== attempt) {
+        const mark = makeLine([0, 0, 0, 0, `attempt ${line[1]}`]);
         mark.className = "mark";
         added.append(mark);
       }
-      attempt = each[1];
-      added.append(makeLine(each, { style }));
+      attempt = line[1];
+      added.append(makeLine(line, { style }));
     }
     if (open) open.remove();
     open = message.open ? makeLine([0, 0, 0, 0, message.open], { style: { ...style } }) : null;
@@ -329,8 +329,8 @@ function showOutput() {
 }
 async function searchOutput() {
   if (searchOutput.last) searchOutput.last.abort();
-  const words = $("search").value, found = $("found"), mine = searchOutput.last = new AbortController();
-  found.hidden = !words;
+  const words = $("search").value, matches = $("matches"), mine = searchOutput.last = new AbortController();
+  matches.hidden = !words;
   $("lines").hidden = !!words;
   setText($("hits"), words ? "Searching…" : "");
   if (!words) { $("lines").scrollTop = $("lines").scrollHeight; return; }
@@ -338,7 +338,7 @@ async function searchOutput() {
   try {
     const result = await ask(`jobs/${$("output").dataset.job}/search?` + new URLSearchParams({ q: words, host: all ? "all" : chosenHost() }), { signal: mine.signal });
     if (searchOutput.last !== mine) return;
-    found.replaceChildren(...result.lines.map((line) => makeLine(line, { named: all, mark: words })));
+    matches.replaceChildren(...result.lines.map((line) => makeLine(line, { named: all, mark: words })));
     const n = result.lines.length;
     setText($("hits"), `${n}${result.cut && n ? " or more" : ""} ${n === 1 ? "line" : "lines"} in ${result.cut ? "the first " : ""}${result.size}`);
   } catch (error) { if (searchOutput.last === mine) setText($("hits"), error.message); }
@@ -346,12 +346,12 @@ async function searchOutput() {
 
 // -- charts -----------------------------------------------------------------------------------------------------------
 
-const figures = new Map(); // by the metric's name
+const figures = new Map(); // by name of the metric
 function showCharts() {
   const find = $("find-chart"), groups = $("groups");
   function add(name) {
     const [prefix, rest] = name.split("/", 2), title = rest === undefined ? "general" : prefix;
-    let group = [...groups.children].find((each) => each.dataset.title === title);
+    let group = [...groups.children].find((element) => element.dataset.title === title);
     if (!group) {
       group = document.createElement("details");
       group.innerHTML = '<summary></summary><div class="charts"></div>';
@@ -388,7 +388,7 @@ function showCharts() {
   });
 }
 
-let pointer = null; // the chart under it may change
+let pointer = null; // kept, because the chart under it may change
 document.addEventListener("pointermove", (event) => { pointer = event; point(); });
 function point() {
   const under = pointer && document.elementFromPoint(pointer.clientX, pointer.clientY), svg = under && under.closest(".chart svg");
