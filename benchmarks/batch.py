@@ -1,11 +1,11 @@
-"""Many inputs that do nothing: a batch of jobs, beside submitit's local executor and joblib's pool
-of worker processes.
+"""A batch of inputs that do nothing, compared with submitit's local executor and joblib's process
+pool.
 
 In: how many inputs (1,000 by default). Out: rows of text. Called by hand and by run.py.
 
-joblib runs all inputs in two processes, one after the other. A job here has processes of its own,
-its own log, records that outlive the caller, and a death that affects no other job; submitit's jobs
-have that as well, so that is the comparison that counts.
+joblib runs all inputs one after the other in two processes. A job of kinetic has its own processes
+and log, its records outlive the caller, and its death affects no other job. The same is true for
+submitit's jobs, so submitit is the floor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import kinetic
 
 AT_A_TIME = 16
 FEW = 60
-"""submitit starts an interpreter for each job: this many are enough to time one."""
+"""Number of inputs for submitit, which starts an interpreter for each job: enough to time one."""
 
 
 def nothing(x):
@@ -37,7 +37,8 @@ def ours(inputs: int, at_a_time: int = AT_A_TIME) -> None:
 
 
 def with_submitit(inputs: int) -> None:
-    """As many at a time as there are processors: the local executor itself has no limit."""
+    """Run as many jobs at a time as there are processors; the local executor itself has no
+    limit."""
     import submitit
 
     with tempfile.TemporaryDirectory() as folder:
@@ -62,8 +63,8 @@ def with_joblib(inputs: int) -> None:
     )
 
 
-def each(act: Callable[[int], None], inputs: int) -> float:
-    """Seconds per input."""
+def time_per_input(act: Callable[[int], None], inputs: int) -> float:
+    """Return the seconds per input."""
     return measure.seconds(lambda: act(inputs)) / inputs
 
 
@@ -74,11 +75,11 @@ def main() -> None:
     with measure.home():
         ours(2)
         few = min(FEW, inputs)
-        submitit_s = each(with_submitit, few)
-        many_s = each(ours, inputs)
-        again_s = each(with_submitit, few)
-        joblib_s = each(with_joblib, inputs)
-        floor_s = min(submitit_s, again_s)
+        submitit_s = time_per_input(with_submitit, few)
+        many_s = time_per_input(ours, inputs)
+        submitit_after_s = time_per_input(with_submitit, few)
+        joblib_s = time_per_input(with_joblib, inputs)
+        floor_s = min(submitit_s, submitit_after_s)
         measure.heading(
             f"{inputs} no-op inputs on cpu, per input (floor: submitit's LocalExecutor)"
         )

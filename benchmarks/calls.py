@@ -1,5 +1,5 @@
-"""One call, from call to value, beside a bare subprocess, submitit, and a hand-written launcher of
-the same collective."""
+"""One call, from call to value, compared with a bare subprocess, submitit, and a hand-written
+launcher of the same collective."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ jax.distributed.initialize(
 
 
 def by_hand(hosts: int) -> float:
-    """Seconds from the start of the launcher to the end of the first collective on the leader."""
+    """Return the seconds from the start of the launcher to the end of the first collective on the
+    leader."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -58,7 +59,7 @@ def by_hand(hosts: int) -> float:
         "OMP_NUM_THREADS": "1",
     }
     begun = time.time()
-    launched = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", LAUNCHED, address, str(hosts), str(i)],
             env=env,
@@ -68,8 +69,8 @@ def by_hand(hosts: int) -> float:
         )
         for i in range(hosts)
     ]
-    output, _ = launched[0].communicate()
-    for process in launched[1:]:
+    output, _ = processes[0].communicate()
+    for process in processes[1:]:
         process.wait()
     return float(re.search(r"^at (\S+)$", output, re.MULTILINE)[1]) - begun
 
@@ -104,13 +105,13 @@ for _ in sys.stdin:
     print(time.perf_counter() - begun, flush=True)
 """
 FIRST_CALLS = 6
-"""After so many in a row the zygote has imported everything."""
+"""After this many calls in a row, the zygote has imported everything."""
 
 
 @contextmanager
 def noop_caller() -> Iterator[Callable[[], float]]:
-    """A fresh caller in a folder of its own: each call returns the seconds from a call of its
-    function to the value."""
+    """Start a caller in a folder of its own. Each call of the yielded function returns the seconds
+    of one kinetic call."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"{folder}/caller.py"
         with open(script, "w") as file:
@@ -126,23 +127,22 @@ def noop_caller() -> Iterator[Callable[[], float]]:
 
 
 def cold_noop() -> float:
-    """Seconds that the first call of a fresh caller takes."""
+    """Return the seconds of the first call of a fresh caller."""
     with noop_caller() as call:
         return call()
 
 
-def warm_noop(beside: Callable[[], object]) -> tuple[float, float]:
-    """Median seconds of a call of a caller that has called often, and of the floor, in turns."""
+def warm_noop(floor: Callable[[], object]) -> tuple[float, float]:
+    """Return the median seconds of a call of a warm caller, and of the floor, measured in turns."""
     with noop_caller() as call:
         for _ in range(FIRST_CALLS):
             call()
-        taken = [(call(), measure.seconds(beside)) for _ in range(WARM_RUNS)]
+        taken = [(call(), measure.seconds(floor)) for _ in range(WARM_RUNS)]
     return tuple(statistics.median(column) for column in zip(*taken, strict=True))
 
 
-def measured(source: str, *arguments: str) -> float:
-    """What a fresh caller, in a folder of its own, measured: seconds from the call to the value, or
-    to the first collective."""
+def run_caller(source: str, *arguments: str) -> float:
+    """Run a caller in a folder of its own and return the seconds that it measured."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"{folder}/caller.py"
         with open(script, "w") as file:
@@ -178,22 +178,22 @@ def main() -> None:
             "LocalExecutor)"
         )
         measure.row("cold, a fresh caller", cold_s, floor, "<= 4x")
-        measure.row("warm, the zygote is there", warm_s, floor_again, "<= 2x")
+        measure.row("warm, with a zygote", warm_s, floor_again, "<= 2x")
         measure.row("cold, beside submitit", cold_s, submitit_s, "<= 0.3x")
         measure.row("warm, beside submitit", warm_s, submitit_s, "<= 0.3x")
 
         hand_s = median_of(lambda: by_hand(4), 3)
-        cold_s = median_of(lambda: measured(COLD_PSUM, "tpu-v6e-16"), 3)
-        warm_s = measured(WARM_PSUM, "tpu-v6e-16")
+        cold_s = median_of(lambda: run_caller(COLD_PSUM, "tpu-v6e-16"), 3)
+        warm_s = run_caller(WARM_PSUM, "tpu-v6e-16")
         measure.heading(
             "4 hosts x 4 devices: call to the first collective (floor: a hand-written launcher)"
         )
         measure.row("cold, a fresh caller", cold_s, hand_s, "<= 1.0x")
-        measure.row("warm, the zygote is there", warm_s, hand_s, "<= 0.25x")
+        measure.row("warm, with a zygote", warm_s, hand_s, "<= 0.25x")
 
         measure.heading("more hosts, warm (floor: the hand-written launcher with as many)")
         for accelerator, hosts in (("tpu-v6e-64", 16), ("tpu-v6e-256", 64)):
-            figure = measured(ONCE_WARM_PSUM, accelerator)
+            figure = run_caller(ONCE_WARM_PSUM, accelerator)
             measure.row(
                 f"{hosts} hosts x 4 devices, {figure / warm_s:.1f}x of 4 hosts",
                 figure,

@@ -1,6 +1,6 @@
-"""What checkpoints cost a training: a step with a local save of 200 MB beside the same step without
-one, a save with digests beside one without, and a restore from either tier beside reading as many
-bytes from memory."""
+"""The cost of checkpoints: a training step with a local save of 200 MB compared with a step
+without, a save with digests compared with one without, and a restore from either tier compared with
+reading as many bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import numpy as np
 import kinetic
 
 LAYERS, WIDTH, TOKENS = 50, 1000, 512
-"""50 million parameters of 4 bytes: 200 MB; a step makes 6 x 50e6 x 512 operations with them."""
+"""50 million parameters of 4 bytes, or 200 MB. A step takes 6 x 50e6 x 512 operations with them."""
 RUNS = 8
 
 
@@ -52,7 +52,7 @@ def steps(folder: Path, memory: Path) -> None:
     batch, now, number = jax.numpy.ones((TOKENS, WIDTH)), state(), 0
     with kinetic.Checkpointer(folder / "run", local_every=1, local_directory=memory) as ckpt:
         now, _ = ckpt.restore(now)
-        held = []
+        held_s = []
 
         def step(save: bool) -> float:
             nonlocal now, number
@@ -61,12 +61,12 @@ def steps(folder: Path, memory: Path) -> None:
             if save:
                 called = time.perf_counter()
                 ckpt.save(number, now)
-                held.append(time.perf_counter() - called)
+                held_s.append(time.perf_counter() - called)
                 number += 1
             return time.perf_counter() - begun
 
         def several(*, save: bool) -> float:
-            """The writing in the background falls into the next step, so steps come in rows."""
+            """Time three steps in a row: a save in the background slows down the next step."""
             taken = statistics.median([step(save) for _ in range(3)])
             ckpt.wait()
             return taken
@@ -76,15 +76,15 @@ def steps(folder: Path, memory: Path) -> None:
     with_save, without = (statistics.median(column) for column in zip(*taken, strict=True))
     measure.heading("a step of a training with 200 MB of state (floor: without a save)")
     measure.row("saved to memory after every step", with_save, without, "<= 1.05x")
-    measure.row("of which save() holds the training", statistics.median(held), without)
+    measure.row("of which save() holds the training", statistics.median(held_s), without)
 
 
 def digests(folder: Path, memory: Path) -> None:
-    """Saves in turns, each until it is committed."""
+    """Compare saves with and without digests, in turns, each until it is committed."""
     now, number = state(), itertools.count()
 
     def measured(tier: str, runs: int) -> list[tuple[float, float]]:
-        """With digests and without: until it is committed, and how long save() holds."""
+        """Return times with and without digests: until the save is committed, and in save()."""
         options: Any = {"at_least_every": None, "local_every": 1 if tier == "memory" else None}
         with contextlib.ExitStack() as stack:
             with_, without = (
@@ -103,11 +103,11 @@ def digests(folder: Path, memory: Path) -> None:
             def save(ckpt: kinetic.Checkpointer) -> tuple[float, float]:
                 begun = time.perf_counter()
                 ckpt.save(next(number), now, force=tier == "folder")
-                held = time.perf_counter() - begun
+                held_s = time.perf_counter() - begun
                 ckpt.wait()
-                return time.perf_counter() - begun, held
+                return time.perf_counter() - begun, held_s
 
-            for ckpt in (with_, without) * 3:  # the first ones take new memory
+            for ckpt in (with_, without) * 3:  # The first saves allocate memory.
                 save(ckpt)
             taken = [(save(with_), save(without)) for _ in range(runs)]
         return [
@@ -115,12 +115,12 @@ def digests(folder: Path, memory: Path) -> None:
             for kind in (0, 1)
         ]
 
-    # The digests are made beside the copy: the quickest saves are those that had both cores.
+    # Digests are computed parallel to the copy: compare the fastest saves, which had both cores.
     measure.heading("the quickest save of 200 MB with digests (floor: the same save without)")
     measure.row("to memory", *measured("memory", 5 * RUNS)[0], "<= 1.03x")
-    committed, held = measured("folder", 2 * RUNS)
+    committed, held_s = measured("folder", 2 * RUNS)
     measure.row("to the folder", *committed, "<= 1.05x")
-    measure.row("to the folder: save() holds the training", *held, "<= 1.1x")
+    measure.row("to the folder: save() holds the training", *held_s, "<= 1.1x")
 
 
 def restores(folder: Path, memory: Path) -> None:
@@ -134,17 +134,17 @@ def restores(folder: Path, memory: Path) -> None:
         options: Any = {"local_directory": memory} if local else {"local_every": None}
         with kinetic.Checkpointer(folder / "run", **options) as ckpt:
             begun = time.perf_counter()
-            found, _ = ckpt.restore(like)
-            jax.block_until_ready(found)
+            restored, _ = ckpt.restore(like)
+            jax.block_until_ready(restored)
             taken = time.perf_counter() - begun
             assert ckpt.restored is not None
             assert ckpt.restored.tier == ("local" if local else "persistent")
             return taken
 
     with kinetic.Checkpointer(folder / "run", local_directory=memory) as ckpt:
-        found, start = ckpt.restore(state())
-        ckpt.save(start, found, force=True)
-        ckpt.save(start + 10 - start % 10, found)  # divisible by local_every: memory is newer
+        saved, start = ckpt.restore(state())
+        ckpt.save(start, saved, force=True)
+        ckpt.save(start + 10 - start % 10, saved)  # Divisible by local_every: memory is newer.
     columns: list[Callable[[], float]] = [
         lambda: measure.seconds(lambda: np.fromfile(target, np.uint8).sum()),
         lambda: restore(local=True),
@@ -158,7 +158,9 @@ def restores(folder: Path, memory: Path) -> None:
 
 
 def main() -> None:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # that a save waits for the one before
+    logging.getLogger("absl").setLevel(
+        logging.ERROR
+    )  # Hide that a save waits for the previous one.
     memory = Path(tempfile.mkdtemp(prefix="kn-bench-", dir="/dev/shm"))
     try:
         with measure.home() as home:

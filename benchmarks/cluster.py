@@ -1,13 +1,13 @@
-"""Jobs on a cluster: what kinetic adds to a pod that somebody makes by hand, how soon a line that a
-pod prints is seen here, how many calls the API server and the bucket get, and 200 jobs at once.
+"""Jobs on a cluster: overhead compared with a pod created by hand, latency of lines of output,
+calls of the API server and the bucket, and 200 jobs at once.
 
-In: nothing (or how many jobs at once). Out: tables on stdout.
+In: nothing (or the number of jobs at once). Out: tables on stdout.
 
     python benchmarks/cluster.py [JOBS]
 
-The cluster and the bucket are the tests' doubles: their pods are processes of this machine. They
-count what they are asked. The floor of a job is a pod with the same command, environment and
-Secret as kinetic's, which runs the same function, created through the same API server.
+The cluster and the bucket are the tests' doubles: their pods are processes of this machine, and
+they count their calls. The floor of a job is a pod with the same command, environment and Secret,
+which runs the same function, created through the same API server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FOLLOWED_S = 5.0
 
 @contextmanager
 def cluster(folder: str) -> Iterator[tuple[object, object]]:
-    """The doubles, and an environment in which jobs go there."""
+    """Start the doubles, and set the environment so that jobs use them."""
     from doubles.cluster.fake import FakeCluster
     from doubles.gcs import serving
 
@@ -75,13 +75,13 @@ def ticker(lines: int, pause_s: float) -> None:
         time.sleep(pause_s)
 
 
-def until_there(path: Path) -> None:
+def wait_for_file(path: Path) -> None:
     while not path.exists():
         time.sleep(0.001)
 
 
 class ByHand:
-    """The same workload and Secret again, with nothing of kinetic's client around them."""
+    """Creates the same workload and Secret without kinetic's client."""
 
     def __init__(self, running: object, folder: Path) -> None:
         self.api = connect(Place("gke", cluster="fake"), os.environ)
@@ -89,8 +89,8 @@ class ByHand:
         self.folder = folder
         self.copies = 0
 
-    def rendered(self) -> tuple[Path, dict[str, object], dict[str, object]]:
-        """What a job's pods are, from a job that was submitted and has not begun."""
+    def capture(self) -> tuple[Path, dict[str, object], dict[str, object]]:
+        """Return a job's objects, taken from a submitted job whose pods are held back."""
         self.copies += 1
         marker = self.folder / f"hand-{self.copies}"
         self.running.hold_back("kinetic-")
@@ -100,7 +100,7 @@ class ByHand:
         self.running.delete("jobs", job["metadata"]["name"])
         self.running.wait_for(lambda: not self.running.left_over())
         self.running.let_go("kinetic-")
-        return marker, _fresh(job), _fresh(secret)
+        return marker, _strip(job), _strip(secret)
 
     def create(self, job: dict[str, object], secret: dict[str, object]) -> None:
         from kinetic._backends.kubernetes.resources import JOBS as KIND
@@ -110,26 +110,26 @@ class ByHand:
         self.api.create(KIND, job)
 
 
-def _fresh(found: dict[str, object]) -> dict[str, object]:
-    """An object as it was before the server took it."""
-    made = copy.deepcopy(found)
-    made.pop("status", None)
-    kept = ("name", "labels", "annotations")
-    made["metadata"] = {key: made["metadata"][key] for key in kept if key in made["metadata"]}
-    if "spec" in made:
+def _strip(stored: dict[str, object]) -> dict[str, object]:
+    """Return an object as it was before it was created."""
+    document = copy.deepcopy(stored)
+    document.pop("status", None)
+    metadata, names = document["metadata"], ("name", "labels", "annotations")
+    document["metadata"] = {key: metadata[key] for key in names if key in metadata}
+    if "spec" in document:
         for name in ("selector", "suspend"):
-            made["spec"].pop(name, None)
-        labels = made["spec"]["template"]["metadata"]["labels"]
+            document["spec"].pop(name, None)
+        labels = document["spec"]["template"]["metadata"]["labels"]
         for name in [key for key in labels if "controller-uid" in key or "job-name" in key]:
             del labels[name]
-    return made
+    return document
 
 
 def overhead(running: object, folder: Path) -> None:
-    """From the call to the function's first line, beside a pod that is there by hand."""
+    """Measure the time from the call to the function's start, and for a pod created by hand."""
     hand, ours, floor = ByHand(running, folder), [], []
     for run in range(RUNS + 1):
-        marker, job, secret = hand.rendered()
+        marker, job, secret = hand.capture()
         floor.append(measure.seconds(lambda job=job, secret=secret: _by_hand(hand, job, secret)))
         marker = folder / f"ours-{run}"
         ours.append(measure.seconds(lambda marker=marker: _by_us(marker)))
@@ -140,45 +140,48 @@ def overhead(running: object, folder: Path) -> None:
 
 def _by_hand(hand: ByHand, job: dict[str, object], secret: dict[str, object]) -> None:
     hand.create(job, secret)
-    until_there(hand.folder / f"hand-{hand.copies}")
+    wait_for_file(hand.folder / f"hand-{hand.copies}")
     hand.running.delete("jobs", job["metadata"]["name"])
     hand.running.delete("secrets", secret["metadata"]["name"])
 
 
 def _by_us(marker: Path) -> None:
     handle = kinetic.run(accelerator="cpu")(touch).run_async(str(marker))
-    until_there(marker)
+    wait_for_file(marker)
     threading.Thread(target=handle.result).start()
 
 
 def latency() -> None:
-    """From print to caller."""
+    """Measure the time from a print to the caller."""
     handle = kinetic.run(accelerator="cpu")(ticker).run_async(LINES, PAUSE_S)
-    found = []
+    delays = []
     for chunk in handle.chunks(LogRequest()):
         now = time.time()
-        found += [now - float(line) for line in (chunk.data.split() if chunk else ())]
-    assert len(found) == LINES, "a line was lost, or came twice"
+        delays += [now - float(line) for line in (chunk.data.split() if chunk else ())]
+    assert len(delays) == LINES, "a line was lost or repeated"
     handle.result()
-    first, seen = found[0], sorted(found)
+    first, ordered = delays[0], sorted(delays)
     print(
         f"\nfrom print to follower through a bucket, {LINES} lines: first {first * 1e3:.0f} ms, "
-        f"median {seen[len(seen) // 2] * 1e3:.0f} ms, "
-        f"99th percentile {seen[int(len(seen) * 0.99)] * 1e3:.0f} ms (goal: the first <= 1000 ms)"
+        f"median {ordered[len(ordered) // 2] * 1e3:.0f} ms, "
+        f"99th percentile {ordered[int(len(ordered) * 0.99)] * 1e3:.0f} ms "
+        "(goal: the first <= 1000 ms)"
     )
 
 
 def calls(running: object, bucket: object, folder: Path) -> None:
-    """What one job asks of the API server and of the bucket."""
+    """Count the calls of one job to the API server and to the bucket."""
     title = f"calls of one job, {FOLLOWED_S:g} s of it followed"
-    print(f"\n{title:44}{'API server':>12}{'bucket':>9}   of them")
+    print(f"\n{title:44}{'API server':>12}{'bucket':>9}   most frequent")
 
     def row(name: str, act: Callable[[], object]) -> None:
         running.forget_requests()
         bucket.forget_requests()
         act()
         api, stored = running.counts(), bucket.calls()
-        print(f"  {name:42}{api.total():12}{stored.total():9}   {_told(api)}; {_told(stored)}")
+        print(
+            f"  {name:42}{api.total():12}{stored.total():9}   {_describe(api)}; {_describe(stored)}"
+        )
 
     handles = []
 
@@ -203,12 +206,13 @@ def calls(running: object, bucket: object, folder: Path) -> None:
     row("whole, a job that does nothing", kinetic.run(accelerator="cpu")(int))
 
 
-def _told(counts: Counter[str]) -> str:
+def _describe(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {call}" for call, count in counts.most_common(6))
 
 
 def many(running: object, home: Path, jobs: int) -> None:
-    """So many jobs at once, with their records in a folder: the bucket's double is in Python."""
+    """Run many jobs at once, with their records in a folder, because the bucket's double is
+    slow."""
     os.environ.pop("KINETIC_STORE")
     os.environ["KINETIC_POD_STORE"] = f"file://{home}"
     home.mkdir(mode=0o700, exist_ok=True)
@@ -225,7 +229,7 @@ def many(running: object, home: Path, jobs: int) -> None:
     api = running.counts()
     print(
         f"\n{jobs} jobs at once: {took_s:.1f} s, {jobs / took_s:.1f} jobs/s, "
-        f"{api.total() / jobs:.2f} calls of the API server per job ({_told(api)})"
+        f"{api.total() / jobs:.2f} calls of the API server per job ({_describe(api)})"
     )
 
 

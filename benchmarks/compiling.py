@@ -1,8 +1,7 @@
-"""The compiler of the real chip, asked through `kinetic.compile_for`: beside JAX's bare
-`lower().compile()` of the same step in the same process, in CPU time.
+"""`kinetic.compile_for` compared with JAX's bare `lower().compile()` of the same step in the same
+process, in CPU time.
 
-In: a small transformer, and one of a billion parameters, on 16 chips of v6e. Out: three rows.
-Without libtpu it says so and ends.
+Compiles a small transformer and one with a billion parameters for 16 chips of v6e. Needs libtpu.
 """
 
 from __future__ import annotations
@@ -25,21 +24,20 @@ from kinetic._compile.slice import CompileSlice
 from kinetic._core.accelerators.resolve import resolve
 
 ROUNDS = {"small": (5, 256), "1B": (1, 2048)}
-"""How often each model is compiled, and for how many tokens."""
+"""Number of compiles and of tokens, by model."""
 SMALL = dataclasses.replace(
     transformers.SIZES["1B"], layers=2, width=256, hidden=512, heads=2, groups=1, vocabulary=2048
 )
-"""Its compile takes seconds, as the shortest that anybody waits for: the start of a process, which
-takes half a second, is seen in it."""
+"""A model that compiles in seconds, so that the half second of a process's start shows."""
 
 
 def cpu_seconds(act: Callable[[], object]) -> float:
-    """CPU time of one call, with the processes that it waits for: other work on the machine changes
-    the wall time of a compile more than what is measured here."""
+    """Return the CPU time of one call, with its child processes. Other work on the machine distorts
+    the wall time."""
 
     def total() -> float:
         used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(each.ru_utime + each.ru_stime for each in used)
+        return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
     before = total()
     act()
@@ -57,7 +55,7 @@ def main() -> None:
 
 
 def compare(name: str, rounds: int) -> None:
-    """Print rows for the step of a model."""
+    """Print rows for a model's training step."""
     target = topologies.make_target(resolve("tpu-v6e-16"))
     with tempfile.TemporaryDirectory() as cache, CompileSlice(target, Path(cache)) as slice:
         mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})
@@ -69,18 +67,21 @@ def compare(name: str, rounds: int) -> None:
                 jax.clear_caches()
                 return step.lower(*arguments).compile()
 
-            def compile_here() -> Any:
+            def compile_with_kinetic() -> Any:
                 jax.clear_caches()
                 return uncached.compile(step, *arguments)
 
-            taken = [(cpu_seconds(compile_bare), cpu_seconds(compile_here)) for _ in range(rounds)]
+            taken = [
+                (cpu_seconds(compile_bare), cpu_seconds(compile_with_kinetic))
+                for _ in range(rounds)
+            ]
             bare_s, own_s = map(statistics.median, zip(*taken, strict=True))
             goal = () if name == "small" else ("<= 1.1x",)
-            measure.row(f"{name}: a step that was not compiled before", own_s, bare_s, *goal)
+            measure.row(f"{name}: uncached", own_s, bare_s, *goal)
             if rounds > 1:
                 slice.compile(step, *arguments)
-                again_s = cpu_seconds(lambda: slice.compile(step, *arguments))
-                measure.row(f"{name}: a step that was", again_s, bare_s)
+                cached_s = cpu_seconds(lambda: slice.compile(step, *arguments))
+                measure.row(f"{name}: cached", cached_s, bare_s)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dashboard: first paint, from a host to the page, and what it takes while 100 jobs run. Needs
+"""The dashboard: first paint, delay from a host to the page, and cost while 100 jobs run. Needs
 Chromium and its driver."""
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ROUNDS, JOBS, LINES, WATCHED_S = 16, 100, 100, 20.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAINT = "return performance.getEntriesByName('first-contentful-paint').map((e) => e.startTime)"
 _WATCH_LINES = """
-window.seen = [];
+window.lines = [];
 new MutationObserver((changes) => {
   for (const change of changes)
     for (const node of change.addedNodes)
-      if (!window.seen.some((each) => each[1] === node.textContent))
-        window.seen.push([Date.now() / 1000, node.textContent]);
+      if (!window.lines.some(([, text]) => text === node.textContent))
+        window.lines.push([Date.now() / 1000, node.textContent]);
 }).observe(document.getElementById("lines"), {childList: true});
 """
 _WATCH_ROWS = """
@@ -40,8 +40,8 @@ new MutationObserver(() => { for (const row of document.querySelectorAll("#rows 
 
 
 def ticker(lines: int) -> None:
-    """Print the time, again and again."""
-    time.sleep(5)  # until the page is there
+    """Print the time repeatedly."""
+    time.sleep(5)  # Until the page is open.
     for _ in range(lines):
         print(repr(time.time()), flush=True)
         time.sleep(0.05)
@@ -49,7 +49,7 @@ def ticker(lines: int) -> None:
 
 @contextmanager
 def serve() -> Iterator[tuple[int, str]]:
-    """The command, as a process: its id, and its address."""
+    """Run `kinetic dashboard`; yield its process id and its address."""
     words = [sys.executable, "-m", "kinetic", "dashboard", "--no-open"]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -63,7 +63,7 @@ def serve() -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def browse() -> Iterator[Any]:
-    """A browser without a window."""
+    """Start a headless browser."""
     from selenium import webdriver
 
     with tempfile.TemporaryDirectory(prefix="kn-bench-browser-") as folder:
@@ -80,50 +80,51 @@ def browse() -> Iterator[Any]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def memory_mb(pid: int) -> float:
-    """Its resident memory."""
+    """Return the resident memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1000
 
 
-def until(look: Any) -> Any:
-    """Return the first true answer."""
-    while not (found := look()):
+def until(poll: Any) -> Any:
+    """Poll until the result is true; return it."""
+    while not (result := poll()):
         time.sleep(0.05)
-    return found
+    return result
 
 
 def first_paints(browser: Any, *urls: str) -> list[list[float]]:
-    """From each request to the first paint, in seconds; pages are opened in turn, so that a slow
-    moment of the machine hits all of them."""
-    found: list[list[float]] = [[] for _ in urls]
+    """Return the seconds from each request to the first paint. Pages are opened in turn, so that a
+    slow moment of the machine affects all of them."""
+    columns: list[list[float]] = [[] for _ in urls]
     for _ in range(ROUNDS):
-        for url, paints in zip(urls, found, strict=True):
+        for url, paints in zip(urls, columns, strict=True):
             browser.get("about:blank")
             browser.get(url)
             paints.append(until(lambda: browser.execute_script(_PAINT))[0] / 1e3)
-    return [paints[1:] for paints in found]
+    return [paints[1:] for paints in columns]
 
 
 def line_delays(browser: Any, url: str) -> list[float]:
-    """From a host's print to the page."""
+    """Return the delays from a host's print to the page."""
     handle = kinetic.run(accelerator="cpu")(ticker).run_async(LINES)
     browser.get(f"{url}jobs/{handle.job_id}")
     browser.execute_script(_WATCH_LINES)
-    seen = until(lambda: len(s := browser.execute_script("return window.seen")) >= LINES and s)
-    return sorted(at - float(words) for at, words in seen)
+    script = "return window.lines"
+    lines = until(lambda: len(rows := browser.execute_script(script)) >= LINES and rows)
+    return sorted(at - float(words) for at, words in lines)
 
 
 def end_delays(browser: Any, url: str) -> list[float]:
-    """From the moment that a verdict names as the end, to the list of jobs."""
+    """Return the delays from a job's end, as in its verdict, to the list of jobs."""
     browser.get(url)
     browser.execute_script(_WATCH_ROWS)
-    found = []
+    delays = []
     for _ in range(10):
         handle = kinetic.run(accelerator="cpu")(time.sleep).run_async(1)
         ended_at = handle.wait().ended_at
@@ -132,13 +133,13 @@ def end_delays(browser: Any, url: str) -> list[float]:
                 f"return window.states['{row}']"
             )
         )
-        found.append(at - ended_at)
-    return sorted(found)
+        delays.append(at - ended_at)
+    return sorted(delays)
 
 
 def main() -> None:
     if shutil.which("chromedriver") is None:
-        print("\nthe dashboard: skipped, there is no chromedriver on the PATH")
+        print("\nthe dashboard: skipped, because chromedriver is not on the PATH")
         return
     with measure.home(), browse() as browser, serve() as (pid, url):
         kinetic.run(accelerator="cpu")(int)()
@@ -153,11 +154,11 @@ def main() -> None:
         measure.row("the quickest", *map(min, paints))
         print(f"  {'the server meanwhile, processor time':42}{used_s * 1e3:9.1f} ms a page")
 
-        seen = line_delays(browser, url)
+        delays = line_delays(browser, url)
         print(
-            f"\nfrom a host's print to the page, {len(seen)} lines: median "
-            f"{statistics.median(seen) * 1e3:.0f} ms, 95th percentile "
-            f"{seen[int(len(seen) * 0.95)] * 1e3:.0f} ms (goal <= 300 ms)"
+            f"\nfrom a host's print to the page, {len(delays)} lines: median "
+            f"{statistics.median(delays) * 1e3:.0f} ms, 95th percentile "
+            f"{delays[int(len(delays) * 0.95)] * 1e3:.0f} ms (goal <= 300 ms)"
         )
         ends = end_delays(browser, url)
         print(

@@ -1,4 +1,4 @@
-"""From the death of a host to the error at the caller, beside a bare parent that waits for its
+"""Delay from a host's death to the caller's error, compared with a bare parent that waits for its
 child."""
 
 from __future__ import annotations

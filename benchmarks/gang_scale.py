@@ -1,13 +1,13 @@
-"""How a coordinator scales: 64 and 1,024 agents over real gRPC, next to a bare gRPC server with the
-same traffic.
+"""Scaling of the coordinator: 64 and 1,024 agents over real gRPC, compared with a bare gRPC server
+with the same traffic.
 
 In: nothing (`--hosts 64 1024 --runs 3 --steady-s 5`). Out: a table. Run by hand:
 `python benchmarks/gang_scale.py`.
 
-The coordinator has a process to itself; the agents share two client processes, several connections
+The coordinator has its own process; the agents share two client processes with several connections
 each. The floor is a server without messages, token or state: it answers as many unary calls and
-pushes as many bytes down as many streams. All of them share this machine's cores, so that times say
-what a laptop sees; CPU seconds are the server's own.
+sends as many bytes on as many streams. All processes share this machine's cores; CPU seconds are
+those of the server alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     if options.role:
         role, address, details = options.role
         asyncio.run(
-            {"kinetic": serve, "bare": serve_bare, "agents": be_agents}[role](
+            {"kinetic": serve, "bare": serve_bare, "agents": run_agents}[role](
                 address, json.loads(details)
             )
         )
@@ -76,28 +76,28 @@ def main() -> None:
 
 
 class Process:
-    """A role in a process of its own: one JSON line in, one JSON line out."""
+    """A role in a process of its own that reads and writes JSON lines."""
 
     def __init__(self, role: str, address: str, details: object) -> None:
         command = [sys.executable, __file__, "--role", role, address, json.dumps(details)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.hear()
+        self.read()
 
-    def say(self, *words: object) -> None:
+    def send(self, *words: object) -> None:
         self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> object:
+    def read(self) -> object:
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit("a process of the benchmark died; its error is above")
         return json.loads(line)
 
     def ask(self, *words: object) -> object:
-        self.say(*words)
-        return self.hear()
+        self.send(*words)
+        return self.read()
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -114,13 +114,13 @@ def measure(kind: str, hosts: int, steady_s: float) -> dict[str, float]:
             Process("agents", address, [kind, list(range(hosts))[i::CLIENTS]])
             for i in range(CLIENTS)
         ]
-        together(clients, "connect")
+        run_on_all(clients, "connect")
         start = server.ask("usage")
-        join_s = together(clients, "join")
+        join_s = run_on_all(clients, "join")
         joined = server.ask("usage")
-        beat_s = together(clients, "beat", steady_s)
+        beat_s = run_on_all(clients, "beat", steady_s)
         beaten = server.ask("usage")
-        report_s = together(clients, "report")
+        report_s = run_on_all(clients, "report")
         for process in (*clients, server):
             process.close()
     return {
@@ -132,12 +132,12 @@ def measure(kind: str, hosts: int, steady_s: float) -> dict[str, float]:
     }
 
 
-def together(processes: list[Process], *words: object) -> float:
+def run_on_all(processes: list[Process], *words: object) -> float:
     start = time.perf_counter()
     for process in processes:
-        process.say(*words)
+        process.send(*words)
     for process in processes:
-        process.hear()
+        process.read()
     return time.perf_counter() - start
 
 
@@ -145,7 +145,7 @@ def together(processes: list[Process], *words: object) -> float:
 
 
 async def serve(address: str, hosts: int) -> None:
-    # Agents here share two processes, and beat in one phase only: their silence means nothing.
+    # The agents share two processes and send heartbeats in one phase only: disable timeouts.
     spec = GangSpec(hosts=hosts, hang_timeout_s=600.0, heartbeat_timeout_s=600.0)
     gang = Gang(spec, time.monotonic())
     coordinator = Coordinator(gang, Endpoint(address, TOKEN, JOB))
@@ -157,8 +157,8 @@ async def serve(address: str, hosts: int) -> None:
 
 
 class Bare:
-    """The same traffic without meaning: every round of `hosts` calls pushes one message down every
-    stream."""
+    """A server with the same traffic but without meaning: each round of `hosts` calls sends one
+    message on every stream."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -218,7 +218,7 @@ async def answer_usage() -> None:
 
 
 class Agents:
-    """Some of the gang's agents, sharing a few connections."""
+    """Some of the gang's agents, which share a few connections."""
 
     def __init__(self, address: str, kind: str, hosts: list[int]) -> None:
         options = (*codec.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
@@ -243,7 +243,7 @@ class Agents:
         self._streams = [
             self._call(host, codec.WATCH, codec.WatchRequest(host)) for host in self._hosts
         ]
-        await self._hear(lambda view: True)
+        await self._wait_for_view(lambda view: True)
 
     async def join(self) -> None:
         calls = [
@@ -254,14 +254,14 @@ class Agents:
             )
             for h in self._hosts
         ]
-        await asyncio.gather(self._hear(lambda view: view.ready), *calls)
+        await asyncio.gather(self._wait_for_view(lambda view: view.ready), *calls)
 
     async def report(self) -> None:
         calls = [
             self._call(h, codec.REPORT, json.dumps(HostReport(h, Exit.RETURNED).to_json()).encode())
             for h in self._hosts
         ]
-        await asyncio.gather(self._hear(lambda view: view.all_done), *calls)
+        await asyncio.gather(self._wait_for_view(lambda view: view.all_done), *calls)
 
     async def beat(self, seconds: float) -> None:
         await asyncio.gather(*(self._beat(i, host, seconds) for i, host in enumerate(self._hosts)))
@@ -274,24 +274,24 @@ class Agents:
             await self._call(host, codec.HEARTBEAT, None if self._bare else beat)
             await asyncio.sleep(1.0 - (time.perf_counter() - start))
 
-    async def _hear(self, wanted) -> None:
-        await asyncio.gather(*(self._hear_one(stream, wanted) for stream in self._streams))
+    async def _wait_for_view(self, wanted) -> None:
+        await asyncio.gather(*(self._wait_on_stream(stream, wanted) for stream in self._streams))
 
-    async def _hear_one(self, stream, wanted) -> None:
+    async def _wait_on_stream(self, stream, wanted) -> None:
         while not self._bare and not wanted(await stream.read()):
             pass
         if self._bare:
             await stream.read()
 
 
-async def be_agents(address: str, details: list) -> None:
+async def run_agents(address: str, details: list) -> None:
     agents = Agents(address, *details)
-    print(json.dumps("here"), flush=True)
+    print(json.dumps("ready"), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         word, *arguments = json.loads(line)
         await getattr(agents, word)(*arguments)
         print(json.dumps("done"), flush=True)
-    os._exit(0)  # the streams are the server's to end
+    os._exit(0)  # Only the server can end the streams.
 
 
 # --- the table

@@ -1,4 +1,5 @@
-"""Output: throughput and latency of following, beside a bare pipe of the same bytes."""
+"""Throughput and latency of following a job's output, compared with a bare pipe of the same
+bytes."""
 
 from __future__ import annotations
 
@@ -42,12 +43,12 @@ def by_pipe(total: int) -> float:
 
 def by_following(total: int) -> tuple[float, int]:
     handle = kinetic.run(accelerator="cpu")(flood).run_async(total)
-    begun, got = time.perf_counter(), 0
+    begun, received_bytes = time.perf_counter(), 0
     for chunk in handle.chunks(LogRequest()):
-        got += len(chunk.data) if chunk else 0
+        received_bytes += len(chunk.data) if chunk else 0
     taken = time.perf_counter() - begun
-    assert got == handle.result(), "output was lost"
-    return taken, got
+    assert received_bytes == handle.result(), "output was lost"
+    return taken, received_bytes
 
 
 def ticker(lines: int) -> None:
@@ -58,27 +59,30 @@ def ticker(lines: int) -> None:
 
 def latencies() -> list[float]:
     handle = kinetic.run(accelerator="cpu")(ticker).run_async(LINES)
-    found = []
+    delays = []
     for chunk in handle.chunks(LogRequest()):
         now = time.time()
-        found += [now - float(line) for line in (chunk.data.split() if chunk else ())]
-    return found
+        delays += [now - float(line) for line in (chunk.data.split() if chunk else ())]
+    return delays
 
 
 def main() -> None:
     with measure.home():
         kinetic.run(accelerator="cpu")(int)()
         floor_s = statistics.median(by_pipe(TOTAL_BYTES) for _ in range(3))
-        taken_s, got = by_following(TOTAL_BYTES)
+        taken_s, received_bytes = by_following(TOTAL_BYTES)
         measure.heading("following 1 GiB of output (floor: a bare pipe)")
         measure.row(
-            f"{got / taken_s / 1e6:.0f} MB/s, nothing lost", taken_s, floor_s, ">= 100 MB/s"
+            f"{received_bytes / taken_s / 1e6:.0f} MB/s, nothing lost",
+            taken_s,
+            floor_s,
+            ">= 100 MB/s",
         )
-        seen = sorted(latencies())
+        delays = sorted(latencies())
         print(
-            f"\nfrom print to follower, {len(seen)} lines: "
-            f"median {seen[len(seen) // 2] * 1e3:.1f} ms, "
-            f"99th percentile {seen[int(len(seen) * 0.99)] * 1e3:.1f} ms (goal <= 200 ms)"
+            f"\nfrom print to follower, {len(delays)} lines: "
+            f"median {delays[len(delays) // 2] * 1e3:.1f} ms, "
+            f"99th percentile {delays[int(len(delays) * 0.99)] * 1e3:.1f} ms (goal <= 200 ms)"
         )
 
 

@@ -1,8 +1,7 @@
-"""Timing with a floor: every figure stands beside what the same machine needed for the bare minimum
-in the same run.
+"""Timing with a floor: each figure is printed next to the time of the bare minimum on the same
+machine in the same run.
 
-In: callables or commands. Out: rows of text (figure, floor, ratio, goal). Called by the other files
-of this folder.
+In: callables or commands. Out: rows of text (figure, floor, ratio, goal).
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = Path(__file__).resolve().parents[1]
 _QUIET = {"KINETIC_BACKEND": "local"}
-"""Set explicitly, which silences the notice that this machine stands in for a cluster."""
+"""Silences the notice that this machine stands in for a cluster."""
 
 
 def environment(home: str) -> dict[str, str]:
-    """The environment of a measured process: a home of its own, compiled modules kept."""
-    kept = {
+    """Return the environment of a measured process: with a home of its own, and with cached
+    bytecode."""
+    inherited = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith("KINETIC_") and k != "PYTHONDONTWRITEBYTECODE"
     }
     return (
-        kept
+        inherited
         | {
             "KINETIC_HOME": f"{home}/home",
             "KINETIC_CACHE_DIR": f"{home}/cache",
@@ -43,7 +42,7 @@ def environment(home: str) -> dict[str, str]:
 
 @contextmanager
 def home() -> Iterator[str]:
-    """A home without jobs, as the environment of this process and of its children."""
+    """Use an empty home in the environment of this process and its children."""
     with tempfile.TemporaryDirectory(prefix="kn-bench-") as folder:
         before, chosen = dict(os.environ), environment(folder)
         os.environ.clear()
@@ -56,15 +55,15 @@ def home() -> Iterator[str]:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call."""
     begun = time.perf_counter()
     act()
     return time.perf_counter() - begun
 
 
 def medians(*acts: Callable[[], object], runs: int = 7, warm_up: int = 1) -> tuple[float, ...]:
-    """Median wall times of several things, measured in turn, so that a slow moment of the machine
-    hits all of them."""
+    """Return median wall times of several calls, measured in turn, so that a slow moment of the
+    machine affects all of them."""
     for _ in range(warm_up):
         for act in acts:
             act()
@@ -73,7 +72,7 @@ def medians(*acts: Callable[[], object], runs: int = 7, warm_up: int = 1) -> tup
 
 
 def python(*arguments: str) -> Callable[[], object]:
-    """A run of this interpreter, to be timed."""
+    """Return a call that runs this interpreter."""
     return lambda: subprocess.run(
         [sys.executable, *arguments],
         check=True,
@@ -88,7 +87,7 @@ def heading(text: str) -> None:
 
 
 def row(name: str, measured_s: float, floor_s: float, goal: str = "") -> None:
-    """Print one figure beside its floor."""
+    """Print one figure next to its floor."""
     print(
         f"  {name:42}{measured_s * 1e3:9.1f} ms{floor_s * 1e3:9.1f} "
         f"ms{measured_s / floor_s:8.2f}x   {goal}"

@@ -1,4 +1,4 @@
-"""Metrics: what `kinetic.log` costs a training, and what reading a million steps takes."""
+"""Metrics: the cost of `kinetic.log` in a training, and the time to read a million steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ROUNDS = range(9)
 
 
 def call_costs() -> tuple[list[float], list[float]]:
-    """Median seconds of 1,000 calls with a float, with two scalars of JAX, and of a list that is
-    appended to: as they pass, and of the processor's, in the thread that calls."""
+    """Return median seconds of 1,000 calls with a float, with two JAX scalars, and of appending to
+    a list: wall time, and processor time of the calling thread."""
     import jax.numpy as jnp
 
-    loss, kept = jnp.float32(1.0), []
+    loss, rows = jnp.float32(1.0), []
     steps = iter(range(10**9))
 
     def log_float() -> None:
@@ -36,10 +36,10 @@ def call_costs() -> tuple[list[float], list[float]]:
         kinetic.log(step=next(steps), loss=loss, norm=loss)
 
     def append() -> None:
-        kept.append((time.monotonic(), next(steps), {"loss": 1.0}))
+        rows.append((time.monotonic(), next(steps), {"loss": 1.0}))
 
     def timed(act) -> tuple[float, float]:
-        time.sleep(0.3)  # let the last ones be sent
+        time.sleep(0.3)  # Until previous values have been sent.
         begun, used = time.perf_counter(), time.thread_time()
         for _ in range(CALLS):
             act()
@@ -48,16 +48,16 @@ def call_costs() -> tuple[list[float], list[float]]:
     return _medians([[timed(act) for act in (log_float, log_arrays, append)] for _ in _ROUNDS])
 
 
-def _medians(found: list[list[tuple[float, float]]]) -> tuple[list[float], list[float]]:
-    """Of each thing that was measured in each round: the medians of both its times."""
-    columns = [[*zip(*column, strict=True)] for column in zip(*found, strict=True)]
+def _medians(rounds: list[list[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+    """Return the medians of wall time and of processor time of each measured call."""
+    columns = [[*zip(*column, strict=True)] for column in zip(*rounds, strict=True)]
     passed, used = zip(*columns, strict=True)
     return [*map(statistics.median, passed)], [*map(statistics.median, used)]
 
 
 def step_costs() -> tuple[list[float], list[float]]:
-    """Median seconds of 200 steps with `kinetic.log`, with `float(loss)`, with neither, in turn: as
-    they pass, and of the processors', in all threads of the process."""
+    """Return median seconds of 200 steps with `kinetic.log`, with `float(loss)` and with neither,
+    in turn: wall time, and processor time of the process."""
     import jax
     import jax.numpy as jnp
 
@@ -85,7 +85,7 @@ def step_costs() -> tuple[list[float], list[float]]:
 
 
 def million_steps(store, at_once: int) -> tuple[kinetic.JobHandle, Path]:
-    """A job whose host has logged a million steps, so many in a line."""
+    """Create a job whose host has logged a million steps, `at_once` in a line."""
     handle = kinetic.run(accelerator="cpu")(int).run_async()
     handle.result()
     path = folder_of(store) / layout.HostKeys(handle.job_id, 1, 0).metrics
@@ -120,13 +120,13 @@ def main() -> None:
 
 
 def read_million(handle: kinetic.JobHandle, path: Path, at_once: int) -> None:
-    """Measure the reading of a job that has logged so many steps in a line."""
+    """Measure reading a job that has logged a million steps, `at_once` in a line."""
     used: list[float] = []
 
     def read() -> None:
         begun = time.process_time()
         reader = MetricsReader(handle._store, handle.ref)
-        reader.look()
+        reader.read_new()
         reader.recording.series()
         used.append(time.process_time() - begun)
 

@@ -1,13 +1,13 @@
-"""Jobs on a Ray cluster: a call that does nothing beside a bare submission; how soon a line that a
-job prints is seen here, beside `ray job logs -f`; the first collective on four hosts, and the first
-step after a node is lost, beside Ray Train's `JaxTrainer` doing the same.
+"""Jobs on a Ray cluster: a no-op call compared with a bare submission; the latency of output
+compared with `ray job logs -f`; the first collective on four hosts, and the first step after the
+loss of a node, compared with Ray Train's `JaxTrainer`.
 
 In: nothing. Out: tables on stdout.
 
     python benchmarks/ray_jobs.py
 
-The cluster is the tests': real raylets on the loopback. Its head keeps the store, so everything
-goes through the port of the dashboard.
+The cluster is that of the tests: real raylets on the loopback address. Its head has the store, so
+everything goes through the port of Ray's dashboard.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ PATIENCE_S = 300.0
 
 
 TRAINER = measure.ROOT / "tests/doubles/jax_trainer.py"
-OWN_START = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S=60 "
-"""Ray Train's own limit: it waits so long for a lost node that Ray takes for alive."""
-RAYS_OWN = {
+TRAIN_DEFAULTS = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S=60 "
+"""Ray Train's own limit for waiting for a lost node that Ray believes to be alive."""
+RAY_DEFAULTS = {
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_period_ms": "3000",
     "RAY_health_check_failure_threshold": "5",
 }
-"""What Ray has where nobody sets it: it decides when Ray notices that a node is lost."""
+"""Ray's defaults, which decide when Ray notices that a node is lost."""
 
 
 @contextmanager
 def cluster(
     slices: Mapping[str, SliceShape], variables: Mapping[str, str] | None = None
 ) -> Iterator[tuple[RayCluster, JobsApi]]:
-    """A head with the nodes of some slices, and an environment in which jobs go there."""
+    """Start a head with the nodes of some slices, and set the environment so that jobs use it."""
     running = start_cluster(slices=slices, variables=variables)
     try:
         if not slices:
@@ -89,7 +89,7 @@ def ticker(lines: int, pause_s: float) -> None:
 
 
 def submit_bare(api: JobsApi) -> None:
-    """A driver that does nothing, until its end is seen here."""
+    """Run a driver that does nothing, until the client sees its end."""
     name = f"bare-{os.urandom(4).hex()}"
     api.submit(Submission(name, f"{sys.executable} -c pass"))
     while not api.find(name).has_ended:
@@ -97,7 +97,7 @@ def submit_bare(api: JobsApi) -> None:
 
 
 def calls(api: JobsApi) -> None:
-    """From the call to its value."""
+    """Measure the time from a call to its value."""
     ours, bare = measure.medians(
         kinetic.run(accelerator="cpu")(int), lambda: submit_bare(api), runs=RUNS
     )
@@ -106,7 +106,7 @@ def calls(api: JobsApi) -> None:
 
 
 def latency(api: JobsApi) -> None:
-    """From print to caller."""
+    """Measure the time from a print to the caller."""
     handle = kinetic.run(accelerator="cpu")(ticker).run_async(LINES, PAUSE_S)
     ours = []
     for chunk in handle.chunks(LogRequest()):
@@ -122,8 +122,8 @@ def latency(api: JobsApi) -> None:
 
 
 def _follow_bare(api: JobsApi) -> list[float]:
-    """Lines that are printed once the follower has shown the first: what was there before comes at
-    once."""
+    """Return the delays of lines that are printed after the follower has shown the first one:
+    earlier lines arrive at once."""
     name = f"ticker-{os.urandom(4).hex()}"
     code = (
         "import time\nwhile True:\n print('at', repr(time.time()), flush=True)\n"
@@ -132,8 +132,8 @@ def _follow_bare(api: JobsApi) -> list[float]:
     api.submit(Submission(name, f'{sys.executable} -c "{code}"'))
     command = [sys.executable, "-m", "ray.scripts.scripts", "job", "logs", "-f"]
     command += ["--address", api.address, name]
-    found, began = [], 0.0
-    environ = os.environ | {"PYTHONUNBUFFERED": "1"}  # As in a terminal: else a pipe gets 8 KB.
+    delays, began = [], 0.0
+    environ = os.environ | {"PYTHONUNBUFFERED": "1"}  # Without buffering, as in a terminal.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ
     ) as follower:
@@ -142,16 +142,16 @@ def _follow_bare(api: JobsApi) -> list[float]:
             if len(words) == 2 and words[0] == b"at":
                 began = began or now
                 if float(words[1]) > began:
-                    found.append(now - float(words[1]))
-            if len(found) == LINES:
+                    delays.append(now - float(words[1]))
+            if len(delays) == LINES:
                 break
         follower.terminate()
     api.stop(name)
-    return found
+    return delays
 
 
 def collect() -> float:
-    """When all hosts have met for the first time."""
+    """Return the time after the first collective."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -160,7 +160,7 @@ def collect() -> float:
 
 
 def first_collective(api: JobsApi) -> None:
-    """From the call to the first collective of four hosts."""
+    """Measure the time from the call to the first collective of four hosts."""
     call = kinetic.run(accelerator="tpu-v6e-16")(collect)
     call()
     ours, theirs = [], []
@@ -177,27 +177,27 @@ def _train(
     api: JobsApi, workers: str, topology: str, steps: int, pause_s: float = 0.0, variables: str = ""
 ) -> str:
     name = f"trainer-{os.urandom(4).hex()}"
-    given = f"{workers} {topology} {steps} {pause_s}"
-    api.submit(Submission(name, f"{variables}{sys.executable} {TRAINER} {given}"))
+    arguments = f"{workers} {topology} {steps} {pause_s}"
+    api.submit(Submission(name, f"{variables}{sys.executable} {TRAINER} {arguments}"))
     return name
 
 
 def _find_step(api: JobsApi, name: str, after: float = 0.0) -> float:
-    """When the trainer has made its first step after this time, as it says itself."""
+    """Return the time of the trainer's first step after the given time, as it logs it."""
     until = time.time() + PATIENCE_S
     while True:
-        told = api.logs(name)
-        times = [float(found) for found in re.findall(r"step \d+ on \d+ loss \S+ at (\S+)", told)]
-        if later := [each for each in times if each > after]:
-            return min(later)
+        text = api.logs(name)
+        times = map(float, re.findall(r"step \d+ on \d+ loss \S+ at (\S+)", text))
+        if steps := [at for at in times if at > after]:
+            return min(steps)
         job = api.find(name)
         if job is None or job.has_ended or time.time() > until:
-            raise RuntimeError(f"no step after {after}: {told[-2000:]}")
+            raise RuntimeError(f"no step after {after}: {text[-2000:]}")
         time.sleep(0.2)
 
 
-def step_on(pause_s: float) -> None:
-    """Steps of all hosts together, for as long as nobody ends them."""
+def step_forever(pause_s: float) -> None:
+    """Run steps of all hosts until the job is cancelled."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -208,13 +208,13 @@ def step_on(pause_s: float) -> None:
 
 
 def loss(running: RayCluster, api: JobsApi) -> None:
-    """From the loss of one of two slices to the next step on the other one."""
+    """Measure the time from the loss of one of two slices to the next step on the other slice."""
     call = kinetic.run("tpu-v6e-4", slices=(1, 2), on_slice_loss="shrink", start_wait="300s")
-    handle = call(step_on).run_async(PAUSE_S)
+    handle = call(step_forever).run_async(PAUSE_S)
     ours = _lose_node(running, lambda after: _find_own_step(handle, after))
     handle.cancel()
     running.mend()
-    trainer = _train(api, "1,2", "2x2", 100_000, PAUSE_S, OWN_START)
+    trainer = _train(api, "1,2", "2x2", 100_000, PAUSE_S, TRAIN_DEFAULTS)
     measure.heading("from the loss of a node to the next step (floor: JaxTrainer, Ray's settings)")
     try:
         theirs = _lose_node(running, lambda after: _find_step(api, trainer, after))
@@ -230,18 +230,18 @@ def _lose_node(running: RayCluster, find_step: Callable[[float], float]) -> floa
     find_step(0.0)
     lost_at = time.time()
     running.kill_node(2)
-    # Steps that were under way end within moments.
+    # Steps that were under way at the loss end within a second.
     return find_step(lost_at + 1.0) - lost_at
 
 
 def _find_own_step(handle: JobHandle[None], after: float) -> float:
     while True:
-        told = "".join(handle.logs())
-        times = [float(found) for found in re.findall(r"(?m)^step at (\S+)$", told)]
-        if later := [each for each in times if each > after]:
-            return min(later)
+        text = "".join(handle.logs())
+        times = map(float, re.findall(r"(?m)^step at (\S+)$", text))
+        if steps := [at for at in times if at > after]:
+            return min(steps)
         if handle.done():
-            raise RuntimeError(f"no step after {after}: {told[-2000:]}")
+            raise RuntimeError(f"no step after {after}: {text[-2000:]}")
         time.sleep(0.2)
 
 
@@ -256,7 +256,7 @@ def main() -> None:
         with cluster({"slice-0": V6E_16}) as (_, api):
             first_collective(api)
         small = SliceShape("v6e-4", "2x2", hosts=1)
-        with cluster({"small-0": small, "small-1": small}, RAYS_OWN) as (running, api):
+        with cluster({"small-0": small, "small-1": small}, RAY_DEFAULTS) as (running, api):
             loss(running, api)
 
 

@@ -1,5 +1,5 @@
-"""From the death of a slice to the next step of a training: an elastic job beside a job that starts
-again as a whole (`retries=`), and what the time is made of."""
+"""Time from the death of a slice to the next training step, by phase: an elastic job compared with
+a job that restarts as a whole (`retries=`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
-import orbax.checkpoint  # noqa: F401 - as scripts do: what the caller has imported, hosts have ahead
+import orbax.checkpoint  # noqa: F401 - as in scripts: hosts import the caller's modules in advance
 
 import kinetic
 from kinetic._core import layout
@@ -25,7 +25,7 @@ PHASES = ("detect", "form", "import", "restore", "compile and step")
 
 
 def train(folder: str) -> None:
-    """Write down when what happens; a host of the last slice dies after a step of the first
+    """Note the time of each phase; a host of the last slice dies after a step of the first
     attempt."""
     import signal
     import time
@@ -79,7 +79,7 @@ def train(folder: str) -> None:
 
 
 def recovery(options: dict[str, Any], accelerator: str = "tpu-v6e-8") -> list[float]:
-    """Seconds of each phase."""
+    """Return the seconds of each phase."""
     with tempfile.TemporaryDirectory(prefix="kn-recovery-") as folder:
         job = kinetic.run(accelerator, **options)(train).run_async(folder)
         job.result()
@@ -109,7 +109,7 @@ def compare(jobs: dict[str, dict[str, Any]]) -> None:
 
 
 def grow() -> None:
-    """Slices of one host each: the machine is small."""
+    """Compare numbers of slices of one host each, because the machine is small."""
     counts = (2, 4, 6)
     jobs = [{"slices": (count, count)} for count in counts]
     taken = [[sum(recovery(options, "cpu:2")) for options in jobs] for _ in range(RUNS)]

@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder, one after the other, each in a process of its own."""
+"""Run every benchmark of this folder in turn, each in its own process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ORDER = (
 
 
 def main() -> int:
-    here = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    there = [here / name for name in ORDER if (here / name).exists()]
+    paths = [folder / name for name in ORDER if (folder / name).exists()]
     codes = [
-        subprocess.run([sys.executable, path], env=env, check=False).returncode for path in there
+        subprocess.run([sys.executable, path], env=env, check=False).returncode for path in paths
     ]
     return max(codes)
 

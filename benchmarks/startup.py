@@ -1,5 +1,5 @@
-"""Import and command line: kinetic beside the bare interpreter with the one package that it cannot
-do without."""
+"""Import time and start of the command line, compared with the bare interpreter and the one package
+that each needs."""
 
 from __future__ import annotations
 

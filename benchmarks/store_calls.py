@@ -1,13 +1,13 @@
-"""How many calls of a distant store it takes to send this repository and to start a host; how many
-requests a bucket gets for whole submissions, the start of 64 hosts, and a list of jobs.
+"""Calls of a remote store to send this repository and to start a host; requests of a bucket for
+submissions, the start of 64 hosts, and lists of jobs.
 
 In: nothing (or the delay of a call in milliseconds). Out: two tables on stdout.
 
     python benchmarks/store_calls.py [DELAY_MS]
 
-The store is in memory, counts its calls, and lets each take as long as one to a bucket does. Many
-calls may be on their way at once, so the floor of all times is the delay of one. The bucket is the
-tests' double of Cloud Storage, which logs what it is asked.
+The store is in memory, counts its calls, and delays each of them like a bucket. Many calls may run
+at once, so the floor of all times is the delay of one call. The bucket is the tests' double of
+Cloud Storage, which logs its requests.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def main(delay_ms: float = DELAY_MS) -> None:
     with tempfile.TemporaryDirectory(prefix="kn-bench-") as folder:
         place = Path(folder).resolve()
         store = MemoryStore(delay_s=delay_ms / 1000)
-        # A copy, to be changed below.
+        # A copy, because files in it are changed below.
         project = place / ROOT.name
         subprocess.run(["git", "clone", "-q", ROOT, project], check=True)
-        (project / ".kineticignore").unlink()  # All of it is sent here.
+        (project / ".kineticignore").unlink()  # Send all files.
         original = bundle.build(project, cache_dir=place / "cache")
 
         def build() -> bundle.Bundle:
@@ -116,7 +116,7 @@ def main(delay_ms: float = DELAY_MS) -> None:
         made = edit(EDITS)
         row(f"one file changed, the {EDITS}th time", send(made), "<= 6 calls")
         row("start of a host after that", start(made, "last"), "<= 10 calls")
-        # A backend whose store need not be a folder.
+        # Substitute a backend that accepts any store.
         with registry.substitute_backend("ray", lambda _place, _store: Nowhere()):
             in_a_bucket(project, place)
 
@@ -140,15 +140,15 @@ def in_a_bucket(project: Path, place: Path) -> None:
     with serving("bucket") as double:
         os.environ["STORAGE_EMULATOR_HOST"] = double.uri
         os.environ["KINETIC_STORE"] = "gs://bucket"
-        print(f"\nThe same and a bucket\n{'':32}{'requests':>9}   of them")
+        print(f"\nThe same and a bucket\n{'':32}{'requests':>9}   by kind")
         store = open_store("gs://bucket")
 
         def row(name: str, act: Callable[[], object]) -> None:
             double.forget_requests()
             act()
             calls = double.calls()
-            of_them = ", ".join(f"{count} {call}" for call, count in calls.most_common())
-            print(f"{name:32}{calls.total():9}   {of_them}")
+            kinds = ", ".join(f"{count} {call}" for call, count in calls.most_common())
+            print(f"{name:32}{calls.total():9}   {kinds}")
 
         def submitted(path: str = "") -> Plan:
             if path:
@@ -166,20 +166,20 @@ def in_a_bucket(project: Path, place: Path) -> None:
         plan = submitted()
 
         def start() -> None:
-            (place / "start").mkdir()  # A host makes nothing above its own folder.
+            (place / "start").mkdir()  # A host creates nothing above its own folder.
             for host in range(HOSTS):
                 who = Identity("", plan.job_id, host, HOSTS, "", "", "", str(place / "start"))
-                own = open_store("gs://bucket")  # each with connections of its own
+                own = open_store("gs://bucket")  # Each host has its own connections.
                 workspace.prepare(who, Plan.from_json(json.loads(own.get(plan_key(plan)))), own)
                 workspace.remove(place / "start" / f"host-{host}")
 
         row(f"start of {HOSTS} hosts", start)
         fill(open_store("gs://bucket/many"))
         os.environ["KINETIC_STORE"] = "gs://bucket/many"
-        row(f"jobs list, {JOBS:,} jobs", lambda: said("jobs", "list", "-n", "20"))
-        row("jobs status of one", lambda: said("jobs", "status", "job-00000007"))
-        row("jobs prune --dry-run", lambda: said("jobs", "prune", "--dry-run"))
-        row(f"jobs prune of {JOBS:,} jobs", lambda: said("jobs", "prune", "--yes"))
+        row(f"jobs list, {JOBS:,} jobs", lambda: run_command("jobs", "list", "-n", "20"))
+        row("jobs status of one", lambda: run_command("jobs", "status", "job-00000007"))
+        row("jobs prune --dry-run", lambda: run_command("jobs", "prune", "--dry-run"))
+        row(f"jobs prune of {JOBS:,} jobs", lambda: run_command("jobs", "prune", "--yes"))
 
 
 def plan_key(plan: Plan) -> str:
@@ -187,7 +187,7 @@ def plan_key(plan: Plan) -> str:
 
 
 def _in_project(project: Path) -> Callable[[], None]:
-    """A function of a module that lies in the copy of this repository."""
+    """Return a function of a module in the copy of this repository."""
     path = project / "benchmarks" / "in_project.py"
     path.write_text("def function():\n    pass\n")
     module = types.ModuleType("in_project")
@@ -209,7 +209,7 @@ def fill(store: Store) -> None:
     at_once(add, range(JOBS), store.calls_at_once)
 
 
-def said(*words: str) -> str:
+def run_command(*words: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         assert call([*words]) == 0, out.getvalue()
     return out.getvalue()

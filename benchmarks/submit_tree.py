@@ -1,4 +1,4 @@
-"""How long sending a source tree takes, next to `tar` of the same tree in the same run.
+"""Time to send a source tree, compared with `tar` of the same tree in the same run.
 
 In: nothing (or the number of files and their size). Out: a table on stdout.
 
@@ -42,7 +42,8 @@ def best_ms(act: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def best_in_turns_ms(*acts: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
-    """Measured in turns, so that what the disk still has to write slows down all of them."""
+    """Return the best times, measured in turns, so that pending disk writes slow down all calls
+    equally."""
     taken = [[best_ms(act, 1) for act in acts] for _ in range(rounds)]
     return [min(column) for column in zip(*taken, strict=True)]
 
@@ -60,7 +61,7 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             return upload(build(), store)
 
         def on_the_wire(sent: Sent) -> int:
-            """Bytes of files, and of the lists that name them."""
+            """Return the bytes of files and of the lists that name them."""
             return sent.size_bytes + sent.lists_bytes
 
         def change(number: int) -> None:
@@ -74,14 +75,14 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             target.mkdir()
             subprocess.run(["tar", "xf", place / "tree.tar", "-C", target], check=True)
 
-        tar()  # So that the files are in memory for all.
+        tar()  # Load the files into the page cache.
         rows = [("first submission: walk, hash", best_ms(build, 1), None)]
         began = time.perf_counter()
         first = send()
         rows += [
             ("first submission: send", 1000 * (time.perf_counter() - began), on_the_wire(first))
         ]
-        time.sleep(2.1)  # So that the times of the files can be trusted.
+        time.sleep(2.1)  # Until the files' stamps are trusted.
         build()
         unchanged_ms, tar_ms = best_in_turns_ms(send, tar)
         rows += [("unchanged", unchanged_ms, on_the_wire(send()))]
@@ -94,7 +95,7 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             changed_bytes = on_the_wire(sent)
             tar_ms = min(tar_ms, best_ms(tar, 1))
         rows += [("one file changed", min(changed_ms), changed_bytes)]
-        rows.insert(0, ("tar cf (the yardstick), in turns", tar_ms, None))
+        rows.insert(0, ("tar cf (the floor), in turns", tar_ms, None))
         made = build()
         unpack_ms, untar_ms = best_in_turns_ms(
             lambda: unpack(store, made.tree, place / f"dest{next(dest)}"), untar

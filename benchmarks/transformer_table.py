@@ -1,10 +1,10 @@
-"""Training steps of 1, 8 and 70 billion parameters on five slices, as the compilers of these slices
-see them: the table of docs/how-to/tpu-compile.md.
+"""Training steps of 1, 8 and 70 billion parameters on five slices according to the slices'
+compilers: the table of docs/how-to/tpu-compile.md.
 
     python benchmarks/transformer_table.py [--write] [1B] [8B] [70B]
 
-In: `transformers`, libtpu. Out: the table; `--write` puts it into the page. What was compiled is
-kept in kinetic's cache, so that an interrupted run goes on where it was.
+Needs libtpu. Prints the table; `--write` writes it into the page. Results stay in kinetic's cache,
+so that an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 def compile_step(model: str, accelerator: str, slices: int, timeout: str) -> CompileReport:
-    """Compile a model's step for slices."""
+    """Compile a model's training step for slices."""
     with kinetic.compile_for(accelerator, slices=slices, timeout=timeout) as target:
         mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": TENSOR})
         with jax.set_mesh(mesh):
@@ -53,7 +53,7 @@ def gib(size_bytes: float) -> str:
 
 
 def cells_of(model: str, report: CompileReport) -> Iterator[str]:
-    """One row of the table."""
+    """Yield the cells of one row of the table."""
     memory = report.memory
     yield model
     yield f"{report.slices} x {report.accelerator}" if report.slices > 1 else report.accelerator
@@ -62,7 +62,7 @@ def cells_of(model: str, report: CompileReport) -> Iterator[str]:
     yield gib(memory.temporaries)
     yield f"{gib(memory.total)} of {gib(report.hbm_bytes_there)}" if memory.total else "–"
     for crosses in (False, True):
-        sent = (each.wire_bytes for each in report.collectives if each.between_slices is crosses)
+        sent = (one.wire_bytes for one in report.collectives if one.between_slices is crosses)
         yield gib(sum(sent))
     yield f"{report.step_s * 1e3:.0f} ms" if report.fits else "–"
     yield report.bound if report.fits else "–"
@@ -74,7 +74,7 @@ def draw(rows: Iterable[Iterable[str]]) -> str:
 
 
 def put_in(page: str, table: str) -> str:
-    """Return the page with this table between its marks."""
+    """Return the page with the table between its marks."""
     marked = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     assert marked.search(page), f"the page has no line {BEGIN}"
     return marked.sub(lambda _: f"{BEGIN}\n{table}\n{END}", page)
@@ -82,14 +82,14 @@ def put_in(page: str, table: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
+    parser.add_argument("--write", action="store_true", help="write the table into the page")
     parser.add_argument("models", nargs="*", default=list(transformers.SIZES), metavar="MODEL")
-    parser.add_argument("--timeout", default="3h", help="the longest that one compile may take")
-    given = parser.parse_args()
+    parser.add_argument("--timeout", default="3h", help="time limit of one compile")
+    options = parser.parse_args()
     rows, versions, missing = [], "", []
-    for model in given.models:
+    for model in options.models:
         for accelerator, slices in SLICES:
-            report = compile_step(model, accelerator, slices, given.timeout)
+            report = compile_step(model, accelerator, slices, options.timeout)
             if report.verdict is CompileVerdict.NOT_COMPILED:
                 missing.append(f"{model} on {slices} x {report.accelerator}")
                 continue
@@ -100,9 +100,9 @@ def main() -> None:
                 print(report.detail, file=sys.stderr)
     table = f"{draw(rows)}\n\n{datetime.date.today():%B %Y}, {versions}."
     if missing:
-        table += f" Not compiled within {given.timeout}: {', '.join(missing)}."
+        table += f" Not compiled within {options.timeout}: {', '.join(missing)}."
     print(table)
-    if given.write:
+    if options.write:
         PAGE.write_text(put_in(PAGE.read_text(), table))
 
 

@@ -1,8 +1,8 @@
-"""Decoder-only transformers of 1, 8 and 70 billion parameters, as shapes, with a step of training:
-Flax NNX, Optax, fsdp x tensor, each layer computed again for its gradient.
+"""Decoder-only transformers of 1, 8 and 70 billion parameters as shapes, with a training step: Flax
+NNX, Optax, fsdp x tensor parallelism, rematerialized layers.
 
-In: the name of a size, a mesh. Out: a jitted step and the shapes of its arguments. Nothing of the
-model's size is made.
+In: the name of a size, a mesh. Out: a jitted step and the shapes of its arguments. No arrays of the
+model's size are created.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BATCH = P(("data", "fsdp"))
 
 
 class Block(nnx.Module):
-    """Attention over what came before, then a gated layer."""
+    """Causal attention, then a gated layer."""
 
     def __init__(self, size: Size, *, rngs: nnx.Rngs) -> None:
         def weights(*shape: int) -> nnx.Param:
@@ -61,16 +61,16 @@ class Block(nnx.Module):
         return x + (jax.nn.silu(y @ self.gate[...]) * (y @ self.up[...])) @ self.down[...]
 
     def _attend(self, x: jax.Array) -> jax.Array:
-        def split(made: jax.Array, heads: int) -> jax.Array:
-            return made.reshape(*x.shape[:2], heads, self.size.head)
+        def split(projected: jax.Array, heads: int) -> jax.Array:
+            return projected.reshape(*x.shape[:2], heads, self.size.head)
 
-        seen = jax.nn.dot_product_attention(
+        attended = jax.nn.dot_product_attention(
             split(x @ self.query[...], self.size.heads),
             split(x @ self.key[...], self.size.groups),
             split(x @ self.value[...], self.size.groups),
             is_causal=True,
         )
-        return seen.reshape(*x.shape[:2], -1) @ self.out[...]
+        return attended.reshape(*x.shape[:2], -1) @ self.out[...]
 
 
 def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -79,7 +79,7 @@ def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 class Transformer(nnx.Module):
-    """Layers as one stack, which a scan goes through."""
+    """Blocks as one stack, over which a scan runs."""
 
     def __init__(self, size: Size, *, rngs: nnx.Rngs) -> None:
         make = nnx.vmap(lambda rngs: Block(size, rngs=rngs), in_axes=0)
@@ -101,7 +101,7 @@ OPTIMIZER = optax.adamw(1e-4)
 
 
 def make_step(graph: Any) -> Any:
-    """A step of training; its state is used up."""
+    """Return a jitted training step, which donates its state."""
 
     def step(params: Any, optimizer: Any, tokens: jax.Array) -> tuple[Any, Any, jax.Array]:
         def loss_of(params: Any) -> jax.Array:
@@ -117,8 +117,8 @@ def make_step(graph: Any) -> Any:
 
 
 def build(name: str, mesh: Mesh) -> tuple[Any, ...]:
-    """The step of a model and its arguments, split over "fsdp" and "tensor"; one sequence for each
-    device that does not share one."""
+    """Return a model's training step and its arguments, split over "fsdp" and "tensor", with one
+    sequence for each group of devices that share it."""
     size = SIZES[name]
     model = nnx.eval_shape(lambda: Transformer(size, rngs=nnx.Rngs(0)))
     graph, params = nnx.split(model)
@@ -137,7 +137,7 @@ def build(name: str, mesh: Mesh) -> tuple[Any, ...]:
 
 
 def spec_of(shape: tuple[int, ...], size: Size) -> P:
-    """Matrices are split along both axes: what the width is multiplied with along "tensor"."""
+    """Split matrices along both axes: the one multiplied with the width along "tensor"."""
     if len(shape) < 2 or shape[-2] == 2:
         return P()
     into_width = shape[-1] == size.width and shape[-2] != size.width

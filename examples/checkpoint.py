@@ -3,11 +3,11 @@
     python examples/checkpoint.py [FOLDER]
 
 Two hosts train together and save after every step with Orbax: each host writes its part of the
-arrays below KINETIC_OUTPUT_DIR. After step 3 of the first call a host is killed, as when a machine
-is taken away. The second call is the same; it finds the checkpoint and does only the rest.
+arrays below KINETIC_OUTPUT_DIR. After step 3 of the first call, a host is killed, like by the loss
+of its machine. The second call finds the checkpoint and does only the remaining steps.
 
-It finds the checkpoint because of `output_dir`: by default every job has its own folder. The
-checkpoints stay in FOLDER, by default a temporary folder, which is removed at the end.
+Both calls use the same `output_dir`; by default, every job has its own folder. The checkpoints stay
+in FOLDER. Without it, they go to a temporary folder, which is removed at the end.
 """
 
 import shutil
@@ -33,10 +33,10 @@ def train(steps, lost_after=None):
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    # Sixteen weights, spread over the 8 devices of both hosts. Every step adds one to each.
-    over_all = NamedSharding(jax.make_mesh((jax.device_count(),), ("chips",)), P("chips"))
+    # Sixteen weights, split over the 8 devices of both hosts. Every step adds one to each.
+    sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("chips",)), P("chips"))
     weights = jax.make_array_from_callback(
-        (16,), over_all, lambda part: np.zeros(16, np.float32)[part]
+        (16,), sharding, lambda part: np.zeros(16, np.float32)[part]
     )
     state = {"weights": weights, "step": 0}
     update = jax.jit(lambda x: x + 1)
@@ -46,14 +46,14 @@ def train(steps, lost_after=None):
     with ocp.CheckpointManager(
         folder, options=ocp.CheckpointManagerOptions(max_to_keep=2)
     ) as checkpoints:
-        begun_after = checkpoints.latest_step() or 0
-        if begun_after:
-            state = checkpoints.restore(begun_after, args=ocp.args.StandardRestore(state))
-            print(f"found a checkpoint of step {begun_after}", flush=True)
+        restored_step = checkpoints.latest_step() or 0
+        if restored_step:
+            state = checkpoints.restore(restored_step, args=ocp.args.StandardRestore(state))
+            print(f"found a checkpoint of step {restored_step}", flush=True)
         while state["step"] < steps:
             state = {"weights": update(state["weights"]), "step": state["step"] + 1}
             checkpoints.save(state["step"], args=ocp.args.StandardSave(state))
-            # So that this example always stops at the same step; saving is asynchronous otherwise.
+            # Saving is asynchronous: wait, so that this example always stops at the same step.
             checkpoints.wait_until_finished()
             print(
                 f"step {state['step']} of {steps}: the weights sum to "
@@ -64,7 +64,7 @@ def train(steps, lost_after=None):
                 multihost_utils.sync_global_devices("all have printed the step")
                 if jax.process_index() == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
-    return {"begun_after": begun_after, "sum": float(add_up(state["weights"]))}
+    return {"restored_step": restored_step, "sum": float(add_up(state["weights"]))}
 
 
 def main():
@@ -73,7 +73,7 @@ def main():
     except kinetic.errors.HostLost as error:
         print(f"host {error.host} was lost")
     answer = train(STEPS)
-    print(f"went on after step {answer['begun_after']}, the weights sum to {answer['sum']:g}")
+    print(f"went on after step {answer['restored_step']}, the weights sum to {answer['sum']:g}")
 
 
 if __name__ == "__main__":

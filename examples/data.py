@@ -1,9 +1,9 @@
-"""Declared data: the function receives it as a path, wherever it runs.
+"""Declared data: the function receives a path, wherever it runs.
 
     python examples/data.py
 
-The folder is sent once, by content: calling again with the same data sends nothing. What the
-function leaves in its output folder is there after the call.
+The folder is sent once, by content: another call with the same data sends nothing. Files that the
+function writes to its output folder are available after the call.
 """
 
 import csv
@@ -36,8 +36,8 @@ def add_up(folder, labels):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as place:
-        sales = kinetic.Data(make_data(Path(place)))
+    with tempfile.TemporaryDirectory() as folder:
+        sales = kinetic.Data(make_data(Path(folder)))
         job = kinetic.run(accelerator="cpu")(add_up).run_async(sales, {"title": "Sales of"})
         print(job.result())
         print((Path(job.output_dir) / "report.txt").read_text(), end="")

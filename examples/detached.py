@@ -1,9 +1,9 @@
-"""Start a job, detach from it, and find it again from another process by its id.
+"""Start a job, and attach to it from another process by its id.
 
     python examples/detached.py
 
-A job does not need its caller: it keeps running when the script ends. `kinetic jobs list` shows it,
-and `kinetic.attach` finds it again.
+A job keeps running when the script that started it ends. `kinetic jobs list` shows it, and
+`kinetic.attach` returns its handle.
 """
 
 import subprocess
@@ -19,13 +19,13 @@ def count_to(n):
     return n
 
 
-def start_and_leave():
+def start():
     job = count_to.run_async(3)
     print(f"started {job.job_id}")
     return job.job_id
 
 
-def take_up(job_id):
+def print_result(job_id):
     job = kinetic.attach(job_id)
     result = job.result(stream_logs=False)
     print(f"{job.job_id} is {job.status()}, its value is {result}; it printed:")
@@ -34,11 +34,11 @@ def take_up(job_id):
 
 def main():
     if len(sys.argv) > 1:
-        take_up(sys.argv[1])
+        print_result(sys.argv[1])
         return
-    job_id = start_and_leave()
+    job_id = start()
     sys.stdout.flush()
-    # a process that knows only the id
+    # A process that has only the id.
     subprocess.run([sys.executable, __file__, job_id], check=True)
 
 

@@ -1,12 +1,12 @@
-"""Go on with one slice when the other is lost, and grow back when it returns.
+"""Continue on one slice when the other is lost, and grow back when it returns.
 
     python examples/elastic.py
 
-Two slices train together and save with `kinetic.Checkpointer`. After step 12 a host of slice 1 is
-killed, as when a machine is taken away. The job shrinks to slice 0 and restores step 10; when slice
-1 is back, `save` saves the step that it is called for, leaves, and the job goes on with both.
+Two slices train together and save with `kinetic.Checkpointer`. After step 12, a host of slice 1 is
+killed, like by the loss of its machine. The job shrinks to slice 0 and restores step 10. When slice
+1 is back, `save` saves the present step and ends the attempt; the next attempt uses both slices.
 
-A simulated slice returns at once; KINETIC_SLICE_AWAY_S is how many seconds it stays away.
+A simulated slice returns after KINETIC_SLICE_AWAY_S seconds, by default at once.
 """
 
 import os
@@ -54,19 +54,19 @@ def train(steps, lost_after):
 
     with kinetic.Checkpointer(every=5, local_every=None) as checkpoints:
         state, first = checkpoints.restore({"weights": make_weights()})
-        step, value = first - 1, float("nan")  # if slice 1 is back after the last step
+        step, value = first - 1, float("nan")  # No step is left if slice 1 returns after the last.
         print(f"begins at step {first} on {kinetic.num_slices()} of 2 slices", flush=True)
         for step in range(first, steps):
             state["weights"], value = train_step(state["weights"], make_batch(step))
             value = float(value)
             if kinetic.attempt() == 1 and step == lost_after:
                 checkpoints.wait()
-                multihost_utils.sync_global_devices("the last checkpoint is there")
+                multihost_utils.sync_global_devices("the last checkpoint is committed")
                 if kinetic.slice_index() == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
-            checkpoints.save(step, state)  # and leaves, once slice 1 is back
+            checkpoints.save(step, state)  # Also ends the attempt once slice 1 is back.
             if kinetic.num_slices() == 1:
-                time.sleep(0.2)  # slower on one slice
+                time.sleep(0.2)  # Slower on one slice.
     return kinetic.attempt(), kinetic.num_slices(), step, value
 
 

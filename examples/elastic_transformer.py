@@ -1,13 +1,13 @@
-"""A small transformer on three slices: one is killed mid-run, and the loss goes on where it was.
+"""A small transformer on three slices: one is killed, and the loss continues where it was.
 
     python examples/elastic_transformer.py [loss.png]
 
-Each slice holds the whole model, split over its devices; the slices share the batch. The job saves
-every tenth step. Once it is past the first save, this script kills slice 1, as when its machines
-are taken away. The other two keep their hosts, wait for the slice to return, and all three go on
-from the last saved step: the steps since then are repeated, with the same losses.
+Each slice has the whole model, split over its devices; the slices share the batch. The job saves
+every tenth step. After the second save, this script kills slice 1, like by the loss of its
+machines. The other two slices keep their hosts and wait for slice 1. All three continue from the
+last saved step: the steps since then are repeated, with the same losses.
 
-With a path, and matplotlib, it draws the loss over time, and when the slice was killed.
+With a path and matplotlib, it draws the loss over time and marks when the slice was killed.
 """
 
 import json
@@ -37,10 +37,10 @@ def train(steps):
     batch = NamedSharding(mesh, P(("data", "fsdp")))  # sequences: spread over all devices
 
     def make_weights():
-        luck = np.random.default_rng(0)  # NumPy's, as there is nothing to compile
+        generator = np.random.default_rng(0)  # NumPy needs no compilation.
 
         def normal(*shape):
-            whole = (luck.standard_normal(shape) / shape[0] ** 0.5).astype("float32")
+            whole = (generator.standard_normal(shape) / shape[0] ** 0.5).astype("float32")
             return jax.make_array_from_callback(shape, split, lambda part: whole[part])
 
         layer = lambda: {  # noqa: E731
@@ -68,13 +68,13 @@ def train(steps):
         for layer in weights["layers"]:
             x = x + attention(x, layer)
             x = x + jax.nn.gelu(normed(x) @ layer["up"]) @ layer["down"]
-        guessed = jax.nn.log_softmax(normed(x) @ weights["tokens"].T)
-        right = jnp.take_along_axis(guessed, rows[:, 1:, None], axis=-1)
-        return -right[:, LENGTH // 2 :].mean()  # the second half repeats the first
+        predicted = jax.nn.log_softmax(normed(x) @ weights["tokens"].T)
+        correct = jnp.take_along_axis(predicted, rows[:, 1:, None], axis=-1)
+        return -correct[:, LENGTH // 2 :].mean()  # The second half repeats the first.
 
     def make_rows(step):
-        luck = np.random.default_rng(step)
-        first = luck.integers(0, TOKENS, (BATCH, LENGTH // 2))
+        generator = np.random.default_rng(step)
+        first = generator.integers(0, TOKENS, (BATCH, LENGTH // 2))
         return np.concatenate([first, first, first[:, :1]], axis=1)
 
     @jax.jit
@@ -89,13 +89,13 @@ def train(steps):
         for step in range(start, steps):
             weights, value = train_step(weights, make_rows(step))
             if jax.process_index() == 0:
-                note(kinetic.attempt(), step, float(value))
+                record_loss(kinetic.attempt(), step, float(value))
             checkpoints.save(step, weights)
     return float(value)
 
 
-def note(attempt, step, loss):
-    """Add a line to the record of the run, which outlives attempts."""
+def record_loss(attempt, step, loss):
+    """Append a line to the record of the run, which outlives attempts."""
     if step % 10 == 0:
         print(f"step {step:2d}  loss {loss:.4f}", flush=True)
     with open(Path(os.environ["KINETIC_OUTPUT_DIR"], RECORD), "a") as file:
@@ -112,40 +112,40 @@ def main(picture):
         killed = time.time()
         job.kill_hosts(slice=1)
         job.logs(follow=True)
-        value, done = job.result(), read(record)
-    report(done, value)
+        value, rows = job.result(), read(record)
+    report(rows, value)
     if picture:
-        draw(done, killed, picture)
+        draw(rows, killed, picture)
 
 
 def read(record):
     return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
-def report(done, value):
-    first = {each["step"]: each["loss"] for each in done if each["attempt"] == 1}
-    again = {each["step"]: each["loss"] for each in done if each["attempt"] == 2}
-    twice = sorted(first.keys() & again.keys())
-    equal = all(first[step] == again[step] for step in twice)
-    which = f"steps {twice[0]} to {twice[-1]} were" if twice else "no step was"
-    print(f"{which} repeated, with equal losses: {equal}")
+def report(rows, value):
+    first = {row["step"]: row["loss"] for row in rows if row["attempt"] == 1}
+    second = {row["step"]: row["loss"] for row in rows if row["attempt"] == 2}
+    repeated = sorted(first.keys() & second.keys())
+    equal = all(first[step] == second[step] for step in repeated)
+    steps = f"steps {repeated[0]} to {repeated[-1]} were" if repeated else "no step was"
+    print(f"{steps} repeated, with equal losses: {equal}")
     print(f"loss {value:.3f} after {STEPS} steps")
 
 
-def draw(done, killed, picture):
+def draw(rows, killed, picture):
     try:
         import matplotlib as mpl
     except ImportError:
-        print("there is no picture without matplotlib: pip install matplotlib")
+        print("no picture was drawn, because matplotlib is missing: pip install matplotlib")
         return
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    begun = done[0]["time"]
+    begun = rows[0]["time"]
     figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    for attempt in sorted({each["attempt"] for each in done}):
-        part = [each for each in done if each["attempt"] == attempt]
-        times, losses = [each["time"] - begun for each in part], [each["loss"] for each in part]
+    for attempt in sorted({row["attempt"] for row in rows}):
+        part = [row for row in rows if row["attempt"] == attempt]
+        times, losses = [row["time"] - begun for row in part], [row["loss"] for row in part]
         axes.plot(times, losses, marker=".", label=f"attempt {attempt}")
     axes.axvline(killed - begun, color="firebrick", linestyle="--", label="slice 1 is killed")
     title = "A transformer on 3 slices that loses one"

@@ -1,12 +1,12 @@
-"""Save to the hosts' memory at every step, lose a host with its memory, and go on without a disk.
+"""Save to the hosts' memory at every step, lose a host with its memory, and restore from another.
 
     python examples/emergency_checkpoint.py
 
-Two slices train with the same data-parallel program: weights are spread within a slice, so each
-slice has a whole copy. Every step is saved to the memory of each host, every fourth one to disk.
-In the first attempt a host is killed after step 6, and what it had in memory is gone with it. In
-the second one it gets its part of step 6 from the other slice. Then both copies are gone: the third
-attempt reads step 4 from the disk. The result is that of a training that nothing happened to.
+Two slices train with data parallelism: weights are split within a slice, so each slice has a whole
+copy. Every step is saved to the memory of each host, every fourth step to disk. In the first
+attempt, a host is killed after step 6 and loses its memory. In the second attempt, it gets its part
+of step 6 from the other slice. Then both copies are lost, and the third attempt reads step 4 from
+disk. The result equals that of an undisturbed training.
 """
 
 import shutil
@@ -38,7 +38,7 @@ def train(steps, failures):
         return jax.make_array_from_callback(shape, sharding, lambda part: value[part])
 
     @jax.jit
-    def update(weights, batch):  # the batch is spread over both slices, so both are needed
+    def update(weights, batch):  # The batch is split over both slices, so both are needed.
         return weights + batch.mean()
 
     weights = array((16,), P("fsdp"), np.zeros(16, np.float32))
@@ -53,9 +53,9 @@ def train(steps, failures):
             state = {"weights": update(state["weights"], batch)}
             ckpt.save(step, state)
             if failures.get(attempt, (None, ()))[0] == step:
-                ckpt.wait()  # so that this example always tells the same
+                ckpt.wait()  # So that this example always restores the same step.
                 multihost_utils.sync_global_devices("saved")
-                if host in failures[attempt][1]:  # as when a machine is gone, with its memory
+                if host in failures[attempt][1]:  # Lose the memory, too, as with a machine.
                     shutil.rmtree(ckpt.local_directory)
                 multihost_utils.sync_global_devices("lost")
                 if host == 1:
@@ -65,14 +65,14 @@ def train(steps, failures):
 
 
 def main():
-    failures = {1: (6, [1]), 2: (7, [0, 1])}  # attempt: after which step, whose memory
+    failures = {1: (6, [1]), 2: (7, [0, 1])}  # attempt: (last step, hosts that lose their memory)
     job = train.run_async(STEPS, failures)
     total = job.result()
     for line in job.logs(host=1).splitlines():
         if line.startswith("attempt"):
             print(line)
     expected = 16.0 * sum(range(STEPS))
-    print(f"the weights sum to {total:g}; they should to {expected:g}")
+    print(f"the weights sum to {total:g}; expected {expected:g}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""One of four hosts fails: the caller gets that host's exception, with its type and traceback.
+"""One of four hosts fails: the caller gets its exception, with type and traceback.
 
     python examples/failing_host.py
 
-Host 2 raises before a collective that the other three hosts wait in. Left alone, they would wait
-forever. Here the gang ends at once, and the error is the cause, not its echo on the other hosts.
+Host 2 raises an exception while the other three hosts wait for it in a collective. kinetic ends all
+hosts at once, and the caller gets the original error instead of its consequences on other hosts.
 """
 
 import kinetic
 
 
 class BadShard(ValueError):
-    """What this example raises: an exception class of the caller's."""
+    """An exception class of the caller."""
 
 
 def read_shard(host):

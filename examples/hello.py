@@ -2,8 +2,8 @@
 
     python examples/hello.py
 
-The function runs in another process. Its output arrives while it runs, and its return value is the
-value of the call.
+The function runs in another process. Its output is printed while it runs, and the call returns its
+value.
 """
 
 import os

@@ -1,15 +1,15 @@
-"""Keras, data parallel, over 4 hosts with 4 chips each.
+"""Data-parallel training with Keras on 4 hosts with 4 chips each.
 
     python examples/keras_data_parallel.py
 
 Trains a small network on scikit-learn's handwritten digits. Every host runs the function and feeds
-its own quarter of the data; Keras keeps the weights equal on all 16 devices by averaging gradients
-across the slice after each step.
+its own quarter of the data. After each step, Keras averages the gradients across the slice, which
+keeps the weights equal on all 16 devices.
 
 Two rules make this work on more than one host:
 
 - each process feeds its own part of the data, as NumPy arrays, with `auto_shard_dataset=False`
-  (left at its default, Keras would accept only a `tf.data.Dataset` here);
+  (by default, Keras accepts only a `tf.data.Dataset`);
 - every process takes the same number of steps, so the parts have the same length.
 """
 
@@ -24,7 +24,7 @@ def train(epochs=10):
     from sklearn.model_selection import train_test_split
 
     hosts, host = jax.process_count(), jax.process_index()
-    keras.utils.set_random_seed(0)  # every host must start from the same weights
+    keras.utils.set_random_seed(0)  # Every host must start from the same weights.
 
     devices = keras.distribution.list_devices()
     mesh = keras.distribution.DeviceMesh(
@@ -40,13 +40,13 @@ def train(epochs=10):
     )
     x_train, x_test, y_train, y_test = (
         part[host::hosts] for part in split
-    )  # this host's quarter of each
+    )  # This host's quarter of each.
 
     model = keras.Sequential(
         [
             keras.Input((64,)),
             keras.layers.Dense(128, "relu"),
-            # zeros: at first, no digit is more likely than another
+            # With zeros, all digits are equally likely at first.
             keras.layers.Dense(10, "softmax", kernel_initializer="zeros"),
         ]
     )
@@ -74,7 +74,7 @@ def train(epochs=10):
         shuffle=True,
         callbacks=[Progress()],
     )
-    # over the test images of all hosts
+    # Averages over the test images of all hosts.
     _, accuracy = model.evaluate(x_test, y_test, batch_size=96, verbose=0)
     return {"accuracy": float(accuracy), "devices": jax.device_count(), "hosts": hosts}
 

@@ -1,4 +1,4 @@
-"""Watch trainings: two jobs log their loss; one loses its host, and goes on with its curve.
+"""Two jobs log their loss; one loses its host and continues its curve.
 
 python examples/metrics.py [loss.png]
 """
@@ -31,11 +31,11 @@ def train(rate: float, fails_at: int = -1) -> float:
         w, start = checkpointer.restore(jnp.zeros(8))
         for step in range(start, 60):
             w, loss = update(w)
-            kinetic.log(step=step, loss=loss)  # a scalar of JAX, which is not waited for
+            kinetic.log(step=step, loss=loss)  # A JAX scalar: log() does not wait for it.
             checkpointer.save(step, w)
             if step == fails_at and kinetic.attempt() == 1:
                 checkpointer.wait()
-                time.sleep(1)  # a machine does not fail at the very step
+                time.sleep(1)  # Usually a machine fails later.
                 os.kill(os.getpid(), signal.SIGKILL)
     return float(loss)
 
@@ -48,9 +48,10 @@ if __name__ == "__main__":
         print(f"{len(loss)} steps from {loss.steps[0]} to {loss.steps[-1]}, ", end="")
         print(f"loss from {loss.values[0]:.3f} to {loss.values[-1]:.3f}, ", end="")
         print(f"logged by attempts {sorted(set(loss.attempts.tolist()))}")
-    again = jobs[1].metrics(repeats=True)["loss"]
+    repeats = jobs[1].metrics(repeats=True)["loss"]
     print(
-        f"before the host was lost, attempt 1 came to step {again.steps[again.attempts == 1][-1]}"
+        f"before the host was lost, attempt 1 came to step "
+        f"{repeats.steps[repeats.attempts == 1][-1]}"
     )
     if sys.argv[1:]:
         command = [sys.executable, "-m", "kinetic", "jobs", "metrics", "--name", "loss"]

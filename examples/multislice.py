@@ -2,9 +2,9 @@
 
     python examples/multislice.py
 
-Slices talk over the data center's network (DCN), the chips of a slice over their own, much faster
-interconnect (ICI). So the slices only average gradients, once a step, while the weights are split
-within each slice. `kinetic.make_mesh` lays out the axes like this, on simulated and on real slices.
+Slices communicate over the data center's network (DCN), the chips of a slice over their own, much
+faster interconnect (ICI). So the slices only average gradients, once a step, while the weights are
+split within each slice. `kinetic.make_mesh` creates such a mesh on simulated and real slices.
 """
 
 import kinetic
@@ -25,9 +25,9 @@ def train(steps=20):
     batch = NamedSharding(mesh, P(("data", "fsdp")))  # examples: spread over all devices
 
     def make_weights():
-        luck = np.random.default_rng(0)
-        first = luck.standard_normal((64, 256), np.float32) / 8
-        second = luck.standard_normal((256, 8), np.float32) / 16
+        generator = np.random.default_rng(0)
+        first = generator.standard_normal((64, 256), np.float32) / 8
+        second = generator.standard_normal((256, 8), np.float32) / 16
         return spread(first, split), spread(second, split)
 
     def make_batch(step):
@@ -35,7 +35,7 @@ def train(steps=20):
         return spread(x, batch), spread(np.sin(x[:, :8]), batch)
 
     def spread(whole, sharding):
-        """Every device gets its own part; none sees all of it."""
+        """Give each device its own part of an array."""
         return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
 
     def loss(weights, x, y):

@@ -1,11 +1,11 @@
-"""A machine is taken away: all hosts save the same step, and the next attempt goes on from there.
+"""A machine is preempted: all hosts save the same step, and the next attempt continues from it.
 
     python examples/preemption.py
 
-The cluster that takes a spot machine away says so with SIGTERM some seconds before. This script
-sends it to host 1 of a running training, whose Checkpointer would save by itself only at step 1000.
-`save` is the place where all hosts agree on the step: it saves that one and ends the attempt. A
-preempted attempt does not count against `retries`.
+A cluster sends SIGTERM some seconds before it preempts a spot machine. This script sends SIGTERM to
+host 1 of a running training, whose Checkpointer would otherwise save only at step 1000. In `save`,
+all hosts agree on a step, save it and end the attempt. A preempted attempt does not count against
+`retries`.
 """
 
 import math
@@ -43,8 +43,8 @@ def train(steps):
             weights = update(weights, step)
             if jax.process_index() == 0:
                 progress.write_text(str(step))
-            time.sleep(0.03)  # where a real model computes
-            checkpoints.save(step, weights)  # and leaves, once a host is to be taken away
+            time.sleep(0.03)  # A real model computes meanwhile.
+            checkpoints.save(step, weights)  # Also ends the attempt once a host is to be preempted.
     mean = jax.jit(jnp.mean, out_shardings=NamedSharding(split.mesh, P()))(weights)
     return float(mean)
 

@@ -1,8 +1,8 @@
-"""A sweep: one function over many inputs, a job for each, watched together.
+"""A sweep: one function over many inputs, with one job for each.
 
     python examples/sweep.py
 
-Results come in the order of the inputs.
+Results are in the order of the inputs.
 """
 
 import kinetic
@@ -10,7 +10,7 @@ import kinetic
 
 @kinetic.run(accelerator="cpu")
 def train(rate, steps):
-    """Minimise (x - 3)^2 by gradient descent; too large a rate runs away."""
+    """Minimise (x - 3)^2 by gradient descent, which diverges if the rate is too large."""
     x = 0.0
     for _ in range(steps):
         x -= rate * 2 * (x - 3)
@@ -27,12 +27,12 @@ def main():
     for job in batch.as_completed():
         print(f"input {job.group_index} {job.status().lower()}")
 
-    found = batch.results(return_exceptions=True)
-    for given, value in zip(inputs, found, strict=True):
-        shown = value if isinstance(value, Exception) else f"loss {value['loss']:.6f}"
-        print(f"rate {given['rate']}: {shown}")
+    values = batch.results(return_exceptions=True)
+    for point, value in zip(inputs, values, strict=True):
+        text = value if isinstance(value, Exception) else f"loss {value['loss']:.6f}"
+        print(f"rate {point['rate']}: {text}")
 
-    best = min((v for v in found if not isinstance(v, Exception)), key=lambda v: v["loss"])
+    best = min((v for v in values if not isinstance(v, Exception)), key=lambda v: v["loss"])
     print(f"best rate: {best['rate']}")
 
 

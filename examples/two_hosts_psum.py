@@ -2,9 +2,9 @@
 
     python examples/two_hosts_psum.py
 
-`tpu-v6e-8` is a 2x4 slice: 2 hosts with 4 chips each. Every host runs the function; kinetic has
-already joined them with `jax.distributed`, so `jax.devices()` shows all 8 devices and a `psum` adds
-up over both hosts. The leader's value comes back.
+`tpu-v6e-8` is a 2x4 slice: 2 hosts with 4 chips each. Every host runs the function. kinetic has
+already joined the hosts with `jax.distributed`, so `jax.devices()` has all 8 devices and a `psum`
+sums over both hosts. The call returns the leader's value.
 """
 
 import kinetic
@@ -24,7 +24,7 @@ def sum_over_the_slice():
         flush=True,
     )
 
-    # One number per device, 0 to 7. Each host makes only the part that lies on its own devices.
+    # One number per device, 0 to 7. Each host creates only the part on its own devices.
     mesh = jax.make_mesh((devices,), ("chips",))
     numbers = np.arange(devices, dtype=np.float32)
     spread = jax.make_array_from_callback(

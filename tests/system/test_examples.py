@@ -209,5 +209,5 @@ def test_emergency_checkpoint() -> None:
     assert run("emergency_checkpoint.py").stdout.splitlines() == [
         "attempt 2: host 1 has step 6 from host 0",
         "attempt 3: host 1 has step 4 from the persistent tier",
-        "the weights sum to 1056; they should to 1056",
+        "the weights sum to 1056; expected 1056",
     ]
