@@ -60,7 +60,7 @@ def test_long_lines_are_cut_and_little_of_them_is_kept():
     for number in range(100):
         part = LogChunk(0, 1, 0, b"x" * 100_000, Position(1, number))
         assert list(folder.fold(part)) == []
-        assert len(folder._begun) <= output._KEPT_CHARS
+        assert len(folder._begun) <= output._BUFFER_CHARS
     (line,) = folder.fold(LogChunk(0, 1, 0, b"\n", Position(1, 101)))
     assert (
         line.text == "x" * output.LINE_CHARS + f" … {10**7 - output.LINE_CHARS:,} more characters"
