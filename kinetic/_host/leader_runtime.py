@@ -21,7 +21,7 @@ from kinetic._store.base import Store, is_near
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError, NotFound
 
-LOOK_S = 0.1
+PAUSE_S = 0.1
 """Longest pause between two decisions while something may be due."""
 RECORDS_S, FAR_RECORDS_S = 0.5, 10.0
 """Time between two checks that the job's records exist: in a folder, in a remote store."""
@@ -29,7 +29,7 @@ MISSES = 2
 """Checks in a row that find no records before the job counts as removed."""
 DUMP_S = 5.0
 """Time that hosts have to dump their stacks."""
-LOOK_SOON_S, WATCHED_S = 2.0, 30.0
+POLL_SOON_S, WATCHED_S = 2.0, 30.0
 """Polling interval while a caller follows the activity of the hosts, and how long after its last
 request that interval lasts."""
 _Row = tuple[str, str, Callable[[Mapping[str, Any]], Awaitable[dict[str, object]]]]
@@ -108,12 +108,12 @@ class LeaderRuntime:
     async def pause(
         self, finished: asyncio.Task[None] | None = None, *, is_due: bool = True
     ) -> None:
-        """Wait until `wake` is called or `finished` is done; with `is_due`, at most LOOK_S
+        """Wait until `wake` is called or `finished` is done; with `is_due`, at most PAUSE_S
         seconds."""
         waking = asyncio.create_task(self._changed.wait())
         awaited = {waking} if finished is None else {waking, finished}
         await asyncio.wait(
-            awaited, timeout=LOOK_S if is_due else None, return_when=asyncio.FIRST_COMPLETED
+            awaited, timeout=PAUSE_S if is_due else None, return_when=asyncio.FIRST_COMPLETED
         )
         waking.cancel()
         self._changed.clear()
@@ -161,7 +161,7 @@ async def answer_questions(
     watched_until = 0.0
     obeyed: dict[str, dict[str, object]] = {}
     while True:
-        await asyncio.sleep(min(far_s, LOOK_SOON_S) if time.monotonic() < watched_until else far_s)
+        await asyncio.sleep(min(far_s, POLL_SOON_S) if time.monotonic() < watched_until else far_s)
         keys = layout.AttemptKeys(job_id, gang().spec.attempt)
         rows: list[_Row] = [
             (keys.stacks_wanted, keys.stacks, stacks),

@@ -49,17 +49,17 @@ def test_the_function_sees_it_and_has_its_grace(folder):
 def test_who_looks_is_not_interrupted(folder):
     agent = agent_of(folder)
     agent.begin(5.0)
-    assert not agent.looks
+    assert not agent.function_polls
     assert not agent.saves_together
     kinetic.preempted()
-    assert agent.looks
+    assert agent.function_polls
     assert agent.saves_together
 
 
 def test_looking_alone_changes_nothing(folder):
     agent = agent_of(folder)
     kinetic.preempted()
-    assert not agent.looks
+    assert not agent.function_polls
     assert not agent.discards_end
     assert agent.overriding_stop(None) is None
     assert agent.overriding_stop(STOPPED) is STOPPED
@@ -69,7 +69,7 @@ def test_one_host_saves_for_itself(folder):
     agent = agent_of(folder, hosts=1)
     kinetic.preempted()
     agent.begin(5.0, ours=True)
-    assert agent.looks
+    assert agent.function_polls
     assert not agent.saves_together
 
 
@@ -78,7 +78,7 @@ def test_with_the_service_of_jax_hosts_save_together_too(folder, value, has):
     agent = agent_of(folder, JAX_ENABLE_PREEMPTION_SERVICE=value)
     agent.begin(5.0)
     assert agent.saves_together is has
-    assert not agent.looks, "the service waits for SIGTERM"
+    assert not agent.function_polls, "the service waits for SIGTERM"
 
 
 def test_whoever_saw_it_has_ended_because_of_it(folder):
@@ -117,7 +117,7 @@ def test_a_host_that_has_no_folder_yet_is_told_nothing(tmp_path):
     agent = agent_of(tmp_path / "host-0")
     assert agent.begin(5.0, ours=True)
     assert agent.left_s <= 5.0
-    assert not agent.looks
+    assert not agent.function_polls
 
 
 def test_a_program_that_ends_for_it_exits_as_after_sigterm():

@@ -178,7 +178,7 @@ def test_a_slice_that_has_its_machines_lacks_none(monkeypatch):
     first.reservation.nodes = ("a",)
     assert made._describe_wait() == "1 lack"
     second.reservation.nodes, second.places = ("b",), place_on("b")
-    assert "Ray installs what it needs and starts its hosts" in made._describe_wait()
+    assert "Ray installs its requirements and starts its hosts" in made._describe_wait()
 
 
 @pytest.mark.parametrize(

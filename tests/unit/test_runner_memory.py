@@ -67,7 +67,7 @@ def test_a_process_that_is_moved_is_followed(root):
     v2(root, "/a", 0)
     watch = Watch(PID, root=root)
     v2(root, "/b", 7, GIB)
-    watch.look()
+    watch.read_group()
     assert watch.verdict() == MemoryVerdict(struck=False, limit_bytes=GIB)
     v2(root, "/b", 8, GIB)
     assert watch.verdict().struck

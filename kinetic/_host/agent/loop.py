@@ -185,7 +185,7 @@ class Agent:
         dues = [due for due in (show_at, self._machine.kill_at, self._link_at) if due is not None]
         waits = [1.0, *(due - time.monotonic() for due in dues)]
         if self._gate is not None and self._gate.holds:
-            waits.append(self._gate.look_every_s)
+            waits.append(self._gate.poll_s)
         return max(min(waits), 0.0)
 
     # -- events ------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Agent:
             self._on_message()
         self._selector.unregister(self._worker.pidfd)
         if self._end is None:
-            self._memory.look()
+            self._memory.read_group()
         self._worker.reap()
         # debugpy leaves its adapter process behind.
         if self._end is not None and not self._machine.stopping and self._gate is None:
@@ -375,7 +375,7 @@ class Agent:
         if state is Activity.RUNNING and self._join_state() == joining.JOINING:
             state = Activity.JOINING
         may_stall = self._machine.started and state in _MAY_STALL
-        self._memory.look()
+        self._memory.read_group()
         beat = Heartbeat(
             host=self._who.host,
             state=state,

@@ -37,11 +37,11 @@ class Watch:
         self._pid = pid
         self._root = root
         self._before: dict[Path, int] = {}
-        self.look()
+        self.read_group()
         # Read only without a group: it is a long file.
         self._machine_before = 0 if self._before else self._machine_kills()
 
-    def look(self) -> None:
+    def read_group(self) -> None:
         """Read the process's control group, which may have changed, and remember the count of a new
         one. Cheap enough for every heartbeat."""
         for folder in self._groups():

@@ -62,7 +62,7 @@ class Preemption:
         return Eviction(
             is_known=True,
             is_ours=self.is_ours,
-            function_polls=self.looks,
+            function_polls=self.function_polls,
             saves_together=self.saves_together,
             left_s=self.left_s,
         )
@@ -73,7 +73,7 @@ class Preemption:
         return max(self._until - time.monotonic(), 0.0)
 
     @property
-    def looks(self) -> bool:
+    def function_polls(self) -> bool:
         """True if the function polls for preemptions itself and must not be interrupted."""
         return self.is_known and (self.folder / POLLING).exists()
 
@@ -81,7 +81,7 @@ class Preemption:
     def saves_together(self) -> bool:
         """True if the hosts save a checkpoint together. Then no host may end before all have saved,
         because the process of host 0 serves JAX's world."""
-        return self.is_known and self._in_gang and (self._has_service or self.looks)
+        return self.is_known and self._in_gang and (self._has_service or self.function_polls)
 
     def overriding_stop(self, stop: HostView | None) -> HostView | None:
         """Return the view whose reason replaces the function's own end after a stop of the gang;

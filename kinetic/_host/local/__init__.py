@@ -1,1 +1,1 @@
-"""A slice on this machine: the zygote and the supervisor."""
+"""Simulated slices on this machine: the zygote and the supervisor."""

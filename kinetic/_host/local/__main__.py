@@ -1,7 +1,4 @@
-"""The zygote as a program.
-
-In: a descriptor and modules to import, see `zygote`. Out: supervisors.
-"""
+"""The zygote as a program: `python -m kinetic._host.local DESCRIPTOR [MODULE ...]`."""
 
 import gc
 

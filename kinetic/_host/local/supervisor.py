@@ -1,7 +1,7 @@
 """The supervisor: leads a simulated gang whose hosts it forks on this machine.
 
-In: a request (store, job, environment, secrets). Out: agents, and what the leader writes. It runs
-in its own session, so it outlives the caller; the job's lock is free exactly when it is gone.
+It runs in its own session, so that it outlives the caller. It holds the job's lock exactly as long
+as it lives.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ if TYPE_CHECKING:
     from kinetic._host.verdicts import Attempt
 
 SOCKET_PATH_LIMIT = 100
-"""Bytes of a Unix socket's path; the kernel takes 107."""
+"""Longest path of a Unix socket, in bytes; the kernel accepts 107."""
 _ROOM_FILES = 32
 """Free files below which a disk is nearly full."""
-_OF_ADDRESSES = frozenset("%#?")
-"""What has a meaning of its own in the address of a socket."""
+_ADDRESS_SYNTAX = frozenset("%#?")
+"""Characters with a meaning in the address of a socket."""
 ATTEMPT_FILES = ("state.json", "fetching")
-"""What is true of one attempt only."""
-LOOK_AGAIN_S = 0.002
+"""Files about one attempt only."""
+LOCK_POLL_S = 0.002
 FREE_AFTER_S = 3600.0
-"""How long what a job that has succeeded has in memory stays when nobody fetches its value."""
+"""Time after which the memory of a job that succeeded is freed, even if its value was not
+fetched."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a supervisor is started with.
+    """The request to start a supervisor.
 
     Attributes:
         store: root folder of the store.
-        job_id: the job; its plan is in the store.
+        job_id: id of the job, whose plan is in the store.
         base_env: environment that the workers start from.
         secrets: values of the plan's secrets; never written to disk.
-        heartbeat_s: between two heartbeats of an agent.
-        heartbeat_timeout_s: after this silence an agent counts as lost.
+        heartbeat_s: seconds between two heartbeats of an agent.
+        heartbeat_timeout_s: silence after which an agent counts as lost.
         unreachable_after_s: an agent that cannot reach the coordinator for this long ends its
             worker and exits.
     """
@@ -69,20 +70,21 @@ class Request:
 
 
 def main(request: Request, answer_fd: int = -1) -> NoReturn:
-    """Run the gang and exit. Never returns into the code of the process that forked.
+    """Run the gang and exit. Never returns into the code of the process that forked it.
 
-    To `answer_fd` the id of the job's supervisor is written as soon as it holds the job's lock, or
-    why it cannot; it is closed then. That is another process where the request comes a second time.
+    The answer, written to `answer_fd` before that is closed, is the process id of the supervisor
+    that holds the job's lock, or an error. A repeated request is answered with the id of the first
+    supervisor.
     """
     processes.exit_with(lambda: Supervisor(request).run(answer_fd))
 
 
 def free_memory_of_ended(store: LocalStore, now: float) -> None:
-    """Free what jobs that have succeeded have left in this machine's memory, after a while: their
-    values may never be fetched, and only that cleans them up.
+    """Free this machine's memory of jobs that succeeded long ago. Otherwise it is freed only when
+    a job's value is fetched, which may never happen.
 
     Args:
-        store: of jobs; what those of another one have left stays.
+        store: store of the jobs; memory of other stores' jobs stays.
         now: seconds since the epoch.
     """
     from kinetic._core.outcome import Outcome, Verdict
@@ -95,11 +97,11 @@ def free_memory_of_ended(store: LocalStore, now: float) -> None:
 
 
 class Supervisor:
-    """One job."""
+    """The supervisor of one job."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        # Whoever submits the next job sweeps the store: this one's caller waits.
+        # The next submission sweeps the store: this job's caller waits for the supervisor.
         self._store = LocalStore(Path(request.store), existing=True, sweeps=False)
         self._job = self._store.path(layout.JobKeys(request.job_id).prefix)
         self._own = self._job / "local"
@@ -108,7 +110,7 @@ class Supervisor:
         self._attempt = 1
 
     def run(self, answer_fd: int) -> int:
-        """Return 0 when a verdict was written."""
+        """Answer, lead the job to its end, and write the verdict; return an exit code."""
         try:
             self._init_process()
             leader = self._lock()
@@ -120,7 +122,7 @@ class Supervisor:
             return 0
         plan, ended = self._lead_to_end()
         processes.kill_descendants()
-        with contextlib.suppress(OSError):  # It makes room for the verdict.
+        with contextlib.suppress(OSError):  # To make room for the verdict.
             (self._scratch / processes.DISK_RESERVE).unlink()
         if _is_nearly_full(self._scratch):
             _remove(self._scratch)
@@ -130,8 +132,8 @@ class Supervisor:
         memory_folder.remove_unused(job_id)
         try:
             verdicts.conclude(self._store, job_id, ended, plan)
-        finally:  # Also where the store is gone.
-            # The caller need not wait until copies of its source tree are removed.
+        finally:  # Even if the store was removed.
+            # After the verdict, so that the caller does not wait for this.
             _remove(self._scratch)
             self._sweep_up()
         return 0
@@ -143,7 +145,7 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Until the loop can act on it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # Until the leader handles it.
         log = os.open(self._own / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -154,25 +156,25 @@ class Supervisor:
         processes.set_title(f"kinetic-supervisor {self._request.job_id}")
 
     def _lock(self) -> int:
-        """Hold the job's lock for as long as this process lives. A record lock is not inherited by
-        children. Return this process's id, or that of the supervisor that was first: a zygote that
-        dies before it answers is asked for once more. 0 if that one has ended.
+        """Take the job's lock for as long as this process lives; children do not inherit a record
+        lock. Return the id of this process, or of an earlier supervisor of the job, 0 if that has
+        ended: a caller repeats its request if the zygote dies before it answers.
 
         Raises:
-            FileNotFoundError: the submission was taken back.
+            FileNotFoundError: the job was removed.
         """
         path = self._own / "lock"
         self._lock_file = open(path, "a")
         while not locks.try_hold_record(self._lock_file.fileno()):
             if self._has_begun() and (first := locks.record_holder(path)):
                 return first
-            time.sleep(LOOK_AGAIN_S)  # It begins, or somebody looks at the lock.
+            time.sleep(LOCK_POLL_S)  # Another supervisor begins, or a process tests the lock.
         if not self._holds_the_lock():
             raise FileNotFoundError(errno.ENOENT, "the job was removed", str(self._job))
         if self._has_begun():
             return 0
         self._scratch.mkdir(exist_ok=True, mode=0o700)
-        self._lock_file.write("held\n")  # An empty one says that no supervisor has begun.
+        self._lock_file.write("held\n")  # While the file is empty, no supervisor has begun.
         self._lock_file.flush()
         return os.getpid()
 
@@ -180,7 +182,7 @@ class Supervisor:
         return os.fstat(self._lock_file.fileno()).st_size > 0
 
     def _lead_to_end(self) -> tuple[Plan | None, Attempt]:
-        """Return the last attempt. Whatever goes wrong, the job must get a verdict."""
+        """Return the plan and the last attempt. After any error the job must get a verdict."""
         plan = None
         try:
             plan = Plan.read(self._store.get(layout.JobKeys(self._request.job_id).plan))
@@ -188,7 +190,7 @@ class Supervisor:
             endpoint = Endpoint(target, os.urandom(16).hex(), plan.job_id)
             self._fork_agents(plan, agents, endpoint)
             return plan, self._lead(plan, agents, endpoint)
-        except Exception as error:  # noqa: BLE001 - see above
+        except Exception as error:  # noqa: BLE001 - after any error the job must get a verdict
             from kinetic._core.outcome import Outcome, Verdict
             from kinetic._host.verdicts import Attempt
             from kinetic._store import attempts
@@ -202,8 +204,8 @@ class Supervisor:
     def _fork_agents(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> None:
         if plan.hosts > 1:
             import_gang_modules()  # Before the fork, so that agents share it.
-        if _waits_for_nobody(plan):
-            self._say_ready()  # Before it begins.
+        if _is_alone(plan):
+            self._say_ready()  # The host begins at once.
         agents.fork(
             (self._identity(plan, host, endpoint) for host in range(plan.hosts)),
             may_repeat=_may_repeat(plan),
@@ -211,9 +213,9 @@ class Supervisor:
 
     def _lead(self, plan: Plan, agents: Agents, endpoint: Endpoint) -> Attempt:
         self._publish(agents, endpoint)
-        is_ready = _waits_for_nobody(plan)
+        is_alone = _is_alone(plan)
         self._reserve()  # While the agents start.
-        import shutil  # noqa: F401 - for the end
+        import shutil  # noqa: F401 - while the agents start, for the removal at the end
 
         from kinetic._core.gang.formation import make_policy
         from kinetic._host.hosts import ForkedHosts
@@ -221,20 +223,20 @@ class Supervisor:
 
         def on_agents(attempt: int) -> None:
             if attempt > self._attempt and plan.elastic_gang is None:
-                for name in ("fetching",) if is_ready else ATTEMPT_FILES:
+                for name in ("fetching",) if is_alone else ATTEMPT_FILES:
                     (self._own / name).unlink(missing_ok=True)
             self._attempt = attempt
             self._publish(agents, endpoint)
-            self._reserve()  # What the attempt before may have used up.
+            self._reserve()  # The attempt before may have used the reserve.
 
         return Leader(
             plan,
             self._store,
-            ForkedHosts(agents, stay=_stays(plan), alone=is_ready),
+            ForkedHosts(agents, stay=_stays(plan), alone=is_alone),
             make_policy(plan),
             heartbeat_timeout_s=self._request.heartbeat_timeout_s,
             has_records=self._holds_the_lock,
-            on_ready=(lambda: None) if is_ready else self._say_ready,
+            on_ready=(lambda: None) if is_alone else self._say_ready,
             on_agents=on_agents,
             free_space=lambda: processes.free_half(self._scratch / processes.DISK_RESERVE),
         ).lead(endpoint)
@@ -289,15 +291,15 @@ class Supervisor:
 
     def _put(self, name: str, data: dict[str, Any]) -> None:
         key = f"{layout.JobKeys(self._request.job_id).prefix}/local/{name}"
-        with contextlib.suppress(KineticError):  # A full disk must not end a job that runs.
+        with contextlib.suppress(KineticError):  # A full disk must not end a running job.
             self._store.put(key, json.dumps(data).encode())
 
     def _holds_the_lock(self) -> bool:
-        """Return False if the job's records were removed: the lock's file is gone, or another one
-        has its name.
+        """Return False if the job's records were removed: the lock's file does not exist, or is
+        another file.
 
         Raises:
-            OSError: the file cannot be looked up at present.
+            OSError: the file system does not answer.
         """
         try:
             return os.path.samestat(os.fstat(self._lock_file.fileno()), (self._own / "lock").stat())
@@ -317,25 +319,25 @@ class Supervisor:
             _remove(self._socket_dir)
         job_id = self._request.job_id
         if not any(map(self._store.has, (layout.JobKeys(job_id).plan, layout.JobKeys(job_id).ref))):
-            # It was removed, maybe with the store. An import that was under way makes all folders
-            # anew that lead to what Python has compiled.
+            # The job was removed, maybe with the store. An import that was under way may have
+            # recreated the folders above Python's compiled files.
             self._store.delete(layout.JobKeys(job_id).prefix)
             self._store.remove_if_empty()
 
 
 def _may_repeat(plan: Plan) -> bool:
-    """Whether there may be another attempt."""
+    """True if another attempt may follow."""
     return plan.elastic_gang is not None or plan.options.retries > 0
 
 
-def _waits_for_nobody(plan: Plan) -> bool:
-    """Whether the only host begins as soon as it is there."""
+def _is_alone(plan: Plan) -> bool:
+    """True if the gang is one host, which begins without waiting for others."""
     return not _stays(plan) and plan.hosts == 1
 
 
 def _stays(plan: Plan) -> bool:
-    """Whether agents wait for their place in the next attempt. One that is alone is quicker to
-    start than to connect."""
+    """True if agents wait for the next attempt. The only agent of a gang is forked again instead,
+    which is quicker than connecting."""
     return _may_repeat(plan) and (plan.hosts > 1 or plan.elastic_gang is not None)
 
 
@@ -364,9 +366,9 @@ def _remove(folder: Path) -> None:
 
 
 def _is_socket_path(path: Path) -> bool:
-    """Whether the kernel and gRPC accept it: short enough, valid UTF-8, the same as a part of an
-    address."""
-    if not _OF_ADDRESSES.isdisjoint(str(path)):
+    """True if the kernel and gRPC accept a path: it is short enough, valid UTF-8, and unchanged in
+    an address."""
+    if not _ADDRESS_SYNTAX.isdisjoint(str(path)):
         return False
     try:
         return len(str(path).encode()) <= SOCKET_PATH_LIMIT

@@ -1,9 +1,9 @@
-"""The zygote: has imported everything that supervisors, agents and workers need, and forks them
-ready to run.
+"""The zygote: a process that has imported all modules of supervisors, agents and workers, and forks
+supervisors that start without importing.
 
-In: launch requests from one caller, over the socket that it was started with. Out: supervisors.
-Started by the local backend with a descriptor and the modules to import; lives as long as its
-caller. It starts no thread and no JAX backend, so that what it forks can do both.
+The local backend starts it with a socket's descriptor and the modules to import, and sends it
+requests over the socket. It lives as long as its caller. It starts no thread and no backend of JAX,
+so that its forks can start both.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ LATE = (
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
     *agents.GANG_MODULES,
 )
-"""What a small job's processes can start without, in the order in which they need it: worker,
-agent, leader. Imported here eventually, because otherwise every process of every job would import
-it again."""
+"""Modules without which a small job's processes can start, in the order in which they need them:
+worker, agent, leader. The zygote imports them when it is idle, because otherwise every process of
+every job would import them again."""
 IDLE_S = 0.25
-"""After this time without a request a first small job is over, so importing cannot slow it."""
+"""Time without a request after which a first small job is over, so that imports cannot slow it."""
 KILLED = "it was killed before it held the job's lock"
 HURRIED = 4
-"""This many jobs in a row are started before everything is imported; after that, importing once is
+"""Number of jobs in a row that are started before the late imports; after that, importing once is
 cheaper."""
 
 
 def main() -> None:
-    """Import, then serve until the caller is gone."""
+    """Import, then serve until the caller has ended."""
     fd, *modules = sys.argv[1:]
     if not jaxworld.is_fork_safe() and interpreter.PLAIN not in sys.path:
         _start_plainly()
@@ -59,13 +59,13 @@ def main() -> None:
         jaxworld.preload(tuple(modules))
     library_settings.mark_handlers()
     if not jaxworld.is_fork_safe():
-        what = ", ".join(modules) or "what a .pth file names"
-        sys.exit(f"importing {what} started threads: a fork would not be safe")
+        names = ", ".join(modules) or "the modules of .pth files"
+        sys.exit(f"importing {names} started threads: a fork would not be safe")
     serve(caller, hurried=0 if modules else HURRIED)
 
 
 def _start_plainly() -> NoReturn:
-    """Start this program again, without the user's sitecustomize, whose threads no fork would have:
+    """Restart this program without the user's sitecustomize, whose threads no fork would have:
     workers run it themselves."""
     paths = os.pathsep.join([interpreter.PLAIN, os.environ["PYTHONPATH"]])
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONPATH": paths})
@@ -73,7 +73,7 @@ def _start_plainly() -> NoReturn:
 
 @contextlib.contextmanager
 def _end_with(caller: socket.socket) -> Iterator[None]:
-    """End as soon as the caller does, not only when the imports in this block are over."""
+    """Exit as soon as the caller ends, even during the imports in this block."""
 
     def end_without_caller(*_: object) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -84,16 +84,16 @@ def _end_with(caller: socket.socket) -> Iterator[None]:
     before = signal.signal(signal.SIGIO, end_without_caller)
     fcntl.fcntl(caller, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(caller, fcntl.F_SETFL, flags | os.O_ASYNC)
-    end_without_caller()  # It may have ended before.
+    end_without_caller()  # The caller may have ended before the handler was set.
     yield
     fcntl.fcntl(caller, fcntl.F_SETFL, flags)
     signal.signal(signal.SIGIO, before)
 
 
 def serve(caller: socket.socket, *, hurried: int) -> None:
-    """Fork a supervisor for each request, one JSON line, and pass on what it answers.
+    """Fork a supervisor for each request (a line of JSON), and pass its answer to the caller.
 
-    The first `hurried` requests do not wait for imports that their jobs can begin without.
+    The first `hurried` requests do not wait for the late imports.
     """
     _import_late(caller if hurried else None)
     requests = caller.makefile("rb")
@@ -112,12 +112,11 @@ def serve(caller: socket.socket, *, hurried: int) -> None:
 
 
 def _fork_supervisor(line: bytes, caller: socket.socket) -> bytes:
-    """Return the answer of the supervisor of this request; it ends with the answer or with the
-    supervisor, whichever is first."""
+    """Fork a supervisor, and return its answer, or an error if it dies before it answers."""
     ours, theirs = os.pipe()
     if processes.fork() == 0:
         os.close(ours)
-        os.close(caller.detach())  # `close` would leave it to the file that reads requests.
+        os.close(caller.detach())  # `close` would not close it while `requests` is open.
         os.setsid()
         gc.enable()
         supervisor.main(supervisor.Request(**json.loads(line)), theirs)
@@ -127,19 +126,20 @@ def _fork_supervisor(line: bytes, caller: socket.socket) -> bytes:
 
 
 def _import_late(caller: socket.socket | None = None) -> None:
-    """Import what is still missing, but only until this caller sends a request."""
+    """Import the remaining late modules; with a caller, stop when it sends a request."""
     for name in LATE:
         if caller is not None and _has_request(caller, 0.0):
             break
         importlib.import_module(name)
-    sys.path_importer_cache.clear()  # Workers do so: freeing it here copies no page of theirs.
+    # Workers clear it, too, which would copy its pages in each of them.
+    sys.path_importer_cache.clear()
     gc.freeze()  # Otherwise the first collection in a child would copy every page.
 
 
 def _import_libraries(names: list[str]) -> None:
-    """Import what the functions of the next jobs use, once for all their hosts."""
+    """Import libraries for the functions of the next jobs, once for all their hosts."""
     for name in names:
-        with contextlib.suppress(Exception):  # Who imports it there learns why.
+        with contextlib.suppress(Exception):  # A function that imports it gets the error.
             importlib.import_module(name)
     if not jaxworld.is_fork_safe():
         sys.exit(f"importing {', '.join(names)} started threads: a fork would not be safe")

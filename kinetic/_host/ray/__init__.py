@@ -1,1 +1,1 @@
-"""A job's leader as a Ray driver, and the actors that start its hosts."""
+"""The leader of a job as a Ray driver, and the actors that start its hosts."""

@@ -1,4 +1,4 @@
-"""`python -m kinetic._host.ray`: the driver of a job as a program.
+"""The driver of a job as a program: `python -m kinetic._host.ray`.
 
 In: `KINETIC_*` variables, see `driver`. Out: a `ProgramCode`.
 """

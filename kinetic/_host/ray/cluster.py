@@ -1,7 +1,5 @@
-"""The door to Ray on its own nodes: what a job reserves there, and the actors of its hosts.
-
-In: the shape of a slice. Out: a `Reservation`; calls of actors as futures. What is reserved or
-started here belongs to this driver: Ray ends it with it.
+"""Reserves a job's machines from Ray, and starts the actors of its hosts on them. Runs in the job's
+driver; Ray ends everything that a driver has reserved or started together with the driver.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ _SLICE_NAME = "ray.io/tpu-slice-name"
 
 
 class NoLongerWanted(Exception):
-    """A slice is not wanted any more, or not in time."""
+    """A slice is no longer wanted, or could not be reserved in time."""
 
 
 class MachinesLost(Exception):
-    """A machine of a reserved slice is gone before its host has started."""
+    """A machine of a reserved slice was lost before its host has started."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,10 @@ class HostPlace:
     """One host of a reserved slice.
 
     Attributes:
-        actor: the handle of its actor.
-        node: the id of its node in Ray.
-        address: how the other hosts reach it.
+        actor: handle of its actor.
+        node: Ray's id of its node.
+        address: address at which the other hosts reach it.
+        about: machine and interpreter of its actor.
     """
 
     actor: Any = field(repr=False)
@@ -61,12 +60,12 @@ class HostPlace:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one slice takes.
+    """The resources that one slice needs.
 
     Attributes:
-        topology: its shape.
+        topology: shape of the slice.
         cpus: processors of each host.
-        memory_bytes: of each host; 0 if that was not asked for.
+        memory_bytes: memory of each host; 0 if none was requested.
     """
 
     topology: Topology
@@ -74,7 +73,7 @@ class Needs:
     memory_bytes: int = 0
 
     def for_host(self) -> dict[str, float]:
-        """Return the resources of one host, by the names that Ray has for them."""
+        """Return the resources of one host, by Ray's names."""
         resources: dict[str, float] = {"CPU": self.cpus}
         if self.memory_bytes:
             resources["memory"] = self.memory_bytes
@@ -89,7 +88,7 @@ class Reservation:
     """The machines of one slice, all of them or none.
 
     Attributes:
-        nodes: their ids in Ray, once it is known which ones they are.
+        nodes: Ray's ids of the machines' nodes; () until they are reserved.
     """
 
     def __init__(self, needs: Needs) -> None:
@@ -103,8 +102,8 @@ class Reservation:
         """Wait for all machines of a slice.
 
         Raises:
-            NoLongerWanted: they were not free in time (by the monotonic clock), or nobody waits for
-                them any more.
+            NoLongerWanted: the machines were not free until the monotonic time `until`, or
+                `is_wanted` returned False.
         """
         try:
             while not self._reserve_once(until, is_wanted):
@@ -114,7 +113,7 @@ class Reservation:
             raise
 
     def _reserve_once(self, until: float, is_wanted: Callable[[], bool]) -> bool:
-        """Return whether it could: the slice that was chosen may have lost a machine meanwhile."""
+        """Try to reserve the machines; return False if the chosen slice has lost a machine."""
         topology, resources = self._needs.topology, self._needs.for_host()
         bundles = [dict(resources) for _ in range(topology.hosts)]
         strategy = "STRICT_SPREAD" if topology.multi_host else "STRICT_PACK"
@@ -129,11 +128,11 @@ class Reservation:
         return True
 
     def _choose_slice(self, until: float, is_wanted: Callable[[], bool]) -> dict[str, str]:
-        """Return labels that only the machines of one free TPU slice have. It is ours by the
-        resource that only its first machine has, as with Ray's own trainer; that starts two workers
-        to learn its name, which takes seconds."""
+        """Return labels that only the machines of one free TPU slice have. Reserve that slice by
+        the resource of its first machine, like Ray's trainer, which takes seconds to start two
+        workers that read the slice's name."""
         pod_type = _pod_type_of(self._needs.topology)
-        if not self._needs.topology.multi_host:  # Not one machine of a larger slice.
+        if not self._needs.topology.multi_host:  # This excludes single machines of larger slices.
             return {_POD_TYPE: pod_type}
         first, selector = {_POD_TYPE: pod_type, _WORKER_ID: "0"}, dict[str, str]()
         while self._head is None or not self._head.wait(_POLL_S):
@@ -152,7 +151,7 @@ class Reservation:
         return {_SLICE_NAME: labels[_SLICE_NAME]}
 
     def _count_machines(self) -> Counter[str]:
-        """Return how many machines of each slice of this shape are there, and stay."""
+        """Count the machines of each slice of this shape that are alive and not draining."""
         draining, counts = find_draining(), Counter[str]()
         for node in ray.nodes():
             labels = node["Labels"]
@@ -164,9 +163,9 @@ class Reservation:
         """Start the actors of all hosts; return them in the order of their machines in the slice.
 
         Raises:
-            NoLongerWanted: as `reserve`.
-            MachinesLost: one has died, or Ray knows that its machine is gone.
-            RayError: one could not be started.
+            NoLongerWanted: see `reserve`.
+            MachinesLost: an actor has died, or its machine is lost.
+            RayError: an actor could not be started.
         """
         needed = self._needs.for_host()
         kind = ray.remote(HostActor)
@@ -180,7 +179,7 @@ class Reservation:
                 "resources": resources,
                 "scheduling_strategy": strategy,
                 "max_restarts": 0,
-                "max_concurrency": 2,  # It is told of what happens while it runs.
+                "max_concurrency": 2,  # For `take_away` during `run`.
             }
             self._actors.append(kind.options(**options).remote())
         descriptions = [actor.describe.remote() for actor in self._actors]
@@ -198,10 +197,10 @@ class Reservation:
         return sorted(places, key=lambda place: place.about.worker)
 
     def _check_machines(self) -> None:
-        """Ray would wait for ever for the same machine to come back, and start its actor there.
+        """Check that no machine was lost: Ray would wait forever for it to come back.
 
         Raises:
-            MachinesLost: one is gone.
+            MachinesLost: a machine was lost.
         """
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         table = ray.util.placement_group_table(self._group)
@@ -209,7 +208,7 @@ class Reservation:
             raise MachinesLost("A node was lost.")
 
     def release(self) -> None:
-        """End all actors with what they have started, and free the machines. Idempotent."""
+        """End all actors and everything that they started, and free the machines. Idempotent."""
         self.nodes, actors, self._actors = (), self._actors, []
         for actor in actors:
             with contextlib.suppress(RayError):
@@ -226,12 +225,12 @@ def _find_nodes(group: PlacementGroup | None, count: int) -> list[str]:
 
 
 def find_draining() -> frozenset[str]:
-    """Return the ids of the nodes that are about to go: Ray starts nothing there any more."""
+    """Return the ids of draining nodes, on which Ray starts nothing any more."""
     return frozenset(state.state.get_draining_nodes())
 
 
 def _pod_type_of(topology: Topology) -> str:
-    """The label of a slice's machines, as Ray itself infers it for slices of several."""
+    """Return the label of a slice's machines, as Ray infers it for slices of several machines."""
     generation = tpu.get_tpu_version_from_type(topology.family)
     return str(infer_tpu_pod_type_from_topology(topology.shape_text, f"TPU-{generation.upper()}"))
 
@@ -240,7 +239,7 @@ def connect() -> str:
     """Connect this driver to its cluster; return the address of this node.
 
     Raises:
-        SubmitError: it cannot.
+        SubmitError: the driver cannot connect.
     """
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
@@ -250,13 +249,13 @@ def connect() -> str:
 
 
 def find_address() -> str:
-    """Return the address of the cluster's control store, for its own machines."""
+    """Return the address at which nodes reach the cluster's control store."""
     return str(ray.get_runtime_context().gcs_address)
 
 
 def locate_store(uri: str) -> str:
-    """Return the address of the store as nodes reach it: one that this cluster keeps is behind its
-    dashboard, which may have another address outside."""
+    """Return the URI with which nodes reach the store. A store on this cluster's head is behind its
+    dashboard, whose address may differ for clients outside the cluster."""
     from ray._private import worker
 
     if not uri.startswith("ray+"):
@@ -265,7 +264,7 @@ def locate_store(uri: str) -> str:
 
 
 def take_package(name: str) -> bytes | None:
-    """Return gcs://name, which is gone afterwards; None if there is none."""
+    """Return and delete the package gcs://name; None if it does not exist."""
     from ray.experimental import internal_kv
 
     key = f"gcs://{name}".encode()
@@ -275,7 +274,7 @@ def take_package(name: str) -> bytes | None:
 
 
 def disconnect() -> None:
-    """Leave the cluster."""
+    """Disconnect this driver from the cluster."""
     ray.shutdown()
 
 
@@ -291,21 +290,22 @@ def kill_program(place: HostPlace) -> None:
 
 
 def take_away(place: HostPlace) -> None:
-    """Tell the program of a host that its node is about to go."""
+    """Tell the program of a host that its node is draining."""
     place.actor.take_away.remote()
 
 
 def describe_death(error: BaseException) -> str:
-    """Say how an actor has ended."""
+    """Return a sentence about the death of an actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and "runtime env" in lines[0]:  # it could not be set up: the cause comes last
+    if lines and "runtime env" in lines[0]:  # Its setup failed: the cause is in the last lines.
         return last_words(str(error))
     cause = next((line for line in lines if "unexpectedly" in line or "killed" in line), "")
     return cause or (lines[0] if lines else type(error).__name__)
 
 
 def describe_lack(needs: Needs, slices: int) -> str:
-    """Say what the cluster lacks at this moment for slices that wait, and what it has."""
+    """Return a sentence about the resources that `slices` waiting slices need and the cluster
+    has."""
     resources = needs.for_host()
     alive, draining = [node for node in ray.nodes() if node["Alive"]], find_draining()
     fitting = [
@@ -327,7 +327,7 @@ def describe_lack(needs: Needs, slices: int) -> str:
 
 
 def _is_of_shape(node: Mapping[str, Any], topology: Topology) -> bool:
-    """Whether a machine is not one of a TPU slice of another shape."""
+    """True unless a machine belongs to a TPU slice of another shape."""
     own = _pod_type_of(topology) if topology.kind == "tpu" else ""
     return not own or node["Labels"].get(_POD_TYPE, own) == own
 

@@ -1,9 +1,9 @@
-"""The leader of a job, as the driver that Ray's Jobs API starts, and the hosts that it starts:
-reserved slice by slice, each the program of an actor.
+"""The leader of a job as a driver that Ray's Jobs API starts, and its hosts: machines are reserved
+slice by slice, and an actor on each runs a host's program.
 
-The driver runs no function: hosts join over TCP with a token and a certificate that are made here.
-They are in no variable of the submission, which Ray shows to everybody. Ray's calls take their
-time, so threads make them; what they find out comes back to the leader's loop.
+The driver runs no function. Hosts join over TCP with a token and a certificate that the driver
+makes: Ray shows the variables of a submission to everybody. Ray's calls are slow, so threads make
+them, and pass the results to the leader's loop.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from kinetic.errors import KineticError, SubmitError
 
 TELL_EVERY_S = 2.0
 DRAINING_EVERY_S = 1.0
-"""How often Ray is asked which nodes are about to go; it takes about a millisecond."""
+"""Interval at which Ray is asked for draining nodes; it takes about a millisecond."""
 MOST_STARTS, START_AGAIN_S = 3, 2.0
-"""How often a slice may lose a machine before its hosts have started, and the pause after it: else
-what ends an actor on each machine would do so for ever."""
+"""How often a slice is reserved if it loses a machine before its hosts have started, and the pause
+between: a fault that ends actors on every machine must not repeat forever."""
 Variables = Callable[[int, HostPlace], Mapping[str, str]]
-"""What the program of a host (its index among all) is started with."""
+"""Returns the variables of a host's program, by the host's index among all hosts of the job."""
 
 
 class _SliceStart:
-    """One start of a slice: its machines, and how far it is."""
+    """One start of a slice: its reservation and its progress."""
 
     def __init__(self, which: int, reservation: Reservation) -> None:
         self.which = which
@@ -59,13 +59,13 @@ class _SliceStart:
         self.runs = False
         self.is_wanted = True
         self.leaving: set[int] = set()
-        """Hosts that know that their machine goes."""
+        """Hosts whose programs were told that their node is draining."""
 
 
 class RayHosts(RemoteHosts):
-    """Programs that actors start, on slices that are reserved as a whole.
+    """Hosts whose programs are started by actors, on slices that are reserved as a whole.
 
-    Where the job needs all of its slices, no program starts before all are reserved.
+    If the job needs all of its slices, no program starts before all are reserved.
     """
 
     takes_orders = True
@@ -81,66 +81,73 @@ class RayHosts(RemoteHosts):
         limit_s: float,
         tell: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """`starts_each`: whether a slice may start before the others are there; `limit_s`: how long
-        to wait for one; `tell`: called, in threads, with what is waited for, and "" at the end."""
+        """Make the hosts.
+
+        Args:
+            hosts, slices: of the job.
+            needs: resources of one slice.
+            variables: returns the variables of a host's program.
+            starts_each: a slice may start before the others are reserved.
+            limit_s: seconds to wait for a slice.
+            tell: called, in threads, with what the job waits for, and with "" at the end.
+        """
         super().__init__(hosts)
         self._slices, self._slice_hosts = slices, hosts // slices
         self._needs, self._variables = needs, variables
         self._starts_each, self._limit_s, self._tell = starts_each, limit_s, tell
         self._starts: dict[int, _SliceStart] = {}
         self._running: set[int] = set()
-        """Hosts whose programs run, as far as Ray says."""
+        """Hosts whose programs run, according to Ray."""
         self._has_begun = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serves, self._is_over = threading.Event(), threading.Event()
         self._cleaning: list[threading.Thread] = []
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """From now on who cannot begin is a loss, which others may go on from."""
+        """Begin an attempt; from now on a host that cannot begin counts as lost."""
         self._has_begun = True
         super().give(places)
 
     # -- processes ---------------------------------------------------------------------------------
 
     def reserve_all(self) -> None:
-        """Begin to reserve, while the leader gets ready. Programs start once it serves: they need
-        somebody to join."""
+        """Begin to reserve all slices. Programs start only once the leader serves."""
         for which in range(self._slices):
             self._start(which)
 
     def reap(self) -> None:
-        """The leader serves."""
+        """Note that the leader serves, and begin to watch for draining nodes."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._serves.set()
             threading.Thread(target=self._watch_draining, daemon=True).start()
 
     def all_gone(self) -> bool:
-        """Whether the programs of all that can be reached have ended."""
+        """True if the programs of all hosts that are not dead have ended."""
         return self._running <= self._dead
 
     def end(self, indices: Collection[int]) -> None:
-        """Free the machines of a slice of which one host is gone: Ray may still take a machine that
-        is lost for one that is alive, and the slice for whole."""
+        """Free the machines of a slice with a dead host: Ray may still count a lost machine as
+        alive, and the slice as whole."""
         for which in {index // self._slice_hosts for index in indices}:
             if not self._dead.isdisjoint(self._indices(which)):
                 self._release(which)
 
     def restart(self, indices: Collection[int]) -> None:
-        """Reserve a slice again, unless it is there."""
+        """Reserve a slice again, unless it is reserved."""
         for which in {index // self._slice_hosts for index in indices}:
             if which not in self._starts:
                 self._start(which)
 
     def kill(self, indices: Collection[int] | None = None) -> None:
-        """Free the machines of their slices, with all that runs there."""
+        """Free the machines of these hosts' slices, which ends everything that runs on them."""
         if indices is None:
             indices = range(self._slices * self._slice_hosts)
         for which in {index // self._slice_hosts for index in indices}:
             self._release(which)
 
     def kill_programs(self, indices: Collection[int]) -> Collection[int]:
-        """Kill their actors, which take the programs along."""
+        """Kill the actors of these hosts, with which their programs die."""
         starts = {
             index: self._starts[index // self._slice_hosts] for index in self._running & {*indices}
         }
@@ -149,29 +156,29 @@ class RayHosts(RemoteHosts):
         return starts.keys()
 
     def release_all(self) -> None:
-        """Free everything, and wait until Ray has heard of it."""
+        """Free all machines, and wait until Ray has been told."""
         self._is_over.set()
         self.kill()
         for thread in self._cleaning:
             thread.join()
 
     def on_enter(self, index: int) -> None:
-        """One whose slice has been freed may still come in before its actor ends: it is dead."""
+        """Count a waiting host as alive, unless its slice was freed: its actor is about to end."""
         start = self._starts.get(index // self._slice_hosts)
         if start is not None and start.runs:
             super().on_enter(index)
 
-    # -- nodes that are about to go ----------------------------------------------------------------
+    # -- draining nodes ----------------------------------------------------------------------------
 
     def _watch_draining(self) -> None:
         while not self._is_over.wait(DRAINING_EVERY_S):
-            with contextlib.suppress(Exception):  # The next look may succeed.
+            with contextlib.suppress(Exception):  # The next call may succeed.
                 if draining := cluster.find_draining():
                     self._soon(self._on_draining, draining)
 
     def _on_draining(self, draining: Collection[str]) -> None:
-        """Tell hosts on these nodes, as SIGTERM tells pods; have slices whose programs do not run
-        yet elsewhere."""
+        """Tell the hosts on these nodes, as SIGTERM tells pods; reserve other nodes for slices
+        whose programs do not run yet."""
         for start in list(self._starts.values()):
             if not start.runs and not {*draining}.isdisjoint(start.reservation.nodes):
                 self._release(start.which)
@@ -188,12 +195,12 @@ class RayHosts(RemoteHosts):
 
     def _start(self, which: int) -> None:
         start = self._starts[which] = _SliceStart(which, Reservation(self._needs))
-        self._dead.update(self._indices(which))  # Until they wait for their places.
+        self._dead.update(self._indices(which))  # Until they wait for their assignments.
         bring_up = functools.partial(self._bring_up, start)
         threading.Thread(target=bring_up, name=f"kinetic-slice-{which}", daemon=True).start()
 
     def _bring_up(self, start: _SliceStart) -> None:
-        """In a thread: reserve the machines of a slice, and start its actors."""
+        """Reserve the machines of a slice, and start its actors. Runs in a thread."""
         until, done = time.monotonic() + self._limit_s, threading.Event()
         telling = threading.Thread(target=self._keep_telling, args=(start, done), daemon=True)
         telling.start()
@@ -203,7 +210,7 @@ class RayHosts(RemoteHosts):
                 raise NoLongerWanted
             self._soon(self._on_placed, start, places)
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the leader must hear of it
-            start.reservation.release()  # Whoever wants it no more may have freed it too early.
+            start.reservation.release()  # `_release` may have run before it was complete.
             why = f"Ray could not start its hosts: {cluster.describe_death(error)}"
             self._soon(self._on_lost, start, "" if isinstance(error, NoLongerWanted) else why)
         finally:
@@ -211,7 +218,7 @@ class RayHosts(RemoteHosts):
             telling.join()
 
     def _place_hosts(self, start: _SliceStart, until: float) -> list[HostPlace]:
-        """Reserve a slice and start its actors; once more where it has lost a machine meanwhile."""
+        """Reserve a slice and start its actors; try again if it loses a machine meanwhile."""
         reservation, starts = start.reservation, 0
         while True:
             reservation.reserve(until=until, is_wanted=lambda: start.is_wanted)
@@ -225,7 +232,7 @@ class RayHosts(RemoteHosts):
 
     def _keep_telling(self, start: _SliceStart, done: threading.Event) -> None:
         while not done.wait(TELL_EVERY_S):
-            with contextlib.suppress(Exception):  # The next look may succeed.
+            with contextlib.suppress(Exception):  # The next call may succeed.
                 self._tell(self._describe_wait())
         if all(other.places for other in list(self._starts.values()) if other is not start):
             self._tell("")
@@ -234,14 +241,12 @@ class RayHosts(RemoteHosts):
         waiting = [start for start in list(self._starts.values()) if not start.places]
         lacking = [start for start in waiting if not start.reservation.nodes]
         if waiting and not lacking:
-            return (
-                "its nodes are reserved, and Ray installs what it needs and starts its hosts there"
-            )
+            return "its nodes are reserved, and Ray installs its requirements and starts its hosts"
         return cluster.describe_lack(self._needs, max(len(lacking), 1))
 
     def _soon(self, act: Callable[..., None], *values: object) -> None:
         self._serves.wait()
-        with contextlib.suppress(RuntimeError):  # The leader serves no more.
+        with contextlib.suppress(RuntimeError):  # The leader has stopped serving.
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(act, *values)
 
@@ -268,7 +273,7 @@ class RayHosts(RemoteHosts):
     def _on_end(
         self, start: _SliceStart, index: int, place: HostPlace, ended: Future[tuple[int, str]]
     ) -> None:
-        """A program has ended, or its actor has died."""
+        """Handle the end of a program, or the death of its actor."""
         if self._starts.get(start.which) is not start:
             return
         self._running.discard(index)
@@ -276,17 +281,17 @@ class RayHosts(RemoteHosts):
             why = f"its actor on {place.address} died: {cluster.describe_death(error)}"
             self._die(index, why)
             return
-        code, words = ended.result()
+        code, stderr = ended.result()
         if code == ProgramCode.UNUSABLE:
-            lines = words.strip().splitlines()
-            where = f"On node {place.address} (Ray's {place.node[:12]}) it could not begin"
-            self._refuse(index, f"{where}: {lines[-1] if lines else 'no reason known'}")
+            lines = stderr.strip().splitlines()
+            host = f"Its program could not begin on node {place.address} (Ray's {place.node[:12]})"
+            self._refuse(index, f"{host}: {lines[-1] if lines else 'no reason known'}")
         elif code not in (ProgramCode.DELIVERED, ProgramCode.CODE_FAILED):
             self._die(index, _describe_end(code, place.address))
         self._listener.on_change()
 
     def _on_lost(self, start: _SliceStart, why: str) -> None:
-        """The machines of a slice could not be had."""
+        """Handle a slice whose machines could not be reserved; `why` is "" if it is not wanted."""
         if self._starts.get(start.which) is not start:
             return
         self._release(start.which)
@@ -295,7 +300,8 @@ class RayHosts(RemoteHosts):
         self._listener.on_change()
 
     def _refuse(self, index: int, why: str) -> None:
-        """A host cannot begin. Before the first attempt, it need not be tried again."""
+        """Handle a host that cannot begin: a failure of the job before the first attempt, a loss
+        after it."""
         if self._has_begun:
             self._die(index, why)
         else:
@@ -313,20 +319,20 @@ class RayHosts(RemoteHosts):
 
 
 def _describe_end(code: int, address: str) -> str:
-    """Say how the program of a host has ended that did not deliver its report."""
+    """Return a sentence about the end of a program that did not deliver its report."""
     if code == ProgramCode.WORKER_LOST:
         return WORKER_LOST
-    was_told = code == ProgramCode.TAKEN_AWAY
-    how = "was told to end" if was_told else f"ended with exit code {code}"
+    taken_away = code == ProgramCode.TAKEN_AWAY
+    how = "was told to end" if taken_away else f"ended with exit code {code}"
     return f"its program on {address} {how}."
 
 
 _JOIN_S = "30"
-"""How long the program of a host tries to reach this one, which serves before it is started."""
+"""Seconds for which a host's program tries to reach the leader, which already serves then."""
 
 
 class _Driver:
-    """What the programs of this job are started with."""
+    """The variables of all programs of this job, and the hosts that it starts."""
 
     def __init__(self, variables: Mapping[str, str], address: str, port: int) -> None:
         endpoint = Endpoint(f"{address}:{port}", os.urandom(16).hex(), variables["KINETIC_JOB_ID"])
@@ -347,7 +353,7 @@ class _Driver:
         self.hosts: RayHosts | None = None
 
     def own_variables(self) -> dict[str, str]:
-        """Return who this program is."""
+        """Return the variables of the head, which runs in this process."""
         return self._gang | {
             "KINETIC_ROLE": "head",
             "KINETIC_HOSTS": "1",
@@ -358,7 +364,7 @@ class _Driver:
         }
 
     def make_hosts(self, plan: Plan, store: Store) -> RayHosts:
-        """Return the hosts of the job; nothing of them is there yet."""
+        """Return the hosts of the job, and begin to reserve their machines."""
         self._function_variables = select_start_variables(plan.options.env) | _take_secrets(plan)
         self._gang["KINETIC_HOSTS"] = str(plan.hosts)
         most, limit_s = plan.options.most_slices, plan.limits.start_timeout_s
@@ -387,14 +393,14 @@ class _Driver:
 
 
 class _WaitingNote:
-    """Leaves in the store what the job waits for, and whether it still does."""
+    """The note in the store that says what the job waits for, and whether it still does."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store, self._key = store, layout.JobKeys(job_id).wait_note
         self._note: dict[str, object] = {"reason": "", "is_over": True}
 
     def tell(self, reason: str) -> None:
-        """Write it if it has changed; "" says that the last one is over."""
+        """Write the note if it has changed; "" means that the last wait is over."""
         note = {"reason": reason or self._note["reason"], "is_over": not reason}
         if note != self._note:
             self._note = note
@@ -403,25 +409,25 @@ class _WaitingNote:
 
 
 def needs_of(plan: Plan) -> Needs:
-    """Return what each slice of a job takes."""
+    """Return the resources that each slice of a job needs."""
     cpus, memory = plan.options.cpu, plan.options.memory
     most = {"cpus": amount_of(cpus)} if cpus else {}
     return Needs(plan.topology, memory_bytes=bytes_of(memory or ""), **most)
 
 
 def _take_secrets(plan: Plan) -> dict[str, str]:
-    """Return the values of the user's secrets; the cluster has them only until this moment.
+    """Return the values of the user's secrets, and delete them from the cluster.
 
     Raises:
-        SubmitError: it has them no more.
+        SubmitError: the cluster no longer has them.
     """
     if not plan.secrets:
         return {}
     package = cluster.take_package(secrets_package(plan.job_id))
     if package is None:
         raise SubmitError(
-            f"the values of secrets={sorted(plan.secrets)} are not in the cluster any more: Ray "
-            "keeps them for ten minutes, and the driver did not start within that time. Call the "
+            f"the values of secrets={sorted(plan.secrets)} are no longer in the cluster: Ray keeps "
+            "them for ten minutes, and the driver did not start within that time. Call the "
             "function again."
         )
     return {str(name): str(value) for name, value in record.parse(package).items()}
@@ -429,7 +435,7 @@ def _take_secrets(plan: Plan) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _hold_port(address: str) -> Iterator[int]:
-    """A free port, bound without listening: this program can bind it as well, and no other."""
+    """Reserve a free port: it is bound without listening, so only this program can bind it too."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind((address, 0))
@@ -437,7 +443,7 @@ def _hold_port(address: str) -> Iterator[int]:
 
 
 def main() -> int:
-    """Lead the job until it has ended; leave nothing of it in the cluster."""
+    """Lead the job until it has ended, and free everything that it has in the cluster."""
     try:
         address = cluster.connect()
     except KineticError as error:

@@ -1,8 +1,8 @@
 """The store server on the head of a Ray cluster: `python -m kinetic._host.ray.store_server`.
 
-It takes requests of `kinetic._store.ray` from the cluster's control store, where they are packages,
-changes a folder, and leaves its responses as files. It is a job of its own, runs on the head for as
-long as that lives, and needs nothing but Ray and the standard library.
+Requests from `kinetic._store.ray` are packages in the cluster's control store; the server changes a
+folder, and writes its responses as files. It is a Ray job of its own, runs on the head as long as
+the head lives, and needs only Ray and the standard library.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from kinetic._system import locks
 from kinetic.errors import KineticError, StoreError
 from kinetic.version import __version__
 
-LOOK_SOON_S, LOOK_EVERY_S = 0.005, 0.1
-"""How often to look for requests: each look is work for the control store."""
+POLL_SOON_S, POLL_S = 0.005, 0.1
+"""Interval between two polls for requests, soon after one and later: polls load the control
+store."""
 RESPONSES_LIVE_S, PARTS_LIVE_S = 120.0, 300.0
-"""How long a response and the parts of a large file are kept. A response is read within a second or
-so, while a request is sent again for a minute: all that live are listed at each look."""
+"""Lifetimes of a response and of the parts of a large file. A response is usually read within a
+second, but clients repeat a request for up to a minute."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -35,11 +36,11 @@ class Packages(Protocol):
     """The control store of the cluster: packages by name."""
 
     def names(self) -> list[str]:
-        """Return the packages that are requests."""
+        """Return the names of the packages that are requests."""
         ...
 
     def open(self, name: str) -> bytes | None:
-        """Return a package, or None if it is gone."""
+        """Return a package, or None if it was deleted."""
         ...
 
     def discard(self, name: str) -> None:
@@ -48,10 +49,10 @@ class Packages(Protocol):
 
 
 class StoreServer:
-    """Does what requests ask for, one after the other.
+    """Carries out requests, one after the other.
 
     Args:
-        folder: of the head's logs.
+        folder: folder of the head's logs.
         packages: the requests.
     """
 
@@ -64,15 +65,15 @@ class StoreServer:
         self._answered = self._list_answered()
 
     def work(self) -> int:
-        """Answer all requests, the oldest first: of one that was given up and the one that was sent
-        instead, the later one counts. Return how many."""
+        """Answer all requests, oldest first, so that a request counts more than an older one that
+        its client has given up. Return their number."""
         names = sorted(self._packages.names())
         for name in names:
             self._answer(name)
         return len(names)
 
     def tidy(self) -> None:
-        """Remove responses that nobody has read in time, and what was never sent to its end."""
+        """Remove old responses that were not read, and uploads that were not completed."""
         now = time.time()
         lives = (ray_protocol.RESPONSES, RESPONSES_LIVE_S), (ray_protocol.UPLOADS, PARTS_LIVE_S)
         for name, live_s in lives:
@@ -91,13 +92,14 @@ class StoreServer:
         if package is None:
             return
         request_id = ray_protocol.request_id_of(name)
-        # It is sent again if the dashboard's response was lost; and it may be anybody's.
+        # A client repeats a request if the dashboard's response was lost. Any client of the cluster
+        # may have chosen the id.
         if request_id.isalnum() and request_id not in self._answered:
-            self._write_response(request_id, self._work_out(package))
+            self._write_response(request_id, self._respond(package))
             self._answered.add(request_id)
         self._packages.discard(name)
 
-    def _work_out(self, package: bytes) -> dict[str, Any]:
+    def _respond(self, package: bytes) -> dict[str, Any]:
         try:
             return {"value": self._do(*ray_protocol.unpack_request(package))}
         except KineticError as error:
@@ -112,7 +114,7 @@ class StoreServer:
         try:
             self._publish(file, content)
         except OSError as error:
-            # A full disk may still have room for a name.
+            # A full disk may still have room for an empty file with a name.
             kind = response.get("error", "StoreError")
             failure = {"error": kind, "message": error.strerror or "no response"}
             with contextlib.suppress(OSError):
@@ -146,18 +148,18 @@ class StoreServer:
         )
 
     def _append(self, request: Mapping[str, Any], data: bytes) -> int:
-        """Write a part where it belongs, however often it comes.
+        """Write a part of an upload at its position; a repeated part changes nothing.
 
         Raises:
-            StoreError: parts before it are missing: `tidy` has removed them.
+            StoreError: earlier parts are missing, because `tidy` has removed them.
         """
         upload = self._upload(request["upload"])
         size = upload.stat().st_size if upload.exists() else 0
         at = request.get("at", size)
         if at > size:
             raise StoreError(
-                f"What was sent of it was removed: more than {PARTS_LIVE_S:g} s passed before "
-                "the next part. Nothing was written; send it again."
+                f"The upload was interrupted for more than {PARTS_LIVE_S:g} s, so its parts were "
+                "removed and nothing was written. Send the file again."
             )
         with upload.open("r+b" if upload.exists() else "xb") as file:
             file.seek(at)
@@ -173,13 +175,15 @@ class StoreServer:
             upload.unlink(missing_ok=True)
 
     def _swap(self, key: str, data: bytes, old_bytes: int) -> bool:
-        """Nobody else writes into the folder meanwhile."""
+        """Replace an object if its content is the old one, in `data` before the new one. Atomic,
+        because only this server writes into the folder."""
         if not self._store.has(key) or self._store.get(key) != data[:old_bytes]:
             return False
         return self._store.put(key, data[old_bytes:])
 
     def _renew(self, key: str) -> bool:
-        """Unlike in a folder that its users see: no lock protects their submissions."""
+        """Set an object's time to now. Clients have no locks on this store, unlike on a shared
+        folder."""
         if not self._store.has(key):
             return False
         os.utime(self._store.path(key))
@@ -192,7 +196,7 @@ class StoreServer:
 
 
 class _ControlStore:
-    """Packages that were sent to the dashboard."""
+    """The packages that clients have sent to the dashboard."""
 
     def __init__(self) -> None:
         from ray.experimental import internal_kv
@@ -201,12 +205,12 @@ class _ControlStore:
         self._prefix = "gcs://"
 
     def names(self) -> list[str]:
-        """Return the packages that are requests."""
+        """Return the names of the packages that are requests."""
         keys = self._kv._internal_kv_list(f"{self._prefix}{ray_protocol.PACKAGE_PREFIX}".encode())
         return [key.decode().removeprefix(self._prefix) for key in keys]
 
     def open(self, name: str) -> bytes | None:
-        """Return a package, or None if it is gone."""
+        """Return a package, or None if it was deleted."""
         package = self._kv._internal_kv_get(f"{self._prefix}{name}".encode())
         return None if package is None else bytes(package)
 
@@ -216,7 +220,7 @@ class _ControlStore:
 
 
 def main() -> int:
-    """Keep the store of this head, unless somebody does."""
+    """Serve the store of this head, unless another server does."""
     import ray
 
     ray.init(address="auto", namespace="kinetic", log_to_driver=False)
@@ -224,14 +228,14 @@ def main() -> int:
 
     folder = Path(worker._global_node.get_logs_dir_path())
     (folder / ray_protocol.FOLDER).mkdir(mode=0o700, exist_ok=True)
-    sign = os.open(folder / ray_protocol.SERVER, os.O_RDWR | os.O_CREAT, 0o600)
-    if not locks.try_hold_record(sign):
+    lock = os.open(folder / ray_protocol.SERVER, os.O_RDWR | os.O_CREAT, 0o600)
+    if not locks.try_hold_record(lock):
         return 0
-    _keep(StoreServer(folder, _ControlStore()))
+    _serve(StoreServer(folder, _ControlStore()))
     return 1
 
 
-def _keep(server: StoreServer) -> None:
+def _serve(server: StoreServer) -> None:
     worked_at = time.monotonic()
     server.tidy()
     tidied_at = worked_at
@@ -242,7 +246,7 @@ def _keep(server: StoreServer) -> None:
         if now > tidied_at + RESPONSES_LIVE_S:
             server.tidy()
             tidied_at = now
-        time.sleep(pause_after(now - worked_at, LOOK_SOON_S, LOOK_EVERY_S))
+        time.sleep(pause_after(now - worked_at, POLL_SOON_S, POLL_S))
 
 
 if __name__ == "__main__":

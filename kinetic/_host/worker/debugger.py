@@ -42,7 +42,7 @@ EVENTS = frozenset(
         WorkerEvent.DEBUGGER_HELD,
     }
 )
-LOOK_EVERY_S = 0.25
+POLL_S = 0.25
 """Interval at which a waiting host reads the record of the leader's debugger."""
 _AGAIN_S = 0.05
 BEYOND_S = 60.0
@@ -160,10 +160,10 @@ class Gate:
         self._port, self._address = port, identity.address
         self._clock = clock
         self._record: Debugger | None = None
-        self._given_up_at = self._next_look_at = 0.0
+        self._given_up_at = self._next_poll_at = 0.0
         self.holds = False
         """True while this host's worker waits for `go`."""
-        self.look_every_s = LOOK_EVERY_S
+        self.poll_s = POLL_S
         """Interval at which to call `opens` while the worker waits."""
 
     @property
@@ -204,11 +204,11 @@ class Gate:
             )
 
     def opens(self) -> bool:
-        """True if a waiting worker may go on. Reads the record at most every `LOOK_EVERY_S`."""
+        """True if a waiting worker may go on. Reads the record at most every `POLL_S`."""
         now = self._clock()
-        if not self.holds or now < self._next_look_at:
+        if not self.holds or now < self._next_poll_at:
             return False
-        self._next_look_at = now + LOOK_EVERY_S
+        self._next_poll_at = now + POLL_S
         if self._is_released() or now >= self._given_up_at:
             self.holds = False
             return True
