@@ -1,1 +1,1 @@
-"""Where jobs run: one protocol, one module per place."""
+"""The backends that run jobs: one protocol, one package per kind of place."""

@@ -1,4 +1,4 @@
-"""The output of a job, one attempt after the other: the same for every backend and store.
+"""The output of a job, one attempt after the other, for every backend and store.
 
 In: a store, a reference, a `LogRequest`, whether the job has ended. Out: chunks in order, as
 `Backend.logs` promises.
@@ -26,23 +26,23 @@ from kinetic._store.many import at_once
 from kinetic.errors import BackendUnavailable
 
 FILES_EVERY_S = 0.02
-LOOK_SOON_S, LOOK_EVERY_S = 0.2, 0.5
-"""How often an up-to-date reader looks for more in a store that is no folder: while there is output
-(a line waits for the writer's pause and for this), and when there was none for long."""
-POLL_S = 0.05
+POLL_SOON_S, POLL_LATE_S = 0.2, 0.5
+"""The pauses between polls of a store that is no folder: while there is output, and after a long
+silence. A line of output waits for this pause and for the writer's."""
+TICK_S = 0.05
 ASK_EVERY_S = 1.0
-"""How often a cluster is asked while a job is followed; the store is asked more often."""
+"""The pause between calls to a cluster while a job is followed; the store is polled more often."""
 
 Pause = Callable[[int], Iterator[None]]
-"""Waits for more output after a look that found so many bytes; yields now and then."""
+"""Waits for more output after a poll that read so many bytes; yields None every moment."""
 Watch = Callable[[int, Sequence[int]], AbstractContextManager[Pause]]
-"""Watches the output of an attempt and its hosts."""
+"""Watches the output of the given hosts in the given attempt."""
 AskStatus = Callable[[Sequence[JobRef]], Mapping[str, Status]]
 """`Backend.status`."""
 
 
 class LogReader:
-    """Reads the output of one host in one attempt, while it grows."""
+    """A reader of the growing output of one host in one attempt."""
 
     def __init__(
         self, log: FileLog | ObjectLog, host: int, *, attempt: int = 1, failures: bool = True
@@ -54,15 +54,15 @@ class LogReader:
         self._at = 0
 
     def start_at(self, offset: int) -> None:
-        """Skip this many bytes."""
+        """Start to read at this offset, in bytes."""
         self._at = offset
 
     def start_at_tail(self, lines: int) -> int:
-        """Skip all but the last `lines` lines that exist; return how many those are."""
+        """Start to read at the last `lines` existing lines; return how many there are."""
         pieces: list[bytes] = []
         line_ends, end, is_end = 0, 0, not self._failures
         segments = self._log.read_back()
-        for at, _, stream, data in (c for each in segments for c in reversed([*each.chunks()])):
+        for at, _, stream, data in (c for s in segments for c in reversed([*s.chunks()])):
             is_end = is_end and stream == FAILURE
             if is_end:
                 continue
@@ -76,22 +76,22 @@ class LogReader:
         return tail_lines.count(b"\n") + (not tail_lines.endswith(b"\n") and bool(tail_lines))
 
     def mark_position(self) -> LogChunk:
-        """An empty chunk with the current position."""
+        """Return an empty chunk with the current position."""
         return self._chunk(STDOUT, 0, b"")
 
     def read(self, *, to_end: bool = False) -> Iterator[LogChunk]:
-        """Yield some of the new output; nothing if there is none."""
-        is_shown = False
-        while not is_shown and (segments := self._log.read(self._at, to_end=to_end)):
+        """Yield some of the new output, if there is any."""
+        has_output = False
+        while not has_output and (segments := self._log.read(self._at, to_end=to_end)):
             for segment in segments:
                 for end, time_ns, stream, data in segment.chunks(self._at):
                     self._at = end
                     if stream != FAILURE or self._failures:
-                        is_shown = True
+                        has_output = True
                         yield self._chunk(STDERR if stream == FAILURE else stream, time_ns, data)
 
     def close(self) -> None:
-        """Close files."""
+        """Close the log's files."""
         self._log.close()
 
     def _chunk(self, stream: int, time_ns: int, data: bytes) -> LogChunk:
@@ -99,7 +99,7 @@ class LogReader:
 
 
 def _last_lines(data: bytes, lines: int) -> bytes:
-    """The last lines of the data; the last one may have no end."""
+    """Return the last lines of the data, the very last one with or without a line end."""
     if lines <= 0:
         return b""
     at = len(data) - data.endswith(b"\n")
@@ -120,14 +120,14 @@ def read(
     """Yield the output so far or, when following, all of it until the job has ended.
 
     Args:
-        store: what the hosts leave their output in.
+        store: the store with the hosts' output.
         ref: the job.
-        request: which output to read.
-        has_ended: asked only now and then: it may be a call over the network.
-        watch: how to wait for more; by looking again and again if it is None.
+        request: the output to read.
+        has_ended: called only now and then: it may be a call over the network.
+        watch: waits for more output; None to poll.
     """
 
-    def reader_of(attempt: int, host: int) -> LogReader:
+    def open_reader(attempt: int, host: int) -> LogReader:
         log = open_stored_log(store, request.key(ref, attempt, host))
         return LogReader(log, host, attempt=attempt, failures=request.failures)
 
@@ -135,13 +135,13 @@ def read(
     first = request.attempt or 1
     starts: dict[int, Position] = {}
     tail = None if request.follow else request.tail
-    left = None if tail is None else dict.fromkeys(range(ref.hosts), tail)
+    lines_to_read = None if tail is None else dict.fromkeys(range(ref.hosts), tail)
     for host in request.hosts if request.hosts is not None else range(ref.hosts):
         if host in request.after:
             starts[host] = request.after[host]
         elif request.tail is not None:
             numbers = range(newest, first - 1, -1)
-            yield (begin := _tail(request.tail, (reader_of(n, host) for n in numbers)))
+            yield (begin := _find_tail(request.tail, (open_reader(n, host) for n in numbers)))
             starts[host] = begin.end
         else:
             starts[host] = Position(first)
@@ -150,18 +150,18 @@ def read(
         def is_over(attempt: int = attempt) -> bool:
             return _is_repeated(store, ref, attempt) or has_ended()
 
-        exists = [host for host, start in starts.items() if start.attempt <= attempt]
-        readers = [reader_of(attempt, host) for host in exists]
+        hosts = [host for host, start in starts.items() if start.attempt <= attempt]
+        readers = [open_reader(attempt, host) for host in hosts]
         for reader in readers:
             if starts[reader.host].attempt == attempt:
                 reader.start_at(starts[reader.host].offset)
         try:
             if request.follow:
-                with _poll(store) if watch is None else watch(attempt, exists) as pause:
+                with _poll(store) if watch is None else watch(attempt, hosts) as pause:
                     yield from _follow(readers, is_over, pause, store.calls_at_once)
             by_turns = request.follow or request.metrics
-            for output in [readers] if by_turns else [[reader] for reader in readers]:
-                yield from _limit(drain(output, store.calls_at_once), left)
+            for group in [readers] if by_turns else [[reader] for reader in readers]:
+                yield from _limit(drain(group, store.calls_at_once), lines_to_read)
         finally:
             for reader in readers:
                 reader.close()
@@ -170,7 +170,8 @@ def read(
 
 
 def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator[LogChunk]:
-    """Leave out what follows so many lines of a host: it came after the tail was measured."""
+    """Stop after this many lines of each host: later lines were written after the tail was
+    measured."""
     for chunk in chunks:
         if lines is None:
             yield chunk
@@ -183,8 +184,8 @@ def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator
 def read_of_cluster(
     store: Store, ref: JobRef, request: LogRequest, status: AskStatus
 ) -> Iterator[LogChunk | None]:
-    """Read the output of a job on a cluster; see `read`. Whether it has ended is told by its
-    verdict or else by the cluster, which is asked less often, by `status`."""
+    """Read the output of a job on a cluster, like `read`. The job has ended if it has a verdict,
+    or if the cluster says so, which is asked less often, by `status`."""
     ask_at, failed = 0.0, False
 
     def has_ended() -> bool:
@@ -199,7 +200,7 @@ def read_of_cluster(
         except BackendUnavailable:
             if failed:
                 raise
-            failed = True  # Output is read first: it does not need the cluster.
+            failed = True  # Read the output first: that does not need the cluster.
             return False
         failed = False
         return ended
@@ -208,13 +209,13 @@ def read_of_cluster(
 
 
 def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
-    """Whether the attempt is over and another one has begun."""
+    """True if the attempt is over and another one has begun."""
     return store.has(layout.AttemptKeys(ref.job_id, attempt).outcome)
 
 
-def _tail(lines: int, readers: Iterator[LogReader]) -> LogChunk:
-    """An empty chunk with the position at which the last lines of a host begin, possibly in an
-    earlier attempt."""
+def _find_tail(lines: int, readers: Iterator[LogReader]) -> LogChunk:
+    """Return an empty chunk at the position where the last lines of a host begin, possibly in an
+    earlier attempt. The readers come newest attempt first."""
     for reader in readers:
         lines -= reader.start_at_tail(lines)
         begin = reader.mark_position()
@@ -227,22 +228,22 @@ def _tail(lines: int, readers: Iterator[LogReader]) -> LogChunk:
 def _follow(
     readers: Sequence[LogReader], is_over: Callable[[], bool], pause: Pause, threads: int
 ) -> Iterator[LogChunk | None]:
-    """Yield output until an attempt is over; what is left then was printed before."""
-    over, new_bytes, looked_at = False, 0, 0.0
+    """Yield output until an attempt is over. The rest of its output is complete then."""
+    over, new_bytes, checked_at = False, 0, 0.0
 
-    def look_for_end() -> Iterator[LogChunk]:
+    def check_end() -> Iterator[LogChunk]:
         nonlocal over
         over = is_over()
         return iter(())
 
     while not over:
-        looks: list[Callable[[], Iterator[LogChunk]]] = [reader.read for reader in readers]
-        # Output that comes often does not wait each time for what else is asked over the network.
-        if not new_bytes or threads < 2 or time.monotonic() - looked_at >= LOOK_SOON_S:
-            looked_at = time.monotonic()
-            looks.insert(0, look_for_end)
+        polls: list[Callable[[], Iterator[LogChunk]]] = [reader.read for reader in readers]
+        # Frequent output must not wait each time for the check of the end, over the network.
+        if not new_bytes or threads < 2 or time.monotonic() - checked_at >= POLL_SOON_S:
+            checked_at = time.monotonic()
+            polls.insert(0, check_end)
         new_bytes = 0
-        for chunk in _look(looks, threads):
+        for chunk in _read_chunks(polls, threads):
             new_bytes += len(chunk.data)
             yield chunk
         if not over:
@@ -250,44 +251,46 @@ def _follow(
 
 
 def drain(readers: Sequence[LogReader], threads: int) -> Iterator[LogChunk]:
-    """Yield everything that is left, once nothing more is written."""
-    looks = [partial(reader.read, to_end=True) for reader in readers]
-    is_left = True
-    while is_left:
-        is_left = False
-        for chunk in _look(looks, threads):
-            is_left = True
+    """Yield the rest of the output, after its writers have ended."""
+    polls = [partial(reader.read, to_end=True) for reader in readers]
+    has_more = True
+    while has_more:
+        has_more = False
+        for chunk in _read_chunks(polls, threads):
+            has_more = True
             yield chunk
 
 
-def _look(looks: Sequence[Callable[[], Iterator[LogChunk]]], threads: int) -> Iterator[LogChunk]:
-    """Yield what each of them finds; where that goes over the network, all look at once."""
+def _read_chunks(
+    polls: Sequence[Callable[[], Iterator[LogChunk]]], threads: int
+) -> Iterator[LogChunk]:
+    """Yield the chunks of all polls, in order; over a network all polls are made at once."""
     if threads < 2:
-        for look in looks:
-            yield from look()
+        for poll in polls:
+            yield from poll()
     else:
-        for chunks in at_once(lambda look: list(look()), looks, threads):
+        for chunks in at_once(lambda poll: list(poll()), polls, threads):
             yield from chunks
 
 
 @contextlib.contextmanager
 def _poll(store: Store) -> Iterator[Pause]:
-    """Look again and again: at objects less often, as each look is a call, but sooner while there
-    is output."""
-    soon_s, late_s, poll_s = (LOOK_SOON_S, LOOK_EVERY_S, POLL_S)
+    """Wait between polls of the store: longer if it is no folder, since each poll is a call, but
+    shorter while there is output."""
+    soon_s, late_s, tick_s = (POLL_SOON_S, POLL_LATE_S, TICK_S)
     if is_near(store):
-        soon_s = late_s = poll_s = FILES_EVERY_S
-    looked_at = came_at = time.monotonic()
+        soon_s = late_s = tick_s = FILES_EVERY_S
+    polled_at = came_at = time.monotonic()
 
     def pause(new_bytes: int) -> Iterator[None]:
-        nonlocal looked_at, came_at
-        took_s = time.monotonic() - looked_at
-        came_at = looked_at if new_bytes else came_at
+        nonlocal polled_at, came_at
+        took_s = time.monotonic() - polled_at
+        came_at = polled_at if new_bytes else came_at
         least_s = pause_of(store, took_s, soon_s)
-        next_at = looked_at + pause_after(looked_at - came_at, least_s, late_s)
+        next_at = polled_at + pause_after(polled_at - came_at, least_s, late_s)
         while new_bytes < GROWS_BYTES and time.monotonic() < next_at:
             yield None
-            time.sleep(poll_s)
-        looked_at = time.monotonic()
+            time.sleep(tick_s)
+        polled_at = time.monotonic()
 
     yield pause

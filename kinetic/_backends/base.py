@@ -1,6 +1,6 @@
-"""The seam to the place where jobs run.
+"""The protocol of backends, which run jobs, and of their optional features.
 
-In: a `Plan`, later `JobRef`s. Out: JSON documents, what the backend knows of jobs, log chunks.
+In: a `Plan`, later `JobRef`s. Out: JSON documents, the status of jobs, log chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class HostStatus:
-    """What a backend knows of one host. `exit` says how it ended, where the phase does not."""
+    """The status of one host. `exit` is set if the phase does not tell how the host ended."""
 
     host: int
     phase: JobStatus
@@ -34,7 +34,7 @@ class HostStatus:
     exit: Exit | None = None
 
     def as_report(self) -> HostReport:
-        """Return what the host would have reported, had it been able to."""
+        """Return the report that a lost host could not write."""
         from kinetic._core.exits import Exit  # not needed for lists of jobs
         from kinetic._core.outcome import HostReport
 
@@ -45,13 +45,12 @@ class HostStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What a backend knows of a job.
+    """The status of a job, as its backend reports it.
 
     Attributes:
         phase: the job's status; a stored verdict overrides it.
-        reason: why, as a sentence, such as "its hosts are starting"; "" if there is nothing to
-            say.
-        hosts: hosts of which more is known than of the job.
+        reason: the reason as a clause, such as "its hosts are starting"; "" for none.
+        hosts: hosts with a status of their own.
     """
 
     phase: JobStatus
@@ -60,7 +59,8 @@ class Status:
 
     @property
     def why_waiting(self) -> str | None:
-        """As in `Explains`: "" for a job that is about to be created, None for one that runs."""
+        """The reason for waiting, like `Explains.why_waiting`: "" for a job that is about to be
+        created, None for a job that runs or has ended."""
         if self.phase is JobStatus.NOT_FOUND:
             return ""
         return (self.reason or None) if self.phase is JobStatus.PENDING else None
@@ -68,19 +68,17 @@ class Status:
 
 @dataclass(frozen=True)
 class LogRequest:
-    """Which output to read.
+    """A selection of a job's output.
 
     Attributes:
         hosts: indices of hosts; None for all.
-        follow: keep reading until the job has ended and everything was read; otherwise read what
-            there is.
+        follow: read until the job has ended; otherwise only the existing output.
         tail: start with this many last lines of each host; None for everything.
-        failures: include the tracebacks of failed hosts; a caller that raises the exception leaves
-            them out.
-        after: where to begin, by host: the `end` of the last chunk that the caller has. Other
-            hosts begin at the start, or at their tail.
-        attempt: only the output of this attempt; None for all of them, in order.
-        metrics: read what hosts have logged with `kinetic.log` instead of what they printed.
+        failures: include the tracebacks of failed hosts; false if the caller raises the exception.
+        after: start positions by host: the `end` of the last chunk that the caller has. Other
+            hosts start at the beginning, or at their tail.
+        attempt: the number of the only attempt to read; None for all, in order.
+        metrics: read the metrics of `kinetic.log` instead of the printed output.
     """
 
     hosts: tuple[int, ...] | None = (0,)
@@ -98,33 +96,32 @@ class LogRequest:
 
 
 class Backend(Protocol):
-    """A place that runs gangs.
+    """A service that runs gangs.
 
     Promises:
-        1. `preflight` raises `PreflightError` when the plan cannot run here now, and creates
-           nothing.
+        1. `preflight` raises `PreflightError` if the plan cannot run now, and creates nothing.
         2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, and no
            vendor package but Pathways' own description of its pods.
-        3. `submit` creates all or nothing; after it returns the job runs without the caller. If it
-           raises `BackendUnavailable` a part may exist, which `cancel` removes.
-        4. `status` reads, for many jobs at once: each of them is in the answer, including those
-           that are gone (NOT_FOUND). It raises `BackendUnavailable` if nothing can be said.
+        3. `submit` creates all or nothing; after it returns, the job runs without the caller. If it
+           raises `BackendUnavailable`, a part may exist, which `cancel` removes.
+        4. `status` reads many jobs at once and returns every one of them, with NOT_FOUND for jobs
+           that no longer exist. It raises `BackendUnavailable` if the place does not answer.
         5. `logs` yields each host's chunks in the order in which they were printed, and None at
-           least every 0.1 s while there is nothing new, so that the caller can look at its clock.
-           It ends when the job has ended and all was read (`follow`), or when the existing output
-           was read. A stream that began while the job ran may end early; it may raise
-           `BackendUnavailable` at any time. `after` resumes it: nothing is lost or repeated. With
-           `tail`, each host's first chunk is empty and has the position of its tail. Attempts
-           follow one another.
+           least every 0.1 s while there is nothing new, so that the caller can check its clock.
+           With `follow` it ends when the job has ended and all was read, otherwise when the
+           existing output was read. A stream that began while the job ran may end early, and may
+           raise `BackendUnavailable` at any time. `after` resumes it: nothing is lost or repeated.
+           With `tail`, each host's first chunk is empty and has the position of its tail. The
+           output of an attempt follows that of the previous one.
         6. `cancel` asks the job to stop and returns; cancelling an ended job does nothing.
-        7. `cleanup` removes what the backend created for an ended job (not the stored artifacts);
-           idempotent.
+        7. `cleanup` removes everything that the backend created for an ended job, except the stored
+           artifacts; idempotent.
     """
 
     name: str
 
     def preflight(self, plan: Plan) -> None:
-        """Check that the plan can run here now."""
+        """Check that the plan can run now."""
         ...
 
     def render(self, plan: Plan) -> list[Document]:
@@ -132,15 +129,15 @@ class Backend(Protocol):
         ...
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Create the job; `secrets` are values that are in no document."""
+        """Create the job. `secrets` are values by name, which no document contains."""
         ...
 
     def status(self, refs: Sequence[JobRef]) -> Mapping[str, Status]:
-        """Return what the backend knows of the jobs, by id."""
+        """Return the status of each job, by id."""
         ...
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Yield output."""
+        """Yield the selected output."""
         ...
 
     def cancel(self, ref: JobRef) -> None:
@@ -148,44 +145,45 @@ class Backend(Protocol):
         ...
 
     def cleanup(self, ref: JobRef) -> None:
-        """Remove what the backend holds for the job."""
+        """Remove everything that the backend created for the job."""
         ...
 
 
 def phase_of(backend: Backend, ref: JobRef) -> JobStatus:
-    """Return what the backend says of one job."""
+    """Return the phase of one job."""
     return backend.status([ref])[ref.job_id].phase
 
 
 @runtime_checkable
 class WarmUp(Protocol):
-    """Optional: a backend that can prepare what takes time while the call is still being
-    planned."""
+    """Optional: a backend that can prepare slow steps while the call is still being planned."""
 
     def warm_up(
         self, *, needs_jax: bool, variables: Mapping[str, str], libraries: Sequence[str] = ()
     ) -> None:
-        """Prepare for a job that sets these variables and probably imports these libraries. Returns
+        """Prepare for a job that sets these variables and probably imports these libraries. Return
         at once; nothing depends on it."""
         ...
 
 
 @runtime_checkable
 class BuildsImages(Protocol):
-    """Optional: a backend whose hosts run images that may have to be built.
-
-    `installed` is what hosts install, by digest; `tell` is called with lines for the caller.
-    """
+    """Optional: a backend whose hosts run images that may have to be built."""
 
     def choose_image(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> Plan:
-        """Return the plan with the image that hosts run, once that exists. Creates nothing of the
-        job.
+        """Return the plan with the image of its hosts, after building the image if needed. Create
+        nothing else of the job.
+
+        Args:
+            plan: the job's plan.
+            installed: the files that hosts install, by digest.
+            tell: called with lines for the user.
 
         Raises:
-            PreflightError: there is no such image, and it cannot be built.
-            BackendUnavailable: the service that builds it does not answer.
+            PreflightError: the image does not exist and cannot be built.
+            BackendUnavailable: the service that builds images does not answer.
         """
         ...
 
@@ -217,18 +215,18 @@ class Controls(Protocol):
     """Optional: a backend whose running jobs can be called (live stacks)."""
 
     def control(self, ref: JobRef) -> Endpoint | None:
-        """Return how to reach the job's coordinator, or None if the job is not running."""
+        """Return the endpoint of the job's leader, or None if the job is not running."""
         ...
 
 
 class Connection(Protocol):
-    """Bytes to and from a port of a host. One thread may read while another one writes.
+    """A byte stream to and from a port of a host. One thread may read while another one writes.
 
-    All methods raise `OSError` when the connection is lost, except the last two.
+    `read`, `write` and `finish` raise `OSError` when the connection is lost.
     """
 
     def read(self) -> bytes:
-        """Wait for bytes and return them; b"" when no more will come."""
+        """Wait for bytes and return them; b"" at the end of the stream."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -236,8 +234,8 @@ class Connection(Protocol):
         ...
 
     def finish(self) -> None:
-        """Say that nothing more will be written. Reading goes on, except through Kubernetes'
-        port-forward, which ends both directions at once."""
+        """End the writing direction. Reading can go on, except through Kubernetes' port-forward,
+        which ends both directions at once."""
         ...
 
     def end(self) -> None:
@@ -245,7 +243,7 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None:
-        """Close it, once no thread reads or writes any more. Idempotent."""
+        """Close the connection, after all threads have stopped using it. Idempotent."""
         ...
 
 
@@ -257,7 +255,7 @@ class Tunnels(Protocol):
         """Connect to a port of the loopback address of a running host.
 
         Raises:
-            OSError: nothing listens there.
+            OSError: nothing listens on the port.
         """
         ...
 
@@ -267,74 +265,74 @@ class Signals(Protocol):
     """Optional: a backend that lets its caller sleep until a job ends, instead of polling."""
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended, which the caller
-        closes; None while there is none."""
+        """Return a descriptor that becomes readable when the job has ended; None if there is none
+        now. The caller closes it."""
         ...
 
 
 @runtime_checkable
 class Kills(Protocol):
-    """Optional: a backend whose hosts can be killed on purpose, to rehearse the loss of one."""
+    """Optional: a backend whose hosts can be killed on purpose, to rehearse losing one."""
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
         """Send a signal to the processes that run the function on these hosts; return the hosts
-        that it was sent to, () if nothing of the job runs there now.
+        that were running and got the signal.
 
         Args:
             ref: the job.
-            hosts: by index.
-            signum: SIGKILL ends a host like a crash, SIGTERM like a cluster that takes it away.
+            hosts: indices of hosts.
+            signum: SIGKILL ends a host like a crash, SIGTERM like an eviction by the cluster.
             agents: signal the hosts' agents instead, which looks like a lost machine. Where hosts
                 are pods, both always end together.
+
         Raises:
-            UsageError: hosts cannot be sent this signal here.
+            UsageError: this backend cannot send this signal.
         """
         ...
 
 
 @runtime_checkable
 class Explains(Protocol):
-    """Optional: a backend where jobs may wait for a long time, for reasons that users want to
-    know."""
+    """Optional: a backend whose jobs may wait for a long time, and that can say why."""
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """Return why the job does not run yet, "" when there is nothing to say; None once it
-        runs, or has ended."""
+        """Return why the job does not run yet, or "" if unknown; None if the job runs or has
+        ended."""
         ...
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return why a host was lost, as a sentence; "" where that is not known (any more)."""
+        """Return why a host was lost, as a sentence; "" if unknown, or no longer known."""
         ...
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return why not all of a job's hosts came to run, as a sentence; "" where that is not
-        known: once the job has ended, only who has asked `why_waiting` may know it."""
+        """Return why some of a job's hosts never ran, as a sentence; "" if unknown. After the job
+        has ended, only a process that called `why_waiting` before may know."""
         ...
 
 
 @dataclass(frozen=True)
 class PoolRow:
-    """Machines of one kind that a place has now.
+    """The machines of one kind that a place has now.
 
     Attributes:
-        name: as `accelerator=` takes it; "" if kinetic has no name for it.
-        kind: what the place calls it: "tpu-v6e-slice", "TPU v6e-16".
+        name: the accelerator, as `accelerator=` takes it; "" if kinetic has no name for it.
+        kind: the place's own name for it: "tpu-v6e-slice", "TPU v6e-16".
+        nodes: the number of machines.
+        ready: how many of them accept work now.
+        per_node: chips, GPUs or processors of one machine.
+        slices: how many complete slices the ready machines form.
         pool: the name of their node pool; "" for none.
-        topology: of the slices that the nodes form, or "".
-        nodes: how many there are.
-        ready: how many of them take work now.
-        each: chips, GPUs or processors of one node.
-        slices: complete slices that the ready nodes form.
-        is_spot: whether they may be taken away.
+        topology: the topology of their slices, or "".
+        is_spot: true if the place may take the machines away.
     """
 
     name: str
     kind: str
     nodes: int
     ready: int
-    each: float
+    per_node: float
     slices: int
     pool: str = ""
     topology: str = ""
@@ -346,6 +344,6 @@ class Capacity(Protocol):
     """Optional: a backend that knows how many jobs run well at a time."""
 
     def room(self, plan: Plan | None) -> int:
-        """Return how many jobs of this shape there is room for, at least 1; None stands for jobs of
-        one host."""
+        """Return how many jobs with this plan fit at the same time, at least 1; without a plan, how
+        many jobs of one host."""
         ...

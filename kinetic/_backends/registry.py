@@ -1,8 +1,4 @@
-"""From a place to the backend that runs jobs there: the only module that knows all backends.
-
-In: the options of a call, the settings; later the place of a job, and its store. Out: where
-the job goes, and the `Backend` itself.
-"""
+"""From a place to the backend that runs its jobs: the only module that knows all backends."""
 
 from __future__ import annotations
 
@@ -30,14 +26,15 @@ _WITHOUT_CLUSTER = ("local", "ray")
 def select(
     options: Options, settings: Settings, *, system: str = sys.platform
 ) -> tuple[Place, str]:
-    """Decide where a job goes; return that, and a line for the caller if one backend stands in for
-    another, or "". Without a cluster, the local backend stands in for it, and refuses
-    the job if this machine cannot simulate slices.
+    """Decide where a job goes; return the place and a notice for the user, or "".
+
+    Without a cluster the local backend stands in for it; the notice says so. That backend refuses
+    the job later if this machine cannot simulate slices.
 
     Args:
-        options: of the call.
-        settings: the caller's, including the options of the place.
-        system: of this machine, as in `sys.platform`.
+        options: the options of the call.
+        settings: the caller's settings, including those of the cluster.
+        system: the operating system of this machine, as in `sys.platform`.
 
     Raises:
         UsageError: the settings name a backend that does not exist.
@@ -57,8 +54,8 @@ def select(
     )
     if single and name == JOB:
         raise UsageError(
-            'controller="single" needs the backend "pathways"; "gke" runs jobs of one host. Leave '
-            'backend= and KINETIC_BACKEND away, or write backend="pathways".'
+            'controller="single" needs the backend "pathways", but "gke" runs jobs of one host. '
+            'Remove backend= and KINETIC_BACKEND, or set backend="pathways".'
         )
     place = Place(
         name,
@@ -81,12 +78,12 @@ def select(
         return _settle(place), ""
     stand_in = replace(place, backend="local", stands_in_for=name)
     simulates = simulation.can_simulate(system)
-    notice = _standing_in(topology, slices, single=single) if simulates else ""
+    notice = _describe_simulation(topology, slices, single=single) if simulates else ""
     return stand_in, notice
 
 
 def make(place: Place, store: Store) -> Backend:
-    """Return the backend that runs the jobs of this place and keeps their records in this store.
+    """Return the backend that runs the jobs of a place and writes their records to a store.
 
     Raises:
         PreflightError: the backend is not built into this version.
@@ -94,26 +91,25 @@ def make(place: Place, store: Store) -> Backend:
     if place.backend in _makers:
         return _makers[place.backend](place, store)
     raise PreflightError(
-        f"This version has no {place.backend!r} backend: it can run and read jobs of "
-        f"{', '.join(_makers)}."
+        f"This version of kinetic has no backend {place.backend!r}. It has {', '.join(_makers)}."
     )
 
 
 def backend_of(ref: JobRef) -> Backend:
-    """Return the backend that took a job."""
+    """Return the backend that runs a job."""
     from kinetic._store.open import open_store
 
     return make(ref.place, open_store(ref.store_uri, existing=True))
 
 
 def has_cluster(settings: Settings) -> bool:
-    """Whether jobs of these settings go to a cluster, unless a call's options differ."""
+    """True if jobs with these settings go to a cluster, unless a call's options say otherwise."""
     return bool(settings.cluster_settings) and settings.backend not in _WITHOUT_CLUSTER
 
 
 @contextmanager
 def substitute_backend(name: str, maker: Maker) -> Iterator[None]:
-    """Let another backend answer to a name, for tests."""
+    """Replace the backend of a name, for tests."""
     before = _makers.get(name)
     _makers[name] = maker
     try:
@@ -157,7 +153,7 @@ _makers: dict[str, Maker] = {
 }
 
 
-def _standing_in(topology: Topology, slices: int, *, single: bool) -> str:
+def _describe_simulation(topology: Topology, slices: int, *, single: bool) -> str:
     hosts = slices * topology.hosts
     unit = {"cpu": "device", "gpu": "GPU", "tpu": "chip"}[topology.kind]
     shape = f"{_count_noun(hosts, 'host')} x {_count_noun(topology.chips_per_host, unit)}"

@@ -1,7 +1,7 @@
-"""What a job's leader leaves in the store, and what it is asked there.
+"""A leader's records in the store, and requests to it through the store.
 
-In: a store, a reference. Out: a `Status`, whether an attempt has begun. The same for all backends
-whose host 0 leads the gang.
+In: a store, a reference. Out: a `Status`, whether an attempt has begun. Serves all backends whose
+host 0 leads the gang.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
 ANSWERED_WITHIN_S = 30.0
-"""Where a look is a call, leaders look for requests every ten seconds."""
-_LOOK_EVERY_S = 0.25
+"""Leaders poll for requests at least every ten seconds."""
+_POLL_S = 0.25
 
 
 def verdict(store: Store, ref: JobRef) -> Status | None:
-    """Return the status of the stored verdict; None if there is none."""
+    """Return the status of a job's stored verdict; None without a verdict."""
     try:
         return parse_verdict(store.get(layout.JobKeys(ref.job_id).outcome))
     except NotFound:
@@ -35,7 +35,7 @@ def verdict(store: Store, ref: JobRef) -> Status | None:
 
 
 def parse_verdict(data: bytes) -> Status:
-    """Return the status of a stored verdict."""
+    """Return the status that a stored verdict gives a job."""
     try:
         outcome = Outcome.read(data)
     except CorruptRecord:
@@ -44,8 +44,8 @@ def parse_verdict(data: bytes) -> Status:
 
 
 def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
-    """Return whether all hosts of an attempt were ever there, as the job's leader says; of one
-    attempt, whether it has a leader."""
+    """True if all hosts of any attempt were ever ready, by the leader's events; with an attempt's
+    number, true if that attempt has a leader."""
     gang_events = _read_events(store, ref)
     if attempt:
         return any(event.attempt == attempt for event in gang_events)
@@ -53,9 +53,9 @@ def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
 
 
 def runs(store: Store, ref: JobRef) -> bool:
-    """Return whether all hosts of the newest attempt are there, as the job's leader says."""
-    ends = (events.EventKind.READY, events.EventKind.ENDED, events.EventKind.RETRY)
-    last = next((e.kind for e in reversed(_read_events(store, ref)) if e.kind in ends), None)
+    """True if all hosts of the newest attempt are ready, by the leader's events."""
+    kinds = (events.EventKind.READY, events.EventKind.ENDED, events.EventKind.RETRY)
+    last = next((e.kind for e in reversed(_read_events(store, ref)) if e.kind in kinds), None)
     return last is events.EventKind.READY
 
 
@@ -74,10 +74,10 @@ def ask_to_kill(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> tuple[int, ...]:
-    """Have a leader kill these hosts; return those that ran, () once the job has ended.
+    """Ask a leader to kill these hosts; return those that ran, () if the job has ended.
 
     Raises:
-        BackendUnavailable: it has not answered.
+        BackendUnavailable: the leader has not answered.
     """
     request_id = os.urandom(8).hex()
     keys = layout.AttemptKeys(ref.job_id, attempts.newest(store, ref.job_id))
@@ -90,12 +90,12 @@ def ask_to_kill(
                 return tuple(map(int, record.parse(store.get(answer))["hosts"]))
             if store.has(layout.JobKeys(ref.job_id).outcome):
                 return ()
-            pause(_LOOK_EVERY_S)
-    finally:  # An order that nobody waits for is not to be obeyed later.
+            pause(_POLL_S)
+    finally:  # The leader must not obey a request that its caller has given up.
         for key in (order, answer):
             with contextlib.suppress(StoreError):
                 store.delete(key)
     raise BackendUnavailable(
         f"The leader of {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
-        "starting, or has begun another attempt: try again."
+        "starting, or beginning another attempt: try again."
     )

@@ -1,1 +1,1 @@
-"""Storage of jobs and content: one small seam, one implementation per kind of storage."""
+"""Storage of jobs and content: one small protocol, one implementation per kind of storage."""

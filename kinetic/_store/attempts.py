@@ -1,7 +1,4 @@
-"""The attempts of a job: starts of its gang, from 1.
-
-In: a store, a job's id. Out: numbers of attempts.
-"""
+"""The attempts of a job, read from the store. Attempts are starts of the gang, numbered from 1."""
 
 from __future__ import annotations
 
@@ -18,20 +15,21 @@ if TYPE_CHECKING:
 
 
 def newest(store: Store, job_id: str) -> int:
-    """Return the current or last attempt: the only one without a verdict of its own."""
+    """Return the number of the current or last attempt: the first one without an outcome."""
     numbers = itertools.count(1)
     return next(n for n in numbers if not store.has(layout.AttemptKeys(job_id, n).outcome))
 
 
 def may_follow(store: Store, job_id: str, attempt: int, retries: int) -> bool:
-    """Whether a failed attempt may be followed by another one, which counts."""
+    """True if another attempt may follow this failed one. Attempts that ended because the cluster
+    took a host away do not count against `retries`."""
     if attempt <= retries or not retries:
         return attempt <= retries
     return attempt - count_taken_away(store, job_id, attempt) <= retries
 
 
 def count_taken_away(store: Store, job_id: str, attempt: int) -> int:
-    """Return how many attempts before this one ended because the cluster took a host away."""
+    """Count the attempts before this one that ended because the cluster took a host away."""
     from kinetic._core.exits import Exit
     from kinetic._core.outcome import Outcome
 
@@ -43,22 +41,22 @@ def count_taken_away(store: Store, job_id: str, attempt: int) -> int:
 
 
 def check(store: Store, job_id: str, attempt: int) -> None:
-    """Refuse an attempt that the job has not had.
+    """Refuse the number of an attempt that the job has not started.
 
     Raises:
-        UsageError: the job has no attempt with this number (yet).
+        UsageError: the job has no attempt with this number.
     """
     last = newest(store, job_id)
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:
         attempts = "one attempt" if last == 1 else f"attempts 1 to {last}"
-        raise UsageError(f"There is no attempt {attempt!r}: {job_id} has {attempts}.")
+        raise UsageError(f"{job_id} has no attempt {attempt!r}, only {attempts}.")
 
 
 def verdict(store: Store, job_id: str, attempt: int) -> Outcome:
-    """Return the verdict on an attempt that another one has followed.
+    """Return the outcome of an attempt that another attempt followed.
 
     Raises:
-        NotFound: none has.
+        NotFound: no attempt followed it.
     """
     from kinetic._core.outcome import Outcome
 
@@ -66,8 +64,8 @@ def verdict(store: Store, job_id: str, attempt: int) -> Outcome:
 
 
 def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostReport]:
-    """Return what the hosts of an attempt have reported; a damaged report counts as none."""
-    from kinetic._core.outcome import HostReport  # numbers of attempts do without
+    """Return the reports of an attempt's hosts, without missing and damaged ones."""
+    from kinetic._core.outcome import HostReport  # a slow import that `newest` does not need
 
     hosts_reports = []
     for host in range(hosts):

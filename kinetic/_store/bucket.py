@@ -1,10 +1,10 @@
-"""A bucket of Google Cloud Storage: the only door to Google's packages for it.
+"""A bucket of Google Cloud Storage: the only module that calls Google's packages for it.
 
 In: names of objects, content. Out: content and metadata of objects; kinetic's errors.
 
-Requests that the service cannot answer at present are repeated, with growing pauses. Content is
-checked by its CRC32C both ways: the service refuses uploads that do not match, and downloads are
-compared here, because the library does not check those that arrive in several pieces.
+Requests that fail for the moment are repeated, with growing pauses. Content is checked by its
+CRC32C both ways: the service refuses uploads that do not match, and this module compares downloads,
+because the library does not check those that arrive in several pieces.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 CHUNK_BYTES = 16 << 20
-"""How much of a large object is in memory while it is sent. A pack fits in one chunk."""
+"""The part of a large object that is in memory while it is sent. A pack fits in one chunk."""
 _LARGE_AT_ONCE = 8
-"""How many large objects are sent at the same time."""
+"""The most large objects that are sent at the same time."""
 _SMALL_BYTES = 8 << 20
 """The library sends more than this in chunks."""
 _RESTARTS = 3
-"""How often a transfer that cannot be resumed is started."""
+"""The most starts of a transfer that cannot be resumed."""
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 120.0
 """For how long a failing request is repeated."""
 _FIRST_PATIENCE_S = 20.0
-"""The same, until the service has answered once: this machine may have no network."""
+"""For how long it is repeated before the service has ever answered: this machine may have no
+network."""
 _RENEWED = "kinetic-renewed"
-"""Metadata: when the object was last renewed; for people, kinetic does not read it."""
+"""The metadata key with the time of the last renewal, for people: kinetic does not read it."""
 _FIELDS = "items(name,size,crc32c,generation,updated),nextPageToken"
-_MARKS = frozenset((408, 429, 500, 502, 503, 504))
-"""HTTP statuses after which a request is repeated."""
+_TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
+"""The HTTP statuses after which a request is repeated."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Bucket:
     Args:
         name: its name.
         at_once: the most requests at the same time.
-        patience_s: for how long a request that the service cannot answer is repeated.
+        patience_s: for how long a failing request is repeated.
     """
 
     def __init__(self, name: str, *, at_once: int = 1, patience_s: float = _PATIENCE_S) -> None:
@@ -97,37 +98,38 @@ class Bucket:
         self._locks: dict[int, threading.Lock] = {}
 
     def read(self, name: str, *, generation: int | None = None) -> bytes:
-        """Return the content of an object; of this generation, if one is given.
+        """Return the content of an object, or of one generation of it.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such object or generation.
         """
         memory = Memory()
         self.download(name, memory, generation=generation)
         return memory.getvalue()
 
     def download(self, name: str, target: Sink | Memory, *, generation: int | None = None) -> None:
-        """Write the content of an object; of this generation, if one is given.
+        """Write the content of an object, or of one generation of it, to a target.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such object or generation.
         """
         for _ in range(_RESTARTS):
             if self._download(name, target, generation):
                 return
             target.restart()
         raise StoreError(
-            f"gs://{self.name}/{name} arrives damaged: its CRC32C is not the one that the bucket "
-            "has. Try again; if that does not help, look for a proxy that changes downloads."
+            f"gs://{self.name}/{name} arrived damaged {_RESTARTS} times: its CRC32C differs from "
+            "the bucket's. Try again; if that does not help, look for a proxy that changes "
+            "downloads."
         )
 
     def _download(self, name: str, target: Sink | Memory, generation: int | None) -> bool:
-        """Return whether the content arrived intact."""
+        """Download once; return whether the content arrived intact."""
         tries = self._tries()
         digest = _checksum()
 
         class Stream:
-            """What the library writes to."""
+            """The file object that the library writes to."""
 
             def write(self, part: bytes) -> int:
                 digest.update(part)
@@ -136,7 +138,7 @@ class Bucket:
         with self._translate_errors(f"read gs://{self.name}/{name}", "storage.objects.get"):
             blob = self._bucket.blob(name, generation=generation)
             try:
-                # The library does not check what arrives in several pieces.
+                # The library does not check downloads in several pieces, so it checks none.
                 blob.download_to_file(
                     Stream(), raw_download=True, checksum=None, retry=tries.retry()
                 )
@@ -150,9 +152,9 @@ class Bucket:
         """Write an object; return whether this call wrote.
 
         Args:
-            name: of the object.
+            name: the object's name.
             stream: the content, read twice from its beginning.
-            size_bytes: of the content.
+            size_bytes: the size of the content.
             if_absent: leave an existing object alone.
         """
         # The service checks the precondition only after everything was sent.
@@ -169,13 +171,13 @@ class Bucket:
         try:
             if existing is None or self.read(name, generation=existing.generation) != old:
                 return False
-        except NotFound:  # It was replaced or deleted meanwhile.
+        except NotFound:  # The object was replaced or deleted meanwhile.
             return False
         return self._write(content, existing.generation)
 
     def _write(self, content: _Content, generation: int | None) -> bool:
-        """Write an object in place of this generation: 0 for none, None for any; return whether it
-        was still the current one."""
+        """Write an object if its current generation is this one (0: no object, None: any); return
+        whether this call wrote."""
         is_large = content.size_bytes > _SMALL_BYTES
         doing = f"write gs://{self.name}/{content.name}"
         with (
@@ -188,10 +190,10 @@ class Bucket:
                     self._upload(content, generation, tries.retry())
                     return True
                 except _vendor().PreconditionFailed:
-                    # An earlier try may have written it, whose answer was lost.
+                    # An earlier try may have written the object, and its answer was lost.
                     return bool(tries.failed or starts > 1) and self._has(content)
                 except Exception as error:
-                    if starts == _RESTARTS or not bucket_errors.may_begin_again(error):
+                    if starts == _RESTARTS or not bucket_errors.may_restart(error):
                         raise
         raise AssertionError
 
@@ -204,7 +206,7 @@ class Bucket:
             size=content.size_bytes,
             content_type="application/octet-stream",
             if_generation_match=generation,
-            checksum=None,  # The metadata have the digest, and the service compares it.
+            checksum=None,  # The service compares the digest in the metadata.
             retry=retry,
         )
 
@@ -226,21 +228,21 @@ class Bucket:
             return _blob(blob)
 
     def renew(self, name: str, within_s: float) -> bool:
-        """Return whether there is such an object. If so it was updated within this time when the
-        call returns; a `BucketObject` from before a renewal is out of date."""
+        """Update an object that was not updated within this time; return whether it exists. A
+        `BucketObject` from before a renewal is out of date."""
         while (existing := self.find(name)) is not None:
             if time.time() - existing.updated_at < within_s or self._renew_object(existing):
                 return True
         return False
 
     def _renew_object(self, existing: BucketObject) -> bool:
-        """Note in the metadata that the object is in use; return whether it was unchanged."""
+        """Write the time to the object's metadata; return False if the object has changed."""
         with self._translate_errors(
             f"renew gs://{self.name}/{existing.name}", "storage.objects.update"
         ):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             try:
-                # Blob.patch also asks for the access lists, which few accounts may read.
+                # Not Blob.patch: that also reads the access lists, which few accounts may do.
                 self._connections.client._connection.api_request(
                     method="PATCH",
                     path=self._bucket.blob(existing.name).path,
@@ -253,7 +255,7 @@ class Bucket:
             return True
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Yield the next part, up to a slash, of the names with this prefix, sorted."""
+        """Yield the next part, up to a "/", of the names with this prefix, sorted."""
         with self._translate_errors(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
             blobs = self._connections.client.list_blobs(
                 self._bucket,
@@ -266,7 +268,13 @@ class Bucket:
                 yield from (name.removeprefix(prefix).rstrip("/") for name in page.prefixes)
 
     def list(self, prefix: str, *, end: str = "", first: bool = False) -> Iterator[BucketObject]:
-        """Yield the objects with this prefix, sorted: those before `end`, or only the first."""
+        """Yield the objects with this prefix, sorted by name.
+
+        Args:
+            prefix: the beginning of the names.
+            end: yield only names before this one; "" for all.
+            first: yield only the first object.
+        """
         with self._translate_errors(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
             blobs = self._connections.client.list_blobs(
                 self._bucket,
@@ -280,7 +288,7 @@ class Bucket:
                 yield _blob(blob)
 
     def delete(self, name: str) -> bool:
-        """Delete an object; return whether it was there."""
+        """Delete an object; return whether it existed."""
         tries = self._tries()
         with self._translate_errors(f"delete gs://{self.name}/{name}", "storage.objects.delete"):
             try:
@@ -310,7 +318,7 @@ class Bucket:
 
     @contextmanager
     def _translate_errors(self, doing: str, permission: str) -> Iterator[None]:
-        """Translate the library's errors."""
+        """Raise kinetic's errors instead of the library's."""
         connections = self._connections
         try:
             yield
@@ -327,7 +335,7 @@ class _Connections:
         self.bucket = client.bucket(bucket)
         self.large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
         self.answers = False
-        """Whether the service has answered once."""
+        """True once the service has answered."""
 
 
 class _Tries:
@@ -340,7 +348,7 @@ class _Tries:
         self.failed = 0
 
     def retry(self) -> Retry:
-        """The library's policy for repeating the request."""
+        """Return the library's policy for repeating the request."""
         from google.api_core.retry import Retry
 
         return Retry(
@@ -353,7 +361,7 @@ class _Tries:
     def _may_succeed(self, error: Exception) -> bool:
         status = bucket_errors.status_of(error)
         self._connections.answers |= bool(status)
-        may_pass = status in _MARKS if status else bucket_errors.is_broken_connection(error)
+        may_pass = status in _TRANSIENT if status else bucket_errors.is_broken_connection(error)
         if may_pass and not self._connections.answers:
             may_pass = time.monotonic() - self._began < _FIRST_PATIENCE_S
         self.failed += may_pass
@@ -363,20 +371,20 @@ class _Tries:
 def _connect(name: str, at_once: int) -> _Connections:
     try:
         with warnings.catch_warnings():
-            # a warning of a package that only gRPC needs
+            # A package that only gRPC needs warns when it is imported.
             warnings.simplefilter("ignore", ImportWarning)
-            import google_crc32c  # noqa: F401  only to see that it is there
+            import google_crc32c  # noqa: F401  fails early if the package is missing
             from google.auth.exceptions import DefaultCredentialsError
             from google.cloud import storage
             from requests.adapters import HTTPAdapter
     except ImportError as error:
         raise StoreError(
-            f"gs://{name} needs the packages of Google Cloud Storage: {error}. Install them: "
-            f"{make_install_command('gcp')}"
+            f"The packages of Google Cloud Storage for gs://{name} are missing: {error}. Install "
+            f"them: {make_install_command('gcp')}"
         ) from error
     try:
         with warnings.catch_warnings():
-            # "end user credentials without a quota project", which storage does not need
+            # "end user credentials without a quota project": storage needs no such project.
             warnings.simplefilter("ignore", UserWarning)
             client = storage.Client(project=None)
     except DefaultCredentialsError as error:
@@ -386,7 +394,7 @@ def _connect(name: str, at_once: int) -> _Connections:
             f"gs://{name} cannot be reached: {bucket_errors.message_of(error)}. Check the "
             "credentials that GOOGLE_APPLICATION_CREDENTIALS names."
         ) from error
-    # The cache looks up buckets in the background, with a permission that is not needed.
+    # The cache would read buckets in the background, with a permission that kinetic does not need.
     client._bucket_metadata_cache = None
     adapter = HTTPAdapter(pool_connections=2, pool_maxsize=at_once)
     for scheme in ("https://", "http://"):
@@ -397,7 +405,7 @@ def _connect(name: str, at_once: int) -> _Connections:
 
 
 def _read_error(response: Any, **_options: Any) -> None:
-    """Read the body of an error: the library does not, and the connection would stay busy."""
+    """Read the body of an error, which the library does not: the connection would stay busy."""
     if not response.ok:
         response.content  # noqa: B018 - the property reads the body
 
@@ -442,12 +450,12 @@ _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 def _close_in_fork() -> None:
     """Close a fork's copies of connections: urllib3 would close them when its pools are collected,
     and by then their descriptors may belong to other files."""
-    # An error would be printed into the program's output.
+    # Suppressed, because Python would print an error into the program's output.
     with suppress(AttributeError, OSError, RuntimeError):
         for session in list(_sessions):
             for adapter in session.adapters.values():
                 pools = adapter.poolmanager.pools
-                pools.lock = threading.RLock()  # It may be held by another thread.
+                pools.lock = threading.RLock()  # A thread of the parent may hold the old one.
                 for key in list(pools.keys()):
                     for connection in filter(None, list(pools[key].pool.queue)):
                         connection.close()

@@ -1,7 +1,7 @@
 """Errors of Google's packages, translated into kinetic's.
 
-In: what the library raised, and what was tried. Out: errors that name the bucket, the permission
-and the next step; whether to try again.
+In: an exception of the library, and the action that failed. Out: errors that name the bucket, the
+permission and the next step; whether to try again.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from kinetic.errors import NotFound, StoreError
 _REMEDIES = (
     (
         r"retention policy|object retention|active .*hold",
-        "kinetic replaces and removes objects: take the policy or the hold from BUCKET, or use "
+        "kinetic replaces and removes objects: remove the policy or the hold from BUCKET, or use "
         "another bucket.",
     ),
     (
         r"requester pays",
-        "kinetic names no project to bill: turn it off with `gcloud storage buckets update "
-        "BUCKET --no-requester-pays`, or copy what you need to a bucket of your own.",
+        "kinetic names no project to bill: turn requester pays off with `gcloud storage buckets "
+        "update BUCKET --no-requester-pays`, or copy the data to a bucket of your own.",
     ),
     (
         r"VPC Service Controls|organization's policy",
-        "BUCKET lies within a perimeter of your organization: work from inside, or ask its "
-        "administrators to let this machine in.",
+        "BUCKET lies within a perimeter of your organization: work from a machine inside it, or "
+        "ask your administrators to let this machine in.",
     ),
     (
         r"billing account",
         "Turn billing on for the project of BUCKET, or use another bucket.",
     ),
 )
-"""What Google says (a pattern), and what to do about it."""
+"""Patterns of Google's messages, and what to do about them."""
 
 
 def failures() -> tuple[type[BaseException], ...]:
-    """Everything that calls of the library raise."""
+    """Return all types of exceptions that calls of the library raise."""
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
@@ -47,27 +47,37 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def translate_error(error: BaseException, doing: str, permission: str, bucket: str) -> Exception:
-    """Return the error to raise instead; `doing` completes "Could not …"."""
-    cause = getattr(error, "cause", None) or error  # RetryError has it
+    """Return the error to raise instead of the library's.
+
+    Args:
+        error: an exception of the library.
+        doing: the action that failed; completes "Could not …".
+        permission: the permission that the action takes.
+        bucket: the bucket's name.
+    """
+    cause = getattr(error, "cause", None) or error  # A RetryError has a cause.
     status = status_of(cause)
     if status == 404 and not lacks_bucket(cause):
         return NotFound(f"Could not {doing}: there is no such object.")
     if status == 404:
-        what = f"there is no bucket {bucket!r}. Check its name, or create it: `gcloud storage "
-        return StoreError(f"Could not {doing}: {what}buckets create gs://{bucket}`.")
+        return StoreError(
+            f"Could not {doing}: there is no bucket {bucket!r}. Check its name, or create it: "
+            f"`gcloud storage buckets create gs://{bucket}`."
+        )
     text = message_of(cause)
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, text):
             to_do = remedy.replace("BUCKET", f"gs://{bucket}")
             return StoreError(f"Could not {doing}: {text}. {to_do}")
     if status == 403:
-        named = re.search(r"\bstorage\.[a-z]+\.[a-zA-Z]+", text)  # replacing takes two
+        # Replacing an object takes two permissions, and Google names the missing one.
+        named = re.search(r"\bstorage\.[a-z]+\.[a-zA-Z]+", text)
         permission = named[0] if named else permission
         reading = permission.endswith((".get", ".list"))
         role = "roles/storage.objectViewer" if reading else "roles/storage.objectUser"
         return StoreError(
-            f"Could not {doing}: permission denied. It takes the permission {permission} on "
-            f"gs://{bucket}, which {role} has. Google says: {text}"
+            f"Could not {doing}: permission denied. You need the permission {permission} on "
+            f"gs://{bucket}, which the role {role} has. Google says: {text}"
         )
     if status == 401 or _is_refused_credentials(cause):
         return StoreError(
@@ -75,9 +85,9 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
             "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
             "the key of a service account."
         )
-    advice = " This was tried for a while." if cause is not error else ""
+    advice = " The request was retried for a while." if cause is not error else ""
     if status in (429, 500, 502, 503, 504):
-        advice += " This usually passes: try again later."
+        advice += " This is usually temporary: try again later."
     elif not status and is_broken_connection(cause):
         advice += (
             " Check that this machine reaches storage.googleapis.com, directly or through the "
@@ -95,7 +105,7 @@ def no_credentials(bucket: str) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The service's message, without the address that the library adds."""
+    """Return the service's message, without the address that the library adds."""
     response = getattr(error, "response", None)
     text = str(getattr(response, "text", "") or "")
     with suppress(ValueError, LookupError, TypeError):
@@ -107,14 +117,14 @@ def message_of(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a connection broke, without urllib3's objects around it."""
+    """Return why a connection broke, without the urllib3 objects in the library's message."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", None)
     return str(reason).rpartition(">: ")[2] if isinstance(reason, Exception) else str(error)
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status; 0 if there was no answer."""
+    """Return the HTTP status of an error; 0 if there was no answer."""
     code = getattr(error, "code", None)
     if isinstance(code, int):
         return int(code)
@@ -126,9 +136,9 @@ def lacks_bucket(error: BaseException) -> bool:
     return "bucket does not exist" in str(error)
 
 
-def may_begin_again(error: BaseException) -> bool:
-    """Whether a new upload may succeed: the content arrived damaged, the upload session is gone, or
-    the service kept less of a chunk than was sent, which the library does not expect."""
+def may_restart(error: BaseException) -> bool:
+    """True if a new upload may succeed: the content arrived damaged, the upload session expired, or
+    the service stored only a part of a chunk, which the library does not expect."""
     status = status_of(error)
     if status in (404, 410):
         return not lacks_bucket(error)

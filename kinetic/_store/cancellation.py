@@ -1,9 +1,9 @@
-"""The request to end a job that a cluster stops: `jobs/<job_id>/cancelled.json`.
+"""The record of a cancellation: `jobs/<job_id>/cancelled.json`.
 
-Clusters stop pods for many reasons and never say which. The record says that somebody has cancelled
-the job, so it must not outlive a cancellation that the cluster refused: the job would end as
-cancelled at its next eviction. It is written before the cluster is asked, marked as agreed when the
-cluster has taken the request, and removed if it has not.
+Clusters stop pods for many reasons and never say which. The record tells that somebody cancelled
+the job, so it must not outlive a cancellation that the cluster refused: otherwise the job would end
+as cancelled at its next eviction. It is written before the cluster is asked, marked as agreed once
+the cluster has accepted the request, and removed if the cluster refused it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 
 AGREED_WITHIN_S = 5.0
-"""A cluster has stopped the pods of a job when the answer to its caller, and the record's second
-version, may still be on their way."""
+"""How long to wait for the mark: the cluster may stop a job's pods before its answer reaches the
+process that cancelled the job and then writes the mark."""
 _POLL_S = 0.25
 _REQUESTED, _AGREED = b'{"agreed": false}\n', b'{"agreed": true}\n'
 _log = logging.getLogger("kinetic.following")
 
 
 def request(store: Store, job_id: str, stop: Callable[[], object]) -> None:
-    """Have a job stopped that has not ended, and record that this is a cancellation.
+    """Stop a job that has not ended by calling `stop`, and record that this is a cancellation.
 
-    If `stop` raises, the record is taken back. A job that has filled its store can be ended, too:
-    then as one that was stopped from outside.
+    The record is removed if `stop` raises. If the store is full the job is stopped all the same,
+    but it does not end as cancelled.
     """
     key = layout.JobKeys(job_id).cancellation
     try:
@@ -37,12 +37,12 @@ def request(store: Store, job_id: str, stop: Callable[[], object]) -> None:
             return
         store.put(key, _REQUESTED, if_absent=True)
     except StoreError as error:
-        _log.warning("%s is stopped; that it was cancelled is not kept: %s", job_id, error)
+        _log.warning("%s is stopped, but cannot be recorded as cancelled: %s", job_id, error)
     try:
         stop()
     except BaseException:
         with contextlib.suppress(StoreError, NotFound):
-            if store.get(key) == _REQUESTED:  # Nobody else's request was agreed to meanwhile.
+            if store.get(key) == _REQUESTED:  # No other caller's request was agreed to meanwhile.
                 store.delete(key)
         raise
     with contextlib.suppress(StoreError):
@@ -56,8 +56,8 @@ def is_agreed(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """True if the job was cancelled and its cluster has taken the request; waits a moment for the
-    answer to a request that is under way."""
+    """True if the job was cancelled and its cluster has accepted the request. Waits up to
+    `AGREED_WITHIN_S` for the answer to a request that is under way."""
     give_up_at = clock() + AGREED_WITHIN_S
     while True:
         try:

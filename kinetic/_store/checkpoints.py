@@ -1,9 +1,8 @@
 """The checkpoints in a folder or bucket, read without Orbax: kinetic's own, and those that other
-programs have written with Orbax. Checkpoints in any other format are named as not ours, and left
-alone.
+programs wrote with Orbax. Checkpoints in other formats are recognized, but never changed.
 
-In a folder a step has its name when it is whole; in a bucket, and where Orbax was told so, it is
-written in place, and whole once it has the marker of its commit.
+In a folder a step gets its name when it is whole. In a bucket, or if Orbax is configured so, it is
+written in place, and is whole once it has its commit marker.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from kinetic.errors import CheckpointError, NotFound, StoreError
 _MARKER = "commit_success.txt"
 _RECORD, _METRICS, _ABOUT = "kinetic/metadata", "metrics/metrics", "_CHECKPOINT_METADATA"
 _BELOW = "checkpoints"
-"""Where a job's checkpoints lie below its output folder."""
+"""The folder of a job's checkpoints, below its output folder."""
 _TRAINING = "kinetic-training"
-"""Beside the steps: what tells a training from one that was in this folder before."""
+"""A file beside the steps, with a random token that identifies the training."""
 
 
 ORBAX, ANOTHER = "Orbax", "another program"
@@ -36,8 +35,8 @@ UNFINISHED = ".orbax-checkpoint-tmp"
 _RECORD_ITEM, _STATE_ITEM = "kinetic", "state"
 """Items of kinetic's own checkpoints."""
 _TREE_FILES = ("_METADATA", "manifest.ocdbt")
-"""Orbax writes one of them, at least, into the folder of a pytree."""
-_OF_A_PROCESS = "ocdbt.process_"
+"""Orbax writes at least one of them into the folder of a pytree."""
+_PROCESS_PREFIX = "ocdbt.process_"
 _NUMBERED = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.-]*[_-])?(\d+)", re.ASCII)
 _FLAX_MESSAGE = re.compile(r"checkpoint_\d+", re.ASCII)
 _OTHER_FORMATS = {
@@ -51,7 +50,7 @@ _OTHER_FORMATS = {
     ".ckpt": "PyTorch",
     "pytorch_model.bin": "PyTorch",
 }
-"""What files of other programs end with."""
+"""Other programs, by the endings of their files."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Layout:
     """The items of a checkpoint.
 
     Attributes:
-        program: that has written it; "" for kinetic.
+        program: the program that wrote it; "" for kinetic.
         trees: the items that are pytrees; "" stands for the folder itself.
         others: the other items: iterators, documents, metrics.
     """
@@ -70,7 +69,7 @@ class Layout:
 
     @property
     def item(self) -> str | None:
-        """The only pytree, which must be the state; None where there are several, or none."""
+        """The item with the state: the only pytree; None if there is none, or more than one."""
         if not self.program:
             return _STATE_ITEM
         return self.trees[0] if len(self.trees) == 1 else None
@@ -81,17 +80,18 @@ class Step:
     """A checkpoint.
 
     Attributes:
-        name: of its folder; "" where that is the folder that was asked for.
-        step: of the training; -1 where it has no number.
-        is_committed: whether it is whole; else a save is going on there, or was cut off.
-        size_bytes: of all its files.
-        saved_at: seconds since the epoch; None where that is not known.
-        job_id: that has saved it; "" where that is not known.
-        hosts: of that job; 0 where that is not known.
-        metrics: that were saved with it.
-        leaves: of the state, as `kinetic.Checkpointer` has described them; None for others'.
+        name: the name of its folder; "" if the opened folder is itself the checkpoint.
+        step: the training step; -1 if its name has no number.
+        is_committed: true if it is whole; otherwise a save is under way or was cut off.
+        size_bytes: the size of all its files.
+        saved_at: seconds since the epoch; None if unknown.
+        job_id: the job that saved it; "" if unknown.
+        hosts: how many hosts that job had; 0 if unknown.
+        metrics: the metrics saved with it.
+        leaves: the leaves of the state, as `kinetic.Checkpointer` describes them; None for
+            checkpoints of other programs.
         positions: how many positions of iterators it has.
-        layout: which program has written it, and what lies where.
+        layout: its program and its items.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Step:
     layout: Layout = Layout("")
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
+        """Return the step as a JSON object."""
         document = dict(vars(self))
         layout = document.pop("layout")
         document["program"] = layout.program or "kinetic"
@@ -119,18 +119,18 @@ class Checkpoints:
     """The checkpoints of a training.
 
     Args:
-        where: a path or URI: of the checkpoints, or of the output folder that has them below.
+        where: the path or URI of the checkpoints, or of the output folder that contains them.
     """
 
     def __init__(self, where: str) -> None:
         self.where = where.rstrip("/") or where
-        self._look()
+        self._list_files()
         below = f"{_BELOW}/"
-        if not self._is_known and any(key.startswith(below) for key in self._keys):
+        if not self._is_certain and any(key.startswith(below) for key in self._keys):
             self.where = f"{self.where}/{_BELOW}"
-            self._look()
+            self._list_files()
 
-    def _look(self) -> None:
+    def _list_files(self) -> None:
         self._store = _open_existing(self.where)
         with _explain_errors(self.where):
             self._keys = list(self._store.list(""))
@@ -143,31 +143,28 @@ class Checkpoints:
             self._names = [""]
 
     def _is_step(self, name: str) -> bool:
-        """Whether a folder is one of a step: by its number alone, or by what is in it, too."""
+        """True for the folder of a step: its name is a number, or ends with one and it has
+        pytrees."""
         if number_of(name) is None:
             return False
         return name[0].isdigit() or bool(layout_of(name, self._files[name]).trees)
 
     @property
-    def _is_known(self) -> bool:
-        """Whether this is a folder of checkpoints, for certain: others have folders with numbers,
-        too, such as one of each host."""
-        layouts_here = (layout_of(name, self._files[name]) for name in self._names if name)
-        return (
-            self.is_one
-            or self.has_owner
-            or any(layout.program != ANOTHER for layout in layouts_here)
-        )
+    def _is_certain(self) -> bool:
+        """True if this is certainly a folder of checkpoints. Other folders can have numbered
+        subfolders, too, such as one per host."""
+        layouts = (layout_of(name, self._files[name]) for name in self._names if name)
+        return self.is_one or self.has_owner or any(layout.program != ANOTHER for layout in layouts)
 
     @property
     def is_one(self) -> bool:
-        """Whether this is the folder of one checkpoint, not of many."""
+        """True if this is the folder of a single checkpoint."""
         return self._names == [""]
 
     @property
     def program(self) -> str:
-        """Whose checkpoints these are: the name of another program; "" for kinetic, and where there
-        are none. A folder that a job has owned is kinetic's, until there is a step of another."""
+        """The other program that wrote the checkpoints; "" for kinetic, and if there are none. A
+        folder that a job has owned is kinetic's until it has a step of another program."""
         if self.is_one:
             return layout_of("", self._keys).program or "kinetic"
         if not self._names:
@@ -181,11 +178,11 @@ class Checkpoints:
 
     @property
     def has_owner(self) -> bool:
-        """Whether kinetic has noted here who writes."""
+        """True if the folder has the record of a lease."""
         return any(key in (lease.RECORD, lease.KEY) for key in self._keys)
 
     def names(self, step: Step) -> list[str]:
-        """Return the names of the leaves that another program has saved with Orbax."""
+        """Return the names of the leaves that another program saved with Orbax."""
         item = step.layout.item if step.layout.program else None
         if item is None:
             return []
@@ -203,7 +200,7 @@ class Checkpoints:
         return f"{self.where}/{step.name}" if step.name else self.where
 
     def steps(self) -> list[Step]:
-        """Return them all, oldest step first.
+        """Return all checkpoints, the oldest step first.
 
         Raises:
             NotFound: there is no such folder.
@@ -212,16 +209,16 @@ class Checkpoints:
         if not self._keys and (folder is None or not folder.is_dir()):
             raise NotFound(
                 f"There is nothing at {self.where}. Name the folder that `kinetic.Checkpointer` "
-                "wrote to, or the output folder of its job (`kinetic jobs status` shows it)."
+                "writes to, or the output folder of its job (see `kinetic jobs status`)."
             )
         steps = [self._step(name) for name in self._names]
         return sorted(steps, key=lambda step: (step.step, step.name))
 
     def step(self, number: int | None) -> Step:
-        """Return a committed step; without a number, the newest one.
+        """Return the committed checkpoint of a step; without a number, the newest one.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such committed checkpoint.
         """
         committed = [step for step in self.steps() if step.is_committed]
         wanted = [step for step in committed if number in (None, step.step)]
@@ -232,8 +229,8 @@ class Checkpoints:
         return wanted[-1]
 
     def remove(self, steps: Iterable[Step]) -> None:
-        """Remove steps; each is not committed any more before its files go. Without its newest one
-        this is another training: what hosts have in their memory is of the one that was removed."""
+        """Remove steps. Each one loses its commit before its files. Removing the newest step
+        begins a new training: hosts still hold that of the removed one in memory."""
         folder = folder_of(self._store)
         steps = list(steps)
         newest = max((step.step for step in self.steps() if step.is_committed), default=None)
@@ -246,10 +243,10 @@ class Checkpoints:
                 continue
             path = folder / step.name
             if UNFINISHED not in step.name:
-                away = path.with_name(f"{step.name}{UNFINISHED}-removed-{os.getpid()}")
+                hidden = path.with_name(f"{step.name}{UNFINISHED}-removed-{os.getpid()}")
                 with contextlib.suppress(FileNotFoundError):
-                    path.rename(away)
-                path = away
+                    path.rename(hidden)
+                path = hidden
             shutil.rmtree(path, ignore_errors=True)
 
     def _step(self, name: str) -> Step:
@@ -261,7 +258,7 @@ class Checkpoints:
         layout = layout_of(name, self._files[name] if name else self._keys)
         about = self._document(f"{prefix}{_ABOUT}")
         handlers = about.get("item_handlers")
-        if isinstance(handlers, dict) and _RECORD_ITEM in handlers:  # also without its files
+        if isinstance(handlers, dict) and _RECORD_ITEM in handlers:  # even if its files are missing
             layout = Layout("", (_STATE_ITEM,))
         committed = UNFINISHED not in name and (
             is_marked
@@ -287,8 +284,8 @@ class Checkpoints:
         )
 
     def _was_renamed(self, step: int, about: dict[str, Any]) -> bool:
-        """Whether a step without a marker is of an Orbax that made none (before 0.12.3); else it
-        was written in place, and cut off."""
+        """True if a step without a marker was written by an Orbax before 0.12.3, which renames
+        whole steps and writes no marker. Otherwise it was written in place and cut off."""
         if "init_timestamp_nsecs" in about and about.get("commit_timestamp_nsecs") is None:
             return False
         marked = [name for name in self._names if _MARKER in self._files.get(name, ())]
@@ -305,19 +302,19 @@ class Checkpoints:
 def _explain_errors(where: str) -> Iterator[None]:
     try:
         yield
-    except StoreError as error:  # whose advice is about kinetic's own store
+    except StoreError as error:  # Its advice is about kinetic's own store.
         why = getattr(error.__context__, "strerror", None) or str(error)
         raise CheckpointError(f"The folder {where} cannot be read: {why}.") from error
 
 
 def layout_of(name: str, files: Collection[str]) -> Layout:
-    """Return what the files of a checkpoint tell.
+    """Return the program and the items of a checkpoint.
 
     Args:
-        name: of the folder of the checkpoint.
-        files: below it.
+        name: the name of the checkpoint's folder.
+        files: the paths of its files, relative to the folder.
     """
-    tops = sorted({top for top, below, _ in (each.partition("/") for each in files) if below})
+    tops = sorted({top for top, below, _ in (file.partition("/") for file in files) if below})
     if _RECORD_ITEM in tops:
         return Layout("", (_STATE_ITEM,), tuple(top for top in tops if top != _STATE_ITEM))
     if any(file in files for file in _TREE_FILES):
@@ -328,8 +325,8 @@ def layout_of(name: str, files: Collection[str]) -> Layout:
 
 
 def _is_one(files: Collection[str], *, has_steps: bool) -> bool:
-    """Return whether these are the files of one checkpoint; `has_steps`: whether names among them
-    are those of steps."""
+    """True if these are the files of a single checkpoint. `has_steps`: some of the folders have
+    names of steps."""
     if any(file in files for file in (*_TREE_FILES, _ABOUT)):
         return True
     whole = layout_of("", files)
@@ -337,17 +334,16 @@ def _is_one(files: Collection[str], *, has_steps: bool) -> bool:
 
 
 def number_of(name: str) -> int | None:
-    """Return the step of a checkpoint's folder: 100, model_00000100 and checkpoint_100 are 100;
-    None for other names."""
-    if name.startswith(_OF_A_PROCESS):  # a part of a pytree
+    """Return the step in the name of a checkpoint's folder: 100 for 100, model_00000100 and
+    checkpoint_100; None for other names."""
+    if name.startswith(_PROCESS_PREFIX):  # a part of a pytree
         return None
     matched = _NUMBERED.fullmatch(name.partition(UNFINISHED)[0])
     return None if matched is None else int(matched[1])
 
 
 def _name_other(files: Collection[str]) -> str:
-    """Return which program's checkpoints lie in a folder that none of kinetic's and Orbax's are in;
-    "" where none is known."""
+    """Return the program that wrote the checkpoints in a folder without Orbax's; "" if unknown."""
     names = [file for file in files if file.count("/") < 2]
     if any(_FLAX_MESSAGE.fullmatch(name) for name in names):
         return "flax.training"
@@ -358,10 +354,11 @@ def _name_other(files: Collection[str]) -> str:
 
 
 def identify_training(where: str) -> str:
-    """Return what tells this training from one whose folder was emptied or removed.
+    """Return the token of a training, and write one if its folder has none. A folder that was
+    emptied or removed gets another token.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the token cannot be written.
     """
     store, token = _open_existing(where), os.urandom(8).hex()
     folder = folder_of(store)

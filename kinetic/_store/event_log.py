@@ -1,9 +1,7 @@
 """The events of a job: lines appended to one object.
 
-In: a store, lines. Out: the object, with all lines so far.
-
-In a folder a line is appended. Other stores cannot append, and a job has few events: a thread
-rewrites the whole object with all lines written since, so that writers never wait for the store.
+In a folder, each line is appended to a file. Other stores cannot append, but a job has few events:
+a thread rewrites the whole object with the new lines, so writers never wait for the store.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from kinetic._store import files
 from kinetic._store.base import Store, folder_of
 from kinetic.errors import KineticError, NotFound
 
-AGAIN_S = 1.0
+RETRY_PAUSE_S = 1.0
 """The pause before a failed write is repeated."""
-_TRIES_AT_THE_END = 5
+_FINAL_TRIES = 5
 
 
 class EventLog:
     """The events of one job, for one writer at a time. A full disk or an unreachable store loses
-    events, but never ends a running job."""
+    events but never ends a running job."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
@@ -53,7 +51,7 @@ class EventLog:
                 self._thread.start()
 
     def close(self) -> None:
-        """Wait until all lines are in the store, or it has failed too often."""
+        """Wait until all lines are in the store, or until writing has failed too often."""
         if self._thread is None:
             return
         with self._changed:
@@ -63,7 +61,7 @@ class EventLog:
         self._thread, self._closing = None, False
 
     def _run(self) -> None:
-        tries = _TRIES_AT_THE_END
+        tries = _FINAL_TRIES
         while tries:
             with self._changed:
                 self._changed.wait_for(lambda: self._new or self._closing)
@@ -74,19 +72,19 @@ class EventLog:
                 with self._changed:
                     self._new = new + self._new
                     tries -= self._closing
-                    self._changed.wait_for(lambda: False, AGAIN_S)
+                    self._changed.wait_for(lambda: False, RETRY_PAUSE_S)
 
     def _put(self, new: bytes) -> bool:
         try:
-            lines = self._before() if self._lines is None else self._lines
+            lines = self._read_earlier() if self._lines is None else self._lines
             self._store.put(self._key, lines + new)
         except KineticError:
             return False
         self._lines = lines + new
         return True
 
-    def _before(self) -> bytes:
-        """The events of earlier attempts, which another process may have written."""
+    def _read_earlier(self) -> bytes:
+        """Return the events of earlier attempts, which another process may have written."""
         try:
             return self._store.get(self._key)
         except NotFound:

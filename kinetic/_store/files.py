@@ -1,7 +1,7 @@
-"""Local files: reading regular files only, and writing atomically.
+"""Local files: read regular files only, write atomically.
 
-In: paths. Out: content; an error at once for anything else than a file: a FIFO, for example, could
-block a reader forever.
+Opening anything but a regular file fails at once: a FIFO, for example, could block a reader
+forever.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP, errno.ELOOP)
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 CHUNK_BYTES = 1 << 20
 _FEW_INODES = 8
-"""Fewer free ones are none: what could not be written may have been several files."""
+"""With fewer free inodes a disk counts as out of inodes: the failed write may have been of several
+files."""
 
 
 def make_below(folder: Path, base: Path) -> None:
-    """Create a folder and its parents below a base, private to their owner, but never the base: a
-    store that was removed while in use must stay so.
+    """Create a folder and its parents below a base, private to their owner. The base itself is
+    never created: a store that was removed while in use must stay removed.
 
     Raises:
-        FileNotFoundError: the base is gone.
+        FileNotFoundError: the base does not exist.
     """
     for name in folder.relative_to(base).parts:
         base /= name
@@ -40,7 +41,7 @@ def open_regular(path: str | Path) -> FileIO:
     """Open a regular file for reading.
 
     Raises:
-        IsADirectoryError: it is not a regular file.
+        IsADirectoryError: the path is not a regular file.
     """
     try:
         file = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
@@ -55,7 +56,7 @@ def open_regular(path: str | Path) -> FileIO:
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether a folder's entry leads to a regular file; a link that loops leads to none."""
+    """True if a folder's entry is a regular file or a link to one; a looping link is not."""
     try:
         return entry.is_file()
     except OSError as error:
@@ -68,7 +69,7 @@ def content(path: str | Path) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        IsADirectoryError: it is not a regular file.
+        IsADirectoryError: the path is not a regular file.
     """
     with open_regular(path) as file:
         return file.readall()
@@ -81,14 +82,14 @@ def chunks(file: FileIO) -> Iterator[bytes]:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data."""
+    """Write all of the data, in several calls if the kernel takes only a part."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 class Sink:
-    """A file that is written under a temporary name."""
+    """The open file of `write_atomically`, still under its temporary name."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         import hashlib  # needed only to fetch
@@ -102,7 +103,8 @@ class Sink:
         """Append a part; return its length.
 
         Raises:
-            StoreError: it cannot be written; StoreFull if the disk is full.
+            StoreFull: the disk is full.
+            StoreError: the part cannot be written.
         """
         self.digest.update(part)
         try:
@@ -120,12 +122,13 @@ class Sink:
 
 @contextmanager
 def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
-    """Write a file atomically, readable by its owner only: it gets its name when the `with` block
-    ends without an exception.
+    """Write a file atomically, readable by its owner only. The file gets its name when the `with`
+    block ends without an exception.
 
     Raises:
-        CorruptRecord: the content has another digest.
-        StoreError: it cannot be written; StoreFull if the disk is full.
+        CorruptRecord: the content has another digest than `sha256`.
+        StoreFull: the disk is full.
+        StoreError: the file cannot be written.
     """
     temporary = path.with_name(f".{os.getpid()}-{os.urandom(8).hex()}")
     try:
@@ -134,7 +137,7 @@ def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
             yield sink
         if sha256 and (digest := sink.digest.hexdigest()) != sha256:
             raise CorruptRecord(
-                f"What was stored for {path.name} is not what was sent: its digest is {digest}, "
+                f"The stored content of {path.name} is not what was sent: its digest is {digest}, "
                 f"not {sha256}. Submit the job again."
             )
         try:
@@ -147,7 +150,7 @@ def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
 
 
 def save(path: Path, parts: Iterable[bytes], *, sha256: str = "") -> None:
-    """Write the parts to a file; raises like `write_atomically`."""
+    """Write the parts to a file, like `write_atomically`."""
     with write_atomically(path, sha256=sha256) as sink:
         for part in parts:
             sink.write(part)
@@ -163,17 +166,17 @@ def _create_file(path: Path, temporary: Path) -> FileIO:
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
     if error.errno in FULL:
-        return StoreFull(f"Could not write {path}: {shortage(path.parent)}. Free some.")
+        return StoreFull(f"Could not write {path}: {shortage(path.parent)}. Free some space.")
     return StoreError(f"Could not write {path}: {error.strerror or error}.")
 
 
 def shortage(folder: str | Path) -> str:
-    """Say what is left no more of on a disk that is full."""
+    """Explain whether a full disk lacks space or inodes, as a clause for an error message."""
     with suppress(OSError):
         disk = os.statvfs(folder)
         if disk.f_files and disk.f_favail < _FEW_INODES and disk.f_bavail:
-            return "no inodes are left: the disk holds as many files as it can (`df -i`)"
-    return "no space is left"
+            return "no inodes are left on the disk, so it takes no more files (see `df -i`)"
+    return "no space is left on the disk"
 
 
 def _not_a_file(path: str | Path) -> IsADirectoryError:

@@ -1,17 +1,16 @@
 """The lock between submissions (shared) and the garbage collection of content (exclusive).
 
-In: a store. Out: a lock, held for a `with` block.
-
-A submission sends only the content that the store lacks, and writes its plan, which names the
-content, last. A sweep between the two would find that content unused. The lock is the kernel's: it
-is released when its process ends, however it ends.
+A submission sends only the content that the store lacks, and then writes its plan, which names the
+content. A sweep between the two steps would remove that content as unused. The lock is the
+kernel's: it is released however its process ends.
 
 A store without a folder has no lock, and a lease could outlive its holder or expire too early.
-There a submission renews what it finds and relies on (`Store.renew`), and a sweep removes what was
-not written or renewed for `content_age_s` and is in no plan: first the records of trees, which
-vouch for the rest. Content is listed before plans are read. So a sweep takes away from a job only
-what was a week old, was renewed after that list, and is named by a plan that was written after the
-plans were read: its host says that it is missing, and to submit the job again.
+Submissions to it renew the existing content that they rely on (`Store.renew`). A sweep removes
+content that is in no plan and was not written or renewed for `content_age_s`; it begins with the
+records of trees, which vouch for the rest. It lists content before it reads plans. So a job loses
+content to a sweep only if the content was a week old, was renewed after that list, and its plan was
+written after the plans were read. The job's host then reports the missing content and asks to
+submit the job again.
 """
 
 from __future__ import annotations
@@ -25,29 +24,30 @@ from kinetic._store.base import FRESH_S, Store, folder_of, is_near
 from kinetic._system import locks
 from kinetic.errors import StoreError
 
-SUBMISSIONS_TAKE_S, _LOOK_S = 60.0, 0.05
-"""How long a sweep waits for submissions to end, and how often it looks."""
+SUBMISSIONS_TAKE_S, _POLL_S = 60.0, 0.05
+"""How long a sweep waits for submissions to end, and the pause between its tries, in seconds."""
 
 
 def content_age_s(store: Store) -> float:
-    """How long content that no plan names is kept."""
+    """Return the age, in seconds, at which unused content is removed."""
     return FRESH_S if is_near(store) else 7 * FRESH_S
 
 
 @contextmanager
 def lock_for_submission(store: Store) -> Iterator[None]:
-    """Hold while content is looked up, sent, and named by a plan. Waits for a sweep, never for
-    another submission."""
+    """Hold the shared lock while content is looked up, sent and named by a plan. Waits for a
+    sweep, never for another submission."""
     with _hold_lock(store, exclusive=False):
         yield
 
 
 @contextmanager
 def lock_for_sweep(store: Store) -> Iterator[None]:
-    """Hold while unused content is removed. Waits for submissions to end.
+    """Hold the exclusive lock while unused content is removed. Waits for submissions to end.
 
     Raises:
-        StoreError: they have not, in `SUBMISSIONS_TAKE_S`: one may be of a process that is stopped.
+        StoreError: submissions did not end within `SUBMISSIONS_TAKE_S`; one of them may belong to
+            a stopped process.
     """
     with _hold_lock(store, exclusive=True):
         yield
@@ -57,7 +57,7 @@ def lock_for_sweep(store: Store) -> Iterator[None]:
 def _hold_lock(store: Store, *, exclusive: bool) -> Iterator[None]:
     folder = folder_of(store)
     descriptor = None if folder is None else _open(str(folder))
-    if descriptor is None:  # no folder, or none yet: nothing to sweep
+    if descriptor is None:  # no folder, or not created yet: nothing to sweep
         yield
         return
     try:
@@ -68,7 +68,7 @@ def _hold_lock(store: Store, *, exclusive: bool) -> Iterator[None]:
 
 
 def _open(root: str) -> int | None:
-    """Open the root itself: a folder can be locked like a file, without a lock file to clean up."""
+    """Open the root folder to lock it, so that no lock file needs cleaning up; None if missing."""
     try:
         return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -98,8 +98,8 @@ def _await_submissions(descriptor: int, root: str) -> None:
     while not locks.try_hold(descriptor):
         if time.monotonic() > until:
             raise StoreError(
-                f"Others have submitted to {root}, or removed from it, for the last "
-                f"{SUBMISSIONS_TAKE_S:g} s, and what they need must not be removed meanwhile. Try "
-                "again later; if one was stopped at that (Ctrl-Z), continue it (fg) or end it."
+                f"The store {root} has been in use by other submissions or cleanups for "
+                f"{SUBMISSIONS_TAKE_S:g} s, so nothing was removed. Try again later; if one of "
+                "these processes is stopped (Ctrl-Z), continue it (fg) or end it."
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

@@ -1,11 +1,9 @@
 """A store in a bucket of Google Cloud Storage, or below a prefix in it.
 
-In: keys and bytes. Out: bytes.
-
-Each call is one request, or few: `get`, `fetch`, `has` and small objects take one; more than 8 MiB
-are sent in chunks of 16 MiB; `list` takes one for each thousand keys; `delete` lists, then deletes
-each object. The bucket itself keeps all promises: an object appears when it is whole, and can be
-created only if there is none.
+Each call is one request or few: `get`, `fetch`, `has` and `put` of small objects take one; more
+than 8 MiB are sent in chunks of 16 MiB; `list` takes one per thousand keys; `delete` lists, then
+deletes each object. The bucket itself keeps the promises of `Store`: an object appears when it is
+whole, and can be created on condition that it does not exist.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from kinetic.errors import UsageError
 
 _AT_ONCE = 32
 _DELETED_AT_ONCE = 8
-"""Few: removing many jobs makes many of these calls at once."""
+"""Few, because removing many jobs makes many of these calls at once."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MAX_NAME_BYTES = 1024
 
@@ -35,10 +33,10 @@ class GcsStore:
 
     Args:
         uri: gs://bucket or gs://bucket/prefix.
-        patience_s: for how long a request that the service cannot answer is repeated.
+        patience_s: for how long a failing request is repeated.
 
     Raises:
-        UsageError: it is not the address of a bucket.
+        UsageError: the URI is not the address of a bucket.
     """
 
     def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
@@ -53,18 +51,18 @@ class GcsStore:
 
     @property
     def uri(self) -> str:
-        """The bucket, and the prefix if there is one."""
+        """The address of the bucket, with the prefix if there is one."""
         return self._uri
 
     def with_progress(self, on_sent: Callable[[int], None]) -> GcsStore:
-        """Return the same store, which reports how much it sends."""
+        """Return the same store, which reports the progress of uploads."""
         same = copy.copy(self)
         same._on_sent = on_sent
         return same
 
     @property
     def calls_at_once(self) -> int:
-        """Many: each is a request over the network."""
+        """The number of calls to make at once: many, since each waits for the network."""
         return _AT_ONCE
 
     def get(self, key: str) -> bytes:
@@ -101,22 +99,22 @@ class GcsStore:
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects were deleted."""
         name = self._name(prefix)
-        # "0" follows "/": from the key itself to the last one below.
+        # "0" follows "/" in ASCII: this lists the key itself and everything below it.
         blobs = self._bucket.list(name, end=f"{name}0")
         names = [b.name for b in blobs if b.name == name or b.name.startswith(f"{name}/")]
         return sum(at_once(self._bucket.delete, names, _DELETED_AT_ONCE))
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists; if so it counts as written recently. Takes a second
-        request if it was not written or renewed for a day."""
+        """Count the key as written recently; return whether it exists. Takes a second request if
+        the object was not written or renewed for a day."""
         return self._bucket.renew(self._name(key), FRESH_S)
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the next part of all keys that have parts below the prefix and that one."""
+        """Yield the names of the "folders" directly below the prefix, sorted."""
         return self._bucket.folders(f"{self._name(prefix)}/")
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` yields, with sizes and times."""
+        """Yield the keys below the prefix like `list`, with sizes and times."""
         for blob in self._bucket.list(f"{self._name(prefix)}/"):
             yield Entry(blob.name.removeprefix(self._prefix), blob.size_bytes, blob.updated_at)
 
@@ -130,27 +128,27 @@ class GcsStore:
         try:
             size_bytes = len(name.encode())
         except UnicodeEncodeError as error:
-            raise UsageError(f"{key!r} is not a key of a store: it is not valid text.") from error
+            raise UsageError(f"{key!r} is not a valid key: it is not valid Unicode.") from error
         if size_bytes > _MAX_NAME_BYTES:
             raise UsageError(
-                f"{key!r} is not a key of this store: with its prefix it is {size_bytes} bytes "
-                f"long, and a bucket takes {_MAX_NAME_BYTES}."
+                f"{key!r} is too long for the store {self._uri}: {size_bytes} bytes with the "
+                f"store's prefix, where a bucket takes {_MAX_NAME_BYTES}."
             )
         return name
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Return the name of the bucket and what follows it in a gs:// URI.
+    """Split a gs:// URI into the name of its bucket and the rest.
 
     Raises:
-        UsageError: it is not the address of a bucket.
+        UsageError: the URI is not the address of a bucket.
     """
     name, _, rest = uri.removeprefix("gs://").partition("/")
     rest = rest.rstrip("/")
     if not uri.startswith("gs://") or not _NAME.fullmatch(name):
         raise UsageError(
-            f"{uri!r} does not name a bucket. Write gs://bucket/path; names of buckets have lower-"
-            "case letters, digits, '-', '_' and '.'."
+            f"{uri!r} does not name a bucket. Write gs://bucket/path, where the name of the bucket "
+            "consists of lower-case letters, digits, '-', '_' and '.'."
         )
     if rest:
         check_key(rest)

@@ -2,10 +2,9 @@
 
 In: a store, the beginning of an id. Out: `JobRef`s.
 
-Reading the reference of each job is fast in a folder and slow over a network. A store without a
-folder keeps, beside each reference, empty objects whose keys encode what lists show: of the
-reference, and later of the end. They are a cache: a missing, damaged or stale one only makes a list
-slower.
+Reading the reference of each job is fast in a folder and slow over a network. So other stores also
+have empty objects whose keys encode the reference and, later, the end of a job: listing the keys
+lists the jobs. These entries are a cache: a missing, damaged or stale one only makes a list slower.
 """
 
 from __future__ import annotations
@@ -36,12 +35,11 @@ _LONGEST_KEY_BYTES = 900
 
 
 class JobListing(NamedTuple):
-    """All jobs.
+    """The jobs of a store.
 
     Attributes:
-        refs: newest first.
-        endings: for jobs known to have ended without reading their outcome: an excerpt of its
-            document.
+        refs: the jobs, newest first.
+        endings: excerpts of outcomes, by job id, for jobs whose entry says that they have ended.
     """
 
     refs: list[JobRef]
@@ -49,12 +47,12 @@ class JobListing(NamedTuple):
 
 
 def refs(store: Store) -> list[JobRef]:
-    """Return the references of all jobs, newest first; damaged ones are skipped with a warning."""
+    """Return the references of all jobs, newest first. Warn about damaged ones and skip them."""
     return list_jobs(store).refs
 
 
 def list_jobs(store: Store) -> JobListing:
-    """Return all jobs; damaged references are skipped with a warning."""
+    """List all jobs. Warn about damaged references and skip them."""
     if is_near(store):
         listed = JobListing(_readable(store, _keys(store)), {})
     else:
@@ -64,7 +62,7 @@ def list_jobs(store: Store) -> JobListing:
 
 
 def read_refs(store: Store, job_ids: Collection[str]) -> dict[str, JobRef]:
-    """Return the references of these jobs, by id, as far as they exist and are sound."""
+    """Return the references of these jobs by id, without missing and damaged ones."""
     wanted = {layout.JobKeys(job_id).ref for job_id in job_ids}
     if is_near(store):
         refs = _readable(store, [key for key in _keys(store) if key in wanted])
@@ -84,12 +82,12 @@ def add(store: Store, ref: JobRef) -> None:
 
 
 def remove(store: Store, job_id: str) -> None:
-    """Remove the reference of a job and its records."""
+    """Remove a job: its records and its reference."""
     store.delete(layout.JobKeys(job_id).prefix)
     _unlist(store, job_id)
-    # After the records, so that an interrupted removal can be found and repeated.
+    # The reference goes after the records, so that an interrupted removal can be repeated.
     store.delete(layout.JobKeys(job_id).ref)
-    # Somebody may have judged the job meanwhile, who was to find its reference gone.
+    # Another process may have judged the job meanwhile, and written its outcome.
     store.delete(layout.JobKeys(job_id).prefix)
 
 
@@ -115,27 +113,28 @@ def ids(store: Store) -> list[str]:
 
 
 def find(store: Store, text: str) -> JobRef:
-    """Return the job with this id, or the only one whose id begins like this.
+    """Return the job with this id, or the only one whose id begins with the text.
 
     Raises:
-        NotFound: no id begins like this; `suggestions` has the nearest.
-        UsageError: several do, or the text cannot be an id.
+        NotFound: no id begins with the text; `suggestions` has the nearest ids.
+        UsageError: several ids begin with the text, or it cannot be an id.
         CorruptRecord: the reference is damaged.
     """
     wanted = _check_id(text)
     try:
         return _read_ref(store, layout.JobKeys(wanted).ref)
     except NotFound:
-        pass  # What follows is no consequence of this.
+        pass  # not in the handler: later errors must not be chained to this one
     return _read_ref(store, layout.JobKeys(_find_only(wanted, store)).ref)
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
-    """Like `find`, to stop or remove the job; in a folder the reference may be damaged or lost.
+    """Find a job in order to stop or remove it: like `find`, but in a folder the reference may be
+    damaged or lost.
 
     Raises:
-        NotFound, UsageError: as above.
-        CorruptRecord: the reference is damaged, and only it knows where the job runs.
+        NotFound, UsageError: as in `find`.
+        CorruptRecord: the reference is damaged, and only it says where the job runs.
     """
     try:
         return find(store, text)
@@ -153,13 +152,13 @@ def find_to_end(store: Store, text: str) -> JobRef:
 def _check_id(text: str) -> str:
     if not isinstance(text, str) or not _ID.fullmatch(text.strip().lower()):
         raise UsageError(
-            f"{text!r} is not a job id. Ids look like job-1a2b3c4d, and their beginning is enough."
+            f"{text!r} is not a job id. Ids look like job-1a2b3c4d; the beginning of one is enough."
         )
     return text.strip().lower()
 
 
 def _keys(store: Store) -> list[str]:
-    """The keys of all references, including entries that are not files."""
+    """Return the keys of all references, including those whose entry is not a file."""
     return [*store.list(layout.REFS), *_list_misplaced(store)]
 
 
@@ -186,18 +185,18 @@ def _find_only(wanted: str, store: Store) -> str:
     if matching:
         raise UsageError(
             f"{wanted!r} is the beginning of {len(matching)} ids: "
-            f"{name_some(matching, _MOST_IDS)}. Write one more letter."
+            f"{name_some(matching, _MOST_IDS)}. Write more of the id."
         )
     if wanted.startswith("grp-"):
         raise NotFound(
-            f"{wanted} is the id of a batch: `kinetic jobs list --group {wanted}` shows its jobs. "
-            "`kinetic jobs status`, `cancel` and `cleanup` take it, too."
+            f"{wanted} is the id of a batch. `kinetic jobs list --group {wanted}` lists its jobs; "
+            "`kinetic jobs status`, `cancel` and `cleanup` also take the id of a batch."
         )
     nearest = _find_nearest(wanted, existing)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise NotFound(
         f"There is no job {wanted!r} in the store {store.uri}.{hint} `kinetic jobs list --all` "
-        "shows all jobs.",
+        "lists all jobs.",
         suggestions=nearest,
     )
 
@@ -214,7 +213,7 @@ def _unlist(store: Store, job_id: str) -> None:
 
 
 def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
-    """A key that encodes the document; "" if it would be too long."""
+    """Return a key that encodes the document; "" if it would be too long."""
     import zlib  # not needed for a store in a folder
     from base64 import urlsafe_b64encode
 
@@ -224,7 +223,7 @@ def _entry(job_id: str, kind: str, document: Mapping[str, Any]) -> str:
 
 
 def _decode_key(key: str, kind: str) -> dict[str, Any] | None:
-    """The document encoded in a key; None if it is damaged or of another kind."""
+    """Return the document encoded in a key; None if the key is damaged or of another kind."""
     import zlib
     from base64 import urlsafe_b64decode
 
@@ -240,7 +239,7 @@ def _read_listing(store: Store) -> JobListing:
     prefixes = [layout.REFS, layout.LISTED]
     keys, entries = at_once(lambda p: list(store.list(p)), prefixes, store.calls_at_once)
     keys_by_id = {_id(key): key for key in keys}
-    entries_of: dict[str, list[JobRef]] = {}
+    entry_refs: dict[str, list[JobRef]] = {}
     endings: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
         job_id = entry.split("/")[1]
@@ -249,9 +248,9 @@ def _read_listing(store: Store) -> JobListing:
         elif job_id in keys_by_id and (document := _decode_key(entry, _REF)) is not None:
             with suppress(CorruptRecord):
                 if (ref := _parse_ref(document)).job_id == job_id:
-                    entries_of.setdefault(job_id, []).append(ref)
-    # Of two entries, one was left over by a writer that was killed.
-    cached = {job_id: refs[0] for job_id, refs in entries_of.items() if len(refs) == 1}
+                    entry_refs.setdefault(job_id, []).append(ref)
+    # If a job has two entries, a killed writer left one of them: read the reference instead.
+    cached = {job_id: refs[0] for job_id, refs in entry_refs.items() if len(refs) == 1}
     uncached = [key for job_id, key in keys_by_id.items() if job_id not in cached]
     return JobListing([*cached.values(), *_readable(store, uncached)], endings)
 
@@ -265,7 +264,7 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
     try:
         return _read_ref(store, key)
     except NotFound:
-        return None  # removed since it was listed
+        return None  # The job was removed since it was listed.
     except CorruptRecord as damage:
         import logging  # needed only here
 

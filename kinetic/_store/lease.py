@@ -1,10 +1,10 @@
 """The right to write a folder of checkpoints, which one process has at a time.
 
 One record names the owner: its job, process, machine and a beat, a number that it counts up while
-it lives. An owner whose record has not changed for `SILENT_S` is gone. In a folder of this machine
-the record's file is locked, too, and no beat is needed: the kernel frees the lock however its owner
-ends. Each beat replaces the one before only: an owner that was suspended writes nothing over its
-successor's record.
+it lives. An owner whose record has not changed for `SILENT_S` is dead. In a folder of this machine
+the owner also locks the record's file and needs no beat: the kernel frees the lock however the
+owner ends. A beat only replaces the previous beat, so an owner that was suspended never overwrites
+its successor's record.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ RECORD = "kinetic-owner.json"
 KEY = f"kinetic-owner/{RECORD}"
 BEAT_S = 10.0
 SILENT_S = 35.0
-"""An owner that has not counted up for so long is gone."""
+"""An owner without a new beat for so long is dead."""
 _SAME_JOB_S = 20.0
-"""How long the attempt before this one may take to be gone."""
+"""How long to wait for the end of the same job's previous attempt."""
 _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}
-"""What this process owns: its own record locks do not keep it out, and looking would free them."""
+"""The leases of this process. Its own record locks do not exclude it, and opening and closing a
+locked file again would free its lock."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who writes.
+    """The owner of a lease.
 
     Attributes:
         job_id: the job, or "" outside of jobs.
-        token: of this lease alone.
-        process: its id, on its own machine.
-        machine: the name of that.
-        beat: counted up while it lives.
+        token: a random text, different for each lease.
+        process: the id of the process.
+        machine: the name of its machine.
+        beat: a number that the owner counts up while it lives.
     """
 
     job_id: str
@@ -58,29 +59,29 @@ class Owner:
     beat: int = 0
 
     def __str__(self) -> str:
-        who = self.job_id or "a process without a job"
-        return f"{who} (process {self.process} on {self.machine})"
+        writer = self.job_id or "a process without a job"
+        return f"{writer} (process {self.process} on {self.machine})"
 
 
 class Lease:
-    """A right that one process has, until it is released.
+    """A right to write that one process has until it releases it.
 
     Args:
-        place: of the record.
-        what: may be written by the owner alone; as messages name it.
-        me: who asks.
+        record: the record of the owner.
+        target: the folder or URI that the owner alone may write, as messages name it.
+        me: the process that acquires the lease.
         sleep: waits so many seconds.
     """
 
     def __init__(
         self,
-        place: InFolder | InStore,
-        what: str,
+        record: InFolder | InStore,
+        target: str,
         me: Owner,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._place = place
-        self._what = what
+        self._record = record
+        self._target = target
         self._me = me
         self._sleep = sleep
         self._ended = threading.Event()
@@ -90,89 +91,89 @@ class Lease:
         self._lost = ""
 
     def acquire(self) -> Owner | None:
-        """Become the owner; return the one before, if it ended without saying so.
+        """Become the owner; return the previous owner if it ended without a release.
 
         Raises:
-            CheckpointInUse: another job writes here.
+            CheckpointInUse: another job has the lease.
             CheckpointError: the record cannot be written.
         """
         try:
             return self._acquire()
         except OSError as error:
             raise CheckpointError(
-                f"The {self._what} cannot be written to: {error.strerror or error}."
+                f"The {self._target} cannot be written to: {error.strerror or error}."
             ) from error
 
     def _acquire(self) -> Owner | None:
         waited_s = 0.0
-        while not self._place.take():
-            owner, _ = self._place.read()
+        while not self._record.take():
+            owner, _ = self._record.read()
             if owner is None or owner.job_id != self._me.job_id or waited_s >= _SAME_JOB_S:
                 raise self._in_use(owner)
-            self._sleep(_POLL_S)  # an attempt of this job that is being ended
+            self._sleep(_POLL_S)  # The previous attempt of this job is being ended.
             waited_s += _POLL_S
         try:
             owner, before = self._watch_owner()
-            if not self._place.replace(before, self._me):
-                raise self._in_use(self._place.read()[0])
+            if not self._record.replace(before, self._me):
+                raise self._in_use(self._record.read()[0])
         except BaseException:
-            self._place.free(remove=False)
+            self._record.free(remove=False)
             raise
         self._is_mine = True
-        if self._place.counts:
+        if self._record.needs_beats:
             count = functools.partial(count_up, self._beat, self._ended, BEAT_S)
             threading.Thread(target=count, name="kinetic-lease", daemon=True).start()
         return owner
 
     def _watch_owner(self) -> tuple[Owner | None, Any]:
-        """The record of an owner that is gone."""
-        owner, record = self._place.read()
-        if owner is None or not self._place.counts or owner.job_id == self._me.job_id != "":
-            return owner, record
+        """Return the record once its owner is dead; raise `CheckpointInUse` at its next beat."""
+        owner, content = self._record.read()
+        if owner is None or not self._record.needs_beats or owner.job_id == self._me.job_id != "":
+            return owner, content
         waited_s = 0.0
         while waited_s < SILENT_S:
             self._sleep(_POLL_S)
             waited_s += _POLL_S
-            now, record = self._place.read()
+            now, content = self._record.read()
             if now is None:
-                return None, record
+                return None, content
             if now != owner:
                 raise self._in_use(now)
-        return owner, record
+        return owner, content
 
     def _in_use(self, owner: Owner | None) -> CheckpointInUse:
-        who = "another process" if owner is None else str(owner)
+        writer = "another process" if owner is None else str(owner)
         return CheckpointInUse(
-            f"The {self._what} is being written by {who}. Wait until that "
-            "ends, or stop it (`kinetic jobs cancel`), or give this training a folder of its own.",
+            f"The {self._target} is being written by {writer}. Wait until that process ends, stop "
+            "its job (`kinetic jobs cancel`), or give this training a folder of its own.",
             job_id="" if owner is None else owner.job_id,
         )
 
     def check(self) -> None:
-        """Check that nobody has taken the folder over, or removed it.
+        """Check that this process still has the lease.
 
         Raises:
-            CheckpointInUse: somebody has taken it over.
-            CheckpointError: it was removed.
+            CheckpointInUse: another process has taken it over.
+            CheckpointError: the folder or the record was removed.
         """
         if self._lost:
             raise CheckpointInUse(self._lost)
-        if not self._place.is_there():
+        if not self._record.exists():
             raise CheckpointError(
-                f"The {self._what} was removed, or its {RECORD}: another "
-                "job may write there now, so nothing more is saved. Start this job again."
+                f"The {self._target} was removed, or its {RECORD}, so nothing more is saved: "
+                "another job may write there now. Start this job again."
             )
 
     def release(self) -> None:
-        """Let others write. Idempotent."""
+        """Give up the lease, so that other processes can acquire it. Idempotent."""
         with self._end() as was_mine, contextlib.suppress(OSError, KineticError):
             if was_mine:
-                mine = self._place.read()[0]
-                self._place.free(remove=mine is not None and mine.token == self._me.token)
+                mine = self._record.read()[0]
+                self._record.free(remove=mine is not None and mine.token == self._me.token)
 
     @contextlib.contextmanager
     def _end(self) -> Iterator[bool]:
-        """End to count up: one that does so now would write over the next owner. Yield whether this
+        """Stop the beats, which would overwrite the next owner's record. Yield whether this process
         was the owner until now."""
         self._ended.set()
         with self._writing:
@@ -180,30 +181,30 @@ class Lease:
             yield was_mine
 
     def _beat(self, number: int) -> bool:
-        """Count up; return whether somebody else has become the owner."""
+        """Write a beat; return True if the beats must end."""
         with self._writing:
             return self._ended.is_set() or self._write_beat(number)
 
     def _write_beat(self, number: int) -> bool:
         beat = replace(self._me, beat=number)
-        if self._place.renew(self._written, beat):
+        if self._record.renew(self._written, beat):
             self._written = beat
             return False
-        owner, _ = self._place.read()
+        owner, _ = self._record.read()
         if owner is not None and owner.token == self._me.token:
             self._written = owner  # The answer to an earlier beat was lost.
             return False
-        who = "somebody" if owner is None else str(owner)
+        writer = "another process" if owner is None else str(owner)
         self._lost = (
-            f"The {self._what} was taken over by {who}, while "
-            "this job did not answer. Nothing more is saved."
+            f"The {self._target} was taken over by {writer} while this job did not respond. "
+            "Nothing more is saved."
         )
         return True
 
 
 def count_up(beat: Callable[[int], object], ended: threading.Event, every_s: float) -> None:
-    """Show that this process lives, where the kernel's locks say little: call `beat` with 1, 2, ...
-    until it says that this is over. One that fails is no end: the next may arrive."""
+    """Call `beat` with 1, 2, ... every so many seconds until it returns True or `ended` is set. A
+    failed beat is skipped: the next one may succeed."""
     for number in itertools.count(1):
         if ended.wait(every_s):
             return
@@ -228,17 +229,17 @@ class InFolder:
     """A record in a folder of this machine.
 
     Attributes:
-        counts: whether an owner that is not locked out has to count up.
+        needs_beats: true for a folder shared by machines, where the lock may not exclude an owner.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORD
-        self._name = f"{os.getpid()} {os.path.realpath(self._path)}"  # A fork holds no such lock.
+        self._name = f"{os.getpid()} {os.path.realpath(self._path)}"  # A fork inherits no lock.
         self._fd = -1
-        self.counts = machine.is_shared_folder(folder)
+        self.needs_beats = machine.is_shared_folder(folder)
 
     def take(self) -> bool:
-        """Lock the file; return False when somebody else has."""
+        """Lock the file; return False if another process or lease holds the lock."""
         if self._name in _own:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,8 +252,8 @@ class InFolder:
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
-        """Return the record, and what `replace` takes. Read through the descriptor that holds the
-        lock, which another one would free."""
+        """Return the record, and None for `replace`. The owner reads through the descriptor that
+        holds the lock: closing another descriptor would free it."""
         if self._fd >= 0:
             return _parse_owner(os.pread(self._fd, 1 << 16, 0)), None
         if self._name in _own:
@@ -262,29 +263,29 @@ class InFolder:
         return None, None
 
     def is_held(self) -> bool:
-        """Whether a process has locked the file."""
+        """True if a process has locked the file."""
         return self._name in _own or locks.is_record_held(self._path)
 
-    def is_there(self) -> bool:
-        """Whether the locked file still has its name. File systems of a network may number a file
-        anew, or fail for a moment: what is written next meets that, too."""
+    def exists(self) -> bool:
+        """True if the locked file still has its name. Network file systems may renumber a file or
+        fail for a moment: then also True, since the next write meets a real failure."""
         try:
             named = self._path.stat()
         except FileNotFoundError:
             return False
         except OSError:
             return True
-        return self.counts or os.path.samestat(named, os.fstat(self._fd))
+        return self.needs_beats or os.path.samestat(named, os.fstat(self._fd))
 
     def replace(self, before: Any, owner: Owner) -> bool:
-        """Write; the lock keeps others out."""
+        """Write the owner and return True: the lock excludes other writers."""
         _own[self._name] = owner
         self._write(owner)
         return True
 
     def renew(self, before: Owner, owner: Owner) -> bool:
-        """Write if the record is still this process's; return whether it is. A file system of a
-        network may have given the lock to a machine that has taken the folder over."""
+        """Write the owner if the record is still this process's; return whether it is. A network
+        file system may have given the lock to a machine that has taken the folder over."""
         current = self.read()[0]
         is_own = current is not None and current.token == before.token
         if not is_own or not locks.try_hold_record(self._fd):
@@ -293,15 +294,15 @@ class InFolder:
         return True
 
     def _write(self, owner: Owner) -> None:
-        """Write in place; who reads meanwhile, on another machine, never finds it empty: an empty
-        record has no owner."""
+        """Write in place, so that readers on other machines never read an empty record: that would
+        mean no owner."""
         content = _encode_owner(owner)
         os.pwrite(self._fd, content, 0)
         os.ftruncate(self._fd, len(content))
 
     def free(self, *, remove: bool) -> None:
-        """Unlock; with `remove`, empty the file, which stays: who waits for its lock has it
-        open."""
+        """Unlock the file; with `remove`, empty it first. The file stays, because processes that
+        wait for its lock have it open."""
         if self._fd >= 0:
             if remove:
                 os.ftruncate(self._fd, 0)
@@ -313,52 +314,54 @@ class InFolder:
 class InStore:
     """A record in a bucket, or another store without a folder."""
 
-    counts = True
+    needs_beats = True
 
     def __init__(self, store: Swaps) -> None:
         self._store = store
 
     def take(self) -> bool:
-        """Nothing can be locked."""
+        """Return True: a store has no locks."""
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
-        """Return the record, and its content, which `replace` takes."""
+        """Return the record, and its content for `replace`."""
         try:
             content = self._store.get(KEY)
         except NotFound:
             return None, None
         return _parse_owner(content), content
 
-    def is_there(self) -> bool:
-        """The thread that counts up looks."""
+    def exists(self) -> bool:
+        """Return True: the next beat notices a missing record."""
         return True
 
     def replace(self, before: Any, owner: Owner) -> bool:
-        """Write if the object is still what was seen: one of several wins."""
+        """Write the owner if the content is still `before`: one of several processes wins."""
         content = _encode_owner(owner)
         if before is None:
             return self._store.put(KEY, content, if_absent=True)
         return self._store.swap(KEY, before, content)
 
     def renew(self, before: Owner, owner: Owner) -> bool:
-        """Write if the object is what this process has written last; return whether it is: an
-        owner that was suspended must not write over the next one."""
+        """Write the owner if the record is the one that this process wrote last; return whether it
+        is. An owner that was suspended must not overwrite its successor."""
         return self._store.swap(KEY, _encode_owner(before), _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
-        """With `remove`, delete the object."""
+        """Delete the record, with `remove`."""
         if remove:
             self._store.delete(KEY)
 
 
-def place_of(directory: str) -> InFolder | InStore:
-    """Return the record of a folder or URI."""
+def open_record(directory: str) -> InFolder | InStore:
+    """Return the record of a folder or URI, without reading it."""
     if "://" not in directory or directory.startswith("file://"):
         return InFolder(Path(directory.removeprefix("file://")))
     from kinetic._store.open import open_store
 
     store = open_store(directory)
     if not isinstance(store, Swaps):
-        raise CheckpointError(f"The store {store.uri} cannot hold a lease.")
+        raise CheckpointError(
+            f"Checkpoints cannot be written to {store.uri}: it has no compare-and-swap for a lease."
+        )
     return InStore(store)

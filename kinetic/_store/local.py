@@ -1,13 +1,11 @@
 """A store in a folder of this machine.
 
-In: keys and bytes. Out: bytes.
-
 Everything below the root is private to its owner (folders 0700, files 0600). Writes are atomic:
 they go to a private file in `.tmp` below the root, which is then renamed, or linked if the name
 must not exist yet.
 """
 
-# A Path per blob would cost as much as the calls themselves.
+# Strings, because a Path per object would cost as much as the calls themselves.
 # ruff: noqa: PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH114, PTH116, PTH120
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ class LocalStore:
 
     Args:
         root: the folder.
-        existing: never create it, nor the folder of a job in it: a running job must not recreate
-            what was removed.
-        sweeps: remove what killed writers have left, at the first write.
+        existing: never create the folder, nor the folder of a job in it: a running job must not
+            recreate a store or a job that was removed.
+        sweeps: remove temporary files of killed writers at the first write.
     """
 
     calls_at_once = 1
@@ -61,32 +59,32 @@ class LocalStore:
         return f"LocalStore({self._text!r})"
 
     def check(self) -> None:
-        """Refuse a folder that others own or can write to, and warn of one that others can read.
+        """Refuse a folder that others own or can write to; warn about one that others can read.
 
         Raises:
-            StoreError: it must not be used; the message says how to fix it.
+            StoreError: the folder must not be used; the message says how to fix it.
         """
         privacy.check(self._text)
 
     @property
     def uri(self) -> str:
-        """Root of the store, from which `open_store` opens it again."""
+        """The path of the folder, as `open_store` takes it."""
         return self._text
 
     def as_existing(self) -> Self:
-        """Return the same store, which makes neither its folder nor that of a job."""
+        """Return the same store, which creates neither its folder nor that of a job."""
         same = copy.copy(self)
         same._existing = True
         return same
 
     def remove_if_empty(self) -> None:
-        """Remove the folders of a store that has nothing any more."""
+        """Remove the store's own folders if nothing is left in them."""
         for name in (layout.JOBS, _TEMPORARY, ""):
             with suppress(OSError):
                 os.rmdir(f"{self._text}/{name}")
 
     def folder(self) -> Path:
-        """Return the folder, whether it exists or not."""
+        """Return the store's folder, whether it exists or not."""
         return self._root
 
     def path(self, key: str) -> Path:
@@ -169,11 +167,11 @@ class LocalStore:
             return _remove(self._hide(path))
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists. Its times stay."""
+        """Return whether the key exists. Nothing is renewed: submissions lock the folder."""
         return self.has(key)
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the names of the folders in a folder, including empty ones."""
+        """Yield the names of the folders directly below the prefix, sorted, also empty ones."""
         folder = self._locate(prefix)
         try:
             with _translate_errors(f"list {prefix!r}", self._text), os.scandir(folder) as entries:
@@ -183,29 +181,29 @@ class LocalStore:
         yield from sorted(names)
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` yields, with sizes and times."""
+        """Yield the keys below the prefix like `list`, with sizes and times."""
         for key in self.list(prefix):
-            with suppress(FileNotFoundError):  # removed since it was listed
+            with suppress(FileNotFoundError):  # The object was removed since it was listed.
                 info = os.stat(self._locate(key))
                 yield Entry(key, info.st_size, info.st_mtime)
 
     def _hide(self, path: str) -> str:
-        """Move a folder away atomically, if possible, so that no reader sees it half deleted."""
+        """Move a folder to `.tmp`, so that no reader sees it half deleted; return its new path."""
         if not os.path.isdir(path) or os.path.islink(path):
             return path
         self._make_temporary()
-        away = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
+        hidden = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
         try:
-            os.rename(path, away)
-        except OSError:  # already gone, or a mount point
+            os.rename(path, hidden)
+        except OSError:  # removed meanwhile, or a mount point
             return path
-        return away
+        return hidden
 
     def _locate(self, key: str) -> str:
         parts = check_key(key)
         if parts[0] == _TEMPORARY:
             raise UsageError(
-                f"{key!r} is not a key of a store: {_TEMPORARY!r} is for unfinished writes. Choose "
+                f"{key!r} is not a valid key: {_TEMPORARY!r} is for unfinished writes. Choose "
                 "another name."
             )
         return f"{self._text}/{key}"
@@ -226,7 +224,7 @@ class LocalStore:
 
     def _make_temporary(self) -> None:
         self._make(f"{self._text}/{_TEMPORARY}")
-        self.check()  # Another user may have made it first.
+        self.check()  # Another user may have created the root first.
 
     def _sweep_once(self) -> None:
         if not self._swept and privacy.check(self._text):
@@ -283,11 +281,11 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
             raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
         raise
     except OSError as error:
-        error.__suppress_context__ = True  # What was tried before says nothing to the user.
+        error.__suppress_context__ = True  # An earlier failed try says nothing to the user.
         if error.errno in files.FULL:
             raise StoreFull(
-                f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some, or set "
-                "KINETIC_HOME elsewhere."
+                f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some space, "
+                "or set KINETIC_HOME to a folder on another disk."
             ) from error
         if error.errno in _DENIED:
             raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
@@ -312,7 +310,7 @@ def _open_source(path: Path) -> FileIO:
     try:
         return FileIO(path)
     except OSError as error:
-        raise StoreError(f"Could not read {path}, which was to be stored: {error}.") from error
+        raise StoreError(f"Could not read {path} to store it: {error}.") from error
 
 
 def _give_name(temporary: str, target: str, if_absent: bool) -> bool:
@@ -327,7 +325,7 @@ def _give_name(temporary: str, target: str, if_absent: bool) -> bool:
         if error.errno in _NO_LINKS:
             raise StoreError(
                 f"Could not write {target}: its file system has no hard links. Set KINETIC_HOME to "
-                "a local disk."
+                "a folder on a local disk."
             ) from error
         raise
     return True
@@ -354,7 +352,7 @@ def _make_private(folder: str, root: str, *, makes_root: bool = True) -> None:
 
 
 def _sweep(folder: str, older_than: float) -> None:
-    """Remove what killed processes left behind, if it is too old to be in use."""
+    """Remove entries that are too old to be in use: killed processes left them behind."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.stat(follow_symlinks=False).st_mtime < older_than:

@@ -1,13 +1,12 @@
-"""A host's output where it is kept: in two files of a folder, or in numbered objects.
+"""A host's output in the store: two files in a folder, or numbered objects.
 
 In: offsets; the growing files of one host. Out: segments (see `_core.log_format`).
 
-An agent writes files in any case, on its own disk where the store is no folder. From there a thread
-sends what was appended: at once after a quiet moment, otherwise about every second, or as often as
-a store keeps up with whose calls cost nothing. To keep a job of days at thousands of objects
-instead of millions, the newest segment is rewritten with more output until it is large or old; so a
-follower also finds in one look what was sent since its last one. A killed agent loses at most the
-output since it last sent.
+An agent always writes files, on its own disk if the store is no folder. From there a thread sends
+the new output: at once after a quiet moment, otherwise about every second, or as fast as the store
+answers if its calls are free. The newest segment is rewritten with more output until it is large
+or old, so a job of several days makes thousands of objects instead of millions, and a follower
+reads everything new in one poll. A killed agent loses at most the output since it last sent.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ from kinetic.errors import CorruptRecord, NotFound, StoreError
 _log = logging.getLogger("kinetic.storage")
 
 PAUSE_S = 0.5
-"""The pause between two segments, while there are few."""
+"""The pause between the first `FEW` segments."""
 FEW = 40
-"""This many segments are written only once where calls are paid for: the output of the first
+"""Where calls are paid for, this many segments are never rewritten: the output of the first
 minute."""
 LONGEST_PAUSE_S = 1.0
-"""The pause after that. A bucket allows one write per second to the same object:
+"""The pause between later segments. A bucket allows one write per second to the same object:
 https://cloud.google.com/storage/quotas#objects"""
 SEGMENT_BYTES = 4 << 20
 GROWS_BYTES = 1 << 14
 GROWS_S = 10.0
-"""A segment that is larger or older than this is not rewritten any more."""
-LOOK_BACK_EVERY_S = 10.0
-"""How often a reader looks again at a segment that should be final: a slow store may have taken
-long to write it."""
+"""A segment that is larger or older than this is final."""
+REREAD_EVERY_S = 10.0
+"""The pause between a reader's reads of a segment that should be final: a slow store may have
+taken long to write it."""
 RECORDS_AT_ONCE = SEGMENT_BYTES // 64
 BACK_BYTES = 1 << 16
-"""How much of a file is read at once when it is read from its end."""
+"""The size of a piece when a file is read from its end."""
 
 
 def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
-    """Return the output of one host in one attempt that has this key in a folder; it may not exist
-    yet.
+    """Return the output of one host in one attempt, which may not exist yet.
 
-    `read` returns segments with what follows an offset, in order: as much as is read at once, none
-    if nothing does. `to_end` also finds what is there only if nothing more is written.
+    `log_key` is the key that the log has in a folder. `read` returns the segments that follow an
+    offset, in order: as many as are read at once, none at the end. With `to_end` it also returns
+    bytes without a record, which is right only after the writer has ended.
     """
     if (folder := folder_of(store)) is None:
         return ObjectLog(store, log_key)
@@ -61,9 +60,9 @@ def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
 
 
 class FileLog:
-    """Output in a folder: one segment that grows, in two files. Bytes that no record covers, since
-    the index is damaged or was cut short, are read with `to_end` only; a log without an index, such
-    as metrics, is read as it is."""
+    """Output in a folder: one growing segment in two files. Bytes without a record, after a damaged
+    or truncated index, are read with `to_end` only. A log without an index, such as metrics, is
+    read as it is."""
 
     def __init__(self, log: Path, index: Path) -> None:
         self._paths = (log, index)
@@ -73,7 +72,7 @@ class FileLog:
         self._open()
 
     def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
-        """Return at most about `SEGMENT_BYTES`, but at least one chunk."""
+        """Return a segment of at most about `SEGMENT_BYTES`, but of at least one chunk."""
         if not self._open():
             return ()
         records, most = self._read_ahead(offset), offset + SEGMENT_BYTES
@@ -87,7 +86,7 @@ class FileLog:
         return (Segment(offset, tuple(covered), data),)
 
     def _read_ahead(self, offset: int) -> list[Record]:
-        """Records of what follows the offset, unless one before is damaged."""
+        """Return the records after the offset, up to the first damaged one."""
         if self._index < 0:
             return []
         if offset != self._offset:
@@ -104,7 +103,7 @@ class FileLog:
         return self._buffered
 
     def read_back(self) -> Iterator[Segment]:
-        """Yield segments of `BACK_BYTES`, cut anywhere."""
+        """Yield segments of `BACK_BYTES`, the last one first. They may begin within a line."""
         end = os.fstat(self._log).st_size if self._open() else 0
         while end > 0:
             begin = max(end - BACK_BYTES, 0)
@@ -116,12 +115,12 @@ class FileLog:
         if self._index < 0:
             return ()
         first = self._find_record(begin)
-        size = self._find_record(end) + RECORD.size - first  # of a chunk that goes on as well
+        size = self._find_record(end) + RECORD.size - first  # includes a chunk that crosses the end
         return tuple(decode_records(os.pread(self._index, max(size, 0), first)))
 
     def _find_record(self, offset: int) -> int:
-        """Where in the index the first record lies that ends after the offset; 0 if a record on the
-        way is damaged."""
+        """Return the position in the index of the first record that ends after the offset; 0 if a
+        record on the way is damaged."""
         low, high = 0, os.fstat(self._index).st_size // RECORD.size
         while low < high:
             middle = (low + high) // 2
@@ -132,11 +131,11 @@ class FileLog:
         return low * RECORD.size
 
     def _open(self) -> bool:
-        """Open the files that exist by now; return whether there is output."""
+        """Open the files that exist by now; return whether the log does."""
         if self._log < 0:
-            self._log = _open_if_there(self._paths[0])
+            self._log = _open_existing(self._paths[0])
         if self._index < 0:
-            self._index = _open_if_there(self._paths[1])
+            self._index = _open_existing(self._paths[1])
         return self._log >= 0
 
     def close(self) -> None:
@@ -148,7 +147,7 @@ class FileLog:
         self._log = self._index = -1
 
 
-def _open_if_there(path: Path) -> int:
+def _open_existing(path: Path) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -160,7 +159,7 @@ def _open_if_there(path: Path) -> int:
 
 
 class ObjectLog:
-    """Output in a store that is no folder: a segment per object."""
+    """Output in a store that is no folder: one object per segment."""
 
     def __init__(
         self, store: Store, log_key: str, *, clock: Callable[[], float] = time.monotonic
@@ -170,12 +169,12 @@ class ObjectLog:
         self._clock = clock
         self._begins: list[int] | None = None
         self._newest: int | None = None
-        self._grew_at, self._looked_back_at = clock(), 0.0
+        self._grew_at, self._reread_at = clock(), 0.0
         self._damaged: set[int] = set()
 
     def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
-        """Look once: for the segments that are known to be there, as many as the store reads at
-        once; after the last of them for the next one, and the one before if it may have grown."""
+        """Poll the store once: for as many listed segments as it reads at once; after the last one,
+        for the next segment and for the newest one, if that may have grown."""
         if self._begins is None:
             all_begins = list_begins(self._store, self._log_key)
             self._begins = all_begins[max(sum(begin <= offset for begin in all_begins) - 1, 0) :]
@@ -196,14 +195,14 @@ class ObjectLog:
     def _guess(self, offset: int, to_end: bool) -> list[int]:
         now = self._clock()
         is_quiet = now - self._grew_at >= 2 * GROWS_S and not to_end
-        if self._newest is None or (is_quiet and now - self._looked_back_at < LOOK_BACK_EVERY_S):
+        if self._newest is None or (is_quiet and now - self._reread_at < REREAD_EVERY_S):
             return [offset]
-        self._looked_back_at = now
+        self._reread_at = now
         return [self._newest, offset]
 
     def _get(self, begins: Sequence[int]) -> tuple[list[Segment], int | None]:
-        """The segments up to the first that is missing or damaged, and where that one begins if it
-        is damaged."""
+        """Return the segments before the first missing or damaged one, and the offset of that one
+        if it is damaged."""
         keys = {begin: key_of(self._log_key, begin) for begin in begins}
         contents = get_many(self._store, list(keys.values()))
         segments: list[Segment] = []
@@ -214,13 +213,13 @@ class ObjectLog:
                 segments.append(Segment.decode(begin, contents[key]))
             except CorruptRecord as damage:
                 if begin not in self._damaged:
-                    _log.warning("%s: %s It is skipped.", self._log_key, damage)
+                    _log.warning("%s: a segment of output is skipped: %s", self._log_key, damage)
                 self._damaged.add(begin)
                 return segments, begin
         return segments, None
 
     def read_back(self) -> Iterator[Segment]:
-        """Yield all segments, the last one first; damaged ones are skipped."""
+        """Yield all segments, the last one first, without damaged ones."""
         for begin in reversed(list_begins(self._store, self._log_key)):
             with contextlib.suppress(NotFound, CorruptRecord):
                 yield _get_segment(self._store, self._log_key, begin)
@@ -230,13 +229,13 @@ class ObjectLog:
 
 
 def list_begins(store: Store, log_key: str) -> list[int]:
-    """Return where the segments begin that are there, in order."""
+    """Return the offsets of the existing segments, in order."""
     names = (key.rpartition("/")[2] for key in store.list(f"{log_key}.d"))
     return [int(name) for name in names if name.isdecimal()]
 
 
 def key_of(log_key: str, begin: int) -> str:
-    """Return the key of the segment that begins there."""
+    """Return the key of the segment that begins at this offset."""
     return f"{log_key}.d/{begin:016d}"
 
 
@@ -250,10 +249,10 @@ def _last_segment(store: Store, log_key: str) -> Segment:
 
 
 def add_lines(store: Store, log_key: str, text: str, time_ns: int) -> None:
-    """Add kinetic's own lines to the output of a host that writes no more.
+    """Add kinetic's own lines to the output of a host that has ended.
 
     Raises:
-        StoreError: the store does not accept them.
+        StoreError: the lines cannot be written.
     """
     last = _last_segment(store, log_key)
     lead = "\n" if last.data and not last.data.endswith(b"\n") else ""
@@ -263,12 +262,12 @@ def add_lines(store: Store, log_key: str, text: str, time_ns: int) -> None:
 
 
 class SegmentWriter:
-    """Sends what is appended to the files of one host.
+    """A thread that sends the growing output files of one host to a store.
 
     Args:
         store: the destination.
         log_key: the key that the log would have in a folder.
-        files: `log` and `log.idx`, which it only reads.
+        files: `log` and `log.idx`, opened for reading only.
         clock: seconds; for tests.
     """
 
@@ -291,7 +290,7 @@ class SegmentWriter:
         self._pending: Segment | None = None
         self._newest: Segment | None = None
         self._newest_since = 0.0
-        self._base = 0  # Where in the stored output the files begin.
+        self._base = 0  # The offset in the stored output at which the files begin.
         self._read_to = self._sent = 0
         self._thread = threading.Thread(target=self._run, name="kinetic-segments", daemon=True)
 
@@ -302,7 +301,7 @@ class SegmentWriter:
     def flush(self, patience_s: float = 10.0, *, to_end: bool = False) -> bool:
         """Send everything appended so far; return False if the store did not accept it in time.
 
-        `to_end` includes bytes without a record: use it when nothing more will be appended.
+        `to_end` includes bytes without a record: use it when the host has ended.
         """
         give_up_at = time.monotonic() + patience_s
         while not self._send(to_end=to_end):
@@ -312,11 +311,11 @@ class SegmentWriter:
         return True
 
     def wake(self) -> None:
-        """Something was appended."""
+        """Wake the sending thread: output was appended."""
         self._is_new.set()
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Send the rest, and stop."""
+        """Stop the thread and send the rest."""
         self._closing.set()
         self._is_new.set()
         if self._thread.is_alive():
@@ -335,22 +334,22 @@ class SegmentWriter:
             self._closing.wait(pause_of(self._store, self._clock() - began_at, usual_s))
 
     def _send(self, *, to_end: bool = False) -> bool:
-        """Send what was appended; return whether the store accepted it. The rest is retried."""
+        """Send the new output; return False if the store did not accept it, to be retried."""
         with self._lock:
             try:
                 while (segment := self._pending or self._next(to_end)) is not None:
-                    # Retried unchanged: the store may have accepted it despite the error. For the
-                    # same reason it must not grow: the first try may still be under way.
+                    # A retry sends the same segment: the store may have accepted it despite the
+                    # error. It must not grow later either: the first try may still be under way.
                     is_first_try, self._pending = self._pending is None, segment
                     self._put(segment, may_grow=is_first_try)
                     self._pending = None
             except (StoreError, NotFound) as error:
-                _log.info("output could not be sent, and will be sent later: %s", error)
+                _log.info("could not send output, which will be retried: %s", error)
                 return False
             return True
 
     def _next(self, to_end: bool) -> Segment | None:
-        """The next segment, or the newest one, grown."""
+        """Return the next segment, or the newest one with the output that followed it."""
         segments, newest = self._files.read(self._read_to, to_end=to_end), self._newest
         if not segments:
             return None
@@ -367,7 +366,7 @@ class SegmentWriter:
         elif not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
             # Written by an earlier agent that was killed: continue after its output.
             self._base = _last_segment(self._store, self._log_key).end - self._read_to
-            return  # _next makes it again with the new base
+            return  # _next returns the same output again, with the new base
         self._read_to = segment.end - self._base
         self._sent += 1
         if self._newest is None:

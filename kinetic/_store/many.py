@@ -1,9 +1,7 @@
 """Many calls of a store at once.
 
-In: a store, keys. Out: what each call returned.
-
-Threads hide the latency of a store's calls (`Store.calls_at_once` > 1); in a folder they would only
-make calls slower.
+Threads hide the latency of a store's calls (`Store.calls_at_once` > 1). For a folder there are
+none: they would only make calls slower.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 FILE_THREADS = 4
-"""How many read files at once: hashing and file access release the GIL."""
+"""The number of threads that read files: hashing and file access release the GIL."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -29,14 +27,14 @@ def has_many(store: Store, keys: Collection[str]) -> set[str]:
     """Return which of the keys exist."""
     wanted = list(keys)
     answers = at_once(store.has, wanted, store.calls_at_once)
-    return {key for key, is_there in zip(wanted, answers, strict=True) if is_there}
+    return {key for key, exists in zip(wanted, answers, strict=True) if exists}
 
 
 def renew_many(store: Store, keys: Collection[str]) -> set[str]:
     """Renew the keys; return which of them exist."""
     wanted = list(keys)
     answers = at_once(store.renew, wanted, store.calls_at_once)
-    return {key for key, is_there in zip(wanted, answers, strict=True) if is_there}
+    return {key for key, exists in zip(wanted, answers, strict=True) if exists}
 
 
 def get_many(store: Store, keys: Collection[str]) -> dict[str, bytes]:
@@ -61,7 +59,7 @@ def put_many(
 ) -> set[str]:
     """Write contents by key, in no order; return the keys that this call wrote.
 
-    If one fails, any of the others may have been written.
+    If one of them fails, any others may have been written.
     """
     items = list(contents.items())
     wrote = at_once(lambda item: store.put(*item, if_absent=if_absent), items, store.calls_at_once)
@@ -69,18 +67,18 @@ def put_many(
 
 
 def put_content(store: Store, key: str, parts: Sequence[bytes]) -> bool:
-    """Write content under its digest's key, or renew what is there; return whether
-    this call wrote."""
+    """Write content under its digest's key, or renew an existing object; return whether this call
+    wrote."""
     while not store.put(key, iter(parts), if_absent=True):
-        if store.renew(key):  # else it was swept in between
+        if store.renew(key):  # else a sweep removed it in between
             return False
     return True
 
 
 def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
-    """Return `act` of each item, run on this many threads; after the first exception no further
-    items are begun. One after the other where the main thread has ended: Python lets no pool begin
-    anything then."""
+    """Call `act` with each item on this many threads; return the results in order. The first
+    exception propagates, and no further items are begun. After the end of the main thread Python
+    allows no pools, so the calls are made one after another."""
     if threads < 2 or len(items) < 2 or (pool := _open_pool(threads)) is None:
         return [act(item) for item in items]
     size = -(-len(items) // (threads * 8))
@@ -88,12 +86,12 @@ def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
     futures: list[Future[list[R]]] = []
     with pool:
         with suppress(RuntimeError):
-            for few in portions:
-                futures.append(pool.submit(lambda few: [act(item) for item in few], few))
+            for portion in portions:
+                futures.append(pool.submit(lambda items: [act(item) for item in items], portion))
         try:
             answers = [answer for future in futures for answer in future.result()]
             rest = portions[len(futures) :]
-            return [*answers, *(act(item) for few in rest for item in few)]
+            return [*answers, *(act(item) for portion in rest for item in portion)]
         finally:
             for future in futures:
                 future.cancel()

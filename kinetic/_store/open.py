@@ -1,7 +1,4 @@
-"""Opening a store by its address: the only module that knows all kinds of stores.
-
-In: a path, or a URI whose scheme is in the table. Out: a `Store`.
-"""
+"""Opening a store by its address: the only module that knows all kinds of stores."""
 
 from __future__ import annotations
 
@@ -14,31 +11,32 @@ from kinetic.errors import UsageError
 
 
 def open_store(uri: str | Path, *, existing: bool = False) -> Store:
-    """Open the store with this address; creates nothing. If it is `existing` and a folder, what was
-    removed of it stays so, see `LocalStore`.
+    """Open the store with this address, a path or a URI; create nothing.
+
+    With `existing`, a folder that was removed is not created again (see `LocalStore`).
 
     Raises:
-        UsageError: it is not the address of a store.
+        UsageError: the address is not that of a store.
         StoreError: the folder belongs to another user, or others can write to it.
     """
     text = str(uri)
     scheme, separator, rest = text.partition("://")
     if not text or "\0" in text:
         raise UsageError(
-            f"{text!r} does not name a store. Give the path of a folder, or a gs:// URI."
+            f"{text!r} is not the address of a store. Use the path of a folder or a gs:// URI."
         )
     if not separator:
         return _open_folder(Path(text), existing=existing)
     if scheme not in _SCHEMES:
         raise UsageError(
-            f"No store is known for {scheme}:// in {text!r}. Give the path of a folder, "
-            "file:///path, or a gs:// URI."
+            f"{text!r} is not the address of a store: the scheme {scheme}:// is unknown. Use the "
+            "path of a folder, file:///path or a gs:// URI."
         )
     return _SCHEMES[scheme](text, rest)
 
 
 def as_existing(store: Store) -> Store:
-    """Return the store as `open_store` opens an existing one."""
+    """Return the store as `open_store` with `existing` opens it."""
     return store.as_existing() if isinstance(store, LocalStore) else store
 
 
@@ -54,7 +52,8 @@ def _local_path(uri: str, rest: str) -> Path:
     host, _, path = rest.partition("/")
     if host not in ("", "localhost") or not path:
         raise UsageError(
-            f"{uri!r} is not a folder of this machine. Write file:///path, with three slashes."
+            f"{uri!r} does not name a folder of this machine. Write file:///path, with three "
+            "slashes."
         )
     return Path("/" + unquote(path))
 
@@ -81,4 +80,4 @@ _SCHEMES: dict[str, Callable[[str, str], Store]] = {
     "ray+http": _ray_folder,
     "ray+https": _ray_folder,
 }
-"""By the scheme of the URI: opens a store from the whole URI and what follows "://"."""
+"""Functions that open a store, by scheme. They take the whole URI and its part after "://"."""

@@ -1,5 +1,4 @@
-"""Whether a folder may be used as a store: its content is unpickled and run, so only its owner may
-write there.
+"""Check that only its owner can write to a store's folder: its content is unpickled and run.
 
 In: a folder, which may be missing. Out: nothing, a warning, or an error that says how to fix it.
 """
@@ -15,10 +14,10 @@ _warned: set[str] = set()
 
 
 def check(root: str) -> bool:
-    """Check the folder, and warn once if others can read it; return whether it exists.
+    """Check the folder and warn once if others can read it; return whether it exists.
 
     Raises:
-        StoreError: it belongs to another user, or others can write to it.
+        StoreError: the folder belongs to another user, or others can write to it.
     """
     try:
         facts = os.stat(root)  # noqa: PTH116 - a Path would take as long as the call
@@ -30,12 +29,12 @@ def check(root: str) -> bool:
         return True
     if fault := fault_of(root, facts):
         raise StoreError(fault)
-    looks = 0o005 if _is_own_group(facts.st_gid) else 0o055
-    if facts.st_mode & looks and root not in _warned:
+    readable = 0o005 if _is_own_group(facts.st_gid) else 0o055
+    if facts.st_mode & readable and root not in _warned:
         _warned.add(root)
         import logging  # needed only here
 
-        message = "kinetic: Others can look into the store %s (mode %o). Run: chmod 700 %s"
+        message = "kinetic: Others can read the store %s (mode %o). Run: chmod 700 %s"
         logging.getLogger("kinetic.storage").warning(
             message, root, stat.S_IMODE(facts.st_mode), _quote_path(root)
         )
@@ -43,28 +42,28 @@ def check(root: str) -> bool:
 
 
 def fault_of(root: str, facts: os.stat_result) -> str:
-    """Why the folder must not be used, and what to do about it; "" if it may be."""
+    """Explain why the folder must not be used and how to fix it; return "" if it may be used."""
     if facts.st_uid != os.geteuid():
         return (
-            f"The store {root} belongs to {_user(facts.st_uid)}, and this is "
+            f"The store {root} belongs to {_user(facts.st_uid)}, but you are "
             f"{_user(os.geteuid())}: its owner could run code as you. Set KINETIC_STORE to a "
             f"folder of your own, or run this as {_user(facts.st_uid)}."
         )
     if others := _writers(facts):
         mode = stat.S_IMODE(facts.st_mode)
-        # One such as /tmp is meant for all.
+        # A sticky folder such as /tmp is shared on purpose: do not suggest to change its mode.
         own = f"Set KINETIC_STORE to a folder of your own, such as {root}/kinetic-{os.geteuid()}."
         private = f"Run: chmod 700 {_quote_path(root)}"
         return (
-            f"The store {root} can be written to by {others} (mode {mode:o}), who could run code "
-            f"as you. {own if facts.st_mode & stat.S_ISVTX else private}"
+            f"The store {root} is writable by {others} (mode {mode:o}), who could run code as you. "
+            f"{own if facts.st_mode & stat.S_ISVTX else private}"
         )
     return ""
 
 
 def _writers(facts: os.stat_result) -> str:
-    """Who else can write there, or "". The sticky bit does not help: it does not stop others from
-    adding files."""
+    """Name who else can write to the folder, or return "". The sticky bit does not help: others
+    can still add files."""
     if facts.st_mode & stat.S_IWOTH:
         return "everybody"
     if facts.st_mode & stat.S_IWGRP and not _is_own_group(facts.st_gid):
@@ -73,7 +72,7 @@ def _writers(facts: os.stat_result) -> str:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether it is the user's private group: of the same name, and without other members."""
+    """True if the group is the user's private one: same name, no other members."""
     import grp
 
     name = _user(os.geteuid())

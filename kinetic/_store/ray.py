@@ -1,9 +1,9 @@
 """A store in a folder of a Ray cluster's head, reached through the cluster's dashboard alone.
 
-The folder lies below the head's logs, which the dashboard shows: reading needs nothing but the
-cluster. What changes something is a request to the store server (`_host.ray.store_server`), a
-program on the head, which does it as `LocalStore` does; so all promises are those of a folder. It
-lives as long as the head.
+The folder lies below the head's logs, which the dashboard shows, so reading needs nothing but the
+cluster. Each change is a request to the store server (`_host.ray.store_server`), a program on the
+head that acts like `LocalStore`; so the store keeps the promises of a folder. It lives as long as
+the head.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from kinetic.errors import (
 )
 
 PART_BYTES = 8 << 20
-"""Of larger content, one request takes as much: each lies in the memory of the control store."""
+"""The size of one request for larger content: requests lie in the memory of the control store."""
 ANSWERED_WITHIN_S = 60.0
-_SEND_AGAIN_S = 1.0
-_LOOK_AFTER_S = 5.0
-"""Of silence, after which the store server may be gone."""
-_LOOK_AGAIN_S = 25.0
-"""Time for one that was started again."""
+_RESEND_PAUSE_S = 1.0
+_REVIVE_AFTER_S = 5.0
+"""The silence after which the store server may have ended."""
+_RESTART_TAKES_S = 25.0
 _AT_ONCE = 8
 _POLLS_S = (0.01, 0.02, 0.05, 0.1)
 _ERRORS: dict[str, type[KineticError]] = {
     kind.__name__: kind for kind in (StoreError, StoreFull, UsageError, NotFound)
 }
 _CHECKED_FIRST_BYTES = 64 << 10
-_MOST_SEEN = 1000
+_MOST_EXISTING = 1000
 
 
 class RayStore:
@@ -56,8 +55,8 @@ class RayStore:
 
     Args:
         uri: ray+http://host:8265, or ray+https://.
-        api: the dashboard's; made from the address unless given.
-        sleep, clock: for tests.
+        api: the dashboard's API; by default one for the address.
+        sleep, clock: replaced by tests.
     """
 
     calls_at_once = _AT_ONCE
@@ -77,17 +76,17 @@ class RayStore:
         self._clock = clock
         self._head = ""
         self._existing: set[str] = set()
-        """Keys that were there when they were read last."""
+        """Keys that existed at their last read."""
 
     def __repr__(self) -> str:
         return f"RayStore({self._uri!r})"
 
     @property
     def uri(self) -> str:
-        """The dashboard's address, marked as that of a store."""
+        """The dashboard's address, with "ray+" before its scheme."""
         return self._uri
 
-    # --- what the dashboard shows
+    # --- reads, through the dashboard
 
     def get(self, key: str) -> bytes:
         """Return the content of the key."""
@@ -103,39 +102,38 @@ class RayStore:
 
     def has(self, key: str) -> bool:
         """Return whether the key exists."""
-        place = _place(key)
-        return place in self._list(glob.escape(place))
+        path = _log_path(key)
+        return path in self._list(glob.escape(path))
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the keys below the prefix, sorted; "" is the whole store."""
-        place = _place(prefix) if prefix else ray_protocol.CONTENT
-        return iter(self._walk(place))
+        return iter(self._walk(_log_path(prefix) if prefix else ray_protocol.CONTENT))
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the next part of all keys that have parts below the prefix and that one."""
-        paths = self._list(f"{glob.escape(_place(prefix))}/*")
+        """Yield the names of the "folders" directly below the prefix, sorted."""
+        paths = self._list(f"{glob.escape(_log_path(prefix))}/*")
         names = (PurePosixPath(path).name for path in paths if path.endswith("/"))
         yield from sorted(filter(ray_protocol.is_whole_part, names))
 
-    def _walk(self, place: str) -> Sequence[str]:
-        paths = self._list(f"{glob.escape(place)}/**/*")
+    def _walk(self, folder: str) -> Sequence[str]:
+        paths = self._list(f"{glob.escape(folder)}/**/*")
         keys = [path.removeprefix(f"{ray_protocol.CONTENT}/") for path in paths if path[-1] != "/"]
         return sorted(ray_protocol.key_of(key) for key in keys if not key.startswith(".tmp/"))
 
     def _read(self, key: str, write: Callable[[bytes], object]) -> None:
-        is_there = False
-        # Where there is no file, the dashboard logs a traceback.
+        exists = False
+        # Check first: the dashboard logs a traceback for a missing file.
         if key in self._existing or self.has(key):
             self._existing.discard(key)
-            # Of a file that was deleted since, Ray sends an error or, seldom, nothing.
+            # If the file was deleted since, Ray sends an error or, seldom, nothing.
             with _translate_errors(f"read {key!r}", self._uri), suppress(NotFound):
-                for part in self._api.read_log(self._find_head(), _place(key)):
-                    is_there = True
+                for part in self._api.read_log(self._find_head(), _log_path(key)):
+                    exists = True
                     write(part)
-            is_there = is_there or self.has(key)
-        if not is_there:
+            exists = exists or self.has(key)
+        if not exists:
             raise NotFound(f"The store {self._uri} has nothing under {key!r}.")
-        if len(self._existing) >= _MOST_SEEN:
+        if len(self._existing) >= _MOST_EXISTING:
             self._existing.clear()
         self._existing.add(key)
 
@@ -143,7 +141,7 @@ class RayStore:
         with _translate_errors("list", self._uri):
             try:
                 return self._api.list_logs(self._find_head(), pattern)
-            except BackendUnavailable:  # the head may be another one by now
+            except BackendUnavailable:  # the head may have been replaced
                 self._head = ""
                 return self._api.list_logs(self._find_head(), pattern)
 
@@ -152,11 +150,11 @@ class RayStore:
             heads = [node for node in self._api.nodes() if node.is_head]
             if not heads:
                 raise BackendUnavailable(f"The Ray cluster at {self._api.address} has no head.")
-            # Ray may take one for dead that is only slow.
+            # Ray may report a head as dead that is only slow.
             self._head = max(heads, key=lambda node: node.is_alive).node_id
         return self._head
 
-    # --- what the store server does
+    # --- changes, made by the store server
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
@@ -183,11 +181,11 @@ class RayStore:
         return int(self._ask({"do": "delete", "prefix": ray_protocol.path_of(prefix)}))
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists; it counts as written now."""
+        """Count the key as written now; return whether it exists."""
         return bool(self._ask({"do": "renew", "key": ray_protocol.path_of(key)}))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` yields, with sizes and times."""
+        """Yield the keys below the prefix like `list`, with sizes and times."""
         for path, *rest in self._ask({"do": "entries", "prefix": ray_protocol.path_of(prefix)}):
             yield Entry(ray_protocol.key_of(path), *rest)
 
@@ -197,7 +195,7 @@ class RayStore:
         return bool(self._ask(request, old + new))
 
     def _ask(self, request: ray_protocol.Request, data: bytes = b"") -> Any:
-        # By their names the store server knows the order of one writer's requests.
+        # Ids begin with the time: the store server sorts one writer's requests by name.
         request_id = f"{time.time_ns():016x}{os.urandom(8).hex()}"
         with _translate_errors("write", self._uri):
             package = ray_protocol.pack_request(request, data)
@@ -208,8 +206,8 @@ class RayStore:
         return response["value"]
 
     def _send_package(self, name: str, package: bytes) -> None:
-        """Send it, again while the dashboard does not answer: it is the same request, and what a
-        function returned after days must not be lost for the trouble of a moment."""
+        """Send a package, and resend it while the dashboard does not answer: a short outage must
+        not lose the value of a function that ran for days. The server runs a request once."""
         give_up_at = self._clock() + ANSWERED_WITHIN_S
         while True:
             try:
@@ -217,11 +215,11 @@ class RayStore:
             except BackendUnavailable:
                 if self._clock() > give_up_at:
                     raise
-            self._sleep(_SEND_AGAIN_S)
+            self._sleep(_RESEND_PAUSE_S)
 
     def _find_response(self, request_id: str) -> Sequence[str] | StoreError:
-        """Return the names of its response, of which there is one at most; where the dashboard does
-        not answer, why: the store server may have the request all the same."""
+        """Return the paths of the response's file, at most one. An unavailable dashboard is
+        returned as an error, not raised: the store server may have the request all the same."""
         try:
             return self._list(f"{ray_protocol.RESPONSES}/{request_id}=*")
         except StoreError as error:
@@ -229,7 +227,7 @@ class RayStore:
 
     def _await_response(self, request_id: str) -> dict[str, Any]:
         asked_at = self._clock()
-        look_at = asked_at + _LOOK_AFTER_S
+        revive_at = asked_at + _REVIVE_AFTER_S
         died = ""
         polls = iter(_POLLS_S)
         pause_s = 0.0
@@ -245,10 +243,10 @@ class RayStore:
             if now > asked_at + ANSWERED_WITHIN_S:
                 silence = StoreError(_explain_silence(self._uri, died))
                 raise names if isinstance(names, StoreError) else silence
-            if now > look_at:
+            if now > revive_at:
                 with suppress(BackendUnavailable):
                     died = store_servers.revive_server(self._api) or died
-                look_at = now + (_LOOK_AGAIN_S if died else _LOOK_AFTER_S)
+                revive_at = now + (_RESTART_TAKES_S if died else _REVIVE_AFTER_S)
             pause_s = next(polls, pause_s)
             self._sleep(pause_s)
 
@@ -256,18 +254,17 @@ class RayStore:
 def _explain_silence(uri: str, died: str) -> str:
     if died:
         return (
-            f"The server of the store {uri} ended ({died}), and does not answer since it was "
-            "started again. `ray job logs` of the job of this name says more; the next write "
-            "tries again."
+            f"The server of the store {uri} ended ({died}) and has not answered since its restart. "
+            "`ray job logs` of that job says more; the next write tries again."
         )
     return (
-        f"The server of the store {uri} does not answer. Either the head of the Ray cluster is "
-        "overloaded: try again later; or the store server hangs: `ray job stop` its job "
-        "(kinetic-store-server-…), and the next write starts it again."
+        f"The server of the store {uri} does not answer. If the head of the Ray cluster is "
+        "overloaded, try again later. If the store server hangs, run `ray job stop` for its job "
+        "(kinetic-store-server-…): the next write starts it again."
     )
 
 
-def _place(key: str) -> str:
+def _log_path(key: str) -> str:
     return f"{ray_protocol.CONTENT}/{ray_protocol.path_of(key)}"
 
 

@@ -1,7 +1,4 @@
-"""Sources and targets of transfers to and from a store that is no folder.
-
-In: bytes. Out: bytes; the progress of an upload.
-"""
+"""Sources and targets of transfers to and from a store that is no folder."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from kinetic._store import files
 from kinetic.errors import StoreError, StoreFull
 
 IN_MEMORY_BYTES = 16 << 20
-"""Of what comes in parts, more than this goes to the disk."""
+"""The most that is held in memory of content that comes in parts; more of it goes to disk."""
 
 
 class Memory(io.BytesIO):
-    """Where a download goes that is kept in memory: what `files.Sink` is for others."""
+    """A target in memory for a download, with the interface of `files.Sink`."""
 
     def restart(self) -> None:
         """Discard everything written so far."""
@@ -29,7 +26,7 @@ class Memory(io.BytesIO):
 
 
 class ProgressStream:
-    """A stream to upload, which reports each byte once."""
+    """A stream to upload, which reports each byte once even if it is read again for a retry."""
 
     def __init__(self, stream: IO[bytes], on_sent: Callable[[int], None]) -> None:
         self.stream = stream
@@ -39,7 +36,7 @@ class ProgressStream:
         self.tell = stream.tell
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read; what is read again, for another try, is not reported again."""
+        """Read from the stream, and report bytes that are read for the first time."""
         part = self.stream.read(size)
         if (at := self.stream.tell()) > self._reported_bytes:
             self._on_sent(at - self._reported_bytes)
@@ -49,30 +46,30 @@ class ProgressStream:
 
 @contextmanager
 def open_stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
-    """Give the data of a `put` as a stream that can be read again, large ones on disk."""
+    """Open the data of a `put` as a seekable stream; content in parts goes to disk if large."""
     if isinstance(data, Path):
         try:
             file = files.open_regular(data)
         except OSError as error:
-            raise StoreError(f"Could not read {data}, which was to be stored: {error}.") from error
+            raise StoreError(f"Could not read {data} to store it: {error}.") from error
         with io.BufferedReader(file, 1 << 20) as stream:
             yield stream
     elif isinstance(data, Iterator):
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as spool:
             for part in data:
-                _keep(spool, part)
+                _write(spool, part)
             yield spool
     else:
         yield io.BytesIO(data)
 
 
-def _keep(spool: IO[bytes], part: bytes) -> None:
+def _write(spool: IO[bytes], part: bytes) -> None:
     try:
         spool.write(part)
     except OSError as error:
         if error.errno in files.FULL:
             raise StoreFull(
-                f"No space is left in {tempfile.gettempdir()}, where large content is kept until "
-                "it is sent. Free some."
+                f"No space is left in {tempfile.gettempdir()}, where large content is written "
+                "before it is sent. Free some space."
             ) from error
         raise StoreError(f"Could not write in {tempfile.gettempdir()}: {error}.") from error

@@ -203,5 +203,5 @@ def read_whole(data: bytes | Path | Iterator[bytes]) -> bytes:
         try:
             return data.read_bytes()
         except OSError as error:
-            raise StoreError(f"Could not read {data}, which was to be stored: {error}.") from error
+            raise StoreError(f"Could not read {data} to store it: {error}.") from error
     return b"".join(data) if isinstance(data, Iterator) else data

@@ -121,7 +121,7 @@ def test_the_output_of_one_attempt_and_of_all(home, capfd):
     for words in (["--attempt", "4"], ["-f", "--attempt", "4"]):
         assert call(["jobs", "logs", *words, handle.job_id]) == 2
         told = capfd.readouterr().err
-        assert "There is no attempt 4" in told
+        assert "has no attempt 4" in told
         assert "attempts 1 to 3" in told
     for wrong in (0, 4, -1, True, "1"):
         with pytest.raises(errors.UsageError, match="no attempt"):

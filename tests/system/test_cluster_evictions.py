@@ -149,7 +149,7 @@ def test_what_is_taken_away_does_not_count(on_cluster, home):
 
 def test_an_older_jobset_is_named_before_anything_is_sent(on_cluster):
     on_cluster.admit_with(refuse_patterns)
-    with pytest.raises(PreflightError, match=r"JobSet is older than 0\.10"):
+    with pytest.raises(PreflightError, match=r"JobSet is too old: .* 0\.10"):
         kinetic.run(accelerator=GANG)(wait_at_third)("m")
     assert not on_cluster.left_over()
 

@@ -63,13 +63,13 @@ CASES = {
         403,
         "Object 'bucket/a' is subject to bucket's retention policy and cannot be deleted, "
         "overwritten or archived until 2031-09-20T12:18:15.93713-07:00",
-        ("2031-09-20", "take the policy or the hold from gs://bucket"),
+        ("2031-09-20", "remove the policy or the hold from gs://bucket"),
     ),
     "a hold": (
         403,
         "Object 'bucket/a' is under active Temporary hold and cannot be deleted, overwritten or "
         "archived until hold is removed.",
-        ("Temporary hold", "take the policy or the hold from gs://bucket"),
+        ("Temporary hold", "remove the policy or the hold from gs://bucket"),
     ),
     "requester pays": (
         400,

@@ -327,7 +327,7 @@ def test_a_beat_whose_answer_was_lost_is_no_takeover():
     held.acquire()
     with pytest.raises(StoreError):
         held._beat(1)
-    held._place = InStore(store)
+    held._record = InStore(store)
     for number in (2, 3):
         assert not held._beat(number)
     assert InStore(store).read()[0].beat == 3

@@ -156,7 +156,7 @@ def test_tensorboard_reads_what_was_written(app, capsys, tmp_path):
     [
         (["--json", "--csv"], exit_codes.USAGE, "either --json or --csv"),
         (["--host", "2"], exit_codes.USAGE, "job-00c0ffee has no host 2, only hosts 0 to 1."),
-        (["--attempt", "2"], exit_codes.USAGE, "There is no attempt 2"),
+        (["--attempt", "2"], exit_codes.USAGE, "has no attempt 2"),
         (
             ["--name", "lost"],
             0,

@@ -132,5 +132,5 @@ def test_users_see_the_public_error(kind: type[KineticError]) -> None:
 def test_a_proxy_that_does_not_answer_is_suspected() -> None:
     call = ApiCall("list", PODS, "ml")
     told = str(errors.explain_unreachable(call, "https://c", OSError("Unable to connect to proxy")))
-    assert "Check your proxy; hosts that are reached without it belong in NO_PROXY" in told
+    assert "Check your proxy; hosts that need no proxy belong in NO_PROXY" in told
     assert "proxy" not in str(errors.explain_unreachable(call, "https://c", OSError("refused")))

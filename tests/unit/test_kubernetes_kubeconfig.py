@@ -107,8 +107,8 @@ def test_of_several_files_the_first_current_context_counts(tmp_path: Path) -> No
     [
         ("p", "us-east5-b", ""),
         ("p", "", ""),
-        ("q", "", "gke_p_us-east5-b_tpu, is of the project p, not q. Name the cluster"),
-        ("p", "us-west1-a", "gke_p_us-east5-b_tpu, is of the zone us-east5-b, not us-west1-a"),
+        ("q", "", "gke_p_us-east5-b_tpu, belongs to the project p, not q. Name the cluster"),
+        ("p", "us-west1-a", "gke_p_us-east5-b_tpu, belongs to the zone us-east5-b, not us-west1-a"),
     ],
 )
 def test_a_current_context_of_another_project_is_refused(
@@ -164,7 +164,7 @@ def test_relative_paths_stay_good_when_the_program_changes_its_folder(
     access = find({"KUBECONFIG": f"none{os.pathsep}config"})
     monkeypatch.chdir("/")
     assert log_in(access, {"PATH": os.defpath}) == {"token": "abc"}
-    assert kubeconfig.read_again(access) == access
+    assert kubeconfig.reread(access) == access
 
 
 def test_who_has_no_home_has_no_kubeconfig() -> None:
@@ -182,7 +182,7 @@ def test_a_pod_uses_its_own_account(tmp_path: Path) -> None:
     assert kubeconfig.in_cluster({}, tmp_path) is None
     assert log_in(access, {}) == {"token": "secret"}
     (tmp_path / "token").write_text("newer")
-    assert log_in(kubeconfig.read_again(access), {}) == {"token": "newer"}
+    assert log_in(kubeconfig.reread(access), {}) == {"token": "newer"}
 
 
 def plugin(path: Path, script: str) -> str:
@@ -256,7 +256,7 @@ def test_a_plugin_that_never_ends_is_given_up_and_killed(
 @pytest.mark.parametrize("key", credentials.IMPERSONATION_KEYS)
 def test_a_user_that_acts_for_somebody_else_is_refused(key: str) -> None:
     access = Access("https://x", context="one", user={"token": "t", key: "robot"})
-    with pytest.raises(PreflightError, match=rf"context one acts for somebody else \({key}\)"):
+    with pytest.raises(PreflightError, match=rf"context one impersonates another user \({key}\)"):
         log_in(access, {})
 
 
@@ -267,7 +267,7 @@ def test_a_plugin_that_must_ask_its_user_needs_a_terminal(
     command = plugin(tmp_path / "login", f"printf '%s' '{credential('abc')}'")
     variables = {"PATH": os.defpath}
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(PreflightError, match="asks its user each time, and there is no terminal"):
+    with pytest.raises(PreflightError, match="needs a terminal each time"):
         log_in(access_with(command, interactiveMode="Always"), variables)
     user = log_in(access_with(command, interactiveMode="IfAvailable"), variables)
     assert user == {"token": "abc"}

@@ -312,8 +312,8 @@ def test_a_quiet_log_is_not_read_again_and_again(old_host, store, clock):
     store.forget_calls()
     for _ in range(100):
         assert not list(reader.read())
-        clock.now += attempt_logs.LOOK_EVERY_S
-    assert store.calls["get"] <= 100 + 100 * 0.5 / log_segments.LOOK_BACK_EVERY_S + 1
+        clock.now += attempt_logs.POLL_LATE_S
+    assert store.calls["get"] <= 100 + 100 * 0.5 / log_segments.REREAD_EVERY_S + 1
 
 
 def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkeypatch):
@@ -331,7 +331,7 @@ def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkey
         clock.now += 1
         assert not list(reader.read())
     store.put(*arriving.pop())
-    clock.now += log_segments.LOOK_BACK_EVERY_S
+    clock.now += log_segments.REREAD_EVERY_S
     assert [chunk.data for chunk in reader.read()] == [b"two\n"]
 
 
@@ -413,7 +413,7 @@ def test_events_are_added_in_order(tmp_path, kind):
 
 
 def test_events_wait_for_a_store_that_fails(monkeypatch):
-    monkeypatch.setattr("kinetic._store.event_log.AGAIN_S", 0.001)
+    monkeypatch.setattr("kinetic._store.event_log.RETRY_PAUSE_S", 0.001)
 
     class Failing(MemoryStore):
         left = 3

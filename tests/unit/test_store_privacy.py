@@ -61,7 +61,7 @@ def test_a_folder_that_others_can_look_into_is_told_once(tmp_path, caplog):
     for _ in range(2):
         open_store(root).put("a", b"1")
     assert [each.message for each in caplog.records] == [
-        f"kinetic: Others can look into the store {root} (mode 755). Run: chmod 700 {root}"
+        f"kinetic: Others can read the store {root} (mode 755). Run: chmod 700 {root}"
     ]
 
 
@@ -70,7 +70,7 @@ def test_a_folder_that_somebody_else_makes_meanwhile_is_refused(tmp_path):
     store = open_store(root)
     root.mkdir()
     root.chmod(0o777)
-    with pytest.raises(StoreError, match="can be written to by everybody"):
+    with pytest.raises(StoreError, match="is writable by everybody"):
         store.put("a", b"1")
 
 

@@ -36,7 +36,7 @@ def test_a_sweep_does_not_wait_for_ever_for_a_submission_that_stands_still(
     monkeypatch.setattr(gc_lock, "SUBMISSIONS_TAKE_S", 0.1)
     store = LocalStore(tmp_path)
     with lock_for_submission(store):
-        told = r"one was stopped at that \(Ctrl-Z\)"
+        told = r"one of these processes is stopped \(Ctrl-Z\)"
         with pytest.raises(StoreError, match=told), gc_lock.lock_for_sweep(store):
             pass
         with lock_for_submission(store):

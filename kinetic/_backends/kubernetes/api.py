@@ -1,7 +1,6 @@
-"""The seam to the API server: plain documents in and out.
+"""The protocol of calls to an API server, with plain documents: verbs on `Resource`s.
 
-In: verbs on `Resource`s. Out: documents; errors of
-`kinetic._backends.kubernetes.errors`. Implemented by `connection.HttpApi`.
+Errors are those of `kinetic._backends.kubernetes.errors`. `connection.HttpApi` implements it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class ObjectList:
-    """Objects at one moment.
+    """The objects in the answer to a list call.
 
     Attributes:
         items: the objects; they have no kind.
-        pages: in so many requests.
+        pages: how many requests the list took.
     """
 
     items: Sequence[Document]
@@ -49,7 +48,7 @@ class Version:
     """The server's version.
 
     Attributes:
-        text: such as v1.33.4-gke.100.
+        text: the whole version, such as v1.33.4-gke.100.
         major, minor: as numbers; 0 if they cannot be parsed.
     """
 
@@ -62,27 +61,27 @@ class Api(Protocol):
     """Calls to one API server.
 
     Promises:
-        1. Each call has time limits, and is repeated with back-off where that is safe: after 429,
-           5xx and lost connections. After that it raises `BackendUnavailable`.
-        2. Expired credentials are renewed once for each call.
+        1. Each call has time limits, and is repeated with back-off after 429, 5xx and lost
+           connections. After the last try it raises `BackendUnavailable`.
+        2. Expired credentials are renewed once per call.
         3. Permanent failures raise `PreflightError` (`errors`), missing objects `NotFound`.
-        4. `create` makes one object, even if its first answer was lost.
-        5. Threads may share it.
+        4. `create` creates one object, even if the first answer was lost.
+        5. Threads may share an instance.
     """
 
     server: str
     namespace: str
 
     def now(self) -> float:
-        """Return the seconds since the epoch by the server's clock, as its answers report it:
-        timestamps in objects are by that clock, and laptops' clocks may be wrong."""
+        """Return the time by the server's clock, in seconds since the epoch. Timestamps in objects
+        are by that clock; the clocks of laptops may be wrong."""
         ...
 
     def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
-        """Create an object and return it as the server stored it; with `dry_run`, as it would.
+        """Create an object and return it as stored by the server; with `dry_run`, only validate it.
 
         Raises:
-            Conflict: an object with this name exists, and this call did not create it.
+            Conflict: an object with this name exists that this call did not create.
         """
         ...
 
@@ -103,29 +102,28 @@ class Api(Protocol):
         uid: str = "",
         grace_s: int | None = None,
     ) -> bool:
-        """Delete an object with what it owns; return whether it was there.
+        """Delete an object and the objects that it owns; return whether it existed.
 
         Args:
             resource, name: the object.
-            propagation: Background: it is gone at once, what it owns soon after. Foreground: it is
-                gone once everything that it owns is.
-            uid: delete it only if it still has this uid; "" for any.
-            grace_s: how long a pod may take to end, 0 for not at all; None for the time in its
-                spec.
+            propagation: with Background the object disappears at once and its dependents soon
+                after; with Foreground it disappears after all its dependents.
+            uid: delete the object only if it still has this uid; "" for any.
+            grace_s: how long a pod may take to end, 0 for no time; None for the time in its spec.
         """
         ...
 
     def open_port(self, pod: str, port: int) -> socket.socket:
-        """Connect to a port of the loopback address of a pod. Its socket ends if nothing listens
-        there."""
+        """Connect to a port of the loopback address of a pod. The socket ends if nothing listens
+        on the port."""
         ...
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
-        """Whether the caller has a permission."""
+        """True if the caller has a permission."""
         ...
 
     def knows(self, resource: Resource) -> bool:
-        """Whether the server knows this kind of object, as far as the caller may ask."""
+        """True if the server knows this kind of object."""
         ...
 
     def version(self) -> Version:
@@ -139,13 +137,13 @@ class Api(Protocol):
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How long calls wait, in seconds.
+    """The time limits of calls, in seconds.
 
     Attributes:
-        connect_s: for a connection.
-        read_s: for the next bytes of an answer.
-        tries: how often a call is made before giving up.
-        first_s, most_s: the longest wait before the second, and before any later try.
+        connect_s: the longest wait for a connection.
+        read_s: the longest wait for the next bytes of an answer.
+        tries: the most tries of a call.
+        first_s, most_s: the longest pause before the second try, and before any later one.
     """
 
     connect_s: float = 10.0
@@ -156,7 +154,7 @@ class CallLimits:
 
 
 def waits_s(tries: int, patience: CallLimits, seed: random.Random) -> float:
-    """Return how long to wait after this many tries: up to twice as long each time, at random, so
-    that many callers do not return at the same moment."""
+    """Return the pause after this many tries, in seconds. The limit doubles each time, and the
+    pause is random, so that many callers do not retry at the same moment."""
     most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
     return most * (0.5 + seed.random() / 2)

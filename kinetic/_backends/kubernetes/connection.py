@@ -1,10 +1,10 @@
-"""The API server through the official client: the implementation of `api.Api`, and the only place
-that sends.
+"""The API server through the official client: the implementation of `api.Api`, and the only module
+that sends requests.
 
-Of the client's layers only the lowest is used, `ApiClient.param_serialize` and `call_api`, with
-plain documents: its typed APIs cost seconds to import, and its dynamic client passes no
-`fieldValidation`. It carries login data, TLS and the connection; retries are counted here, so that
-a creation knows whether an object that exists is its own.
+It uses only the lowest layer of the client, `ApiClient.param_serialize` and `call_api`, with plain
+documents: the typed APIs take seconds to import, and the dynamic client cannot pass
+`fieldValidation`. The client does login data, TLS and the connection; this module does the retries,
+so that a creation knows whether an existing object is its own.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
 
 METHODS = {"create": "POST", "delete": "DELETE"}
-"""Of the verbs that change something; the others are GET."""
+"""The HTTP methods of verbs that change something; the others are GET."""
 CONNECTIONS = 32
-"""Kept open at once; more are opened as needed."""
+"""The most idle connections in the pool; more are opened as needed."""
 PAGE = 500
 CLOSED_WITHIN_S = 5.0
-"""The client waits for the last frame of a port-forward for three seconds."""
+"""The client waits up to three seconds for the last frame of a port-forward."""
 MOST_RESTARTS = 2
-"""Of a list whose pages the server forgets before they are read."""
+"""The most restarts of a list whose later pages have expired."""
 SHARED_BY = ("KUBECONFIG", "HOME", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
-"""The variables on which a connection depends; callers that agree in them share one."""
+"""The variables on which a connection depends; callers with equal values share one."""
 _loading = threading.Lock()
-"""The client remembers the files of certificates in a global table."""
+"""Held while a configuration is loaded: the client has a global table of certificate files."""
 
 
 @contextlib.contextmanager
 def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator[Configuration]:
-    """Log in, and yield the client's configuration. The files of certificates and keys that it
-    names are in a private folder, which is gone afterwards.
+    """Log in and yield the client's configuration. Its files of certificates and keys lie in a
+    private folder, which is removed afterwards.
 
     Raises:
         PreflightError: the login failed, or the certificates cannot be used.
@@ -115,7 +115,7 @@ def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator
 
 
 def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
-    """Log in, and return a client. Its pools have their certificates in memory, and the proxy that
+    """Log in and return a client that has its certificates in memory and uses the proxy that
     `_system.proxies` chooses.
 
     Raises:
@@ -143,7 +143,7 @@ def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
 def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-        # Python 3.13 sets it, and authorities of old clusters lack what it asks for.
+        # Python 3.13 sets this flag, which the authorities of old clusters do not satisfy.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not configuration.verify_ssl:
             context.check_hostname = False
@@ -159,8 +159,8 @@ def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContex
 
 
 class _ForwardedPort:
-    """The local end of a port-forward. Where the server ends it first, the client's thread leaves
-    its WebSocket open: `close` closes that as well."""
+    """The local end of a port-forward. If the server ends it first, the client's thread leaves its
+    WebSocket open: `close` closes that, too."""
 
     def __init__(self, forward: Any, port: int) -> None:
         self._socket, self._websocket = forward.socket(port), forward.websocket
@@ -171,7 +171,7 @@ class _ForwardedPort:
         return getattr(self._socket, name)
 
     def close(self) -> None:
-        """Close both ends; idempotent."""
+        """Close the socket and the WebSocket; idempotent."""
         self._socket.close()
         for thread in self._threads:
             thread.join(CLOSED_WITHIN_S)
@@ -180,7 +180,7 @@ class _ForwardedPort:
 
 
 class HttpApi:
-    """Calls over HTTP. Threads may share it."""
+    """The implementation of `Api`, over HTTP. Threads may share an instance."""
 
     def __init__(
         self,
@@ -193,14 +193,14 @@ class HttpApi:
         clock: Callable[[], float] = time.time,
         seed: random.Random | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Create the object without connecting.
 
         Args:
-            access: the server.
-            variables: of the environment, for programs that log in.
+            access: the server and the user.
+            variables: the environment, for programs that log in.
             namespace: the namespace of objects; "" for the context's.
-            patience: how long calls wait.
-            sleep, clock, seed: for tests.
+            patience: the time limits of calls.
+            sleep, clock, seed: replaced by tests.
         """
         self.server = access.server
         self.namespace = namespace or access.namespace
@@ -208,37 +208,37 @@ class HttpApi:
         self._variables = variables
         self._patience = patience or CallLimits()
         self._clock = clock
-        self._ahead_s = 0.0
+        self._clock_offset_s = 0.0
         self._sleep = sleep
         self._random = seed or random.Random()
-        self.start_anew()
+        self.forget_connections()
 
     def __repr__(self) -> str:
         return f"HttpApi({self.server!r}, namespace={self.namespace!r})"
 
     def now(self) -> float:
-        """As in `Api`."""
-        return self._clock() + self._ahead_s
+        """Return the time by the server's clock, as its last answer reported it."""
+        return self._clock() + self._clock_offset_s
 
     # --- verbs
 
     def create(self, resource: Resource, document: Document, *, dry_run: bool = False) -> Document:
-        """As in `Api`."""
+        """Create an object; see `Api.create`."""
         name = str((document.get("metadata") or {}).get("name", ""))
         call = self._call("create", resource, name)
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         try:
             return self._ask(call, document, query)
         except Conflict as conflict:
-            # An earlier try may have created it, and its answer was lost.
-            unsure = conflict.was_repeated and name
-            if unsure and (existing := self._find_same(resource, document, name)) is not None:
+            # An earlier try may have created the object, and its answer was lost.
+            may_be_own = conflict.was_repeated and name
+            if may_be_own and (existing := self._find_same(resource, document, name)) is not None:
                 return existing
             raise
 
     def _find_same(self, resource: Resource, document: Document, name: str) -> Document | None:
         if resource not in (JOBS, JOBSETS):
-            return document  # Submitters may not read what goes with a workload; names are unique.
+            return document  # Submitters may lack the right to read it, and names are unique.
         try:
             existing = self.get(resource, name)
         except NotFound:
@@ -251,11 +251,11 @@ class HttpApi:
         return existing if ours and "deletionTimestamp" not in existing["metadata"] else None
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
-        """As in `Api`."""
+        """Return an object."""
         return self._ask(self._call("get", resource, name, namespace))
 
     def list(self, resource: Resource, selection: Selector = Selector()) -> ObjectList:  # noqa: B008
-        """As in `Api`."""
+        """Return all selected objects, read page by page."""
         call = self._call("list", resource, namespace=selection.namespace)
         selectors = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
         query = {name: value for name, value in selectors.items() if value} | {"limit": str(PAGE)}
@@ -269,7 +269,7 @@ class HttpApi:
             except Expired:
                 if not more or restarts == MOST_RESTARTS:
                     raise
-                items, more = [], {}  # reading all pages took too long: begin again
+                items, more = [], {}  # Reading all pages took too long: restart with the first.
                 restarts += 1
                 continue
             items += page.get("items") or ()
@@ -287,8 +287,8 @@ class HttpApi:
         uid: str = "",
         grace_s: int | None = None,
     ) -> bool:
-        """As in `Api`."""
-        # a Job deleted without a policy leaves its pods behind
+        """Delete an object and the objects that it owns; see `Api.delete`."""
+        # A Job deleted without a policy leaves its pods behind.
         body: Document = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -305,7 +305,7 @@ class HttpApi:
         return True
 
     def open_port(self, pod: str, port: int) -> socket.socket:
-        """As in `Api`. The client's own connection, a WebSocket, takes certificates from files."""
+        """Connect to a port of a pod through a WebSocket, which needs certificates in files."""
         from kubernetes.client.exceptions import ApiException
         from kubernetes.stream.ws_client import portforward_call
 
@@ -329,7 +329,7 @@ class HttpApi:
         return cast("socket.socket", _ForwardedPort(forward, port))
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
-        """As in `Api`."""
+        """True if the caller has a permission, by an access review."""
         plural, _, subresource = resource.plural.partition("/")
         attributes = {
             "verb": verb,
@@ -347,7 +347,7 @@ class HttpApi:
         return bool((review.get("status") or {}).get("allowed"))
 
     def knows(self, resource: Resource) -> bool:
-        """As in `Api`."""
+        """True if the server knows this kind of object."""
         path = f"/apis/{resource.group}/{resource.version}" if resource.group else "/api/v1"
         try:
             answer = self._ask(ApiCall("get", resource), path=path)
@@ -356,15 +356,15 @@ class HttpApi:
         return any(r.get("name") == resource.plural for r in answer.get("resources") or ())
 
     def version(self) -> Version:
-        """As in `Api`."""
+        """Return the server's version."""
         call = ApiCall("get", Resource("", "v1", "version", namespaced=False))
         answer = self._ask(call, path="/version")
         numbers = [_leading_number(str(answer.get(key, ""))) for key in ("major", "minor")]
         return Version(str(answer.get("gitVersion", "")), *numbers)
 
-    def start_anew(self) -> None:
-        """Forget the connections: in a process that was forked they are another's, and its threads
-        may have held the lock."""
+    def forget_connections(self) -> None:
+        """Drop the connections and the lock. In a forked process they belong to the parent, whose
+        threads may have held the lock."""
         self._lock = threading.Lock()
         self._client: ApiClient | None = None
 
@@ -395,7 +395,7 @@ class HttpApi:
         *,
         path: str = "",
     ) -> Document:
-        """Make a call, and repeat it if that may help."""
+        """Make a call, and repeat it after temporary failures."""
         tries = 0
         while True:
             try:
@@ -419,7 +419,7 @@ class HttpApi:
         path: str,
         query: Mapping[str, str],
     ) -> Document:
-        """Make a call once, and again with a new login if the first one is refused."""
+        """Make a call once; log in again and repeat it if the login is refused."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -443,18 +443,17 @@ class HttpApi:
                     *request, _request_timeout=(limits.connect_s, limits.read_s)
                 )
                 data = response.read()
-            except ApiException as error:  # Of TLS.
+            except ApiException as error:  # raised for TLS errors only
                 raise PreflightError(
                     f"The certificate of {self.server} is not trusted ({error.reason}). Get "
-                    "credentials for the cluster again: its certificate may have been replaced."
+                    "credentials for the cluster again: its certificate may have changed."
                 ) from error
             except HTTPError as error:
                 raise explain_unreachable(call, self.server, error) from error
-            with contextlib.suppress(
-                KeyError, TypeError, ValueError
-            ):  # Not every answer has a date.
+            # Some answers have no date.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
                 date = parsedate_to_datetime(response.headers["Date"])
-                self._ahead_s = date.timestamp() - self._clock()
+                self._clock_offset_s = date.timestamp() - self._clock()
             if response.status < 400:
                 try:
                     return dict(json.loads(data))
@@ -469,12 +468,12 @@ class HttpApi:
         raise problem
 
     def _log_in(self, refused: ApiClient | None) -> ApiClient:
-        """Return the client; another one than that whose login was refused, with what the
-        kubeconfig says now."""
+        """Return the current client, or a new one with the kubeconfig's present login if the
+        current one was refused."""
         with self._lock:
             if self._client is None or self._client is refused:
                 if refused is not None:
-                    self._access = kubeconfig.read_again(self._access)
+                    self._access = kubeconfig.reread(self._access)
                 self._client = client = open_client(self._access, self._variables)
                 pools = client.rest_client.pool_manager
                 weakref.finalize(self, pools.clear).atexit = False
@@ -488,8 +487,8 @@ _sharing = threading.Lock()
 def share_connection(
     access: Access, variables: Mapping[str, str], *, namespace: str = ""
 ) -> HttpApi:
-    """Return this process's existing connection, or a new one. Jobs that are followed at the same
-    time share connections and logins, whatever else is in the environment."""
+    """Return this process's connection to a server, or a new one. Jobs that are followed at the
+    same time share connections and logins."""
     wanted = (access, _shared_variables(variables), namespace or access.namespace)
     with _sharing:
         for api in _shared:
@@ -504,14 +503,14 @@ def _shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name.upper() in SHARED_BY}
 
 
-def _start_all_anew() -> None:
+def _forget_all_connections() -> None:
     global _sharing
     _sharing = threading.Lock()
     for api in list(_shared):
-        api.start_anew()
+        api.forget_connections()
 
 
-os.register_at_fork(after_in_child=_start_all_anew)
+os.register_at_fork(after_in_child=_forget_all_connections)
 
 
 def _leading_number(text: str) -> int:

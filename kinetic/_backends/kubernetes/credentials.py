@@ -1,9 +1,9 @@
-"""How a kubeconfig's user logs in: a token, a certificate, a program, or Google's credentials.
+"""Logging in as a kubeconfig's user: by token, certificate, program, or Google's credentials.
 
-The official client reads certificates, tokens and passwords. Before that, programs that log in are
-run here: the client takes a program that fails for an anonymous user, and waits for ever for one
-that hangs. For the same reason users that act for somebody else (`as:`) are refused: the client
-leaves that out, and one would act with other rights than one's kubeconfig says.
+The official client reads certificates, tokens and passwords. This module runs the programs that log
+in: the client would take a failed program for an anonymous user, and wait for a hanging one for
+ever. It refuses users that impersonate others (`as:`), which the client ignores: one would act with
+other rights than the kubeconfig says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kinetic._system import proxies
 from kinetic.errors import PreflightError
 
 PLUGIN_S = 300.0
-"""A program that logs in may wait this long for its user."""
+"""The time limit of a program that logs in, which may wait for its user."""
 CERTIFICATE_KEYS = (
     "client-certificate",
     "client-certificate-data",
@@ -39,23 +39,23 @@ def log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: the cluster and the user.
-        variables: of the environment, for programs that log in.
+        variables: the environment, for programs that log in.
 
     Raises:
-        PreflightError: it cannot be made; says why.
+        PreflightError: the login failed; the message says why.
     """
     try:
         user = _log_in(access, variables)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PreflightError(
             f"The user of the kubeconfig's context {access.context} is malformed "
-            f"({type(error).__name__}: {error}). Mend it, or log in again."
+            f"({type(error).__name__}: {error}). Repair it, or log in again."
         ) from error
     token = user.get("token", "")
     if not (token.isascii() and token.isprintable()):
         raise PreflightError(
-            f"The token of the kubeconfig's context {access.context} has letters that no token "
-            "has, such as the end of a line. Log in again."
+            f"The token of the kubeconfig's context {access.context} contains characters that are "
+            "not allowed, such as a line end. Log in again."
         )
     return user
 
@@ -64,8 +64,8 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
     user = access.user
     if acting := [key for key in IMPERSONATION_KEYS if user.get(key)]:
         raise PreflightError(
-            f"The user of the kubeconfig's context {access.context} acts for somebody else "
-            f"({', '.join(acting)}), which kinetic cannot do. Name a context without that."
+            f"The user of the kubeconfig's context {access.context} impersonates another user "
+            f"({', '.join(acting)}), which kinetic cannot do. Name a context without impersonation."
         )
     certificates = {key: user[key] for key in CERTIFICATE_KEYS if user.get(key)}
     if user.get("tokenFile"):
@@ -73,7 +73,7 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
             return certificates | {"token": Path(user["tokenFile"]).read_text().strip()}
         except OSError as error:
             raise PreflightError(
-                f"The token in {user['tokenFile']} cannot be read: {error}."
+                f"The token file {user['tokenFile']} cannot be read: {error}."
             ) from error
     if user.get("token"):
         return certificates | {"token": str(user["token"]).strip()}
@@ -90,9 +90,9 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
 def _run_plugin(
     access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a program by the ExecCredential protocol.
+    """Run a program by the ExecCredential protocol; return the user's entry.
 
-    With a terminal its messages go there, as with kubectl; without one they are part of the error.
+    Its messages go to the terminal, as with kubectl; without one they are part of the error.
     """
     command = str(plugin.get("command", ""))
     if shutil.which(command, path=variables.get("PATH")) is None:
@@ -105,8 +105,8 @@ def _run_plugin(
     mode = plugin.get("interactiveMode")
     if mode == "Always" and not has_terminal:
         raise PreflightError(
-            f"The kubeconfig's context {access.context} logs in with {command}, which asks its "
-            "user each time, and there is no terminal here. Run this in one, or log in another way."
+            f"The kubeconfig's context {access.context} logs in with {command}, which needs a "
+            "terminal each time. Run this in a terminal, or log in another way."
         )
     spec: dict[str, Any] = {"interactive": has_terminal and mode != "Never"}
     if plugin.get("provideClusterInfo"):
@@ -139,12 +139,17 @@ def _run_plugin(
     try:
         status = dict(json.loads(ended.stdout)["status"])
     except (ValueError, KeyError, TypeError) as error:
-        raise PreflightError(f"{command} printed no ExecCredential with a status.") from error
+        raise PreflightError(
+            f"Logging in with {command} failed: it printed no ExecCredential with a status."
+        ) from error
     if token := status.get("token"):
         return {"token": str(token).strip()}
     pair = {"client-certificate": "clientCertificateData", "client-key": "clientKeyData"}
     if not all(status.get(key) for key in pair.values()):
-        raise PreflightError(f"{command} printed no token and no certificate. Log in again.")
+        raise PreflightError(
+            f"Logging in with {command} failed: it printed no token and no certificate. Log in "
+            "again."
+        )
     return {
         f"{key}-data": base64.b64encode(str(status[field]).encode()).decode()
         for key, field in pair.items()
@@ -152,8 +157,8 @@ def _run_plugin(
 
 
 def _from_provider(access: Access, provider: Mapping[str, Any]) -> dict[str, Any]:
-    """For old kubeconfigs. Tokens of OIDC are refreshed by kubectl alone: the client would do so
-    without verifying the issuer's certificate."""
+    """Log in by an auth-provider, as old kubeconfigs do. Only kubectl refreshes OIDC tokens: the
+    client would do so without verifying the issuer's certificate."""
     name = provider.get("name")
     if name == "gcp":
         return {"token": ask_google()}
@@ -170,7 +175,7 @@ def ask_google() -> str:
     """Return a token from Google's application default credentials, for GKE without gcloud.
 
     Raises:
-        PreflightError: there are none.
+        PreflightError: there are no such credentials.
     """
     login = find_google_credentials()
     from google.auth.exceptions import GoogleAuthError
@@ -186,13 +191,13 @@ def find_google_credentials() -> Any:
     """Return Google's application default credentials, as google-auth represents them.
 
     Raises:
-        PreflightError: there are none.
+        PreflightError: there are no such credentials.
     """
     try:
         import google.auth
         from google.auth.exceptions import GoogleAuthError
     except ImportError as error:
-        raise _explain_google("it needs google-auth") from error
+        raise _explain_google("the package google-auth is missing") from error
     try:
         return google.auth.default(scopes=_SCOPES)[0]
     except GoogleAuthError as error:
@@ -207,7 +212,7 @@ def _explain_google(why: object) -> PreflightError:
 
 
 def _request_by_proxy(url: str, *args: Any, **more: Any) -> Any:
-    """A request as google-auth makes it: to different servers, each by its proxy."""
+    """Send a request for google-auth, through the proxy for its server."""
     from google.auth.transport.urllib3 import Request
 
     return Request(proxies.open_pools(url))(url, *args, **more)

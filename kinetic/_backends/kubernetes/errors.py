@@ -14,7 +14,7 @@ In: a request (`ApiCall`) and the answer to it. Out: one of kinetic's exceptions
     └── Conflict         409: it exists already, or has changed
     NotFound             no such object
 
-Users see the public errors: a traceback shows none of the kinds that are distinguished here.
+Users see the public errors: a traceback names their base classes instead of these.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Error = TypeVar("_Error", bound=KineticError)
 
 
 def read_retry_after(header: str | None) -> float | None:
-    """Return in how many seconds a server wants to be asked again; None if it does not say so."""
+    """Return the seconds in a Retry-After header, at most a minute; None without such a header."""
     try:
         return min(float(header or ""), LONGEST_RETRY_AFTER_S)
     except ValueError:
@@ -54,7 +54,7 @@ def _show_as_base(kind: type[_Error]) -> type[_Error]:
 
 
 def _as_its_base(error: KineticError) -> tuple[Any, ...]:
-    """A pickle finds a class by its name."""
+    """Reduce an error to its public class, which pickle can find by its name."""
     return type(error).__bases__[0], error.args
 
 
@@ -63,7 +63,7 @@ class Busy(BackendUnavailable):
     """The same call may succeed later."""
 
     after_s: float | None = None
-    """When the server wants to be asked again, if it says so."""
+    """The seconds until the server accepts a retry; None if it does not say."""
 
 
 @_show_as_base
@@ -96,7 +96,7 @@ class Conflict(SubmitError):
     """The object exists already, or has changed since it was read."""
 
     was_repeated = False
-    """Whether the call was made before, so that it may be in conflict with itself."""
+    """True if the call was a retry, so that the object may be its own."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ApiCall:
 
     @property
     def path(self) -> str:
-        """Where the request goes: what does not exist yet is sent to its kind."""
+        """The path of the request's URL; a new object is sent to the path of its kind."""
         return self.resource.path(self.namespace, "" if self.verb == "create" else self.name)
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ _USER = re.compile(r'User "([^"]+)"')
 
 
 def may_pass(status: int, body: bytes | str) -> bool:
-    """Whether repeating the request may help."""
+    """True if repeating the request may help."""
     return status in MAY_PASS and _TOO_LARGE not in message_of(body)
 
 
@@ -152,8 +152,8 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
 
     Args:
         call: the request.
-        status: HTTP's, 400 or more.
-        body: the answer's: a Status object, or text.
+        status: the HTTP status, 400 or more.
+        body: the body of the answer: a Status object, or text.
     """
     message = message_of(body)
     detail = _status(body)
@@ -167,12 +167,12 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
         return _explain_forbidden(call, message, quote)
     if status == 404:
         return _explain_missing(call, detail, message)
-    # What is created has not changed; a quota that it counts against may have.
+    # A new object cannot have changed: another conflict than its existence is that of a quota.
     is_busy = status == 409 and call.verb == "create" and detail.get("reason") != "AlreadyExists"
     if status == 409 and not is_busy:
         return Conflict(f"Could not {call}.{quote}")
     if status == 410:
-        return Expired(f"Could not go on to {call}: the server has forgotten where it was.{quote}")
+        return Expired(f"Could not continue to {call}: the resource version has expired.{quote}")
     if status in MAY_PASS and not may_pass(status, body):
         status = 413
     if is_busy or status in MAY_PASS:
@@ -180,11 +180,11 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
             f"The cluster could not {call} at present (HTTP {status}).{quote} Try again later."
         )
     if status == 413:
-        return Refused(f"The cluster could not {call}: it is too large.{quote}")
+        return Refused(f"The cluster could not {call}: the object is too large.{quote}")
     if call.resource == JOBSETS and OLD_JOBSET in message:
         return Refused(
-            "The cluster's JobSet is older than 0.10, and jobs of several hosts need a newer one: "
-            f"an administrator must update it.{quote}"
+            "The cluster's JobSet is too old: jobs of several hosts need version 0.10 or newer. "
+            f"An administrator must update it.{quote}"
         )
     if 400 <= status < 500:
         return Refused(f"The cluster refuses to {call}.{quote}")
@@ -196,7 +196,7 @@ def explain_unreachable(call: ApiCall, server: str, error: object) -> Busy:
     cause = " ".join(str(error).split()) or type(error).__name__
     suspects = "the network, a VPN, and the context of your kubeconfig"
     if "proxy" in cause.lower():
-        suspects = "your proxy; hosts that are reached without it belong in NO_PROXY"
+        suspects = "your proxy; hosts that need no proxy belong in NO_PROXY"
     return Busy(
         f"Could not {call}: {server} does not answer ({cause}). Check {suspects}; jobs that were "
         "submitted are not affected."
@@ -205,7 +205,7 @@ def explain_unreachable(call: ApiCall, server: str, error: object) -> Busy:
 
 def _explain_forbidden(call: ApiCall, message: str, quote: str) -> KineticError:
     if "exceeded quota" in message:
-        return Refused(f"A quota of the namespace does not let it in: could not {call}.{quote}")
+        return Refused(f"Could not {call}: a quota of the namespace is exceeded.{quote}")
     user = _USER.search(message)
     if user is None:
         return Refused(f"The cluster refuses to {call}.{quote}")
@@ -222,16 +222,16 @@ def _explain_forbidden(call: ApiCall, message: str, quote: str) -> KineticError:
 
 
 def _explain_missing(call: ApiCall, detail: dict[str, Any], message: str) -> KineticError:
-    if not detail:  # a path that is not a resource is answered in plain text
+    if not detail:  # The answer is plain text if the path is not that of a resource.
         return NotInstalled(not_installed(call.resource))
     about = (detail.get("details") or {}).get("kind")
     if about == "namespaces" and call.resource.plural != "namespaces":
         return Refused(no_namespace(call.namespace))
-    return NotFound(f"Could not {call}: there is none.{f' ({message})' if message else ''}")
+    return NotFound(f"Could not {call}: no such object.{f' ({message})' if message else ''}")
 
 
 def no_namespace(name: str) -> str:
-    """Return what to do if a namespace does not exist."""
+    """Return the message for a namespace that does not exist."""
     return (
         f"The namespace {name} does not exist in the cluster. Create it "
         f"(kubectl create namespace {name}), or name another one with namespace=."
@@ -239,7 +239,7 @@ def no_namespace(name: str) -> str:
 
 
 def not_installed(resource: Resource) -> str:
-    """Return what to do if the cluster does not know a kind of object."""
+    """Return the message for a kind of object that the cluster does not know."""
     text = f"The cluster does not know {resource.full_name} ({resource.version})."
     if resource == JOBSETS:
         return (

@@ -1,8 +1,8 @@
-"""Which cluster, and which user: kubeconfig files and pods' own accounts, read and never written.
+"""Access to clusters, from kubeconfig files or a pod's own account. Files are never written.
 
-The official client reads and merges the files. What it does otherwise than kubectl is done here:
-of several files the first one's current context counts, and paths are those beside their file. A
-cluster is named as people do, and none is chosen that belongs to another project.
+The official client reads and merges the files. This module corrects its differences from kubectl:
+the first file's current context counts, and paths are relative to their own file. It also accepts
+the names that people use for clusters, and never chooses a cluster of another project.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFil
 
 @dataclass(frozen=True)
 class Access:
-    """A server, and how to log in to it.
+    """A server and the login to it.
 
     Attributes:
-        server: its address.
-        context: the context; "" in a pod of the cluster.
-        namespace: the context's.
+        server: the server's address.
+        context: the name of the context; "" in a pod of the cluster.
+        namespace: the context's namespace.
         user, cluster: the entries in the file, with absolute paths.
-        sources: the files that it was read from.
+        sources: the files that the access was read from.
     """
 
     server: str
@@ -45,7 +45,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """The files together: of entries with the same name the first counts, as for kubectl.
+    """The merged files: of several entries with the same name the first one counts, as in kubectl.
 
     Attributes:
         current: the current context, or "".
@@ -61,24 +61,24 @@ class Kubeconfig:
 
 
 def paths_of(variables: Mapping[str, str]) -> list[Path]:
-    """Return the kubeconfig files that the environment names, else the usual one: as absolute
-    paths, since they are read again later and programs may change their working directory."""
+    """Return the kubeconfig files that the environment names, or the default one. The paths are
+    absolute: the files are read again later, and programs may change their working directory."""
     named = [p for p in variables.get("KUBECONFIG", "").split(os.pathsep) if p]
     home = variables.get("HOME") or "~"
     return [_expand_path(Path(p)) for p in named or [f"{home}/.kube/config"]]
 
 
 def _expand_path(path: Path) -> Path:
-    with contextlib.suppress(RuntimeError):  # An account without a home, as in many pods.
+    with contextlib.suppress(RuntimeError):  # The account has no home, as in many pods.
         path = path.expanduser()
     return path.absolute()
 
 
 def read(paths: Sequence[Path]) -> Kubeconfig:
-    """Read kubeconfig files; missing and empty ones count for nothing.
+    """Read kubeconfig files, without missing and empty ones.
 
     Raises:
-        PreflightError: one of them cannot be read.
+        PreflightError: a file cannot be read.
     """
     import yaml
     from kubernetes.config import ConfigException
@@ -101,8 +101,8 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
     except (ConfigException, yaml.YAMLError, OSError, *_MALFORMED) as error:
         cause = " ".join(str(error).split())
         raise PreflightError(
-            f"The kubeconfig {files} cannot be read ({type(error).__name__}: {cause}). Mend it, or "
-            "get credentials for the cluster again."
+            f"The kubeconfig {files} cannot be read ({type(error).__name__}: {cause}). Repair it, "
+            "or get credentials for the cluster again."
         ) from error
     return Kubeconfig(str(current), **entries, sources=sources)
 
@@ -110,7 +110,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
 def _has_content(path: Path) -> bool:
     try:
         return path.is_file() and path.stat().st_size > 0
-    except OSError:  # For others only.
+    except OSError:  # Other users' folders may be unreadable.
         return False
 
 
@@ -133,11 +133,12 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
         config: all contexts.
         cluster: the name of a context, of a GKE cluster, or of a cluster's entry; "" for the
             current context.
-        project, zone: narrow down a GKE cluster's name, and must be those of a current context
-            that is GKE's.
+        project, zone: narrow down a GKE cluster's name; if the current context is GKE's, they must
+            match it.
 
     Raises:
-        PreflightError: none matches, or several do; or the current context is of another project.
+        PreflightError: no context matches, or several do; or the current context belongs to another
+            project or zone.
     """
     files = ", ".join(map(str, config.sources)) or "your kubeconfig"
     if not cluster:
@@ -145,11 +146,12 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
             _check_project(config.current, files, project, zone)
             return config.current
         problem = (
-            f"names {config.current}, which it does not have" if config.current else "has none"
+            f"the current context of {files} is {config.current}, which does not exist"
+            if config.current
+            else f"{files} has no current context"
         )
         raise PreflightError(
-            f"No cluster is named, and the current context of {files} {problem}. Name one: "
-            f"{_list_contexts(config)}."
+            f"No cluster is named, and {problem}. Name a cluster: {_list_contexts(config)}."
         )
     if cluster in config.contexts:
         return cluster
@@ -162,14 +164,14 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
     if fitting:
         names = ", ".join(sorted(fitting))
         raise PreflightError(
-            f"Several contexts of {files} are of a cluster {cluster}: {names}. Name one of them "
-            "as cluster=, or give project= and zone=."
+            f"Several contexts of {files} belong to a cluster {cluster}: {names}. Name one of them "
+            "with cluster=, or set project= and zone=."
         )
     where = f" --zone {zone}" if zone else ""
     of = f" --project {project}" if project else ""
     raise PreflightError(
-        f"No context of {files} is of the cluster {cluster}: {_list_contexts(config)}. Get "
-        "credentials for it, for example with `gcloud container clusters get-credentials "
+        f"No context of {files} belongs to the cluster {cluster}: {_list_contexts(config)}. Get "
+        "credentials for the cluster, for example with `gcloud container clusters get-credentials "
         f"{cluster}{where}{of}`."
     )
 
@@ -182,9 +184,9 @@ def _check_project(context: str, files: str, project: str, zone: str) -> None:
     for noun, wanted, actual in (("project", project, parts[1]), ("zone", zone, parts[2])):
         if wanted not in ("", actual):
             raise PreflightError(
-                f"No cluster is named, and the current context of {files}, {context}, is of the "
-                f"{noun} {actual}, not {wanted}. Name the cluster: cluster=, KINETIC_CLUSTER, or "
-                "a profile."
+                f"No cluster is named, and the current context of {files}, {context}, belongs to "
+                f"the {noun} {actual}, not {wanted}. Name the cluster with cluster=, "
+                "KINETIC_CLUSTER or a profile."
             )
 
 
@@ -197,11 +199,11 @@ def _is_gke(context: str, cluster: str, project: str, zone: str) -> bool:
 
 def _list_contexts(config: Kubeconfig) -> str:
     names = sorted(config.contexts)
-    return f"it has {', '.join(names)}" if names else "it has no contexts"
+    return f"the contexts are {', '.join(names)}" if names else "there are no contexts"
 
 
 def access_of(config: Kubeconfig, context: str) -> Access:
-    """Return the server of a context, and its user.
+    """Return the access that a context describes.
 
     Raises:
         PreflightError: the context is incomplete.
@@ -211,7 +213,7 @@ def access_of(config: Kubeconfig, context: str) -> Access:
     cluster = config.clusters.get(name) or {}
     if not cluster.get("server"):
         raise PreflightError(
-            f"The context {context} names the cluster {name}, which has no server."
+            f"The kubeconfig's context {context} names the cluster {name}, which has no server."
         )
     return Access(
         server=str(cluster["server"]).rstrip("/"),
@@ -224,7 +226,7 @@ def access_of(config: Kubeconfig, context: str) -> Access:
 
 
 def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> Access | None:
-    """Return a pod's access through its own account, or None outside a cluster."""
+    """Return a pod's access through its own account; None outside a cluster."""
     host, port = (variables.get(f"KUBERNETES_SERVICE_{k}", "") for k in ("HOST", "PORT"))
     token, ca = folder / "token", folder / "ca.crt"
     if not (host and port and token.is_file() and ca.is_file()):
@@ -238,8 +240,8 @@ def in_cluster(variables: Mapping[str, str], folder: Path = ACCOUNT_FOLDER) -> A
     )
 
 
-def read_again(access: Access) -> Access:
-    """Return an access as the files describe it now; the same one if they no longer do."""
+def reread(access: Access) -> Access:
+    """Read the access again from its files; return the old one if its context was removed."""
     config = read(access.sources)
     if access.context not in config.contexts:
         return access
@@ -249,22 +251,22 @@ def read_again(access: Access) -> Access:
 def find(
     variables: Mapping[str, str], *, cluster: str = "", project: str = "", zone: str = ""
 ) -> Access:
-    """Return the access to a cluster: from kubeconfig files, or in a pod from its account.
+    """Return the access to a cluster, from kubeconfig files or a pod's own account.
 
     Args:
-        variables: of the environment.
+        variables: the environment.
         cluster, project, zone: the cluster, as for `choose`.
 
     Raises:
-        PreflightError: there is none; says what to do.
+        PreflightError: there is no access; the message says how to get it.
     """
     config = read(paths_of(variables))
     if not cluster and not config.contexts and (own := in_cluster(variables)) is not None:
         return own
     if not config.sources or not (cluster or config.contexts):
-        looked = ", ".join(str(path) for path in paths_of(variables))
+        paths = ", ".join(str(path) for path in paths_of(variables))
         raise PreflightError(
-            f"No kubeconfig was found ({looked}). Get one for your cluster, for example with "
+            f"No kubeconfig was found ({paths}). Get one for your cluster, for example with "
             f"`gcloud container clusters get-credentials {cluster or 'NAME'}`, or set KUBECONFIG."
         )
     return access_of(config, choose(config, cluster=cluster, project=project, zone=zone))

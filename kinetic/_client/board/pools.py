@@ -38,7 +38,7 @@ def cells(row: PoolRow) -> tuple[str, ...]:
         row.topology or "-",
         str(row.nodes),
         str(row.ready),
-        f"{row.each:g}",
+        f"{row.per_node:g}",
         str(row.slices),
         "yes" if row.is_spot else "-",
     )

@@ -165,7 +165,7 @@ def open_checkpoints(
 
 def _take_lease(directory: str, token: str) -> Lease:
     me = Owner(slices.job_id(), token, os.getpid(), socket.gethostname())
-    held = Lease(lease.place_of(directory), f"folder of checkpoints {directory}", me)
+    held = Lease(lease.open_record(directory), f"folder of checkpoints {directory}", me)
     before = held.acquire()
     if before is not None and before.job_id != me.job_id:
         _log.info("%s has left the folder of checkpoints %s without a word", before, directory)
@@ -184,10 +184,10 @@ def _identify_training(directory: str) -> str:
 
 def _check_shared(directory: str, token: str) -> None:
     """Check that this host sees what the leader has written."""
-    place = lease.place_of(directory)
+    record = lease.open_record(directory)
     deadline = time.monotonic() + _SHARED_WITHIN_S
     while True:
-        owner, _ = place.read()
+        owner, _ = record.read()
         if owner is not None and owner.token == token:
             return
         if time.monotonic() > deadline:

@@ -302,7 +302,7 @@ def _remove_exclusively(checkpoints: Checkpoints, chosen: list[Step]) -> None:
 
     me = lease.Owner("", os.urandom(8).hex(), os.getpid(), socket.gethostname())
     folder_lease = lease.Lease(
-        lease.place_of(checkpoints.where), f"folder of checkpoints {checkpoints.where}", me
+        lease.open_record(checkpoints.where), f"folder of checkpoints {checkpoints.where}", me
     )
     folder_lease.acquire()
     try:
