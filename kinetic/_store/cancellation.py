@@ -18,7 +18,7 @@ from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 
 AGREED_WITHIN_S = 5.0
-"""How long to wait for the mark: the cluster may stop a job's pods before its answer reaches the
+"""The longest wait for the mark: the cluster may stop a job's pods before its answer reaches the
 process that cancelled the job and then writes the mark."""
 _POLL_S = 0.25
 _REQUESTED, _AGREED = b'{"agreed": false}\n', b'{"agreed": true}\n'

@@ -25,7 +25,7 @@ from kinetic._system import locks
 from kinetic.errors import StoreError
 
 SUBMISSIONS_TAKE_S, _POLL_S = 60.0, 0.05
-"""How long a sweep waits for submissions to end, and the pause between its tries, in seconds."""
+"""The longest wait of a sweep for submissions, and the pause between its tries, in seconds."""
 
 
 def content_age_s(store: Store) -> float:

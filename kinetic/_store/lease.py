@@ -32,7 +32,7 @@ BEAT_S = 10.0
 SILENT_S = 35.0
 """An owner without a new beat for so long is dead."""
 _SAME_JOB_S = 20.0
-"""How long to wait for the end of the same job's previous attempt."""
+"""The longest wait for the end of the same job's previous attempt."""
 _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}

@@ -30,8 +30,7 @@ _log = logging.getLogger("kinetic.storage")
 PAUSE_S = 0.5
 """The pause between the first `FEW` segments."""
 FEW = 40
-"""Where calls are paid for, this many segments are never rewritten: the output of the first
-minute."""
+"""This many segments are never rewritten if calls are paid for: the output of the first minute."""
 LONGEST_PAUSE_S = 1.0
 """The pause between later segments. A bucket allows one write per second to the same object:
 https://cloud.google.com/storage/quotas#objects"""

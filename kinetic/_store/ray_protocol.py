@@ -30,7 +30,7 @@ bytes."""
 _IN_FILE = "@"
 _CONTINUATION = "\x1f"
 _PART_LENGTH = 60
-"""How many characters of a key's part make the name of one file or folder: at most 240 bytes."""
+"""The most characters of a key's part in the name of one file or folder: at most 240 bytes."""
 
 Request = Mapping[str, Any]
 

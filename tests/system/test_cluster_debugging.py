@@ -36,5 +36,5 @@ def test_a_port_where_nothing_listens_ends_at_once(on_cluster):
     opened = api.open_port("no-pod", 1)
     assert opened.recv(1) == b""
     opened.close()
-    with pytest.raises(ConnectionRefusedError, match="has no pod that runs"):
+    with pytest.raises(ConnectionRefusedError, match="has no running pod"):
         handle._backend.connect(handle.ref, 0, 1)

@@ -256,7 +256,7 @@ def test_chips_that_are_not_there_are_named(with_chips, tmp_path, capfd):
 def test_machines_that_do_not_start_end_the_job(with_chips, tmp_path):
     cluster, _ = with_chips
     cluster.set_image({"pathways/server": [sys.executable, "-c", "exit('no such slice')"]})
-    with pytest.raises(HostLost, match=r"Workers of Pathways ended too often.*pathways-worker-0"):
+    with pytest.raises(HostLost, match=r"Pathways' workers ended too often.*pathways-worker-0"):
         kinetic.run(**SINGLE)(seen)(str(tmp_path / "m"))
     assert not (tmp_path / "m").exists()
     cluster.wait_for(lambda: is_empty(cluster))
@@ -277,6 +277,6 @@ def test_a_head_that_tells_of_its_own_end_first_is_explained(with_chips, tmp_pat
     cluster.wait_for(lambda: store.has(layout.JobKeys(handle.job_id).events))
     end.touch()
     cluster.wait_for(lambda: store.has(layout.JobKeys(handle.job_id).outcome))
-    with pytest.raises(HostLost, match=r"Workers of Pathways ended too often.*pathways-worker-0"):
+    with pytest.raises(HostLost, match=r"Pathways' workers ended too often.*pathways-worker-0"):
         handle.result()
     assert not (tmp_path / "m").exists()

@@ -100,7 +100,7 @@ def test_builds_that_end_otherwise(google, builds, status, advice):
 def test_a_build_that_never_ends_is_given_up(google, builds, waited):
     google.states = ["WORKING"]
     told = []
-    with pytest.raises(PreflightError, match="80 min, which is more than it gives one"):
+    with pytest.raises(PreflightError, match="80 min, which is more than its time limit"):
         builds.wait(builds.begin(URI, FILES, "b"), told.append)
     assert told == [60.0 * number for number in range(1, 81)]
 
@@ -184,7 +184,7 @@ def test_what_a_build_needs_is_there(google, builds):
     [
         ({"/v1/projects/p/locations/us-central1/repo": (404, {})}, ["x"], "repositories create"),
         ({"/storage": (404, {})}, [], "gcloud storage buckets create gs://b"),
-        ({}, ["storage.objects.get"], "You may not storage.objects.create in the bucket b"),
+        ({}, ["storage.objects.get"], "You lack storage.objects.create on the bucket b"),
         ({"/storage": (403, {})}, [], "storage.objectUser"),
     ],
 )

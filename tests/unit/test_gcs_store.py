@@ -223,7 +223,9 @@ def test_nobody_at_the_address(monkeypatch):
 def test_a_missing_permission_is_named(store, double, permission, act):
     store.put("a", b"")
     double.denied.add(permission)
-    with pytest.raises(StoreError, match=rf"{permission} on gs://bucket, which the role roles/storage\."):
+    with pytest.raises(
+        StoreError, match=rf"{permission} on gs://bucket, which the role roles/storage\."
+    ):
         act(store)
 
 

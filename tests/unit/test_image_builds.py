@@ -155,7 +155,7 @@ def test_a_second_caller_waits_for_the_first_ones_build(google, caller):
     caller.open("p", "us-central1").begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
     assert caller.choose(made()) == "bundled"
     assert len(google.begun()) == 1
-    assert "waiting for the image" in caller.told[0]
+    assert "is already being built" in caller.told[0]
 
 
 def test_ctrl_c_leaves_the_build_of_another_caller(google, caller):

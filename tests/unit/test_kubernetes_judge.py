@@ -68,7 +68,7 @@ def job(
         CREATED_AT + after_s,
         explain=answer("explain"),
         has=lambda key: key in answers["has"] if "has" in answers else pytest.fail(f"asks {key}"),
-        **{n: answer(n) for n in ("has_begun", "goes_on", "was_there", "start_timeout_s")},
+        **{n: answer(n) for n in ("has_begun", "goes_on", "existed", "start_timeout_s")},
     )
 
 
@@ -76,8 +76,8 @@ def job(
     ("answers", "phase"),
     [
         ({"has": [CANCELLED]}, JobStatus.CANCELLED),
-        ({"has": [], "was_there": True}, JobStatus.FAILED),
-        ({"has": [], "was_there": False}, JobStatus.NOT_FOUND),
+        ({"has": [], "existed": True}, JobStatus.FAILED),
+        ({"has": [], "existed": False}, JobStatus.NOT_FOUND),
     ],
 )
 def test_a_job_without_a_workload(answers: dict[str, Any], phase: JobStatus) -> None:

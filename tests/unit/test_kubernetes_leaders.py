@@ -87,7 +87,7 @@ def test_a_leader_that_was_killed_with_its_pod_is_found_before_the_other_pods_en
     assert not gang.is_over()
     (lost,) = (host for host in gang.status().hosts if host.phase is JobStatus.FAILED)
     assert lost.host == 0
-    assert "its pod is gone" in gang.status().reason
+    assert "its pod was deleted" in gang.status().reason
 
 
 def test_a_leader_that_has_begun_nothing_may_come_again(cluster: FakeCluster) -> None:
@@ -101,7 +101,7 @@ def test_with_attempts_left_the_cluster_starts_the_gang_again(cluster: FakeClust
     gang = Gang(cluster, retries=1)
     gang.begins()
     gang.loses_its_leader()
-    cluster.wait_for(lambda: "its pod is gone" in gang.status().reason)
+    cluster.wait_for(lambda: "its pod was deleted" in gang.status().reason)
     assert gang.status().phase is JobStatus.RUNNING
     lost = Outcome(Verdict.FAILED, (0,), "lost", attempt=1)
     verdicts.repeat(gang.store, gang.plan.job_id, lost)

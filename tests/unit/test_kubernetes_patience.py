@@ -152,7 +152,7 @@ def test_a_queue_that_preempted_a_job_is_the_reason_of_its_end() -> None:
     (queued,) = job.objects[QUEUE_WORKLOADS[0]]
     queued["status"] = {"conditions": [evicted]}
     said = job.backend.why_lost(job.ref, 0)
-    assert said == f"The queue lq took the job's place away: {evicted['message']}."
+    assert said == f"The queue lq evicted the job: {evicted['message']}."
     job.refused = set(QUEUE_WORKLOADS)
     assert job.backend.why_lost(job.ref, 0) == "", "that it waits again is no reason"
 

@@ -57,7 +57,7 @@ REFUSALS: list[tuple[tuple[str, str], KineticError, str]] = [
         "does not know them. Ask an administrator for node pools with GKE's managed DRANET",
     ),
     (("get", "kinetic"), NotFound("no"), "service account kinetic does not exist in namespace ml"),
-    (("get", "localqueues"), NotInstalled("no"), "has no Kueue, so no queue team-a can admit"),
+    (("get", "localqueues"), NotInstalled("no"), "has no Kueue, so the job would start at once"),
     (("get", "team-a"), NotFound("no"), "There is no queue team-a in namespace ml"),
     (("get", preflight.MULTI_TIER_DRIVER), NotFound("no"), "HighScaleCheckpointing"),
     (("get", preflight.GCSFUSE_DRIVER), NotFound("no"), "enable the add-on GcsFuseCsiDriver"),
@@ -123,7 +123,7 @@ def test_a_pod_that_is_larger_than_all_machines_is_refused(cluster: ClusterAnswe
     for _ in range(2):
         preflight.check(cluster, [_job(requests={"cpu": "60"}), JOB[1]], Needs(), clock=lambda: 0.0)
     assert cluster.asked["list nodes"] == 1
-    with pytest.raises(PreflightError, match=r"^No node has the 500 CPUs that a pod asks for"):
+    with pytest.raises(PreflightError, match=r"^No node has the 500 CPUs that a pod requests"):
         preflight.check(
             cluster, [_job(requests={"cpu": "500"}), JOB[1]], Needs(), clock=lambda: 0.0
         )

@@ -58,7 +58,7 @@ def pod(host: int, at: float, phase: str = "Pending", **more: Any) -> dict[str, 
 )
 def test_since_when_hosts_are_to_start(given, pods, since_s):
     current = current_pods(given, pods)
-    found = states.asked_at(given, current)
+    found = states.waiting_since(given, current)
     assert found == (None if since_s is None else CREATED_AT + since_s)
 
 

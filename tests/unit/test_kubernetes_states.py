@@ -153,7 +153,7 @@ def test_the_reason_says_what_the_job_waits_for(
 def test_hosts_of_which_there_is_more_to_say_than_of_the_job() -> None:
     partial = status_at("13-jobset-partial-unschedulable", "big", 9)
     assert [h.phase for h in partial.hosts] == [RUNNING] * 4 + [PENDING]
-    assert partial.hosts[4].reason.startswith("no node takes it: 0/5 nodes are available")
+    assert partial.hosts[4].reason.startswith("it has no node: 0/5 nodes are available")
     failed = status_at("09-jobset-host-2-fails", "train", 5.9)
     assert HostStatus(2, JobStatus.FAILED, "its program ended with exit code 42") in failed.hosts
     lost = status_at("15-node-death", "train", 50)

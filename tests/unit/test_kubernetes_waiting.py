@@ -289,7 +289,7 @@ def test_a_quota_smaller_than_the_gang_never_lets_it_in(
     refused = event("FailedCreate", over(asked, limit), "kinetic-job-1-host-0", kind="Job")
     found = of(Observed(jobset(), [pod(0)], events=by_name(refused)))
     assert (found.kind, found.hopeless, found.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
-    text = f"each of its 4 pods needs {asked}" if hopeless else "let 3 of its pods in"
+    text = f"each of its 4 pods needs {asked}" if hopeless else "refuses 3 pods of the job"
     assert text in found.sentence
 
 
@@ -302,7 +302,9 @@ def test_a_quota_of_jobs_is_not_said_of_pods(limit: str, hopeless: bool) -> None
     found = of(Observed(workload, [pod(0)], events=by_name(refused)))
     assert (found.kind, found.hopeless) == (JobCause.QUOTA, hopeless)
     assert "pod" not in found.sentence
-    assert ("each of its 2 Jobs needs" if hopeless else "let some of its Jobs in") in found.sentence
+    assert (
+        "each of its 2 Jobs needs" if hopeless else "refuses some Jobs of the job"
+    ) in found.sentence
 
 
 def test_a_quota_that_an_elastic_job_can_do_with_is_waited_for() -> None:
@@ -520,7 +522,7 @@ def test_memory_that_no_node_has_is_not_waited_for(asked: str, has: str, hopeles
     assert found.hopeless == hopeless
     if hopeless:
         assert found.kind is JobCause.NO_NODE_POOL
-        assert "has the 60Gi of memory that a pod asks for; they have up to 50Gi" in found.sentence
+        assert "has the 60Gi of memory that a pod requests; they have up to 50Gi" in found.sentence
     else:
         assert found.kind is JobCause.NO_ROOM
 
@@ -540,7 +542,7 @@ def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
     events = [{"type": "Normal", "message": words, "involvedObject": of_job} for words in said]
     found = of(Observed(over, pods=leaving, jobs=[child], events=by_name(*events)))
     assert found.hosts == (2,)
-    assert found.sentence.startswith("The pod of host 2 was deleted, or ended before")
+    assert found.sentence.startswith("The pod of host 2 was deleted, or ended without a trace")
 
 
 @pytest.mark.parametrize(("after_s", "hopeless"), [(10, False), (31, True)])
@@ -582,11 +584,11 @@ def test_processors_that_no_node_has_are_not_waited_for() -> None:
     found = of(Observed(asking(cpu="500"), [pod(0, NO_CPU)], nodes=there), now=NOW)
     assert (found.kind, found.hopeless) == (JobCause.NO_NODE_POOL, True)
     assert found.sentence.startswith(
-        "No node has the 500 CPUs that a pod asks for; they have up to 80. Ask for less: cpu="
+        "No node has the 500 CPUs that a pod requests; they have up to 80. Ask for less: cpu="
     )
     found = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=there), now=NOW)
     assert found.kind is JobCause.NO_ROOM
-    assert found.sentence.startswith("The 2 nodes are taken or not ready.")
+    assert found.sentence.startswith("The 2 nodes are in use or not ready.")
 
 
 def test_taints_that_come_and_go_are_waited_for() -> None:
@@ -595,7 +597,7 @@ def test_taints_that_come_and_go_are_waited_for() -> None:
     assert of(seen, now=NOW).kind is JobCause.NO_ROOM
     found = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=gone[1:]), now=NOW)
     assert (found.kind, found.hopeless) == (JobCause.NO_NODE_POOL, True)
-    assert found.sentence.startswith("No node of the cluster has what the pods ask for.")
+    assert found.sentence.startswith("No node of the cluster has what the pods request.")
 
 
 def test_a_head_that_went_first_is_named_as_one() -> None:
@@ -608,7 +610,7 @@ def test_a_head_that_went_first_is_named_as_one() -> None:
     made |= {"type": "Normal", "involvedObject": {"name": "kinetic-job-1-head-0", "uid": "j"}}
     there = [pod(host) for host in range(4)]
     found = of(Observed(over, pods=there, jobs=[child], events=by_name(made)))
-    assert found.sentence.startswith("The pod of head 0 was deleted, or ended before")
+    assert found.sentence.startswith("The pod of head 0 was deleted, or ended without a trace")
     assert found.hosts == (4,)
 
 
@@ -628,7 +630,7 @@ def test_a_leader_that_its_hosts_have_lost_is_named_before_the_cluster_gives_it_
     for each in (leader, *lost):
         each["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
     said = states.status_of(jobset(3), [leader, *lost])
-    words = "hosts 1, 2 lost host 0, which leads: its node n0 may be gone"
+    words = "hosts 1, 2 lost the connection to host 0, which leads: its node n0 may be lost"
     assert (said.phase, said.reason) == (JobStatus.RUNNING, words)
     leader["status"]["conditions"] = []
     found = of(Observed(jobset(3), [leader, *lost]))
@@ -644,6 +646,6 @@ def test_pods_that_do_not_end_are_named_while_all_hosts_are_to_start_again() -> 
     for each in rest:
         each["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:10Z"
     said = states.status_of(jobset(3), [leader, *rest])
-    words = "its hosts start again once these have ended: hosts 1, 2 on n1, n2"
+    words = "its hosts restart once these have ended: hosts 1, 2 on n1, n2"
     assert (said.phase, said.reason) == (JobStatus.RUNNING, words)
-    assert said.hosts[0].reason == "it has all hosts started again"
+    assert said.hosts[0].reason == "it had all hosts restarted"

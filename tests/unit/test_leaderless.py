@@ -48,7 +48,7 @@ def test_hosts_that_have_all_returned_have_succeeded():
 def test_a_gang_that_never_ran_ended_as_the_backend_says():
     told = [
         HostReport(0, Exit.NEVER_JOINED),
-        HostReport(1, Exit.NEVER_JOINED, "no node takes it"),
+        HostReport(1, Exit.NEVER_JOINED, "it has no node"),
     ]
     outcome = judge_leaderless(2, [], backend_reports=told, reason="no node pool has 4x4", now=9.0)
     assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "no node pool has 4x4")
@@ -56,11 +56,11 @@ def test_a_gang_that_never_ran_ended_as_the_backend_says():
 
 
 def test_hosts_of_which_the_backend_says_nothing_never_joined_when_none_did():
-    told = [HostReport(1, Exit.NEVER_JOINED, "no node takes it")]
+    told = [HostReport(1, Exit.NEVER_JOINED, "it has no node")]
     outcome = judge_leaderless(4, [], backend_reports=told, reason="no node pool has 4x4", now=9.0)
     assert (outcome.verdict, outcome.blamed) == (Verdict.FAILED, (1,))
     assert {r.exit for r in outcome.reports} == {Exit.NEVER_JOINED}
-    assert [r.detail for r in outcome.reports] == ["", "no node takes it", "", ""]
+    assert [r.detail for r in outcome.reports] == ["", "it has no node", "", ""]
 
 
 def test_a_host_that_can_never_start_is_to_blame_and_not_those_that_wait_for_it():

@@ -328,7 +328,7 @@ def test_without_the_builder_the_error_says_what_to_install(monkeypatch):
 
 
 def test_pathways_needs_a_bucket():
-    with pytest.raises(PreflightError, match=r"needs a store in a bucket.* reach it as /store"):
+    with pytest.raises(PreflightError, match=r"a store in a bucket.* but the store is /store"):
         pathways.check(NOWHERE)
     for settings in (SETTINGS, replace(NOWHERE, simulated=True)):
         pathways.check(settings)
@@ -401,7 +401,7 @@ def test_what_is_said_of_pods_names_them_as_users_know_them():
 
     kind, said = diagnosed(workload, [unscheduled(workload, "pathways-head", 0)])
     assert kind is JobCause.NO_ROOM
-    assert "The pod of the controller asks for cpu 8 + 16, memory 32G + 100G." in said
+    assert "The pod of the controller requests cpu 8 + 16, memory 32G + 100G." in said
 
     killed = {"exitCode": 137, "reason": "OOMKilled"}
     head = pod(workload, "pathways-head", 0, state={"terminated": killed})

@@ -169,7 +169,9 @@ def test_a_reference_is_small_and_a_handle_has_all_attributes():
 
 
 def test_a_backend_that_this_version_lacks():
-    with pytest.raises(errors.PreflightError, match="This version of kinetic has no backend 'slurm'"):
+    with pytest.raises(
+        errors.PreflightError, match="This version of kinetic has no backend 'slurm'"
+    ):
         registry.make(Place("slurm"), LocalStore("/s"))
 
 

@@ -307,7 +307,11 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
     [
         ({"project": "p"}, {}, "No kubeconfig was found (/nowhere)"),
         ({}, {"KINETIC_CLUSTER": "c"}, "No kubeconfig was found (/nowhere)"),
-        ({"backend": "gke"}, {"KINETIC_PROJECT": "p"}, 'simulate it here, with backend="local"'),
+        (
+            {"backend": "gke"},
+            {"KINETIC_PROJECT": "p"},
+            'simulate the job here, with backend="local"',
+        ),
         ({}, {"KINETIC_PROJECT": "p"}, "or KINETIC_BACKEND=local"),
     ],
 )

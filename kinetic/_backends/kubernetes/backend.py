@@ -1,9 +1,8 @@
-"""The Kubernetes backend: one host is a Job, several are a JobSet, and so is a single controller;
-host 0's pod leads the gang, or the head of an elastic job.
+"""The Kubernetes backend. A job of one host is a Job; one of several hosts or with a single
+controller is a JobSet. The pod of host 0, or the head of an elastic job, leads the gang.
 
 In: plans and refs, a store that pods can reach, an API server. Out: a workload and its Secret; the
-state of jobs in the cluster. Output and verdicts are read from the store, where hosts leave them,
-so they outlive the pods.
+state of jobs in the cluster. Output and verdicts are read from the store, so they outlive the pods.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ if TYPE_CHECKING:
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
 PATIENT_TRIES = 5
-"""How often the Secret is created, each time with the connection's patience: some 15 seconds."""
+"""The most tries to create a Secret. Each takes up to the connection's limits, some 15 seconds."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
-"""How long a pod that is deleted in place of these signals may take to end; None for the time in
-its spec."""
-_BY_THE_CLUSTER = frozenset(
+"""The grace periods of pods that are deleted instead of being sent these signals; None for the
+period in the pod's spec."""
+_CLUSTER_CAUSES = frozenset(
     {
         JobCause.PREEMPTED,
         JobCause.EVICTED,
@@ -68,7 +67,7 @@ _BY_THE_CLUSTER = frozenset(
         JobCause.START_ERROR,
     }
 )
-_ENDS = _BY_THE_CLUSTER | {
+_END_CAUSES = _CLUSTER_CAUSES | {
     JobCause.HOST_FAILED,
     JobCause.BAD_COMMAND,
     JobCause.DEADLINE,
@@ -76,14 +75,14 @@ _ENDS = _BY_THE_CLUSTER | {
 
 
 class _Judged(NamedTuple):
-    """The status of a job, and whether its verdict says so."""
+    """The status of a job; `is_verdict` if it is that of the stored verdict."""
 
     status: Status
     is_verdict: bool = False
 
 
 class KubernetesBackend:
-    """Jobs in one namespace of a cluster (see backends.base.Backend for the promises)."""
+    """Jobs in one namespace of a cluster. The promises are those of `backends.base.Backend`."""
 
     def __init__(
         self,
@@ -114,19 +113,19 @@ class KubernetesBackend:
     def _api(self) -> Api:
         return self._reader.api
 
-    # -- before and at the start -------------------------------------------------------------------
+    # -- submission --------------------------------------------------------------------------------
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse what the cluster cannot run: a few calls, before anything is sent."""
+        """Refuse a plan that the cluster cannot run, by a few calls, before anything is sent."""
         from kinetic._rpc import certificate
 
         self._check_hosts(plan)
-        api = self._api  # First, so that a caller without a cluster is not asked for a bucket.
+        api = self._api  # Connect first: a caller without a cluster needs no advice on buckets.
         if is_near(self._store) and self._pods.store_uri == self._store.uri:
             raise PreflightError(
-                f"The pods of a cluster cannot reach the folder {self._store.uri}, which is the "
-                "store. Name a bucket: KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile "
-                "create`; or, if pods see this folder too, KINETIC_POD_STORE."
+                f"The store {self._store.uri} is a folder, which the pods of a cluster cannot "
+                "reach. Name a bucket (KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile "
+                "create`), or set KINETIC_POD_STORE if pods have this folder, too."
             )
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)
@@ -145,12 +144,12 @@ class KubernetesBackend:
     def _check_hosts(self, plan: Plan) -> None:
         if self.name == JOB and plan.hosts > 1:
             raise PreflightError(
-                f'backend="gke" runs jobs of one host; this one, on {plan.topology.name}, has '
-                f'{plan.hosts} hosts. Leave backend= away, or write backend="pathways".'
+                f'backend="gke" runs jobs of one host, but {plan.topology.name} has '
+                f'{plan.hosts} hosts. Remove backend=, or set backend="pathways".'
             )
 
     def render(self, plan: Plan) -> list[Document]:
-        """Return the workload, the Secret without its values, and what else the workload owns."""
+        """Return the workload, the Secret without its values, and the workload's other objects."""
         self._check_hosts(plan)
         variables = images.variables(plan) if self._pods.bootstrap else {}
         image = self._pods.image or images.of(plan)
@@ -160,12 +159,12 @@ class KubernetesBackend:
     def choose_image(
         self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
     ) -> Plan:
-        """The image with what the plan installs, if that is requested."""
+        """Return the plan after building its bundled image, if it asks for one."""
         return plan if self._supply is None else self._supply().choose(plan, installed, tell)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Create the workload, then the rest, which is deleted with it. The Secret is the last:
-        without it the submission was interrupted."""
+        """Create the workload, then the objects that it owns. The Secret is created last: a
+        workload without one shows an interrupted submission."""
         workload, secret, *others = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         created = self._api.create(resource, workload)
@@ -175,7 +174,7 @@ class KubernetesBackend:
                 kind = BY_KIND[document["apiVersion"], document["kind"]]
                 self._create_patiently(kind, manifests.add_owner(document, created))
             self._create_patiently(SECRETS, _with_values(secret, created, ref.job_id, secrets))
-        except BackendUnavailable:  # And it could not be deleted.
+        except BackendUnavailable:  # The workload could not be deleted either.
             raise
         except BaseException:
             self._api.delete(resource, workload["metadata"]["name"])
@@ -184,7 +183,7 @@ class KubernetesBackend:
         self._reader.note_created(ref, created)
 
     def _create_patiently(self, resource: Resource, document: Document) -> None:
-        """Create what an existing workload cannot start without."""
+        """Create an object that an existing workload needs to start, with extra retries."""
         for tries in reversed(range(PATIENT_TRIES)):
             try:
                 self._api.create(resource, document)
@@ -195,13 +194,15 @@ class KubernetesBackend:
             except Conflict:
                 if tries == PATIENT_TRIES - 1:
                     raise
-                return  # An earlier try created it, and its answer was lost.
+                return  # An earlier try created the object, and its answer was lost.
 
-    # -- what becomes of jobs ----------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From one list of workloads and one of pods, for any number of jobs, which may be some
-        seconds old; an end that no verdict confirms is looked up again."""
+        """Return the status of any number of jobs, from one list of workloads and one of pods.
+
+        The lists may be some seconds old. An end that no verdict confirms is checked with new ones.
+        """
         if not refs:
             return {}
         snapshot = self._read(refs)
@@ -209,22 +210,22 @@ class KubernetesBackend:
         for ref in () if snapshot.is_fresh else refs:
             is_pending = statuses[ref.job_id].status.phase is JobStatus.PENDING
             if is_pending and stored.runs(self._store, ref):
-                snapshot.context.waiting.discard(ref.job_id)  # Its cluster is asked soon again.
+                snapshot.context.waiting.discard(ref.job_id)  # The next poll lists anew sooner.
         if not snapshot.is_fresh:
-            unsure = [
+            unconfirmed = [
                 ref
                 for ref in refs
                 if not (judged := statuses[ref.job_id]).is_verdict
                 and (snapshot.workload(ref) is None or judged.status.phase.ended)
             ]
-            if unsure:
-                snapshot = self._read(unsure, fresh=True)
-                statuses |= {ref.job_id: self._judge(ref, snapshot) for ref in unsure}
+            if unconfirmed:
+                snapshot = self._read(unconfirmed, fresh=True)
+                statuses |= {ref.job_id: self._judge(ref, snapshot) for ref in unconfirmed}
         return {job_id: judged.status for job_id, judged in statuses.items()}
 
     def _read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
-        """Once the cluster has answered, expired credentials do not end the wait: the store has the
-        verdict, and the user can log in again."""
+        """Read the jobs' objects. After the cluster's first answer, expired credentials count as a
+        temporary failure: the store gets the verdict, and the user can log in again."""
         try:
             snapshot = self._reader.read(refs, fresh=fresh)
         except PreflightError as error:
@@ -260,7 +261,7 @@ class KubernetesBackend:
             has=self._store.has,
             has_begun=lambda: stored.has_begun(self._store, ref),
             goes_on=lambda: self._goes_on(ref),
-            was_there=lambda: ref.job_id in self._seen_jobs or self._was_removed(ref, snapshot),
+            existed=lambda: ref.job_id in self._seen_jobs or self._was_removed(ref, snapshot),
             start_timeout_s=lambda: self._plan(ref).limits.start_timeout_s,
         )
         status, waits_for = states.judge(job)
@@ -269,7 +270,7 @@ class KubernetesBackend:
         return _Judged(status)
 
     def _goes_on(self, ref: JobRef) -> bool:
-        """Whether another attempt may follow that of a lost leader, or is due."""
+        """True if another attempt may follow that of a lost leader, or is about to begin."""
         attempt, retries = attempts.newest(self._store, ref.job_id), self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
         return may_follow or not stored.has_begun(self._store, ref, attempt)
@@ -278,46 +279,46 @@ class KubernetesBackend:
         return Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
 
     def _was_removed(self, ref: JobRef, snapshot: ClusterSnapshot) -> bool:
-        """Whether a job without a workload had one, as far as anybody knows."""
+        """True if a job without a workload is known to have had one."""
         return self._store.has(layout.JobKeys(ref.job_id).events) or snapshot.is_removed(ref)
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """From its pods, nodes and queues."""
+        """Return why the job does not run yet, from its pods, nodes and queues."""
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """From its pods, as far as they still exist, or from what was seen of them."""
+        """Return why a host was lost, from its pods, or from notes on pods that are deleted."""
         snapshot = self._read([ref], fresh=True)
         if note := self._loss_notes.of(ref.job_id, host):
             return note
         workload = snapshot.workload(ref)
         if workload is None:
             is_cancelled = self._store.has(layout.JobKeys(ref.job_id).cancellation)
-            is_known = not is_cancelled and self._was_removed(ref, snapshot)
-            return f"{states.REMOVED_FROM_CLUSTER.capitalize()}." if is_known else ""
+            was_removed = not is_cancelled and self._was_removed(ref, snapshot)
+            return f"{states.REMOVED_FROM_CLUSTER.capitalize()}." if was_removed else ""
         finding = diagnose(snapshot.observe_job(ref, workload, waits=False), self._api.now())
-        if finding is None or finding.kind not in _ENDS | {JobCause.QUEUE_REFUSED}:
-            return ""  # What it waits for now does not explain a loss.
+        if finding is None or finding.kind not in _END_CAUSES | {JobCause.QUEUE_REFUSED}:
+            return ""  # The reason for waiting does not explain a loss.
         if host not in states.select_hosts(ref, finding):
             return ""
         return finding.sentence
 
     def why_unready(self, ref: JobRef) -> str:
-        """As it was seen last: pods that wait are gone when their job has ended."""
+        """Return why the job last waited: its pending pods are deleted when the job ends."""
         return self._loss_notes.find_wait(ref.job_id)
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Delete their pods: at once (SIGKILL), or with the time to end in their spec
+        """Delete the hosts' pods: at once (SIGKILL), or with the grace period in their spec
         (SIGTERM)."""
         if signum not in _GRACES_S:
             raise UsageError(
-                "A cluster ends pods, it sends them no signals of your choice: use KILL, which "
-                "deletes them at once, or TERM, which gives them their time to end."
+                "A cluster can only delete pods, not send them other signals. Use KILL, which "
+                "deletes them at once, or TERM, which gives them their grace period."
             )
         if self._store.has(layout.JobKeys(ref.job_id).outcome):
-            return ()  # The pods of an ended job go away by themselves.
+            return ()  # The pods of an ended job are deleted anyway.
         snapshot = self._read([ref], fresh=True)
         workload = snapshot.workload(ref)
         pods = () if workload is None else current_pods(workload, snapshot.pods_of(ref))
@@ -328,13 +329,13 @@ class KubernetesBackend:
         )
 
     def connect(self, ref: JobRef, host: int, port: int) -> Connection:
-        """Forward a port of the host's pod, by the API server."""
+        """Connect to a port of the host's pod, through the API server."""
         snapshot = self._read([ref], fresh=True)
         workload = snapshot.workload(ref)
         pods = () if workload is None else current_pods(workload, snapshot.pods_of(ref))
         pod = next((p for p in pods if p.host == host and p.stage is Stage.RUNNING), None)
         if pod is None:
-            raise ConnectionRefusedError(f"host {host} of {ref.job_id} has no pod that runs")
+            raise ConnectionRefusedError(f"host {host} of {ref.job_id} has no running pod")
         return SocketConnection(self._api.open_port(pod.name, port))
 
     def _delete_pod(self, pod: Pod, signum: int) -> bool:
@@ -345,22 +346,22 @@ class KubernetesBackend:
     # -- output ------------------------------------------------------------------------------------
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Read what the hosts have left in the store and, when following, go on until the job ends.
+        """Read the hosts' output from the store; with `follow`, until the job ends.
 
-        Not the logs of pods: their API does not separate the two streams of a program, has no
-        positions, holds open lines back and forgets what a node rotates, so reading could not be
-        resumed exactly; and each host would keep a connection to the server busy.
+        The logs of pods would not do: their API does not separate stdout from stderr, has no
+        positions, holds back incomplete lines and loses what a node rotates, so reading could not
+        be resumed exactly; and each host would keep a connection to the server busy.
         """
         return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the request, and delete the workload: the leader notices that its pod ends."""
+        """Record the request and delete the workload, whose leader notices that its pod ends."""
         cancellation.request(self._store, ref.job_id, lambda: self._delete(ref, "Foreground"))
 
     def cleanup(self, ref: JobRef) -> None:
-        """Delete what is left in the cluster."""
+        """Delete the workload and the objects that it owns."""
         self._delete(ref, "Background")
 
     def _delete(self, ref: JobRef, propagation: str) -> None:
@@ -386,19 +387,18 @@ def _with_values(
 
 
 class _LossNotes:
-    """The last reasons seen of hosts that the cluster took away, and what jobs waited for: a JobSet
-    removes pods as soon as it starts others, and when it has failed, often before anyone has asked
-    how they ended."""
+    """The last known reasons why the cluster took hosts away, and why jobs waited. A JobSet deletes
+    pods when it starts others or has failed, often before anyone asks how they ended."""
 
     def __init__(self) -> None:
         self._losses: dict[tuple[str, int], str] = {}
         self._waits: dict[str, str] = {}
 
     def note(self, job_id: str, pods: Iterable[Pod]) -> None:
-        """Record why pods were lost; forget it for hosts that run again."""
+        """Note why pods were lost; drop the notes on hosts that run again."""
         for pod in pods:
             diagnosis = pod_failures.why_lost([pod])
-            if diagnosis is not None and diagnosis.kind in _BY_THE_CLUSTER:
+            if diagnosis is not None and diagnosis.kind in _CLUSTER_CAUSES:
                 self._losses[job_id, pod.host] = diagnosis.sentence
             elif pod.stage is Stage.RUNNING and pod.is_ready and not pod.is_deleting:
                 self._losses.pop((job_id, pod.host), None)
@@ -408,12 +408,12 @@ class _LossNotes:
         return self._losses.get((job_id, host), "")
 
     def note_waiting(self, job_id: str, finding: JobDiagnosis | None) -> None:
-        """Remember what a job waits for; forget it with None."""
+        """Note what a job waits for; with None, drop the note."""
         if finding is None:
             self._waits.pop(job_id, None)
-        elif finding.kind not in _ENDS:
+        elif finding.kind not in _END_CAUSES:
             self._waits[job_id] = finding.sentence
 
     def find_wait(self, job_id: str) -> str:
-        """Return what a job waited for when it was last seen, or ""."""
+        """Return what a job last waited for, or ""."""
         return self._waits.get(job_id, "")

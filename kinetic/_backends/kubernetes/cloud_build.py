@@ -1,7 +1,6 @@
-"""Cloud Build: builds images without a local Docker, and says which exist already.
+"""Builds of images with Cloud Build, through Google's REST interfaces: no local Docker is needed.
 
-In: names of images, files of a build. Out: builds, and how they ended. Only Google's REST
-interfaces are used.
+In: names of images, files of a build. Out: whether an image exists; builds and their ends.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 
 POLL_S = 5.0
-TOLD_EVERY_S = 60.0
+NOTICE_EVERY_S = 60.0
 QUEUE_S = 3600.0
-"""Cloud Build gives up builds that have waited longer than this."""
+"""Cloud Build drops builds that have waited longer than this."""
 LAST_LINES = 15
 _UNDER_WAY = ("STATUS_UNKNOWN", "PENDING", "QUEUED", "WORKING")
 _MANIFESTS = (
@@ -40,7 +39,7 @@ class Addresses:
         storage: Cloud Storage.
         logs: Cloud Logging.
         repositories: Artifact Registry's own interface.
-        registry: its images; "" for the host in an image's name.
+        registry: the registry of images; "" for the host in an image's name.
     """
 
     builds: str = "https://cloudbuild.googleapis.com"
@@ -55,9 +54,9 @@ class Build:
     """A build of an image.
 
     Attributes:
-        build_id: Cloud Build's.
-        status: as Cloud Build names it.
-        log_url: a page that shows its log.
+        build_id: Cloud Build's id of it.
+        status: Cloud Build's name of its status.
+        log_url: the page with its log.
         detail: why it failed, if Cloud Build says so.
     """
 
@@ -68,12 +67,12 @@ class Build:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has not ended."""
+        """True until the build has ended."""
         return self.status in _UNDER_WAY
 
     @property
     def log(self) -> str:
-        """Where its log is, for use in a sentence."""
+        """The address of the log, or the name of the build."""
         return self.log_url or f"build {self.build_id} in Cloud Build"
 
 
@@ -89,12 +88,12 @@ class CloudBuild:
         addresses: Addresses | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Call nothing yet.
+        """Create the object without calling Google.
 
         Args:
-            project, region: where to build.
-            calls: with the login of whoever builds; by default Google's default credentials.
-            addresses, sleep: for tests.
+            project, region: the project and the region of the builds.
+            calls: calls with a login; by default with the application's default credentials.
+            addresses, sleep: replaced by tests.
         """
         self._project, self._region = project, region
         self._at = addresses or Addresses()
@@ -106,7 +105,7 @@ class CloudBuild:
         """Return whether the registry has the image.
 
         Raises:
-            PreflightError: the registry may not be read.
+            PreflightError: the caller may not read the registry.
             BackendUnavailable: the registry does not answer.
         """
         host, _, rest = uri.partition("/")
@@ -115,8 +114,8 @@ class CloudBuild:
         return self._calls.call("HEAD", url, accept=_MANIFESTS, allowed=(404,))[0] != 404
 
     def check(self, uri: str, bucket: str) -> None:
-        """Refuse a build that lacks something, before anything is sent: a repository of Artifact
-        Registry, a bucket, or permission to write there.
+        """Check that a build has its repository in Artifact Registry, its bucket, and permission
+        to write to the bucket.
 
         Raises:
             PreflightError: something is missing.
@@ -124,8 +123,8 @@ class CloudBuild:
         """
         host, project, repository = (*uri.split("/"), "", "")[:3]
         location = host.removesuffix(images.REGISTRIES)
-        place = f"projects/{project}/locations/{location}/repositories/{repository}"
-        if location != host and self._code(f"{self._at.repositories}/v1/{place}") == 404:
+        path = f"projects/{project}/locations/{location}/repositories/{repository}"
+        if location != host and self._read_code(f"{self._at.repositories}/v1/{path}") == 404:
             raise PreflightError(
                 f"There is no repository {repository} for {uri}. Create it: `gcloud artifacts "
                 f"repositories create {repository} --repository-format=docker "
@@ -136,19 +135,19 @@ class CloudBuild:
         code, answer = self._calls.call("GET", url, allowed=(404,))
         if code == 404:
             raise PreflightError(
-                f"The bucket {bucket}, which takes the files of builds, does not exist. Create it: "
+                f"The bucket {bucket} for the files of builds does not exist. Create it: "
                 f"`gcloud storage buckets create gs://{bucket} --location={self._region} "
                 f"--project={self._project}`."
             )
         missing = [each for each in _NEEDED if each not in answer.get("permissions", ())]
         if missing:
             raise PreflightError(
-                f"You may not {' and '.join(missing)} in the bucket {bucket}, which takes the "
-                "files of builds. Ask for roles/storage.objectUser on it."
+                f"You lack {' and '.join(missing)} on the bucket {bucket} for the files of builds. "
+                "Ask for roles/storage.objectUser on it."
             )
 
-    def _code(self, url: str) -> int:
-        """The status code of an answer; after a refusal, a build may still succeed."""
+    def _read_code(self, url: str) -> int:
+        """Return the status code of an answer, also of a refusal: the build may still succeed."""
         try:
             return self._calls.call("GET", url, allowed=(404,))[0]
         except ServiceRefused as error:
@@ -157,34 +156,34 @@ class CloudBuild:
     # -- building ----------------------------------------------------------------------------------
 
     def newest(self, uri: str) -> Build | None:
-        """Return the newest build of an image by anyone; None if there is none."""
+        """Return the newest build of an image, by any user; None if there is none."""
         query = {"filter": f'tags="{images.build_tag(uri)}"', "pageSize": "20"}
         _, answer = self._calls.call("GET", f"{self._builds}?{urllib.parse.urlencode(query)}")
-        of_it = [build for build in answer.get("builds", ()) if uri in build.get("images", ())]
-        of_it.sort(key=lambda build: str(build.get("createTime", "")))
-        return _build(of_it[-1]) if of_it else None
+        builds = [build for build in answer.get("builds", ()) if uri in build.get("images", ())]
+        builds.sort(key=lambda build: str(build.get("createTime", "")))
+        return _build(builds[-1]) if builds else None
 
     def begin(self, uri: str, files: Mapping[str, bytes], bucket: str) -> Build:
         """Begin to build an image.
 
         Args:
-            uri: of the image.
-            files: including a Dockerfile.
+            uri: the name of the image.
+            files: the files of the build, with a Dockerfile.
             bucket: the bucket for the files.
 
         Raises:
-            PreflightError: it may not be built.
+            PreflightError: the caller may not build it.
             BackendUnavailable: Google does not answer.
         """
         packed = gzip.compress(images.context(files), mtime=0)
         source = f"source-{hashlib.sha256(packed).hexdigest()[:12]}.tar.gz"
         query = {"uploadType": "media", "name": source, "ifGenerationMatch": "0"}
         url = f"{self._at.storage}/upload/storage/v1/b/{bucket}/o?{urllib.parse.urlencode(query)}"
-        self._calls.call("POST", url, packed, allowed=(412,))  # 412: it is there already.
+        self._calls.call("POST", url, packed, allowed=(412,))  # 412: the object exists already.
         request = images.build_request(uri, bucket, source)
         try:
             _, begun = self._calls.call("POST", self._builds, request, repeats=False)
-        except BackendUnavailable:  # It may have begun all the same.
+        except BackendUnavailable:  # The build may have begun all the same.
             newest = self.newest(uri)
             if newest is None or not newest.is_under_way:
                 raise
@@ -199,26 +198,26 @@ class CloudBuild:
             on_waiting: called once a minute with the seconds since the start.
 
         Raises:
-            PreflightError: it has not ended within its time limit.
+            PreflightError: the build has not ended within its time limit.
             BackendUnavailable: Google does not answer.
         """
-        waited_s, told_s = 0.0, 0.0
+        waited_s, noticed_s = 0.0, 0.0
         while build.is_under_way:
             if waited_s > QUEUE_S + images.BUILD_TIMEOUT_S:
                 raise PreflightError(
-                    f"Cloud Build has not ended a build in {waited_s / 60:.0f} min, which is more "
-                    f"than it gives one. Its log: {build.log}"
+                    f"A build of Cloud Build has not ended in {waited_s / 60:.0f} min, which is "
+                    f"more than its time limit. Its log: {build.log}"
                 )
             self._sleep(POLL_S)
             waited_s += POLL_S
-            if waited_s - told_s >= TOLD_EVERY_S:
-                told_s = waited_s
+            if waited_s - noticed_s >= NOTICE_EVERY_S:
+                noticed_s = waited_s
                 on_waiting(waited_s)
             build = _build(self._calls.call("GET", f"{self._builds}/{build.build_id}")[1])
         return build
 
     def cancel(self, build: Build) -> bool:
-        """End a build; False if it is unknown whether that worked."""
+        """Cancel a build; return False if the request failed."""
         try:
             self._calls.call("POST", f"{self._builds}/{build.build_id}:cancel", {})
         except KineticError:
@@ -226,7 +225,7 @@ class CloudBuild:
         return True
 
     def last_lines(self, build: Build) -> tuple[str, ...]:
-        """Return the last lines of a build's log; () if they may not be read."""
+        """Return the last lines of a build's log; () if they cannot be read."""
         wanted = f'resource.type="build" AND resource.labels.build_id="{build.build_id}"'
         request = {
             "resourceNames": [f"projects/{self._project}"],
@@ -242,7 +241,7 @@ class CloudBuild:
         return tuple(line for line in reversed(lines) if line)
 
     def failure(self, uri: str, build: Build) -> PreflightError:
-        """Return the error that says why a build did not succeed."""
+        """Return the error that explains why a build failed."""
         detail = f", {build.detail.rstrip('.')}" if build.detail else ""
         lines = "".join(f"\n  {line}" for line in self.last_lines(build))
         text = f" The last lines of its log:{lines}\nAll of it" if lines else " Its log"
@@ -260,13 +259,13 @@ def _build(about: Mapping[str, Any]) -> Build:
 
 def _advice(status: str) -> str:
     return {
-        "TIMEOUT": f"A build may take {images.BUILD_TIMEOUT_S // 60} min: ask for fewer packages, "
-        "or for ones that have wheels.",
-        "EXPIRED": "Cloud Build had no machine for it within an hour: try again later.",
-        "CANCELLED": "Somebody has cancelled it.",
-        "INTERNAL_ERROR": "Cloud Build has failed: try again.",
+        "TIMEOUT": f"The limit for a build is {images.BUILD_TIMEOUT_S // 60} min: require fewer "
+        "packages, or ones that have wheels.",
+        "EXPIRED": "Cloud Build had no machine for the build within an hour: try again later.",
+        "CANCELLED": "Somebody cancelled the build.",
+        "INTERNAL_ERROR": "Cloud Build itself failed: try again.",
     }.get(
         status,
-        "Change the requirements, or leave container_image out: pods then install them when they "
+        "Change the requirements, or remove container_image: pods then install them when they "
         "start.",
     )

@@ -1,6 +1,6 @@
-"""The cluster that settings or a place name: its connection, its checks, the backend of its jobs.
+"""The configured cluster: its connection, its checks, its machines, the backend of its jobs.
 
-In: settings, places. Out: what asks that cluster; it is asked when an answer is needed.
+Connections are opened by the first call, not before.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
 
 
 def settle(place: Place) -> Place:
-    """Return the place with what a kubeconfig says of it now: its current context and namespace may
-    be others when somebody asks for the job. Unchanged where there is none: that is said to whoever
-    connects."""
+    """Return the place with the kubeconfig's current context and namespace, which may have changed
+    when the job is read later. Without a kubeconfig the place is unchanged; `connect` refuses it.
+    """
     if (place.cluster and place.namespace) or _list_missing():
         return place
     from kinetic._backends.kubernetes import kubeconfig
@@ -64,11 +64,11 @@ def settle(place: Place) -> Place:
 
 
 def list_accelerators(settings: Settings) -> tuple[PoolRow, ...]:
-    """Return what the node pools of the configured cluster offer now.
+    """List the machines in the node pools of the configured cluster.
 
     Raises:
-        PreflightError: there is no such cluster, or it does not allow listing its nodes.
-        BackendUnavailable: it does not answer.
+        PreflightError: there is no such cluster, or the user may not list its nodes.
+        BackendUnavailable: the cluster does not answer.
     """
     from kinetic._backends.kubernetes import nodes
     from kinetic._backends.kubernetes.resources import NODES
@@ -78,7 +78,7 @@ def list_accelerators(settings: Settings) -> tuple[PoolRow, ...]:
 
 
 def check(settings: Settings) -> tuple[Finding, ...]:
-    """Ask the configured cluster whether it can run jobs."""
+    """Check that the configured cluster can run jobs."""
     from kinetic._backends.kubernetes import probes
     from kinetic._backends.kubernetes.api import CallLimits
     from kinetic._backends.kubernetes.preflight import Needs
@@ -100,16 +100,16 @@ def check(settings: Settings) -> tuple[Finding, ...]:
 
 
 def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | None = None) -> Api:
-    """Return the connection to a place's cluster: that of all who ask this cluster, unless there is
-    a `patience` of its own.
+    """Return the connection to a place's cluster: the process's shared one, or with `patience` one
+    of its own.
 
     Raises:
-        PreflightError: there is no such cluster, with where to run instead; or packages are
-            missing.
+        PreflightError: there is no such cluster, or packages are missing; the message says where
+            else to run.
     """
     if missing := _list_missing():
         raise PreflightError(
-            f"Clusters need packages that are not installed here ({', '.join(missing)}). "
+            f"Packages for Kubernetes clusters are not installed ({', '.join(missing)}). "
             f"Install them: {make_install_command('gcp')}"
         )
     from kinetic._backends.kubernetes import kubeconfig
@@ -127,7 +127,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
         if not simulation.can_simulate(sys.platform):
             raise
         raise PreflightError(
-            f'{error} Or simulate it here, with backend="local" or KINETIC_BACKEND=local.'
+            f'{error} Or simulate the job here, with backend="local" or KINETIC_BACKEND=local.'
         ) from None
     if patience is None:
         return share_connection(access, variables, namespace=place.namespace)
@@ -150,7 +150,7 @@ def _place_of(settings: Settings) -> Place:
 
 @functools.cache
 def _images() -> BundledImages:
-    """One for all jobs of this process: it remembers which images exist, and its login."""
+    """Return the images of this process, which cache the login and the names of existing ones."""
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
     return BundledImages()

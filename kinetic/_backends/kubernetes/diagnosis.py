@@ -1,13 +1,13 @@
-"""Why a job is not running: from the cluster's objects to one finding.
+"""The diagnosis of a job that does not run: from the cluster's objects to one finding.
 
 In: `Observed`: the workload, its pods, Jobs and events, the nodes, Kueue's Workload, names of
-secrets; and the time. Out: the most important `JobDiagnosis`, or None if there is nothing to say.
-Pure, so any process says the same about the same objects.
+secrets; and the time. Out: the most important `JobDiagnosis`, or None if nothing is wrong. Pure, so
+any process gives the same diagnosis of the same objects.
 
-A Job never says that it cannot run: it has one active pod and no condition, forever. Each reason is
-somewhere else: on the pod (no node, image, Secret), in events of the pod (volumes) or of the Job
-(quota, admission), or on Kueue's Workload. Objects are looked at first; events only explain them,
-because they remain for an hour after their cause is gone.
+A Job never says that it cannot run: it has one active pod and no condition, forever. The reason is
+on the pod (no node, image, Secret), in events of the pod (volumes) or of the Job (quota,
+admission), or on Kueue's Workload. Objects come before events, which only explain them: an event
+remains for an hour after its cause has passed.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ _HOPELESS_IMAGE = (
     "no matching manifest",
 )
 _NAMES = re.compile(r'"[^"]*"|\S*/\S*')
-"""Of images, repositories and servers, in what is said of an image."""
+"""Names of images, repositories and servers in a message about an image."""
 _HOPELESS_CONFIG = ("couldn't find key", "runAsNonRoot")
 _ORDINARY = ("follower pod", "1 leader pod", "already exists", "object is being deleted")
-"""Warnings during a normal start of a gang."""
+"""Substrings of warnings during a normal start of a gang."""
 _REFUSED = ("is forbidden", "is invalid", "denied the request")
-"""In what a cluster says again each time; anything else passes."""
+"""Substrings of refusals that a retry does not change; others are temporary."""
 REFUSED_S = 30.0
-"""A refusal is final once it has stood for this long: a Job's pods are tried again after 1, 2, 4, 8
-and 16 s, and a webhook may not have heard of a new Job at the first of these."""
-_UNSURE = (
+"""A refusal is final after this time. A Job creates its pods again after 1, 2, 4, 8 and 16 s, and a
+webhook may not know a new Job at the first of these tries."""
+_UNCHECKED = (
     "status unknown for quota",
     "not yet ready",
     "error looking up",
     "failed calling webhook",
 )
-"""In refusals by a cluster that could not check."""
+"""Substrings of refusals by a cluster that could not check the pods."""
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found')
 _ACCOUNT = re.compile(r'service ?account "?([^"\s:]+)"? not found', re.IGNORECASE)
 _QUOTA = re.compile(
@@ -78,18 +78,18 @@ _QUOTA = re.compile(
 
 @dataclass(frozen=True)
 class Observed:
-    """What is known of a job. Only the workload is needed; what is unknown makes the finding less
-    exact, never wrong.
+    """The cluster's objects about a job. All but the workload are optional: without them the
+    finding is less exact, but never wrong.
 
     Attributes:
         workload: the Job or JobSet.
-        pods: its pods, and the last version seen of those that are gone.
-        jobs: the Jobs that a JobSet made; needed once it has started them again, or failed.
-        events: of the workload, its Jobs and pods, by their names.
-        nodes: of the cluster; None if they may not be listed.
+        pods: its pods, and the last known version of those that were deleted.
+        jobs: the Jobs that a JobSet created; needed once it has restarted them, or failed.
+        events: the events of the workload, its Jobs and pods, by their names.
+        nodes: the nodes of the cluster; None if the caller may not list them.
         queue_workload: Kueue's Workload of the job.
         queue_position: how many jobs of the queue come before it, or None.
-        own_secret: the name of the secret that kinetic makes for the job.
+        own_secret: the name of the Secret that kinetic creates for the job.
     """
 
     workload: Document
@@ -108,9 +108,9 @@ def diagnose(
     """Return what keeps a job from running, or ended it; None if it runs or has succeeded.
 
     Args:
-        observed: what is known of the job.
-        now: seconds since the epoch by the cluster's clock. Without it nothing is hopeless merely
-            because it has taken long.
+        observed: the cluster's objects about the job.
+        now: seconds since the epoch by the cluster's clock; without it no finding becomes hopeless
+            by the time that has passed.
         scale_up_s: how long an autoscaler may take to say whether it adds nodes.
     """
     if condition(observed.workload, "Complete") or condition(observed.workload, "Completed"):
@@ -142,7 +142,7 @@ def diagnose(
 
 
 def _make_final(workload: Document, finding: JobDiagnosis) -> JobDiagnosis:
-    """A finding about a job that has failed for good is final."""
+    """Mark a finding as hopeless if the job has failed for good."""
     if not condition(workload, "Failed") or finding.hopeless:
         return finding
     return JobDiagnosis(finding.kind, finding.sentence, True, finding.hosts)
@@ -152,7 +152,7 @@ def _quote_failure(workload: Document) -> JobDiagnosis:
     failed = condition(workload, "Failed") or {}
     message = failed.get("message") or failed.get("reason") or "no reason given"
     if PATHWAYS_WORKERS in message:
-        text = f"Workers of Pathways ended too often. The cluster says: {message}."
+        text = f"Pathways' workers ended too often. The cluster says: {message}."
         return JobDiagnosis(JobCause.HOST_FAILED, text, True)
     return JobDiagnosis(
         JobCause.HOST_FAILED, f"The cluster says that the job failed: {message}.", True
@@ -165,7 +165,7 @@ def _sort_events(observed: Observed, *names: str) -> list[Document]:
 
 
 def event_time(event: Document) -> str:
-    """Return when an event last happened; the field depends on which API wrote it."""
+    """Return when an event last happened, as text; the field depends on the API that wrote it."""
     series = event.get("series") or {}
     return str(
         series.get("lastObservedTime")
@@ -177,20 +177,20 @@ def event_time(event: Document) -> str:
 
 
 def first_event_time(event: Document) -> str:
-    """Return when an event first happened."""
+    """Return when an event first happened, as text."""
     return str(event.get("firstTimestamp") or event.get("eventTime") or event_time(event))
 
 
-# --- the pod has a node, and its program does not start
+# --- a pod has a node, but its program does not start
 
 
 def _find_stuck(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     starting = [pod for pod in pods if pod.stage is Stage.STARTING]
-    # What events say of one pod goes for all: each costs a request.
-    looks: tuple[tuple[Callable[[Observed, Pod], JobDiagnosis | None], list[Pod]], ...]
-    looks = (_image, starting), (_config, starting), (_volume, starting[:1])
-    for look, alike in looks:
-        findings = [(pod.host, f) for pod in alike if (f := look(observed, pod)) is not None]
+    # Volumes are checked by events, a request per pod: one pod stands for all.
+    checks: tuple[tuple[Callable[[Observed, Pod], JobDiagnosis | None], list[Pod]], ...]
+    checks = (_check_image, starting), (_check_config, starting), (_check_volume, starting[:1])
+    for check, checked in checks:
+        findings = [(pod.host, f) for pod in checked if (f := check(observed, pod)) is not None]
         if findings:
             first = findings[0][1]
             hosts = tuple(host for host, f in findings if f.kind is first.kind)
@@ -198,7 +198,7 @@ def _find_stuck(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | Non
     return None
 
 
-def _image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
+def _check_image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
     if pod.waiting_reason not in IMAGE_REASONS:
         return None
     message = (
@@ -208,7 +208,7 @@ def _image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
         text = f"{pod.image} is not the name of an image: {message}. Correct container_image=."
         return JobDiagnosis(JobCause.IMAGE_PULL, text, hopeless=True)
     if pod.waiting_reason == "ErrImageNeverPull":
-        advice = "Load it onto the nodes, or let the cluster's policy allow pulls."
+        advice = "Load the image onto the nodes, or let the cluster's policy allow pulls."
         text = f"The node {pod.node} does not have the image {pod.image}, and may not pull it: "
         return JobDiagnosis(JobCause.IMAGE_PULL, f"{text}{message}. {advice}", hopeless=True)
     text_without_names = _NAMES.sub("", message).lower()
@@ -218,7 +218,7 @@ def _image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
     return JobDiagnosis(JobCause.IMAGE_PULL, f"{text} {advice}", hopeless)
 
 
-def _config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
+def _check_config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
     reason, message = pod.waiting_reason, pod.waiting_message
     if reason == "CreateContainerConfigError":
         return _find_missing(observed, message) or JobDiagnosis(
@@ -233,7 +233,7 @@ def _config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
 
 
 def _find_missing(observed: Observed, message: str) -> JobDiagnosis | None:
-    """A Secret or ConfigMap that a pod needs and that does not exist."""
+    """Return the finding about a missing Secret or ConfigMap that a message names, if any."""
     named = _MISSING.search(message)
     if named is None:
         return None
@@ -241,7 +241,7 @@ def _find_missing(observed: Observed, message: str) -> JobDiagnosis | None:
     if kind == "secret" and name == observed.own_secret:
         return _explain_own_secret(name)
     if kind == "secret":
-        advice = "Create it, or take it out of the pod's settings."
+        advice = "Create it, or remove it from the pod's settings."
         text = f"The secret {name} does not exist in the namespace of the job. {advice}"
         return JobDiagnosis(JobCause.MISSING_SECRET, text, hopeless=True)
     text = f"The config map {name} does not exist in the namespace of the job. Create it."
@@ -251,18 +251,19 @@ def _find_missing(observed: Observed, message: str) -> JobDiagnosis | None:
 def _explain_own_secret(name: str) -> JobDiagnosis:
     return JobDiagnosis(
         JobCause.MISSING_SECRET,
-        f"The job's own secret {name} is not there: its submission is going on, or was "
-        "interrupted. If nothing submits it any more, cancel the job and run it again.",
+        f"The job's own secret {name} does not exist: the submission is still under way, or was "
+        "interrupted. If it was interrupted, cancel the job and run it again.",
     )
 
 
-def _volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
-    """The status says ContainerCreating, as for every starting pod: only events say more."""
+def _check_volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
+    """Return the finding about a volume or a node, from events: the pod's status is the usual
+    ContainerCreating."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None
     for event in reversed(_sort_events(observed, pod.name)):
         if event.get("reason") in ("Pulling", "Pulled", "Created", "Started"):
-            return None  # volumes come before images
+            return None  # Volumes are mounted before images are pulled.
         message = event.get("message") or ""
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
             text = f"A volume of {pod.called} cannot be mounted: {_shorten_text(message)}."
@@ -273,15 +274,15 @@ def _volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
     return None
 
 
-# --- there is no pod
+# --- pods are missing
 
 
 def _not_created(
     observed: Observed, pods: tuple[Pod, ...], now: float | None
 ) -> JobDiagnosis | None:
     shape, workload = shape_of(observed.workload), metadata(observed.workload)
-    have = {pod.host for pod in pods}
-    missing = tuple(host for host in range(shape.hosts) if host not in have)
+    existing = {pod.host for pod in pods}
+    missing = tuple(host for host in range(shape.hosts) if host not in existing)
     if not missing:
         return None
     status = observed.workload.get("status") or {}
@@ -296,7 +297,7 @@ def _not_created(
     uids = {metadata(job).get("uid") for job in (observed.workload, *observed.jobs)}
 
     def admitted_at(event: Document) -> str:
-        """When the cluster last let a pod of the refused Job in, or a queue resumed the job."""
+        """Return when the cluster last admitted a pod of the refused Job, or a queue resumed it."""
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 
@@ -318,34 +319,34 @@ def _not_created(
     if quota is not None:
         return _over_quota(quota, shape.set_of_event(last), shape, missing)
     since = max(first_event_time(last), admitted_at(last))
-    return _refusal(message, missing, stands=_has_stood(since, now))
+    return _refusal(message, missing, is_lasting=_has_lasted(since, now))
 
 
-def _has_stood(since: str, now: float | None) -> bool:
-    """Whether what has been said since this time was said for long enough to be final."""
+def _has_lasted(since: str, now: float | None) -> bool:
+    """True if a refusal that began at this time has lasted long enough to be final."""
     seconds = seconds_of(since)
     return now is not None and seconds is not None and now - seconds >= REFUSED_S
 
 
 def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
-    """Return why a queue makes no Workload for a job, as far as it says so."""
+    """Return why a queue creates no Workload for a job, if its events tell."""
     name, queue = metadata(observed.workload).get("name", ""), labels(observed.workload)
     warnings = [e for e in _sort_events(observed, name) if e.get("type") == "Warning"]
     if not warnings or QUEUE_LABEL not in queue:
         return None
     message = _shorten_text(warnings[-1].get("message") or "")
-    final = "not found" in message and _has_stood(first_event_time(warnings[-1]), now)
+    final = "not found" in message and _has_lasted(first_event_time(warnings[-1]), now)
     text = f"The queue {queue[QUEUE_LABEL]} cannot take the job: {message}."
     if "PriorityClass" in message:
-        text = f"{text} Name another class, or none: priority=."
+        text = f"{text} Change or remove priority=."
     return JobDiagnosis(JobCause.QUEUE_REFUSED, text, final)
 
 
 def _over_quota(
     quota: re.Match[str], of: PodSet, shape: GangShape, missing: tuple[int, ...]
 ) -> JobDiagnosis:
-    """A quota refuses the pods of a Job, or the Jobs of a JobSet. One that all of them together
-    exceed lets some in, which then wait for the others."""
+    """Return the finding about a quota that refuses pods of a Job, or Jobs of a JobSet. If only all
+    of them together exceed it, some are admitted and wait for the others."""
     counts_jobs = "jobs.batch" in quota["requested"]
     total = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
     least = total if not shape.is_elastic else 2 if counts_jobs else of.pods_each
@@ -358,36 +359,36 @@ def _over_quota(
         return JobDiagnosis(
             JobCause.QUOTA, f"{text}{need} {quota['requested']}. {advice}", True, missing
         )
-    whose = "some of its Jobs" if counts_jobs else f"{len(missing)} of its pods"
-    text = f"The quota {quota['name']} of the namespace does not let {whose} in: {allows}, "
-    need = f"{quota['used']} is taken, and a {noun} needs {quota['requested']}"
+    refused = "some Jobs" if counts_jobs else f"{len(missing)} pods"
+    text = f"The quota {quota['name']} of the namespace refuses {refused} of the job: {allows}, "
+    need = f"{quota['used']} is used, and a {noun} needs {quota['requested']}"
     advice = "Other jobs must end first, or an administrator must raise it."
     return JobDiagnosis(JobCause.QUOTA, f"{text}{need}. {advice}", False, missing)
 
 
 def _exceeds(quota: re.Match[str], number: int) -> bool:
-    """Whether so many of what was refused need more than the quota will ever give."""
+    """True if this number of refused objects needs more than the quota's limit."""
     limits = dict(p.split("=", 1) for p in quota["limited"].split(",") if "=" in p)
     needs = dict(p.split("=", 1) for p in quota["requested"].split(",") if "=" in p)
     return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)
 
 
-def _refusal(message: str, hosts: tuple[int, ...], *, stands: bool) -> JobDiagnosis:
+def _refusal(message: str, hosts: tuple[int, ...], *, is_lasting: bool) -> JobDiagnosis:
     account = _ACCOUNT.search(message)
     if account is not None:
         name = account[1].rpartition("/")[2]
         text = f"The service account {name} does not exist in the namespace of the job."
         return JobDiagnosis(
-            JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", stands, hosts
+            JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", is_lasting, hosts
         )
-    unsure = any(words in message for words in _UNSURE)
-    final = stands and not unsure and any(words in message for words in _REFUSED)
-    what = "refuses the pods of the job" if final else "does not admit the pods at present"
-    text = f"The cluster {what}: {_shorten_text(message)}."
+    is_unchecked = any(words in message for words in _UNCHECKED)
+    final = is_lasting and not is_unchecked and any(words in message for words in _REFUSED)
+    verb = "refuses the pods of the job" if final else "does not admit the pods at present"
+    text = f"The cluster {verb}: {_shorten_text(message)}."
     return JobDiagnosis(JobCause.REFUSED, text, final, hosts)
 
 
-# --- nothing is wrong
+# --- nothing is wrong, but the start takes time
 
 
 def _find_preparing(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:

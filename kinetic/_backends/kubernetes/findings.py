@@ -1,7 +1,4 @@
-"""What can be wrong with a job on a cluster: kinds, and a sentence with what to do.
-
-In: nothing. Out: `JobCause`, `JobDiagnosis`. Pure.
-"""
+"""Findings about a job on a cluster: a kind, and a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -11,34 +8,34 @@ from kinetic._core.values import dataclass
 
 
 class JobCause(StrEnum):
-    """Why a job does not run, or ended."""
+    """The kinds of reasons why a job does not run, or ended."""
 
     NO_NODE_POOL = "no node pool"
     """No node has the accelerator and the topology."""
     NO_ROOM = "no room"
-    """There are such nodes, but all are taken."""
+    """There are such nodes, but all are in use."""
     PARTIAL_SLICE = "partial slice"
     """Some hosts have nodes, others do not."""
     PROVISIONING = "provisioning"
     """Nodes are being added."""
     NO_SCALE_UP = "no scale-up"
-    """The cluster adds no nodes for it."""
+    """The autoscaler adds no nodes for the job."""
     QUOTA = "quota"
     QUEUED = "queued"
-    """Kueue has not admitted it yet."""
+    """Kueue has not admitted the job yet."""
     QUEUE_REFUSED = "queue refused"
-    """Kueue will never admit it as it is."""
+    """Kueue will never admit the job as it is."""
     SUSPENDED = "suspended"
     IMAGE_PULL = "image pull"
     SERVICE_ACCOUNT = "service account"
     MISSING_SECRET = "missing secret"
     MISSING_VOLUME = "missing volume"
     REFUSED = "refused"
-    """The cluster does not admit its pods."""
+    """The cluster does not admit the job's pods."""
     BAD_COMMAND = "bad command"
     START_ERROR = "start error"
     PREPARING = "preparing"
-    """Nothing is wrong: it takes time."""
+    """Nothing is wrong, but the start takes time."""
     PREEMPTED = "preempted"
     EVICTED = "evicted"
     NODE_LOST = "node lost"
@@ -49,14 +46,14 @@ class JobCause(StrEnum):
 
 @dataclass(frozen=True)
 class JobDiagnosis:
-    """What is known about a job that does not run.
+    """A finding about a job that does not run.
 
     Attributes:
-        kind: which case it is.
-        sentence: for people: what happened, and what to do. Constant while nothing changes, so it
-            can be shown when it differs.
-        hopeless: whether waiting cannot help.
-        hosts: the hosts concerned, the first to blame first; empty for all.
+        kind: the kind of the reason.
+        sentence: what happened and what to do, for people. It stays the same while nothing
+            changes, so that callers can print it when it differs.
+        hopeless: true if waiting cannot help.
+        hosts: the affected hosts, the one to blame first; empty for all.
     """
 
     kind: JobCause

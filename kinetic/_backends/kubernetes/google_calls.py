@@ -1,4 +1,4 @@
-"""Calls of Google's REST interfaces, with google-auth's logins and urllib3's retries."""
+"""Calls to Google's REST interfaces, with google-auth's logins and urllib3's retries."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 REQUEST_S = 60.0
 TRIES = 5
 BUSY = (408, 429, 500, 502, 503, 504)
-"""Codes after which the same request may succeed."""
-TURNED_AWAY = (429,)
-"""Those after which nothing was done."""
+"""The HTTP codes after which the same request may succeed."""
+REJECTED = (429,)
+"""The HTTP codes after which the request is known to have had no effect."""
 
 
 class ServiceRefused(PreflightError):
-    """A service has refused a request. `code` is HTTP's."""
+    """A service refused a request. `code` is the HTTP status."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -31,10 +31,10 @@ class ServiceRefused(PreflightError):
 
 
 class GoogleCalls:
-    """Calls with one login. Threads may share it."""
+    """Calls with one login. Threads may share an instance."""
 
     def __init__(self, login: Any = None, *, first_pause_s: float = 1.0) -> None:
-        """Call nothing yet.
+        """Create the object without calling Google.
 
         Args:
             login: credentials of google-auth; by default the application's.
@@ -54,17 +54,18 @@ class GoogleCalls:
         allowed: tuple[int, ...] = (),
         repeats: bool = True,
     ) -> tuple[int, Any]:
-        """Return the status code and the answer, {} if it has no content.
+        """Send a request; return the status code and the parsed answer, {} without content.
 
         Args:
-            method, url, body: of the request.
-            accept: types of content.
-            allowed: codes that count as answers, too.
-            repeats: whether it may arrive twice; otherwise only rejected requests are repeated.
+            method, url, body: the request.
+            accept: the accepted types of content.
+            allowed: error codes to return instead of raising.
+            repeats: whether the request may arrive twice; otherwise only rejected requests are
+                repeated.
 
         Raises:
-            ServiceRefused: the service will not do it.
-            PreflightError: there is no login.
+            ServiceRefused: the service refused the request.
+            PreflightError: the login failed.
             BackendUnavailable: the service does not answer.
         """
         import google.auth.exceptions
@@ -76,7 +77,7 @@ class GoogleCalls:
         retries = urllib3.Retry(
             TRIES - 1,
             read=None if repeats else 0,
-            status_forcelist=BUSY if repeats else TURNED_AWAY,
+            status_forcelist=BUSY if repeats else REJECTED,
             allowed_methods=None,
             backoff_factor=self._first_pause_s,
             raise_on_status=False,
@@ -128,7 +129,7 @@ def _explain_refusal(address: str, code: int, answer: Any) -> str:
         401: "Log in with `gcloud auth application-default login`.",
         403: "Ask for roles/cloudbuild.builds.editor, roles/artifactregistry.reader and "
         "roles/storage.objectUser.",
-        404: "Does it exist, and is the service enabled in the project?",
+        404: "Check that it exists, and that the service is enabled in the project.",
     }
     quote = f": {str(reason).rstrip('.')}" if reason else ""
     return f"{address} refused ({code}){quote}. {advice.get(code, '')}".rstrip()

@@ -1,6 +1,5 @@
-"""Bundled images: with what a job's pods install, built once and found by their content.
-
-In: plans, what they install. Out: plans whose image exists; builds, lines for the caller.
+"""Bundled images, which contain what a job's pods would install. They are named after their
+content, so each is built once.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ Open = Callable[[str, str], CloudBuild]
 
 
 class BundledImages:
-    """The images that the jobs of this process use. Threads may share it."""
+    """The bundled images of this process's jobs. Threads may share an instance."""
 
     def __init__(
         self, open_builds: Open = CloudBuild, *, clock: Callable[[], float] = time.time
     ) -> None:
-        """Call nothing yet.
+        """Create the object without calling Google.
 
         Args:
-            open_builds: returns the builds of a project and a region; for tests.
-            clock: for tests.
+            open_builds: returns the builds of a project and a region; replaced by tests.
+            clock: replaced by tests.
         """
         self._open = open_builds
         self._clock = clock
@@ -38,7 +37,7 @@ class BundledImages:
         self._existing: set[str] = set()
 
     def choose(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> Plan:
-        """Return the plan, once its bundled image exists.
+        """Return the plan after making sure that its bundled image exists.
 
         Raises:
             PreflightError: the image cannot be built.
@@ -46,23 +45,23 @@ class BundledImages:
         """
         is_bundled = plan.place.image == "bundled" and plan.requirements is not None
         if is_bundled and self._ensure(plan, installed, tell):
-            # The start timeout counts from now on.
+            # The start timeout must not include the build.
             return dataclasses.replace(plan, created_at=self._clock())
         return plan
 
     def _ensure(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> bool:
-        """Make sure that the image exists; return whether that took a build."""
+        """Make sure that the image exists; return whether it had to be built."""
         uri = images.of(plan)
         with self._locks[uri]:
             if uri in self._existing:
                 return False
             place = plan.place
             builds = self._open(place.project, images.region(place.zone))
-            has_it = builds.has(uri)
-            if not has_it:
+            exists = builds.has(uri)
+            if not exists:
                 self._build(builds, uri, plan, installed, tell)
             self._existing.add(uri)
-            return not has_it
+            return not exists
 
     def _build(
         self,
@@ -72,14 +71,14 @@ class BundledImages:
         installed: Mapping[str, bytes],
         tell: Tell,
     ) -> None:
-        """Wait for the build of an image: one that is in progress, or else a new one."""
+        """Wait for the running build of an image, or build it."""
         build = builds.newest(uri)
         if build is not None and build.is_under_way:
-            tell(f"waiting for the image {uri}, which is being built; log: {build.log}")
+            tell(f"the image {uri} is already being built: waiting for it; log: {build.log}")
             ended = _wait_for_build(builds, build, tell)
             if ended.status == "SUCCESS":
                 return
-            if ended.status != "CANCELLED":  # Not because of the image.
+            if ended.status != "CANCELLED":  # A cancelled build says nothing about the image.
                 raise builds.failure(uri, ended)
         build_one(builds, uri, _files(plan, installed), images.bucket(plan.place), tell)
 
@@ -96,35 +95,35 @@ def _files(plan: Plan, installed: Mapping[str, bytes]) -> dict[str, bytes]:
 def build_one(
     builds: CloudBuild, uri: str, files: Mapping[str, bytes], bucket: str, tell: Tell
 ) -> None:
-    """Build an image, and wait for it; Ctrl-C cancels the build.
+    """Build an image and wait for it; Ctrl-C cancels the build.
 
     Raises:
-        PreflightError: it may not be built, or its build has failed.
+        PreflightError: the caller may not build the image, or its build failed.
         BackendUnavailable: Google does not answer.
     """
     builds.check(uri, bucket)
     build = builds.begin(uri, files, bucket)
-    tell(f"building the image {uri}; it takes some minutes, once; log: {build.log}")
+    tell(f"building the image {uri}, which takes some minutes, once; log: {build.log}")
     try:
         ended = _wait_for_build(builds, build, tell)
     except KeyboardInterrupt:
-        done = builds.cancel(build)
-        tell("the build was cancelled" if done else f"the build goes on; log: {build.log}")
+        is_cancelled = builds.cancel(build)
+        tell("the build was cancelled" if is_cancelled else f"the build goes on; log: {build.log}")
         raise
     if ended.status != "SUCCESS":
         raise builds.failure(uri, ended)
 
 
 def _wait_for_build(builds: CloudBuild, build: Build, tell: Tell) -> Build:
-    after = "The build may go on; then the next call waits for it."
+    advice = "The build may go on; if so, the next call waits for it."
     try:
         ended = builds.wait(
             build, lambda s: tell(f"the image is still being built ({s / 60:.0f} min)")
         )
     except PreflightError as error:
-        raise PreflightError(f"{error} {after}") from error
+        raise PreflightError(f"{error} {advice}") from error
     except BackendUnavailable as error:
-        raise BackendUnavailable(f"{error} {after}") from error
+        raise BackendUnavailable(f"{error} {advice}") from error
     if ended.status == "SUCCESS":
         tell("the image is built")
     return ended

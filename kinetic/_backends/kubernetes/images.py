@@ -1,7 +1,6 @@
-"""Which image pods run, what it is built from, and the variables of its bootstrap.
+"""The images of pods: their names, the files of their builds, the variables of their bootstrap.
 
-In: a plan. Out: `Image`, the files of a build, the request to Cloud Build. Pure: nothing is built
-here.
+In: a plan. Out: names of images, the files of a build, the request to Cloud Build. Pure.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from kinetic.errors import UsageError
 
 BUILD_TIMEOUT_S = 1200
 REGISTRIES = "-docker.pkg.dev"
-"""The end of Artifact Registry's host names, after a location."""
+"""The end of Artifact Registry's host names, which begin with a location."""
 _BUILDER = "gcr.io/cloud-builders/docker"
 _HOME = "/opt/kinetic"
 _NAME = re.compile("[a-z][a-z0-9-]*")
 _TEMPLATE = 1
-"""The version of what is built; a change gives other tags."""
+"""The version of the generated Dockerfile; a change gives other tags."""
 
 
 def of(plan: Plan) -> str:
     """Return the image of a plan's pods.
 
     Raises:
-        UsageError: a setting that its name needs is missing.
+        UsageError: a setting that the image's name needs is missing.
     """
     place = plan.place
     if place.image == "bundled":
@@ -40,20 +39,20 @@ def of(plan: Plan) -> str:
     if place.image == "prebuilt":
         if not place.image_repo:
             raise UsageError(
-                'container_image="prebuilt" needs the repository in which `kinetic build-image` '
-                "has put the images: set base_image_repo=, or KINETIC_BASE_IMAGE_REPO."
+                'container_image="prebuilt" needs the repository to which `kinetic build-image` '
+                "pushed the images: set base_image_repo= or KINETIC_BASE_IMAGE_REPO."
             )
         return prebuilt_image(place.image_repo, plan.topology.kind, plan.versions.kinetic)
     return place.image or slim_image(plan.versions.python)
 
 
 def slim_image(python: str) -> str:
-    """Return the public image with this Python ("3.12") and nothing else."""
+    """Return the public image with a version of Python, such as "3.12", and nothing else."""
     return f"python:{python}-slim"
 
 
 def prebuilt_image(repo: str, category: str, tag: str) -> str:
-    """Return the name under which `kinetic build-image` pushes the image of a category."""
+    """Return the name of the image that `kinetic build-image` pushes for a category."""
     return f"{repo.rstrip('/')}/base-{category}:{tag}"
 
 
@@ -73,16 +72,16 @@ def region(zone: str) -> str:
 def _registry(plan: Plan) -> str:
     place = plan.place
     missing = [name for name in ("project", "zone", "cluster") if not getattr(place, name)]
-    advice = f"leave container_image out: pods then start from {slim_image(plan.versions.python)}."
+    advice = f"remove container_image: pods then start from {slim_image(plan.versions.python)}."
     if missing:
         raise UsageError(
-            f'container_image="bundled" lies in a registry of the cluster, and {missing[0]} is not '
-            f"set. Set {missing[0]}=, or {advice}"
+            f'container_image="bundled" needs {missing[0]} for the name of the registry. Set '
+            f"{missing[0]}=, or {advice}"
         )
     if not _NAME.fullmatch(place.cluster):
         raise UsageError(
-            f'container_image="bundled" lies in a registry that has the cluster\'s name, and '
-            f"{place.cluster!r} can be none. Name the cluster as GKE does, or {advice}"
+            f'container_image="bundled" needs a registry named after the cluster, but '
+            f"{place.cluster!r} is not a valid name. Name the cluster as GKE does, or {advice}"
         )
     return registry(place)
 
@@ -98,7 +97,7 @@ def bucket(place: Place) -> str:
 
 
 def build_tag(uri: str) -> str:
-    """Return the tag by which builds of an image are found in Cloud Build."""
+    """Return the tag of an image's builds in Cloud Build, by which they are listed."""
     return f"kinetic-{hashlib.sha256(uri.encode()).hexdigest()[:16]}"
 
 
@@ -115,10 +114,10 @@ def dockerfile(base: str, *, requirements: str, options: str = "", runtime: str 
     """Return the text of a Dockerfile.
 
     Args:
-        base: the image that it begins with.
-        requirements: SHA-256 of the requirements.txt beside it.
-        options: of uv.
-        runtime: SHA-256 of the kinetic.zip beside it; "" for none.
+        base: the image to start from.
+        requirements: the SHA-256 of requirements.txt.
+        options: further options of uv.
+        runtime: the SHA-256 of kinetic.zip; "" for none.
     """
     lines = [
         f"FROM {base}",
@@ -162,14 +161,14 @@ def files(
 
 
 def _uv_options(requirements: str) -> str:
-    """Return the options that uv reads on its command line alone, as _host.bootstrap does."""
+    """Return the options that uv takes on its command line only, as _host.bootstrap does."""
     options = " --prerelease=allow" if re.search(r"(?m)^--pre$", requirements) else ""
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", requirements)
     return options + "".join(f" --allow-insecure-host={shlex.quote(host)}" for host in hosts)
 
 
 def context(files: Mapping[str, bytes]) -> bytes:
-    """Return the files of a build as a .tar; the same files give the same bytes."""
+    """Return the files of a build as a tar archive; the same files give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(files):
@@ -180,7 +179,7 @@ def context(files: Mapping[str, bytes]) -> bytes:
 
 
 def build_request(uri: str, bucket: str, source: str) -> Document:
-    """Return the request to Cloud Build: an image from a .tar.gz in a bucket, with a Dockerfile;
+    """Return the request to build an image from a .tar.gz with a Dockerfile in a bucket; see
     https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds."""
     return {
         "source": {"storageSource": {"bucket": bucket, "object": source}},

@@ -1,17 +1,16 @@
-"""What is created in a cluster for a job: a workload, its Secret, and the template of what its pods
-claim.
+"""The objects of a job in a cluster: a workload, its Secret, and the template of its pods' claims.
 
 In: a plan, `PodSettings`. Out: plain documents. Pure, and without the kubernetes package.
 
-One host is a Job; several are a JobSet: a Job for each slice, with DNS names by which hosts find
-the leader. Both are Indexed, and their pods have one template. Pods are restarted as often as
-`retries` says, not at all if the host's code failed (it has an exit code of its own), and without
-counting if the host's machine was taken away: a restarted host sees in the store how far its job
-is, and no function runs more often than `retries` allows.
+A job of one host is a Job; a job of several is a JobSet: a Job for each slice, with DNS names by
+which hosts find the leader. Both are Indexed, and their pods have one template. The cluster
+restarts pods `retries` times, but not at all if the host's code failed (which has its own exit
+code), and without counting if the cluster took the host's machine away. A restarted host reads the
+job's progress from the store, so no function runs more often than `retries` allows.
 
-The JobSet of an elastic job has one pod more, the head, which leads and runs no function: with it
-the job ends. Pods of slices come and go: a lost one is replaced alone, so that the others, and the
-head, stay. The JobSet of a single controller is made by `pathways`.
+The JobSet of an elastic job has one more pod, the head, which leads and runs no function; the job
+ends with it. A lost pod of a slice is replaced alone, so that the other pods and the head stay.
+`pathways` builds the JobSet of a single controller.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from kinetic._core.plan import Plan
 
 KEPT_S = 600
 KEPT_DEBUG_S = 7200
-"""How long a finished workload stays; its output and verdict are in the store."""
+"""The time until an ended workload is deleted, in seconds; output and verdict are in the store."""
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _JOBSETS = "jobset.x-k8s.io/v1alpha2"
 _BY_RULE, _AT_NO_COST = "PodFailurePolicy", "RestartJobSetAndIgnoreMaxRestarts"
@@ -44,19 +43,18 @@ _TAKEN_AWAY = (
     _exits_with(ProgramCode.TAKEN_AWAY),
     {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
 )
-"""Pods that the cluster took away; the leader's exit code says so for others, too."""
-_RESTARTS_OF_A_HOST = 1000
-"""How often each pod of an elastic job's slice may fail: a Job that has failed is not started
-again, and its JobSet fails with it. `max_failures=` ends the job long before; what is taken away
-does not count."""
+"""Conditions of pods that the cluster took away. The leader exits with this code for other pods,
+too."""
+_HOST_RESTARTS = 1000
+"""The most failures of each pod of an elastic job's slice: a failed Job is not restarted, and its
+JobSet fails with it. `max_failures=` ends the job long before; evictions do not count."""
 _FREE = [{"action": "Ignore"} | condition for condition in _TAKEN_AWAY]
-"""Pods that the cluster took away are replaced at once, and without counting."""
+"""Rules that replace pods that the cluster took away at once, and without counting."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | condition for condition in _TAKEN_AWAY)]
 
 
 def render(plan: Plan, settings: PodSettings) -> list[Document]:
-    """Return the workload of a plan, its Secret, whose values are still empty, and what else it
-    owns."""
+    """Return the workload of a plan, its Secret with empty values, and its other objects."""
     if plan.has_single_controller:
         return [_pathways_jobset(plan, settings), _secret(plan)]
     if plan.has_head:
@@ -79,12 +77,12 @@ def with_secrets(
     key: str,
     values: Mapping[str, str],
 ) -> Document:
-    """Return the Secret as it is created: with its values and its owner.
+    """Return the Secret with its values and its owner.
 
     Args:
-        secret: as rendered.
+        secret: the rendered Secret.
         owner: the workload, as the API server created it.
-        token, certificate, key: of the gang.
+        token, certificate, key: the gang's secrets.
         values: the user's secrets, by variable.
     """
     own = {"token": token, "tls.crt": certificate, "tls.key": key}
@@ -96,7 +94,7 @@ def add_owner(document: Document, owner: Document) -> Document:
     """Return a document that the cluster deletes with its owner.
 
     Args:
-        document: as rendered.
+        document: the rendered document.
         owner: the workload, as the API server created it.
     """
     reference = {
@@ -122,7 +120,7 @@ def _metadata(plan: Plan, more: Mapping[str, str] | None = None) -> Document:
 
 
 def _admission(plan: Plan) -> dict[str, str]:
-    """Labels for Kueue, which holds the workload back until all of its pods fit."""
+    """Return the labels for Kueue, which suspends the workload until all of its pods fit."""
     queue, priority = plan.place.queue, plan.options.priority
     if not queue:
         return {}
@@ -151,7 +149,7 @@ def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _jobset(plan: Plan, settings: PodSettings) -> Document:
-    # Google's own JobSets with multi-tier checkpointing say it as a whole.
+    # The whole JobSet is exclusive, as in Google's own ones with multi-tier checkpointing.
     exclusive = _exclusive(plan, settings)
     template: Document = {
         "metadata": {
@@ -174,11 +172,11 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _elastic_jobset(plan: Plan, settings: PodSettings) -> Document:
-    """Slices come before the head, so that their pods have the numbers of hosts."""
+    """Return the JobSet of an elastic job: slices come first, so that host numbers start at 0."""
     jobset = _jobset(plan, settings)
     spec, elastic = jobset["spec"], plan.options.elastic
     slices = spec["replicatedJobs"][0]["template"]["spec"]
-    slices["backoffLimit"] = plan.topology.hosts * _RESTARTS_OF_A_HOST
+    slices["backoffLimit"] = plan.topology.hosts * _HOST_RESTARTS
     slices["podFailurePolicy"] = {"rules": _FREE}
     head: Document = {
         "metadata": {"labels": pods.labels(plan), "annotations": pods.remarks(plan)},
@@ -212,7 +210,8 @@ def _job_spec(
 
 
 def _failure_policy(retries: int) -> Document:
-    """The rule that failed a Job is named in the condition's message, not in its reason."""
+    """Return the policy of a JobSet. Its rules match messages: the reason of a failed Job does not
+    tell which rule of its pods applied."""
     code = f"exit code {int(ProgramCode.CODE_FAILED)} "
     taken_away = f"exit code {int(ProgramCode.TAKEN_AWAY)} "
     return {
@@ -235,7 +234,7 @@ def _rule(name: str, action: str, message: str) -> Document:
 
 
 def _exclusive(plan: Plan, settings: PodSettings) -> dict[str, str]:
-    """A slice of several machines has its own node pool; two slices never share one."""
+    """Return the annotation that gives each slice of several machines its own node pool."""
     shares = plan.topology.kind != "tpu" or not plan.topology.multi_host or settings.simulated
     return {} if shares else {EXCLUSIVE: POOL_LABEL}
 

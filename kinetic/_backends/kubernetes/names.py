@@ -1,7 +1,4 @@
-"""Names and labels by which kinetic's objects in a cluster are found.
-
-In: a job's id, or an object. Out: names, labels, selectors. Pure.
-"""
+"""The names, labels and selectors of kinetic's objects in a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ def workload_of(job_id: str) -> str:
 
 
 def labels_of(job_id: str) -> dict[str, str]:
-    """Return the labels of everything that is created for a job."""
+    """Return the labels of all objects of a job."""
     return {"app": "kinetic", _MANAGED_BY: "kinetic", "job-id": job_id, JOB_LABEL: job_id}
 
 
 def selector(job_ids: Collection[str]) -> str:
-    """Return a selector for the objects of one job, or of all jobs: a list of ids could be too long
-    for a URL."""
+    """Return a selector for the objects of one job, or else of all jobs: a list of several ids
+    could be too long for a URL."""
     if len(job_ids) == 1:
         return f"{JOB_LABEL}={next(iter(job_ids))}"
     return f"{_MANAGED_BY}=kinetic"

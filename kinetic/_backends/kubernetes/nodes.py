@@ -1,7 +1,7 @@
 """The node pools of a cluster, from its nodes.
 
 In: nodes as the API server sends them. Out: `NodePool`s, for `kinetic accelerators --live` and for
-jobs that find no node. Pure. A pool that is scaled to zero has no nodes and is not seen.
+jobs without nodes. Pure. A pool that is scaled to zero has no nodes, so it is missing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _PASSING_TAINTS = re.compile(r"\bnode\.kubernetes|cloudprovider|Autoscaler|karpe
 
 @dataclass(frozen=True)
 class NodePool:
-    """Nodes of one kind.
+    """The nodes of one kind.
 
     Attributes:
-        name: its name; "" for nodes outside a pool.
-        accelerator: from the label of its nodes, such as tpu-v6e-slice; "" for plain machines.
-        topology: of the slice that its nodes form, such as 4x4, or "".
+        name: the name of the pool; "" for nodes outside a pool.
+        accelerator: the label of its nodes, such as tpu-v6e-slice; "" for plain machines.
+        topology: the topology of the slice that its nodes form, such as 4x4, or "".
         machine: the machine type.
-        zone: where they are.
+        zone: the zone of the nodes.
         chips_each: chips or GPUs of one node.
-        nodes: how many there are now.
-        ready: how many of them take pods.
-        spot: whether they may be taken away.
+        nodes: how many nodes exist now.
+        ready: how many of them accept pods.
+        spot: true if the cloud may take the nodes away.
         reservation: the name of their reservation, or "".
     """
 
@@ -70,7 +70,7 @@ def pools_of(nodes: Iterable[Document]) -> tuple[NodePool, ...]:
         kind = (by_name.get(TOPOLOGY_LABEL, ""), by_name.get(MACHINE_LABEL, ""))
         key = (by_name.get(POOL_LABEL, ""), accelerator, *kind, by_name.get(ZONE_LABEL, ""))
         members.setdefault(key, []).append(node)
-    pools = [_pool(key, of_pool) for key, of_pool in members.items()]
+    pools = [_pool(key, pool_nodes) for key, pool_nodes in members.items()]
     return tuple(sorted(pools, key=lambda p: (not p.accelerator, p.name, p.zone)))
 
 
@@ -98,7 +98,7 @@ def chips_of(node: Document) -> int:
 
 
 def amount_on(node: Document, resource: str) -> str:
-    """Return how much of a resource a node offers to pods, as the cluster writes it; "" when
+    """Return the amount of a resource that a node offers to pods, as the cluster writes it; "" if
     unknown."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     return str(offered.get(resource) or "")
@@ -110,7 +110,7 @@ def _tolerates(toleration: Document, taint: Document) -> bool:
 
 
 def takes_pods(node: Document) -> bool:
-    """Whether new pods may be scheduled on a node."""
+    """True if new pods may be scheduled on a node."""
     return condition(node, "Ready") is not None and not (node.get("spec") or {}).get(
         "unschedulable"
     )
@@ -122,24 +122,24 @@ def select_nodes(nodes: Iterable[Document], selector: Mapping[str, str]) -> list
 
 
 def select_open_nodes(nodes: Iterable[Document], pod: Document) -> list[Document]:
-    """Return the nodes that a pod with this spec selects, and whose taints it tolerates; those that
-    come and go with a node's health do not count."""
+    """Return the nodes that a pod's spec selects and whose taints it tolerates, except for taints
+    that come and go with a node's health."""
 
     def is_open(taint: Document) -> bool:
         passes = taint.get("effect") == "PreferNoSchedule" or _PASSING_TAINTS.search(taint["key"])
         return bool(passes) or any(_tolerates(t, taint) for t in pod.get("tolerations") or ())
 
-    alike = select_nodes(nodes, pod.get("nodeSelector") or {})
-    return [n for n in alike if all(map(is_open, (n.get("spec") or {}).get("taints") or ()))]
+    selected = select_nodes(nodes, pod.get("nodeSelector") or {})
+    return [n for n in selected if all(map(is_open, (n.get("spec") or {}).get("taints") or ()))]
 
 
 def live_accelerators(nodes: Iterable[Document]) -> tuple[PoolRow, ...]:
-    """Return what the node pools of a cluster offer: `kinetic accelerators --live`."""
+    """Return the node pools with accelerators, for `kinetic accelerators --live`."""
     catalog = catalog_rows()
-    return tuple(_live(pool, catalog) for pool in pools_of(nodes) if pool.accelerator)
+    return tuple(_make_row(pool, catalog) for pool in pools_of(nodes) if pool.accelerator)
 
 
-def _live(pool: NodePool, catalog: Iterable[Topology]) -> PoolRow:
+def _make_row(pool: NodePool, catalog: Iterable[Topology]) -> PoolRow:
     fitting = [row for row in catalog if _fits(row, pool)]
     named = next((r for r in fitting if r.machine_type == pool.machine), None)
     row = named or next(iter(fitting), None)

@@ -1,10 +1,10 @@
-"""Workloads and pods of the API server as values: the gang that is wanted, and its pods.
+"""Workloads and pods of the API server as values: the shape of a gang, and its pods.
 
 In: workloads (Job, JobSet) and pods as plain documents. Out: `GangShape`, `Pod`. Pure.
 
-Traps that are handled here once: a container ends about a second before its pod's phase says so;
-conditions stay in the list with status False; a pod on a dead node stays "running"; names of pods
-are random and are reused after a restart, so a host is found by its labels.
+This module handles some traps once for all: a container ends about a second before its pod's phase
+says so; conditions stay in the list with status False; a pod on a dead node stays "running"; names
+of pods are random and are reused after a restart, so labels tell a pod's host.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EventsOf = Callable[[str], Sequence[Document]]
 
 JOBSET = "JobSet"
 HOSTS, HEAD = "host", "head"
-"""Names of replicated Jobs: of hosts, and of the pod that leads an elastic job."""
+"""The names of replicated Jobs: that of the hosts, and that of the head of an elastic job."""
 PATHWAYS_HEAD, PATHWAYS_WORKERS = "pathways-head", "pathways-worker"
-"""With Pathways, of the pod that runs the function and of the pods with its devices."""
+"""Their names with Pathways: the pod that runs the function, and the pods with its devices."""
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 JOB_LABEL = "kinetic.dev/job-id"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -44,8 +44,8 @@ NEVER_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 
 
 def condition(thing: Document, kind: str) -> Document | None:
-    """Return the condition of this type that holds now. Conditions that no longer hold stay in the
-    list, with status False."""
+    """Return the condition of this type if it holds now, or None. Conditions that no longer hold
+    stay in the list with status False."""
     for candidate in (thing.get("status") or {}).get("conditions") or ():
         if candidate.get("type") == kind and candidate.get("status") == "True":
             return dict(candidate)
@@ -63,22 +63,22 @@ def labels(thing: Document) -> Mapping[str, str]:
 
 
 def is_suspended(workload: Document) -> bool:
-    """Whether a workload waits until it is resumed, for example by a queue."""
+    """True if a workload waits until it is resumed, for example by a queue."""
     return bool((workload.get("spec") or {}).get("suspend"))
 
 
 @dataclass(frozen=True)
 class PodSet:
-    """Pods that share a template.
+    """The pods that share a template.
 
     Attributes:
-        name: of the replicated job; "" in a Job.
-        replicas: number of Jobs, one for each slice.
-        pods_each: pods of each Job.
-        first_host: index of the host of its first pod.
-        template: the pod's template.
-        noun: what users call one of its pods. Workers of Pathways and heads run no function: they
-            have their own numbers, and are hosts only here.
+        name: the name of the replicated job; "" in a Job.
+        replicas: the number of Jobs, one for each slice.
+        pods_each: the number of pods of each Job.
+        first_host: the host index of its first pod.
+        template: the pods' template.
+        noun: what users call a pod. Heads and Pathways' workers run no function, so users number
+            them on their own; in this module all pods have host indices.
     """
 
     name: str
@@ -90,25 +90,25 @@ class PodSet:
 
     @property
     def pods(self) -> int:
-        """How many pods it has when it is complete."""
+        """The number of pods of a complete set."""
         return self.replicas * self.pods_each
 
 
 @dataclass(frozen=True)
 class GangShape:
-    """Which pods a workload wants, and which host each of them is. Hosts are numbered in the order
-    of the replicated jobs, then of slices, then of the pods of a slice."""
+    """The pods of a complete workload, and their host indices. Hosts are numbered in the order of
+    the replicated jobs, then of slices, then of the pods of a slice."""
 
     sets: tuple[PodSet, ...]
 
     @property
     def hosts(self) -> int:
-        """How many pods there are when it is complete."""
+        """The number of pods of a complete workload."""
         return sum(s.pods for s in self.sets)
 
     @property
     def leader(self) -> int:
-        """The index of the pod that leads: the head's, or that of the first host."""
+        """The host index of the leader: that of the head, or 0."""
         return next((s.first_host for s in self.sets if s.name == HEAD), 0)
 
     def set_of(self, pod: Document) -> PodSet:
@@ -118,11 +118,11 @@ class GangShape:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job may do with fewer slices: its head outlives them."""
+        """True if the job can run with fewer slices, because its head outlives them."""
         return any(s.name in (HEAD, PATHWAYS_HEAD) for s in self.sets)
 
     def set_of_event(self, event: Document) -> PodSet:
-        """Return the set whose Job, <workload>-<replicated job>-<job>, an event is about."""
+        """Return the set whose Job an event is about, by its name <workload>-<set>-<job>."""
         job = str((event.get("involvedObject") or {}).get("name", ""))
         return next((s for s in self.sets if s.name and f"-{s.name}-" in job), self.sets[0])
 
@@ -136,17 +136,17 @@ class GangShape:
         return of.first_host + slice_index * of.pods_each + _number(index)
 
     def set_at(self, host: int) -> PodSet:
-        """Return the set of the pod with this index."""
+        """Return the set of the pod with this host index."""
         return next(s for s in reversed(self.sets) if s.first_host <= host)
 
     def name_pod(self, host: int) -> str:
-        """Return what users call the pod with this index: "host 2", "head 0", "worker 1"."""
+        """Return the name of a pod for users: "host 2", "head 0", "worker 1"."""
         of = self.set_at(host)
         return f"{of.noun} {host - of.first_host}"
 
     def host_named(self, pod: str) -> int:
-        """Return the index of a pod's host from its name: <workload>-<replicated job>-<job>-<pod>,
-        or <workload>-<pod> in a Job, and random letters."""
+        """Return the host index of a pod from its name: <workload>-<set>-<job>-<pod>-<letters>, or
+        <workload>-<pod>-<letters> in a Job."""
         numbers = [int(part) for part in pod.split("-")[-3:-1] if part.isdigit()]
         of = next((s for s in self.sets if f"-{s.name}-" in pod), self.sets[0])
         if not of.name or len(numbers) < 2:
@@ -155,7 +155,7 @@ class GangShape:
 
 
 def shape_of(workload: Document) -> GangShape:
-    """Return the pods that a Job or a JobSet wants."""
+    """Return the shape of the gang of a Job or JobSet."""
     spec = workload.get("spec") or {}
     if not _is_jobset(workload):
         return GangShape((_make_set("", 1, spec, 0),))
@@ -170,7 +170,7 @@ def shape_of(workload: Document) -> GangShape:
 
 
 def _is_jobset(workload: Document) -> bool:
-    # the items of a list have no kind
+    # The items of a list have no kind.
     return workload.get("kind") == JOBSET or "replicatedJobs" in (workload.get("spec") or {})
 
 
@@ -185,9 +185,9 @@ class Stage(StrEnum):
     """The stage of a pod."""
 
     UNSCHEDULED = "unscheduled"
-    """It has no node yet."""
+    """The pod has no node yet."""
     STARTING = "starting"
-    """It has a node, and its container does not run yet, or not again."""
+    """The pod has a node, but its container does not run yet, or waits for a restart."""
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -198,26 +198,27 @@ class Pod:
     """The state of a pod.
 
     Attributes:
-        name, uid: of the object.
-        host: the index of its host.
-        restart: the restart of the JobSet that it belongs to, from 0.
+        name, uid: the name and the uid of the object.
+        host: its host index.
+        restart: the number of the JobSet's restart that it belongs to, from 0.
+        created_at: when it was created, as text.
         node: the node that it runs on, or "".
         stage: its stage.
-        has_run: whether its program was started once, however it ended.
-        is_ready: whether the cluster hears from it.
-        is_deleting: whether it was told to end.
+        has_run: whether its program was ever started.
+        is_ready: whether the cluster has contact to it.
+        is_deleting: whether it is being deleted.
         waiting_reason, waiting_message: why its container does not run, such as ImagePullBackOff.
         unschedulable: the scheduler's sentence, or "".
-        unschedulable_since: when it first said so, as text.
+        unschedulable_since: when the scheduler first said so, as text.
         disruption, disruption_message: why the cluster ended it, such as EvictionByEvictionAPI, or
             "".
-        exit_code: of its container, once it has ended; None also if it could not be reported.
-        exit_reason: such as OOMKilled, StartError, or Evicted.
-        exit_message: the last lines that it printed, or the runtime's message.
+        exit_code: the exit code of its ended container; None also if it could not be reported.
+        exit_reason: a reason such as OOMKilled, StartError, or Evicted.
+        exit_message: the last lines of its output, or the runtime's message.
         finished_at: when its container ended, in whole seconds, as text.
-        image: of its container.
-        memory_limit: of its container, as written, or "".
-        noun, number: what users call it: "host 2", "head 0", or "worker 0" for one of Pathways.
+        image: the image of its container.
+        memory_limit: the memory limit of its container, as written, or "".
+        noun, number: its name for users: "host 2", "head 0", or "worker 0" with Pathways.
         leads: whether it leads the gang.
         code: the exit code of kinetic's program, a `ProgramCode` if it ended by itself.
     """
@@ -251,29 +252,29 @@ class Pod:
 
     @property
     def called(self) -> str:
-        """What users call it."""
+        """The pod's name for users."""
         return f"{self.noun} {self.number}"
 
     @property
     def wants_restart(self) -> bool:
-        """Whether it led, and ended so that the cluster starts all hosts again."""
+        """True if the pod led the gang and ended so that the cluster restarts all hosts."""
         return self.leads and self.code in (ProgramCode.START_AGAIN, ProgramCode.TAKEN_AWAY)
 
     @property
     def has_lost_leader(self) -> bool:
-        """Whether it ended because its leader did not answer."""
+        """True if the pod ended because its leader did not answer."""
         return self.code == ProgramCode.UNDELIVERED and not self.leads
 
     @property
     def is_up(self) -> bool:
-        """Whether its program was started, however it ended. One of Pathways must be running: it is
-        restarted in place, for as long as it takes."""
+        """True if the pod's program was started. A worker of Pathways must still run: the cluster
+        restarts it in place, for as long as that takes."""
         stopped = self.stage in (Stage.UNSCHEDULED, Stage.STARTING)
         return self.has_run and not (stopped and self.noun == "worker")
 
     @property
     def has_ended(self) -> bool:
-        """Whether its program has ended."""
+        """True if the pod's program has ended."""
         return self.stage in (Stage.SUCCEEDED, Stage.FAILED)
 
 
@@ -282,7 +283,7 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
     meta, spec = metadata(document), document.get("spec") or {}
     status = document.get("status") or {}
     container = main_container(document)
-    state, before = _state_of(status, container.get("name", ""))
+    state, before = _read_states(status, container.get("name", ""))
     terminated = state.get("terminated") or before.get("terminated") or {}
     ran = any(
         end and end.get("reason") not in NEVER_STARTED
@@ -295,7 +296,7 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
     disruption = condition(document, "DisruptionTarget") or {}
     stage = _stage(document, state)
     of, host, pod_labels = shape.set_of(document), shape.host_of(document), labels(document)
-    # the kubelet's reason, such as Evicted or NodeShutdown, is more precise than the container's
+    # The kubelet's reason, such as Evicted or NodeShutdown, is more precise than the container's.
     ended = status if stage is Stage.FAILED else {}
     return Pod(
         name=meta.get("name", ""),
@@ -328,7 +329,7 @@ def pod_of(document: Document, shape: GangShape) -> Pod:
 
 
 def name_pods(pods: Iterable[Pod]) -> str:
-    """Return what users call pods: "host 2", "hosts 1, 2", "host 0 and workers 1, 3"."""
+    """Return the names of pods for users: "host 2", "hosts 1, 2", "host 0 and workers 1, 3"."""
     numbers: dict[str, list[int]] = {}
     for pod in pods:
         numbers.setdefault(pod.noun, []).append(pod.number)
@@ -339,8 +340,8 @@ def name_pods(pods: Iterable[Pod]) -> str:
 
 
 def main_container(pod: Document) -> Document:
-    """Return the container that runs the job: the one annotated as the default, else the first
-    that is not a known sidecar."""
+    """Return the container that runs the job: the annotated default, or the first container that
+    is no known sidecar."""
     containers: list[Document] = (pod.get("spec") or {}).get("containers") or [{}]
     wanted = (metadata(pod).get("annotations") or {}).get(DEFAULT_CONTAINER)
     named = [c for c in containers if c.get("name") == wanted]
@@ -357,7 +358,7 @@ def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...
     newest: dict[int, Pod] = {}
     for document in pods:
         if labels(document).get(owner, uid) != uid:
-            continue  # of an earlier workload with the same name
+            continue  # a pod of an earlier workload with the same name
         pod = pod_of(document, shape)
         if pod.restart < restarts:
             continue
@@ -368,7 +369,7 @@ def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...
 
 
 def _age(pod: Pod) -> tuple[int, str, bool]:
-    # two pods of a host may be created within the same second: the older one has ended
+    # If two pods of a host were created within the same second, the older one has ended.
     return pod.restart, pod.created_at, not (pod.has_ended or pod.is_deleting)
 
 
@@ -385,16 +386,16 @@ def _stage(document: Document, state: Document) -> Stage:
     return Stage.STARTING if spec.get("nodeName") else Stage.UNSCHEDULED
 
 
-def _state_of(status: Document, container: str) -> tuple[Document, Document]:
-    """Return the state of the container, and the one before."""
+def _read_states(status: Document, container: str) -> tuple[Document, Document]:
+    """Return the current and the previous state of a container."""
     statuses: Sequence[Document] = status.get("containerStatuses") or ()
     own = next((c for c in statuses if c.get("name") == container), {})
     return own.get("state") or {}, own.get("lastState") or {}
 
 
 def _find_waiting(status: Document, state: Document) -> Document:
-    """Return why a container waits: containers that prepare the pod come first, as all others wait
-    for them."""
+    """Return why the pod's container waits. Init containers come first: the others wait for
+    them."""
     for other in status.get("initContainerStatuses") or ():
         waiting = (other.get("state") or {}).get("waiting")
         if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):

@@ -1,12 +1,12 @@
-"""A job with a single controller: Pathways' own description of its pods, with kinetic's in it.
+"""The JobSet of a job with a single controller: Pathways' own pods, merged with kinetic's.
 
 In: a plan, `PodSettings`, the template of the pod that runs the function. Out: the replicated Jobs
 of a JobSet and its policies, as plain documents.
 
-The head's pod runs the function beside Pathways' resource manager and proxy; the pods of the slices
-run Pathways' workers and none of the user's code. Google's builder knows their images and
-arguments; what all pods of kinetic have is added here. It imports JAX and the kubernetes package,
-so it is loaded for these jobs only.
+The head's pod runs the function together with Pathways' resource manager and proxy; the pods of the
+slices run Pathways' workers and none of the user's code. Google's builder renders their images and
+arguments, and this module adds the fields of all kinetic pods. The builder imports JAX and the
+kubernetes package, so it is loaded for these jobs only.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from kinetic._core.plan import BUCKETS, Plan
 from kinetic.errors import PreflightError
 
 MISSING = (
-    'controller="single" needs Pathways\' own description of its pods here: pip install '
+    'controller="single" needs a package that describes Pathways\' pods. Install it: pip install '
     "'pathwaysutils[gke]'."
 )
-_STARTS_OF_A_WORKER = 4
-"""How often a machine may be replaced before its slice counts as lost, in each attempt."""
+_WORKER_STARTS = 4
+"""The most starts of a worker per attempt, before its slice counts as lost."""
 _CONTAINERS = {
     "server": "pathways-rm",
     "proxy-server": "pathways-proxy",
     "worker": "pathways-worker",
 }
-"""The containers of the components."""
+"""The containers of Pathways' components."""
 _IDLE = (
     "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
     "signal.sigwait([signal.SIGTERM])"
 )
-"""What replaces Pathways' programs if chips are virtual."""
+"""The program that replaces Pathways' programs if chips are virtual."""
 
 
 def spec(
@@ -50,10 +50,10 @@ def spec(
     """Return the spec of the JobSet.
 
     Args:
-        plan: the job.
-        settings: of its pods.
+        plan: the job's plan.
+        settings: the settings of its pods.
         head: the template of the pod that runs the function.
-        worker: what the template of the pods with chips must have.
+        worker: fields to merge into the template of the pods with chips.
         head_rules: the rules for failures of the head's pod.
 
     Raises:
@@ -82,12 +82,12 @@ def check(settings: PodSettings) -> None:
     """Refuse a store that Pathways cannot write to.
 
     Raises:
-        PreflightError: it is not a bucket.
+        PreflightError: the store is not a bucket.
     """
     if not settings.simulated and not settings.store_uri.startswith(BUCKETS):
         raise PreflightError(
-            'controller="single" needs a store in a bucket, where Pathways keeps what it compiles; '
-            f"pods reach it as {settings.store_uri}. Set KINETIC_STORE=gs://BUCKET."
+            'controller="single" needs a store in a bucket, to which Pathways writes compiled '
+            f"programs, but the store is {settings.store_uri}. Set KINETIC_STORE=gs://BUCKET."
         )
 
 
@@ -105,8 +105,8 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
         tpu_type=topology.machine_type,
         topology=topology.shape_text,
         num_slices=plan.options.most_slices,
-        max_slice_restarts=_STARTS_OF_A_WORKER * attempts,
-        # So many may be away at a time; a job that needs all of them may still wait for one.
+        max_slice_restarts=_WORKER_STARTS * attempts,
+        # The most slices that may be lost at a time; at least 1, so that a job can wait for one.
         elastic_slices=0 if elastic is None else max(elastic.most - elastic.least, 1),
         pathways_version=settings.pathways_version,
         head_pod_spec_kwargs={"node_selector": None},
@@ -117,7 +117,7 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
 
 
 def _with_function(theirs: Document, head: Document) -> Document:
-    """Put kinetic's container in place of the builder's, whose variables lead to the proxy."""
+    """Replace the builder's container by kinetic's, with the variables that lead to the proxy."""
     (placeholder,) = theirs["spec"]["containers"]
     (container,) = head["spec"]["containers"]
     variables = [*placeholder["env"], *container["env"]]
@@ -136,29 +136,29 @@ def _merge_documents(theirs: Document, ours: Document) -> Document:
 
 
 def _add_flags(pod: Document, flags: Mapping[str, list[str]]) -> None:
-    """Add arguments of the user's after the builder's: of two equal flags the last one counts."""
-    by_container = {_CONTAINERS[component]: chosen for component, chosen in flags.items()}
+    """Add the user's arguments after the builder's: the last one of equal flags counts."""
+    by_container = {_CONTAINERS[component]: values for component, values in flags.items()}
     for kind in ("initContainers", "containers"):
         for container in pod.get(kind, ()):
-            if chosen := by_container.get(container["name"]):
-                container["args"] = [*container.get("args", ()), *map(escape_text, chosen)]
+            if values := by_container.get(container["name"]):
+                container["args"] = [*container.get("args", ()), *map(escape_text, values)]
 
 
 def _simulate(job: Document, settings: PodSettings) -> None:
-    """Replace Pathways' programs by idle processes, on any node."""
+    """Replace Pathways' programs by idle processes that run on any node."""
     for holder in (job, job["spec"]["template"]):
         holder["metadata"].get("annotations", {}).pop(EXCLUSIVE, None)
     pod = job["spec"]["template"]["spec"]
     pod.pop("nodeSelector", None)
-    if all(variable["name"] != CONTAINER for variable in pod["containers"]):
+    if all(container["name"] != CONTAINER for container in pod["containers"]):
         pod.pop("volumes", None)
     for kind in ("initContainers", "containers"):
         pod[kind] = [
-            variable if variable["name"] == CONTAINER else _idle_container(variable, settings)
-            for variable in pod.get(kind, ())
+            container if container["name"] == CONTAINER else _idle_container(container, settings)
+            for container in pod.get(kind, ())
         ]
 
 
 def _idle_container(container: Document, settings: PodSettings) -> Document:
-    env = {name: container[name] for name in ("name", "restartPolicy") if name in container}
-    return env | {"image": settings.image, "command": [settings.python, "-c", _IDLE]}
+    fields = {name: container[name] for name in ("name", "restartPolicy") if name in container}
+    return fields | {"image": settings.image, "command": [settings.python, "-c", _IDLE]}

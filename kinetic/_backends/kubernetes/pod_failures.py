@@ -1,11 +1,11 @@
-"""Why hosts were lost: from the ends of their pods to the host to blame.
+"""The diagnosis of lost hosts: from the ends of their pods to the host to blame.
 
 In: the pods of a gang, conditions and events of its Jobs. Out: a `JobDiagnosis`, the host to blame
 first. Pure.
 
-The time of each end does not say which was first: times have whole seconds, and the order of a
-watch's events is not that of the ends (hosts that die of a peer's death are often reported before
-it). So hosts are ranked by how they ended, and only then by time.
+Times do not tell which host ended first: they have whole seconds, and the cluster often reports
+hosts that died of a peer's death before that peer. So hosts are ranked by how they ended, and only
+then by time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ECHOES = (
     "socket closed",
     "peer",
 )
-"""In the last lines of hosts that ended because another host had."""
+"""Substrings in the output of a host that died because a peer died."""
 _SIGNALS = {
     129: "SIGHUP",
     130: "SIGINT",
@@ -53,7 +53,7 @@ _NO_PROGRAM = ("executable file not found", "no such file or directory", "permis
 _DISRUPTIONS = {
     "PreemptionByScheduler": (
         JobCause.PREEMPTED,
-        "a pod with a higher priority took its place. Raise priority=, or wait for free nodes",
+        "a pod with a higher priority got its node. Raise priority=, or wait for free nodes",
     ),
     "EvictionByEvictionAPI": (
         JobCause.EVICTED,
@@ -63,19 +63,19 @@ _DISRUPTIONS = {
         JobCause.NODE_LOST,
         "its node {node} stopped answering, so the cluster gave the host up",
     ),
-    "DeletionByPodGC": (JobCause.NODE_LOST, "its node {node} is gone"),
+    "DeletionByPodGC": (JobCause.NODE_LOST, "its node {node} no longer exists"),
 }
-_NODE_GONE = ("DeletionByTaintManager", "DeletionByPodGC")
+_NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC")
 _POD_DISRUPTED = re.compile(r"od \S+?/(\S+) has condition DisruptionTarget")
 _POD_OF_JOB = re.compile(r"(Created|Deleted) pod: (\S+)$")
 _POD_IN_MESSAGE = re.compile(r"for pod \S+?/(\S+) failed with exit code (\d+)")
 
 
 def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
-    """Return which hosts were lost and why, or None if none was.
+    """Return which hosts were lost and why; None if no host was lost.
 
     Args:
-        pods: one for each host; the last version seen, if it is gone.
+        pods: one for each host; the last known version of a deleted one.
     """
     lost = sorted(
         (p for p in pods if _is_lost(p)), key=lambda p: (_rank(p), p.finished_at or "9", p.host)
@@ -96,7 +96,7 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
 
 
 def why_stopped(jobs: Iterable[Document]) -> JobDiagnosis | None:
-    """Return that the cluster stopped the job because of its deadline, or None."""
+    """Return a finding if the cluster stopped the job because of its deadline, or None."""
     for job in jobs:
         for kind in ("FailureTarget", "Failed"):
             if (condition(job, kind) or {}).get("reason") == "DeadlineExceeded":
@@ -108,12 +108,12 @@ def why_stopped(jobs: Iterable[Document]) -> JobDiagnosis | None:
 def why_gone(
     jobs: Sequence[Document], events: Iterable[Document], pods: Iterable[Pod] = ()
 ) -> JobDiagnosis | None:
-    """Return why a Job whose pods are gone has failed, from its condition or its events.
+    """Return why a Job without pods has failed, from its condition or its events.
 
     Args:
-        jobs: the workload, and the Jobs that a JobSet made.
-        events: of these.
-        pods: those that are still there, listed before the events.
+        jobs: the workload, and the Jobs that a JobSet created.
+        events: the events of these.
+        pods: the pods that still exist, listed before the events.
     """
     shape = shape_of(jobs[0])
     sources = [
@@ -134,15 +134,15 @@ def why_gone(
             called = shape.name_pod(host).capitalize()
             text = f"{called} was lost: the cluster ended its pod. It was evicted or preempted"
             return JobDiagnosis(JobCause.EVICTED, f"{text}, or its node was lost.", True, (host,))
-    return _not_ended_by(jobs, events, {pod.name for pod in pods})
+    return _find_first_gone(jobs, events, {pod.name for pod in pods})
 
 
-def _not_ended_by(
+def _find_first_gone(
     jobs: Sequence[Document], events: Iterable[Document], existing: set[str]
 ) -> JobDiagnosis | None:
-    """Return which hosts went first, where nothing says why, or None. A Job that fails deletes the
-    pods that are left, and says so of each, if a moment later: the others had gone before, and none
-    of those that are still there."""
+    """Return which hosts ended first if nothing says why, or None. A failed Job deletes its other
+    pods, with an event for each a moment later: pods that neither exist nor have such an event had
+    ended before."""
     shape = shape_of(jobs[0])
     failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
     uids = {metadata(job).get("uid") for job in failed}
@@ -159,24 +159,24 @@ def _not_ended_by(
     hosts = tuple(sorted(shape.host_named(pod) for pod in ended))
     names = ", ".join(map(shape.name_pod, hosts))
     whose = f"pod of {names} was" if len(hosts) == 1 else f"pods of {names} were"
-    text = f"The {whose} deleted, or ended before anybody could see how."
+    text = f"The {whose} deleted, or ended without a trace of why."
     return JobDiagnosis(JobCause.HOST_FAILED, text, True, hosts)
 
 
 def why_leaderless(workload: Document, pods: Iterable[Pod]) -> JobDiagnosis | None:
-    """Return why a gang has no leader any more, or None. The cluster says that it has failed only
-    once all other pods have ended, which takes as long as they are given; and a pod that it gave up
-    with its node stays until the node is back or is removed."""
+    """Return why a gang has lost its leader, or None. The cluster itself reports the failure only
+    after all other pods have ended, and the pod of a lost node stays until the node returns or is
+    removed."""
     pods = list(pods)
     leader = next((pod for pod in pods if pod.leads), None)
     if leader is not None and leader.is_deleting and not leader.is_ready:
-        return why_lost([leader] if leader.disruption in _NODE_GONE else [])
+        return why_lost([leader] if leader.disruption in _NODE_LOST else [])
     if not pods or "deletionTimestamp" in metadata(workload):
         return None
     if leader is None:
         shape = shape_of(workload)
         host, called = shape.leader, shape.name_pod(shape.leader).capitalize()
-        text = f"{called} was lost: its pod is gone. It was deleted, or its node was removed."
+        text = f"{called} was lost: its pod was deleted, or its node was removed."
         return JobDiagnosis(JobCause.HOST_FAILED, text, hosts=(host,))
     return why_lost([leader]) if leader.stage is Stage.FAILED else None
 
@@ -185,18 +185,18 @@ def _is_lost(pod: Pod) -> bool:
     if pod.wants_restart and not pod.disruption:
         return False
     silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
-    # a pod that was told to end did so because of another pod, or of the user
+    # A stopped pod ended because of another pod, or of the user.
     was_stopped = pod.is_deleting and pod.exit_code not in range(1, 128)
     return (pod.stage is Stage.FAILED and not was_stopped) or bool(pod.disruption) or silent
 
 
 def _rank(pod: Pod) -> int:
-    """How much a host is to blame, lower is more."""
+    """Return the rank of a host by how it ended; the lowest is the most to blame."""
     if pod.disruption or pod.exit_reason in ("OOMKilled", "Evicted", "StartError", *_SHUT_DOWN):
         return 0
-    if pod.is_deleting:  # it was told to end, so it did
+    if pod.is_deleting:  # stopped on purpose
         return 5
-    if pod.exit_code is None:  # it is silent
+    if pod.exit_code is None:  # silent
         return 1
     echoes = pod.has_lost_leader or any(w in pod.exit_message.lower() for w in _ECHOES)
     if pod.exit_code < 128:
@@ -219,8 +219,8 @@ def _cause(pod: Pod) -> tuple[JobCause, str, bool]:
         text = f"its program could not be started: {_last_line(pod.exit_message)}"
         return kind, ". ".join(t for t in (text, advice) if t), missing
     if pod.stage is Stage.RUNNING:
-        text = f"its node {pod.node} does not answer. It may come back; else the cluster gives"
-        return JobCause.NODE_LOST, f"{text} the host up after some minutes", False
+        text = f"its node {pod.node} does not answer. If the node does not come back, the cluster"
+        return JobCause.NODE_LOST, f"{text} gives the host up after some minutes", False
     if pod.exit_code is None:
         return (
             JobCause.NODE_LOST,
@@ -267,7 +267,7 @@ def _code(code: int) -> str:
 
 
 def _tail(pod: Pod) -> str:
-    # What a program printed last says nothing about a SIGKILL, which it has not seen coming.
+    # Output before a SIGKILL does not explain it: the program did not know.
     last = _last_line(pod.exit_message) if pod.exit_code != _KILLED else ""
     return f": {last}" if last else ""
 

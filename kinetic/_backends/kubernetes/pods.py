@@ -1,8 +1,8 @@
-"""The pod of a host, written once for Jobs and JobSets.
+"""The pod template of hosts, for Jobs and JobSets.
 
 In: a plan, `PodSettings`, the name of its workload. Out: a pod template, as a plain document. Pure.
 
-Nothing here sets TPU_* or MEGASCALE_* variables: the cluster's webhooks inject those, and do not if
+This module must not set TPU_* or MEGASCALE_* variables: the cluster's webhooks inject them, unless
 a pod has its own.
 """
 
@@ -45,31 +45,31 @@ DEBUG_PORT = 5678
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
 LEAST_GRACE_S = 30
 GRACE_MARGIN_S = 10
-"""Time for the agent's reports, after the function's grace."""
+"""The time for the agent's reports, after the function's grace period."""
 SECRETS = {"KINETIC_TOKEN": "token", "KINETIC_TLS_CERTIFICATE": "tls.crt"}
 KEY = {"KINETIC_TLS_KEY": "tls.key"}
-"""The gang's own secrets: variables, and their keys in the job's Secret. The key of the certificate
-is for the leader only."""
-OF_ROOT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
-"""What installing packages, and ending what a function has started, takes."""
-TO_MOUNT = "SETFCAP"
-"""What root needs to enter a user namespace, in which hosts mount data at fixed paths."""
+"""The gang's own secrets: variables, and their keys in the job's Secret. Only the leader gets the
+key of the certificate."""
+ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+"""The capabilities for installing packages and ending the processes of a function."""
+MOUNT_CAPABILITY = "SETFCAP"
+"""The capability to enter a user namespace, in which hosts mount data at fixed paths."""
 HEAD_REQUESTS = {"cpu": "1", "memory": "1Gi"}
-"""What the head of an elastic job asks for: it holds one connection to each host."""
+"""The requests of an elastic job's head, which has one connection to each host."""
 
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What pods are made with, besides the plan.
+    """The settings of pods that are not in the plan.
 
     Attributes:
-        image: the image that they run.
-        store_uri: the store, as pods reach it.
+        image: the pods' image.
+        store_uri: the address of the store for pods.
         python: the interpreter in the image.
-        bootstrap: a program that makes a bare pod a host; "" if the image contains kinetic.
+        bootstrap: the program that turns a bare pod into a host; "" if the image contains kinetic.
         variables: variables for the bootstrap, or for the image.
         simulated: whether virtual devices of the processor replace chips.
-        service_account: where the plan names none; "" for the namespace's default.
+        service_account: the account if the plan names none; "" for the namespace's default.
         head_pool: the node pool for the pod of a single controller, or the head of an elastic job;
             "" for any.
         pathways_version: the tag of Pathways' own images.
@@ -87,12 +87,12 @@ class PodSettings:
 
 
 def workload_name(plan: Plan) -> str:
-    """Return the name of everything that is created for a job."""
+    """Return the name of all objects of a job."""
     return names.workload_of(plan.job_id)
 
 
 def leading_job(plan: Plan) -> str:
-    """Return the name of the replicated Job whose first pod leads."""
+    """Return the name of the replicated Job whose first pod leads the gang."""
     if plan.has_head:
         return HEAD
     return PATHWAYS_HEAD if plan.has_single_controller else HOSTS
@@ -104,19 +104,19 @@ def secret_key(variable: str) -> str:
 
 
 def labels(plan: Plan) -> Document:
-    """Return the labels of everything that is created for a job."""
+    """Return the labels of all objects of a job."""
     return names.labels_of(plan.job_id)
 
 
 def remarks(plan: Plan) -> Document:
-    """Return the annotations of everything that is created for a job."""
+    """Return the annotations of all objects of a job."""
     return {"kinetic.dev/name": plan.name}
 
 
 def template(
     plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool = False
 ) -> Document:
-    """Return the template of the pods of a plan's hosts, or of its head, which runs no function."""
+    """Return the template of the pods of a plan's hosts, or of its head."""
     buckets = () if is_head else volumes.buckets(plan)
     on_chips = not (plan.has_single_controller or is_head)
     own: Document = {DEFAULT_CONTAINER: CONTAINER} | (volumes.GCSFUSE if buckets else {})
@@ -140,12 +140,12 @@ def template(
             _container(
                 plan,
                 settings,
-                [each.mount for each in mounted],
+                [mounted_volume.mount for mounted_volume in mounted],
                 in_jobset=in_jobset,
                 is_head=is_head,
             )
         ],
-        "volumes": [each.volume for each in mounted],
+        "volumes": [mounted_volume.volume for mounted_volume in mounted],
         "resourceClaims": [
             {"name": name, "resourceClaimTemplateName": workload_name(plan)}
             for name in (() if is_head else _claims(plan, settings))
@@ -155,14 +155,13 @@ def template(
 
 
 def with_chips(plan: Plan, settings: PodSettings) -> Document:
-    """Return what the pods on a plan's chips must have in their template if another program than
-    its function runs there."""
+    """Return the fields that put the pods of another program on the plan's chips."""
     spec = _place_pod(plan, settings, on_chips=True)
     return {"metadata": _metadata(plan, {}), "spec": _drop_empty(spec)}
 
 
 def _metadata(plan: Plan, own: Document) -> Document:
-    # A shrinking cluster would move the pod, which would end its function.
+    # An autoscaler that removes nodes would move the pod, which would end its function.
     stays: Document = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     return {"labels": labels(plan), "annotations": remarks(plan) | stays | own}
 
@@ -173,7 +172,7 @@ def _place_pod(plan: Plan, settings: PodSettings, *, on_chips: bool) -> Document
         "nodeSelector": {POOL_LABEL: settings.head_pool} if settings.head_pool else {}
     }
     return {
-        "enableServiceLinks": False,  # The function does not need them in its environment.
+        "enableServiceLinks": False,  # keeps services out of the function's environment
         "serviceAccountName": plan.place.service_account or settings.service_account,
         **({} if plan.place.service_account else {"automountServiceAccountToken": False}),
         "priorityClassName": "" if plan.place.queue else plan.options.priority or "",
@@ -213,30 +212,30 @@ def _container(
 
 
 def _shares_template(plan: Plan, *, in_jobset: bool) -> bool:
-    """Whether the leader is one of several pods of a template."""
+    """True if the leader has the same template as other pods."""
     return in_jobset and not (plan.has_head or plan.has_single_controller)
 
 
 def _security(plan: Plan, *, is_head: bool) -> Document:
-    """As little as installing packages and running a function takes, or what the function says."""
+    """Return the security context: the least that packages and functions need, or `privileged`."""
     if plan.options.privileged and not is_head:
         return {"privileged": True}
     context: Document = {"allowPrivilegeEscalation": False}
     if is_head or not volumes.are_bound_by_hosts(plan):
-        context["capabilities"] = {"drop": ["ALL"], "add": [*OF_ROOT]}
-        context["seccompProfile"] = {"type": "RuntimeDefault"}  # It forbids user namespaces.
+        context["capabilities"] = {"drop": ["ALL"], "add": [*ROOT_CAPABILITIES]}
+        context["seccompProfile"] = {"type": "RuntimeDefault"}  # forbids user namespaces
     else:
-        context["capabilities"] = {"drop": ["ALL"], "add": [*OF_ROOT, TO_MOUNT]}
+        context["capabilities"] = {"drop": ["ALL"], "add": [*ROOT_CAPABILITIES, MOUNT_CAPABILITY]}
     return context
 
 
 def escape_text(text: str) -> str:
-    """Return text escaped in which the cluster would replace $(NAME) by a variable and $$ by $."""
+    """Escape text for a field in which the cluster replaces $(NAME) by a variable and $$ by $."""
     return text.replace("$", "$$")
 
 
 def _drop_empty(document: Document) -> Document:
-    """The fields that are not empty."""
+    """Return the document without its empty fields."""
     empty: tuple[object, ...] = ("", [], {})
     return {name: value for name, value in document.items() if value not in empty}
 
@@ -315,8 +314,8 @@ def _selector(plan: Plan) -> Document:
 
 
 def _reservation(reservation: str) -> Document:
-    """Labels of nodes in a reservation. Where its project is named, GKE may make the nodes for the
-    pods, and the labels say of what it makes them."""
+    """Return the labels of nodes in a reservation. If its project is named, GKE may create nodes
+    for the pods, and takes the reservation from these labels."""
     project, _, name = reservation.removeprefix("projects/").rpartition("/reservations/")
     shared = {_RESERVATION_PROJECT: project, _RESERVATION_AFFINITY: "specific"}
     return {RESERVATION_LABEL: name} | (shared if project else {})
@@ -334,7 +333,8 @@ def _tolerations(plan: Plan) -> list[Document]:
 
 
 def _resources(plan: Plan, settings: PodSettings) -> Document:
-    """All chips of a machine, its network devices, and what the function's part of it needs."""
+    """Return the resources of a host: all chips and network devices of a machine, and the CPU and
+    memory that the plan asks for."""
     amounts = {"cpu": plan.options.cpu or "", "memory": plan.options.memory or ""}
     if settings.simulated or plan.has_single_controller:
         return _drop_empty({"requests": _drop_empty(amounts)})
@@ -348,7 +348,7 @@ def _resources(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _claims(plan: Plan, settings: PodSettings) -> list[str]:
-    """The names of what each pod claims."""
+    """Return the names of the claims of each pod."""
     return [volumes.NETWORK] if plan.options.network_devices and not settings.simulated else []
 
 

@@ -1,8 +1,8 @@
-"""Whether a cluster takes a job: one dry run of what would be created for it.
+"""Checks that a cluster accepts a job, by a dry run of the job's objects.
 
-The server checks more than we could ask about: rights, kinds, the namespace, quotas, webhooks,
-every field. Beside it only what a dry run does not see is looked up: the pods' account, the queue,
-and drivers that some options need. What may not be looked up counts as there.
+In a dry run the server checks rights, kinds, the namespace, quotas, webhooks and every field. A
+dry run does not check the pods' account, the queue, and the drivers that some options need, so this
+module reads those. An object that the caller may not read counts as existing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
 
 COUNTS_S = 60.0
-"""A good answer holds for this long in the whole process, so that many submissions ask once."""
+"""An acceptance is reused for this long in the whole process, so that many submissions check
+once."""
 _ENABLE_MEMORY = (
     "Multi-tier checkpointing is not enabled in the cluster. Ask an administrator to enable the "
     "add-on HighScaleCheckpointing (GKE Standard, 1.32.4-gke.1415000 or later), or name a size "
@@ -44,17 +45,17 @@ _CONFIGURE_MEMORY = (
 )
 _ENABLE_BUCKETS = (
     f"The cluster mounts no buckets: it has no CSI driver {GCSFUSE_DRIVER}. Ask an administrator "
-    "to enable the add-on GcsFuseCsiDriver, or leave fuse=True away: then the data is copied."
+    "to enable the add-on GcsFuseCsiDriver, or remove fuse=True to have the data copied."
 )
 _ENABLE_NETWORKS = (
     "Ask an administrator for node pools with GKE's managed DRANET (1.34.1-gke.1829001 or later), "
-    "or leave network_devices= away."
+    "or remove network_devices=."
 )
 _WITHOUT_DRY_RUN = "does not support dry run"
-"""In the refusal of a webhook that has side effects: then the dry run says nothing."""
+"""Part of the refusal of a webhook with side effects: then the dry run says nothing."""
 LIMITED_MEMORY = (
-    "kinetic: the cluster gives pods that request no memory %s, as GKE's Autopilot does, and ends "
-    'those that take more. JAX with a model may: request what it needs, such as memory="8Gi".'
+    "kinetic: the cluster limits pods that request no memory to %s, as GKE's Autopilot does, and "
+    'ends those that use more. If JAX and your model need more, request it: memory="8Gi".'
 )
 _log = logging.getLogger("kinetic")
 _accepted_at: dict[tuple[object, ...], float] = {}
@@ -62,14 +63,14 @@ _accepted_at: dict[tuple[object, ...], float] = {}
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs in a cluster beside its workload.
+    """The needs of a job that a dry run of its workload does not check.
 
     Attributes:
         account: the account of its pods, or "" for the default one.
         queue: the queue that admits it, or "".
-        multi_tier: the volume of multi-tier checkpointing.
-        networks: network devices.
-        buckets: buckets as folders.
+        multi_tier: true if it needs the volume of multi-tier checkpointing.
+        networks: true if it needs network devices.
+        buckets: true if it needs buckets as folders.
     """
 
     account: str = ""
@@ -85,17 +86,17 @@ def check(
     needs: Needs,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Ask the cluster whether it takes a job, unless it took one of this kind a moment ago.
+    """Check that the cluster accepts a job, unless it accepted a similar one a moment ago.
 
     Args:
         api: the cluster.
-        documents: what would be created, the workload first.
-        needs: what is looked up beside it.
+        documents: the job's objects, the workload first.
+        needs: the needs that a dry run does not check.
         clock: for tests.
 
     Raises:
-        PreflightError: it does not.
-        BackendUnavailable: it does not answer.
+        PreflightError: the cluster does not accept the job.
+        BackendUnavailable: the cluster does not answer.
     """
     kinds = tuple(document["kind"] for document in documents)
     sets = shape_of(documents[0]).sets
@@ -113,7 +114,7 @@ def check(
         check_networks(api)
     if needs.buckets and find(api, CSI_DRIVERS, GCSFUSE_DRIVER) is False:
         raise PreflightError(_ENABLE_BUCKETS)
-    if any(requests_of(each) for each in sets):
+    if any(requests_of(pods) for pods in sets):
         check_sizes(api, sets)
     _accepted_at[question] = clock()
 
@@ -134,7 +135,7 @@ def _try_to_create(api: Api, document: Document) -> None:
 
 
 def _memory_of(workload: Document) -> str:
-    """The memory of a Job's pods; "" if it says nothing about it."""
+    """Return the memory of a Job's pods; "" if it is not set."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     amounts = (pod.get("containers") or [{}])[0].get("resources") or {}
     return str(((amounts.get("requests") or {}) | (amounts.get("limits") or {})).get("memory", ""))
@@ -145,18 +146,19 @@ def check_account(api: Api, name: str) -> None:
     if name and find(api, SERVICE_ACCOUNTS, name) is False:
         raise PreflightError(
             f"The service account {name} does not exist in namespace {api.namespace}. Create it "
-            f"(kubectl create serviceaccount {name} -n {api.namespace}), or name another one: "
-            "service_account=, KINETIC_SERVICE_ACCOUNT."
+            f"(kubectl create serviceaccount {name} -n {api.namespace}), or name another one with "
+            "service_account= or KINETIC_SERVICE_ACCOUNT."
         )
 
 
 def check_queue(api: Api, name: str) -> Document | None:
-    """Return a queue of Kueue; None if it may not be looked up.
+    """Return a queue of Kueue; None if the caller may not read it.
 
     Raises:
-        PreflightError: there is none, or no Kueue: the job would wait for ever, or start at once.
+        PreflightError: the queue does not exist, so the job would wait for ever; or Kueue is
+            missing, so it would start at once.
     """
-    other = "name another one, or none: queue=, KINETIC_QUEUE, the profile."
+    other = "change or remove queue=, KINETIC_QUEUE or the profile's queue."
     for kind in LOCAL_QUEUES:
         try:
             return api.get(kind, name)
@@ -164,23 +166,23 @@ def check_queue(api: Api, name: str) -> Document | None:
             continue
         except NotFound as error:
             raise PreflightError(
-                f"There is no queue {name} in namespace {api.namespace}. `kubectl get localqueues "
-                f"-n {api.namespace}` shows which there are; {other}"
+                f"There is no queue {name} in namespace {api.namespace}. List the queues with "
+                f"`kubectl get localqueues -n {api.namespace}`, then {other}"
             ) from error
         except PreflightError:
             return None
     raise PreflightError(
-        f"The cluster has no Kueue, so no queue {name} can admit the job; without one it would "
-        f"start at once. Ask an administrator for Kueue, or {other}"
+        f"The cluster has no Kueue, so the job would start at once instead of waiting in the queue "
+        f"{name}. Ask an administrator for Kueue, or {other}"
     )
 
 
 def check_memory(api: Api) -> Sequence[Document] | None:
-    """Return the CheckpointConfigurations of multi-tier checkpointing; None if they may not be
-    listed.
+    """Return the CheckpointConfigurations of multi-tier checkpointing; None if the caller may not
+    list them.
 
     Raises:
-        PreflightError: no pod would get its memory.
+        PreflightError: the cluster has no memory for multi-tier checkpointing.
     """
     if find(api, CSI_DRIVERS, MULTI_TIER_DRIVER) is False:
         raise PreflightError(_ENABLE_MEMORY)
@@ -197,27 +199,27 @@ def check_memory(api: Api) -> Sequence[Document] | None:
 
 
 def check_sizes(api: Api, sets: Sequence[PodSet]) -> None:
-    """Refuse pods that are larger than all nodes. A cloud that adds nodes may add larger ones."""
+    """Refuse pods that are larger than all nodes, except on clouds, which may add larger nodes."""
     try:
         nodes = api.list(NODES).items
     except (NotFound, PreflightError):
         return
     if any((node.get("spec") or {}).get("providerID") for node in nodes):
         return
-    for each in sets:
-        if text := why_too_large(each, nodes):
+    for pods in sets:
+        if text := why_too_large(pods, nodes):
             raise PreflightError(text)
 
 
 def check_networks(api: Api) -> None:
-    """Refuse network devices where no pod could claim one."""
+    """Refuse network devices if the cluster has none that pods can claim."""
     if find(api, DEVICE_CLASSES, DEVICE_CLASS) is False:
         text = f"The cluster has no network devices of class {DEVICE_CLASS}."
         raise PreflightError(f"{text} {_ENABLE_NETWORKS}")
 
 
 def find(api: Api, resource: Resource, name: str) -> bool | None:
-    """Return whether an object exists; None if it may not be looked up."""
+    """Return whether an object exists; None if the caller may not read it."""
     try:
         api.get(resource, name)
     except (NotInstalled, NotFound):

@@ -1,6 +1,5 @@
-"""What `kinetic doctor` says of a cluster: a table of probes, each of which asks and finds.
-
-Nothing is created: JobSet is tried with a dry run of a job of two hosts.
+"""The probes of a cluster for `kinetic doctor`. They create nothing: JobSet is tried with a dry run
+of a job of two hosts.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from kinetic._store.many import at_once
 from kinetic.errors import KineticError, PreflightError
 
 OLDEST = (1, 27)
-"""Since then, Indexed Jobs with a pod failure policy are on by default."""
+"""Since this version, Indexed Jobs with a pod failure policy are on by default."""
 CALLS_AT_ONCE = 8
 _NO_CONTROLLER = (
-    "only their definition is installed. No controller has filled in what a JobSet leaves open, so "
-    "none would start its hosts"
+    "only their definition is installed. No controller fills in the defaults of a JobSet, so none "
+    "would start its hosts"
 )
 """A controller's webhook sets `spec.successPolicy`, which has no default in the definition."""
 
 
 def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:
-    """Ask a cluster everything, a few calls at a time.
+    """Run all probes, a few calls at a time; return their findings.
 
     Args:
         api: the cluster.
-        needs: what the settings ask for beside a workload.
+        needs: the needs of jobs with the user's settings.
     """
     where = f"{api.server}, namespace {api.namespace}"
     try:
@@ -50,7 +49,7 @@ def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:
     text = f"{where} answers; Kubernetes {version.text or 'of an unknown version'}"
     if version.major and (version.major, version.minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        first = warn("cluster", text, f"kinetic is made for {oldest} and later.")
+        first = warn("cluster", text, f"kinetic supports {oldest} and later.")
     else:
         first = ok("cluster", text)
     return (first, *(finding for findings in findings_of_probes for finding in findings))
@@ -96,7 +95,7 @@ def _probe_rights(api: Api, needs: Needs) -> Iterable[Finding]:
             text = f"missing for {need}: {_name_rights(lacking)}"
             yield (problem if need in VITAL else warn)("rights", text, remedy)
     if not missing:
-        yield ok("rights", f"all {len(rights)} that jobs need")
+        yield ok("rights", f"you have all {len(rights)} that jobs need")
 
 
 def _name_rights(missing: Iterable[Right]) -> str:
@@ -123,7 +122,7 @@ def _probe_pools(api: Api, _needs: Needs) -> Iterable[Finding]:
     try:
         nodes = api.list(NODES).items
     except Forbidden:
-        yield ok("node pools", "nodes may not be listed")
+        yield ok("node pools", "unknown: you may not list nodes")
         return
     offered = [str(pool) for pool in pools.pools_of(nodes) if pool.accelerator]
     yield ok("node pools", "; ".join(offered) or "no nodes with accelerators now")
@@ -141,10 +140,10 @@ def _probe_queue(api: Api, needs: Needs) -> Iterable[Finding]:
         return
     conditions = ((queue or {}).get("status") or {}).get("conditions") or ()
     if queue is None:
-        yield ok("Kueue", f"the queue {needs.queue} may not be looked up")
+        yield ok("Kueue", f"the state of queue {needs.queue} is unknown: you may not read queues")
     elif any(c.get("type") == "Active" for c in conditions) and not condition(queue, "Active"):
         message = next(c.get("message") for c in conditions if c.get("type") == "Active")
-        remedy = "Jobs wait until an administrator has mended it, or name another queue."
+        remedy = "Ask an administrator to repair it, or name another queue: until then, jobs wait."
         yield warn("Kueue", f"the queue {needs.queue} admits no jobs: {message}", remedy)
     else:
         yield ok("Kueue", f"is installed; the queue {needs.queue} admits jobs")
@@ -159,7 +158,7 @@ def _probe_memory(api: Api, needs: Needs) -> Iterable[Finding]:
         yield problem("multi-tier", str(error))
         return
     if configurations is None:
-        yield ok("multi-tier", "its CheckpointConfigurations may not be listed")
+        yield ok("multi-tier", "unknown: you may not list CheckpointConfigurations")
         return
     for configuration in configurations:
         name = metadata(configuration).get("name", "")

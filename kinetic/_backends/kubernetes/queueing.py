@@ -1,7 +1,6 @@
-"""What a suspended job waits for: Kueue's Workload, as a finding.
+"""The diagnosis of a suspended job, from Kueue's Workload: the job only says that it is suspended.
 
-In: the Job or JobSet, Kueue's Workload that belongs to it, its position in the queue. Out: a
-`JobDiagnosis`. Pure. The job itself only says that it is suspended.
+In: the Job or JobSet, its Workload, its position in the queue. Out: a `JobDiagnosis`. Pure.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from kinetic._backends.kubernetes.observed import (
 )
 
 _NEVER = ("ExceedsMaxQuota", "Misconfigured")
-_ANOTHER_FLAVOR_MAY = "unused quota"
-"""Where flavors are alternatives, one message has the reasons of all."""
+_OTHER_FLAVOR_FITS = "unused quota"
+"""In a message about several alternative flavors: one of them may still fit."""
 _NEVER_WORDS = ("doesn't exist", "maximum capacity", "insufficient quota")
 
 
 def was_evicted(queue_workload: Document | None) -> bool:
-    """Whether the queue evicted a job and has not readmitted it."""
+    """True if the queue evicted a job and has not readmitted it."""
     if queue_workload is None or condition(queue_workload, "Finished"):
         return False
     evicted = condition(queue_workload, "Evicted") or condition(queue_workload, "Preempted")
@@ -36,25 +35,25 @@ def why_suspended(
 
     Args:
         workload: the Job or JobSet.
-        queue_workload: Kueue's Workload, or None if there is none (yet).
+        queue_workload: Kueue's Workload, or None if it does not exist (yet).
         position: how many jobs of its queue come before it.
     """
     queue = labels(workload).get(QUEUE_LABEL, "")
     name = metadata(workload).get("name", "")
     if not queue:
-        text = "The job is suspended, and no queue is named that would resume it."
+        text = "The job is suspended, and has no queue that would resume it."
         command = f"kubectl patch {_resource(workload)} {name} --type merge -p"
         return JobDiagnosis(
             JobCause.SUSPENDED,
             f'{text} Resume it: {command} \'{{"spec":{{"suspend":false}}}}\'.',
         )
     if queue_workload is None:
-        text = f"The job waits for the queue {queue}, which has not taken note of it yet."
+        text = f"The job waits for the queue {queue}, which has not noticed it yet."
         return JobDiagnosis(
-            JobCause.QUEUED, f"{text} If this stays so, check that Kueue is installed."
+            JobCause.QUEUED, f"{text} If this does not change, check that Kueue is installed."
         )
-    for look in (_find_deactivation, _find_preemption, _checks, _find_reservation):
-        finding = look(queue, queue_workload)
+    for find in (_find_deactivation, _find_preemption, _find_check, _find_reservation):
+        finding = find(queue, queue_workload)
         if finding is not None:
             return _add_position(finding, position)
     return _add_position(
@@ -79,7 +78,7 @@ def _find_deactivation(queue: str, workload: Document) -> JobDiagnosis | None:
     reason = f": {_clean(evicted.get('message'))}" if evicted.get("message") else ""
     return JobDiagnosis(
         JobCause.QUEUE_REFUSED,
-        f"The queue {queue} has put the job out for good{reason}.",
+        f"The queue {queue} has removed the job for good{reason}.",
         hopeless=True,
     )
 
@@ -89,12 +88,12 @@ def _find_preemption(queue: str, workload: Document) -> JobDiagnosis | None:
     if eviction is None or condition(workload, "Admitted"):
         return None
     message = _clean(eviction.get("message") or eviction.get("reason"))
-    text = f"The queue {queue} took the job's place away: {message}."
+    text = f"The queue {queue} evicted the job: {message}."
     return JobDiagnosis(JobCause.PREEMPTED, text)
 
 
-def _checks(queue: str, workload: Document) -> JobDiagnosis | None:
-    """A job with reserved quota may still wait, for example for nodes to be provisioned."""
+def _find_check(queue: str, workload: Document) -> JobDiagnosis | None:
+    """Return the admission check that a job with reserved quota waits for, such as provisioning."""
     if condition(workload, "QuotaReserved") is None:
         return None
     for check in (workload.get("status") or {}).get("admissionChecks") or ():
@@ -115,7 +114,7 @@ def _find_reservation(queue: str, workload: Document) -> JobDiagnosis | None:
         return None
     message = _clean(reservation.get("message"))
     never = reservation.get("reason") in _NEVER or any(words in message for words in _NEVER_WORDS)
-    if never and _ANOTHER_FLAVOR_MAY not in message:
+    if never and _OTHER_FLAVOR_FITS not in message:
         text = f"The queue {queue} can never admit the job: {message}."
         other = "name another queue= (kubectl get localqueues)"
         missing = "doesn't exist" in message

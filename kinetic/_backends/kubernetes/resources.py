@@ -1,7 +1,4 @@
-"""The kinds of objects that kinetic reads and writes in a cluster.
-
-In: nothing. Out: `Resource`s, their paths in the API, and the times in them. Pure.
-"""
+"""The kinds of objects that kinetic reads and writes in a cluster, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ class Resource:
 
     Attributes:
         group: its API group; "" for the core group.
-        version: the group's.
-        plural: its name in paths.
+        version: the version of the group.
+        plural: the name of the kind in paths.
         namespaced: whether its objects are in namespaces.
     """
 
@@ -28,16 +25,16 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """The value of `apiVersion` in its objects."""
+        """The value of `apiVersion` in the kind's objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def full_name(self) -> str:
-        """As kubectl and error messages name it, such as jobsets.jobset.x-k8s.io."""
+        """The name in kubectl and error messages, such as jobsets.jobset.x-k8s.io."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Return the path of its objects, or of one of them."""
+        """Return the path of the kind's objects, or of one of them."""
         start = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [start]
         if self.namespaced and namespace:
@@ -60,7 +57,7 @@ NODES = Resource("", "v1", "nodes", namespaced=False)
 QUEUE_WORKLOADS = tuple(
     Resource("kueue.x-k8s.io", version, "workloads") for version in ("v1beta2", "v1beta1")
 )
-"""Kueue's Workloads: the newest version that a cluster has is used."""
+"""The versions of Kueue's Workloads, newest first: a cluster is asked for each in turn."""
 
 
 def seconds_of(timestamp: str) -> float | None:

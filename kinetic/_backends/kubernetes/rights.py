@@ -1,6 +1,6 @@
-"""What kinetic does in a cluster: every verb on every kind of object, and what it is for.
+"""The permissions that kinetic uses in a cluster: every verb on every kind of object, and its use.
 
-The roles in docs/how-to/kubernetes.md are this table.
+The roles in docs/how-to/kubernetes.md must match this table.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from kinetic._core.values import dataclass
 
 
 class Need(StrEnum):
-    """What a permission is for."""
+    """The uses of permissions."""
 
     ALL = "all jobs"
     SEVERAL_HOSTS = "jobs of several hosts"
     NETWORKS = "network_devices="
     KILL = "`kinetic jobs kill`"
     DEBUG = "`kinetic jobs debug`"
-    QUEUES = "what explains why a job waits in a queue"
-    NOT_ALL = "what explains why a job waits"
-    CHECKS = "what is checked before it can go wrong"
+    QUEUES = "explaining why a job waits in a queue"
+    WAITING = "explaining why a job waits"
+    CHECKS = "checks before a submission"
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Right:
     """A verb on a kind of object.
 
     Attributes:
-        verb: as RBAC names it.
-        resource: the kind.
-        need: what it is for.
+        verb: the verb's name in RBAC.
+        resource: the kind of object.
+        need: its use.
     """
 
     verb: str
@@ -69,8 +69,8 @@ RIGHTS = (
     *_rights(PODS, "list"),
     *_rights(PODS, "delete", Need.KILL),
     *_rights(PORT_FORWARDS, "create get", Need.DEBUG),
-    *_rights(EVENTS, "list", Need.NOT_ALL),
-    *_rights(NODES, "list", Need.NOT_ALL),
+    *_rights(EVENTS, "list", Need.WAITING),
+    *_rights(NODES, "list", Need.WAITING),
     *_rights(CLAIM_TEMPLATES, "create", Need.NETWORKS),
     *_rights(QUEUE_WORKLOADS[0], "list", Need.QUEUES),
     *_rights(LOCAL_QUEUES[0], "get", Need.QUEUES),
@@ -79,18 +79,18 @@ RIGHTS = (
     *_rights(DEVICE_CLASSES, "get", Need.CHECKS),
     *_rights(CHECKPOINT_CONFIGURATIONS, "list", Need.CHECKS),
 )
-"""Every permission that kinetic uses. Jobs run with those of the first needs; without the others
-less is known, and the doctor says so."""
+"""Every permission that kinetic uses. Jobs need those in `VITAL`; without the others explanations
+are missing, and the doctor says so."""
 
 
 VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
-"""Without these, jobs do not run."""
+"""The needs without which jobs do not run."""
 
 
 def list_relevant(*, networks: bool = False, queue: bool = False) -> tuple[Right, ...]:
-    """Return the permissions that jobs use; not those of checks, whose result says what they could
-    not look up."""
-    left_out = {Need.CHECKS}
-    left_out |= set() if networks else {Need.NETWORKS}
-    left_out |= set() if queue else {Need.QUEUES}
-    return tuple(right for right in RIGHTS if right.need not in left_out)
+    """List the permissions that jobs use, without those for checks: a check reports itself what it
+    may not read."""
+    excluded = {Need.CHECKS}
+    excluded |= set() if networks else {Need.NETWORKS}
+    excluded |= set() if queue else {Need.QUEUES}
+    return tuple(right for right in RIGHTS if right.need not in excluded)

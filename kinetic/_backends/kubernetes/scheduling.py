@@ -1,4 +1,4 @@
-"""Why pods get no nodes: from the scheduler's and autoscaler's messages, and the nodes.
+"""The diagnosis of pods without nodes, from the nodes and messages of scheduler and autoscaler.
 
 In: the workload, its pods, events, nodes, the time. Out: a `JobDiagnosis`, or None if all pods have
 nodes. Pure.
@@ -27,8 +27,8 @@ from kinetic._backends.kubernetes.observed import (
 from kinetic._core.quantities import amount_of
 
 SCALE_UP_S = 30.0
-"""An autoscaler says within this time whether it adds nodes; a cluster that says nothing has
-none."""
+"""An autoscaler says within this time whether it adds nodes; a cluster without such an event has no
+autoscaler."""
 _SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
 _PASSING = (
     "max node group size",
@@ -37,7 +37,7 @@ _PASSING = (
     "in backoff after",
     "not ready for scale-up",
 )
-"""In what an autoscaler says when it cannot add nodes now, but knows a pool that may have some."""
+"""Substrings of an autoscaler's message that it cannot add nodes now, but perhaps later."""
 _GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
 _REQUEST = ("AcceptedProvisioningRequest", "ProvisioningRequestPending")
 _ASK_FOR_LESS = "Ask for less: cpu=, memory= and local_storage= reserve it."
@@ -57,8 +57,8 @@ def why_unscheduled(
     Args:
         workload: the Job or JobSet.
         pods: one for each host.
-        events: those of a pod.
-        nodes: of the cluster, or None if they may not be listed.
+        events: returns the events of a pod.
+        nodes: the nodes of the cluster; None if the caller may not list them.
         now: seconds since the epoch, or None.
         scale_up_s: how long to wait for an autoscaler.
     """
@@ -66,13 +66,13 @@ def why_unscheduled(
     if not stuck:
         return None
     hosts = tuple(pod.host for pod in stuck)
-    reason, message = _last_word(stuck[0], events)
+    reason, message = _read_autoscaler(stuck[0], events)
     if reason in ("TriggeredScaleUp", *_REQUEST):
         return JobDiagnosis(JobCause.PROVISIONING, _describe_added_nodes(message), hosts=hosts)
     of = shape_of(workload).set_at(hosts[0])
     waited = _is_over(stuck, now, scale_up_s)
-    alike = [pod for pod in pods if pod.noun == of.noun]
-    placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in alike)
+    siblings = [pod for pod in pods if pod.noun == of.noun]
+    placed = sum(pod.stage is not Stage.UNSCHEDULED for pod in siblings)
     finding = _from_nodes(of, stuck, nodes, placed=placed)
     if reason in ("FailedScaleUp", "ScaleUpTimedOut"):
         why = _strip_notes(message)
@@ -82,19 +82,19 @@ def why_unscheduled(
         passes = any(words in message for words in _PASSING)
         impossible = finding.kind is JobCause.NO_NODE_POOL and not passes
         kind = finding.kind if impossible else JobCause.NO_SCALE_UP
-        text = f"{finding.sentence} The cluster adds no nodes for it: {_strip_notes(message)}."
+        text = f"{finding.sentence} The cluster adds no nodes: {_strip_notes(message)}."
         return JobDiagnosis(kind, text, impossible, hosts)
     if finding.kind is JobCause.NO_NODE_POOL and waited:
         return JobDiagnosis(finding.kind, finding.sentence, True, hosts)
     return finding
 
 
-def _last_word(pod: Pod, events: EventsOf) -> tuple[str, str]:
-    """Return the newest event of an autoscaler about a pod: its reason and its message."""
-    message = [event for event in events(pod.name) if event.get("reason") in _SCALED + _REQUEST]
-    if not message:
+def _read_autoscaler(pod: Pod, events: EventsOf) -> tuple[str, str]:
+    """Return the reason and the message of an autoscaler's newest event about a pod, or ""."""
+    relevant = [event for event in events(pod.name) if event.get("reason") in _SCALED + _REQUEST]
+    if not relevant:
         return "", ""
-    last = max(message, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+    last = max(relevant, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
     return str(last.get("reason")), str(last.get("message") or "")
 
 
@@ -131,12 +131,12 @@ def _from_nodes(
         verb = "waits" if len(stuck) == 1 else "wait"
         some = f"{placed} of {of.pods} {of.noun}s have nodes; {name_pods(stuck)} {verb} for one"
         text = f"{some}{kind and f' with {kind}'}. {_sizes(of, fitting)}"
-        advice = "The job starts when all have one."
+        advice = "The job starts when all have nodes."
         return JobDiagnosis(
             JobCause.PARTIAL_SLICE, f"{text}{advice} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if fitting == [] or (fitting is None and not _is_short(scheduler)):
-        text = f"No node of the cluster has {kind or 'what the pods ask for'}. {_offers(nodes)}"
+        text = f"No node of the cluster has {kind or 'what the pods request'}. {_offers(nodes)}"
         return JobDiagnosis(
             JobCause.NO_NODE_POOL, f"{text}{_quote_scheduler(scheduler)}", hosts=hosts
         )
@@ -145,20 +145,20 @@ def _from_nodes(
             JobCause.NO_NODE_POOL, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if fitting and (largest := _largest_pool(fitting)) < of.pods_each:
-        text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} are there."
+        text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} exist."
         return JobDiagnosis(
             JobCause.PARTIAL_SLICE, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     count = f"The {len(fitting)} nodes" if fitting else "The nodes"
-    text = f"{count}{kind and f' with {kind}'} are taken or not ready. The job waits for them."
+    text = f"{count}{kind and f' with {kind}'} are in use or not ready. The job waits for them."
     return JobDiagnosis(
-        JobCause.NO_ROOM, f"{text} {_of_head(of)}{_quote_scheduler(scheduler)}", hosts=hosts
+        JobCause.NO_ROOM, f"{text} {_describe_head(of)}{_quote_scheduler(scheduler)}", hosts=hosts
     )
 
 
 def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
-    """Return a sentence if no node of a cluster that takes the pods of this set is as large as one
-    of them; "" if one is, or may be."""
+    """Return a sentence if even the largest suitable node is too small for a pod of this set; ""
+    if one is large enough, or may be."""
     spec = of.template.get("spec") or {}
     fitting = pools.select_open_nodes(nodes, spec)
     for name, amounts in requests_of(of).items():
@@ -166,14 +166,14 @@ def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
         most = max(offered, key=amount_of, default="")
         if most and all(offered) and sum(map(amount_of, amounts)) > amount_of(most):
             kind, amount = _kind_of(spec.get("nodeSelector") or {}), " + ".join(amounts)
-            asked = f"{amount} CPUs" if name == "cpu" else f"{amount} of {name}"
-            text = f"No node{kind and f' with {kind}'} has the {asked} that a pod asks for"
+            requested = f"{amount} CPUs" if name == "cpu" else f"{amount} of {name}"
+            text = f"No node{kind and f' with {kind}'} has the {requested} that a pod requests"
             return f"{text}; they have up to {most}. {_ASK_FOR_LESS}"
     return ""
 
 
 def requests_of(of: PodSet) -> dict[str, list[str]]:
-    """Return the amounts of each resource that the containers of a pod request, with sidecars."""
+    """Return the amounts that the containers and sidecars of a pod request, by resource."""
     spec = of.template.get("spec") or {}
     sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
     requests: dict[str, list[str]] = {}
@@ -185,17 +185,18 @@ def requests_of(of: PodSet) -> dict[str, list[str]]:
     return requests
 
 
-def _of_head(of: PodSet) -> str:
-    """What the pod of a single controller requests: more than most machines without chips have."""
+def _describe_head(of: PodSet) -> str:
+    """Return a sentence on the requests of a single controller's pod, which are more than most
+    machines without chips have; "" for other pods."""
     if of.name != PATHWAYS_HEAD:
         return ""
     requests = sorted(requests_of(of).items())
     text = ", ".join(f"{name} {' + '.join(amounts)}" for name, amounts in requests)
-    return f"The pod of the controller asks for {text}. " if text else ""
+    return f"The pod of the controller requests {text}. " if text else ""
 
 
 def _is_short(scheduler: str) -> bool:
-    """Whether suitable nodes have too little left, rather than there being none."""
+    """True if the scheduler says that suitable nodes exist, but are full or unavailable."""
     return "Insufficient" in scheduler or "unschedulable" in scheduler or "taint" in scheduler
 
 
@@ -209,7 +210,7 @@ def _kind_of(selector: Document) -> str:
 
 
 def _largest_pool(fitting: Sequence[Document]) -> int:
-    """The nodes of the largest pool: a slice is a pool."""
+    """Count the nodes of the largest pool: a slice is a pool."""
     sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in fitting)
     return max(sizes.values())
 

@@ -1,10 +1,9 @@
-"""The objects of jobs in a cluster at one moment, and what explains their state.
+"""Snapshots of the objects of jobs in a cluster, and of the objects that explain their state.
 
-Everybody asks, nobody watches: whoever follows jobs polls, and the ends and the output of jobs come
-from the store. So that any number of followed jobs costs the same, a process has one
-`SnapshotReader` for each connection: one list of workloads and one of pods serve all questions for
-some seconds. What only some questions need (events, nodes, queues) is listed on first use, and
-makes the next list wait longer: `REQUEST_S` for each request.
+Callers poll, and nobody watches: the ends and the output of jobs come from the store. A process has
+one `SnapshotReader` per connection, so that any number of followed jobs costs the same: one list of
+workloads and one of pods answer all callers for some seconds. Events, nodes and queues are listed
+on first use only, and each request delays the next list by `REQUEST_S`.
 """
 
 from __future__ import annotations
@@ -43,37 +42,37 @@ from kinetic._core.values import dataclass
 from kinetic.errors import KineticError, NotFound, PreflightError
 
 FRESH_S = 2.0
-"""A snapshot answers questions for at least this long."""
+"""A snapshot is used for at least this long."""
 REQUEST_S = 1.0
-"""A snapshot answers questions for as many times this as it took requests: at most 60 requests a
-minute, however many jobs are followed."""
+"""A snapshot is used for this time per request that it took: at most 60 requests a minute, however
+many jobs are followed."""
 PATIENCE = 5
-"""While all jobs wait, a snapshot answers questions for 2, 4 and then so many times as long: at
-most 20 requests a minute. What nodes, queues and controllers say of one job takes up to three."""
+"""While all jobs wait, a snapshot is used 2, 4 and then at most this many times as long: at most 20
+requests a minute. Nodes, queues and controllers take up to three requests per snapshot."""
 BUSY_SHARE = 0.25
 """The share of its time that a slow server may spend on these lists."""
 FOLLOWED_S = 15.0
-"""A list covers all jobs that were asked for within this time."""
+"""A snapshot covers all jobs that were read within this time."""
 
 
 class ClusterContext:
-    """What explains the state of jobs; each kind of object is listed at most once. Threads may
-    share it."""
+    """The objects that explain the state of jobs, each kind listed at most once. Threads may share
+    an instance."""
 
     def __init__(self, api: Api, jobs: Collection[str] = ()) -> None:
-        """Ask nothing yet; `jobs` are those that were asked for."""
+        """Create the context of the given jobs without calling the cluster."""
         self._api = api
         self.covered = set(jobs)
-        """Jobs that are explained: also those that were created since the list."""
+        """The jobs in question, with those that were created since the list."""
         self.selection = Selector(labels=names.selector(jobs))
         self._lock = threading.RLock()
         self._listed: dict[str, Sequence[Document] | None] = {}
         self.requests = 0
         self.waiting: set[str] = set()
-        """Jobs that were found to wait."""
+        """The jobs that wait."""
 
     def events_of(self, name: str) -> Sequence[Document]:
-        """Return the events about an object, by its name. Those of many jobs are listed at once."""
+        """Return the events about an object. For several jobs, all events are listed at once."""
         if len(self.covered) == 1:
             about = Selector(fields=f"involvedObject.name={name}")
             listed = self._list_once(f"events {name}", lambda: self._list_if_allowed(EVENTS, about))
@@ -83,21 +82,21 @@ class ClusterContext:
 
     @property
     def jobs(self) -> Sequence[Document]:
-        """The Jobs that JobSets made."""
+        """The Jobs that JobSets created."""
         return self._list_once("jobs", lambda: self._list_if_allowed(JOBS, self.selection)) or ()
 
     @property
     def nodes(self) -> Sequence[Document] | None:
-        """None if they may not be listed, as by most users; findings are then less exact."""
+        """The cluster's nodes; None if the caller may not list them, as most users may not."""
         return self._list_once("nodes", lambda: self._list_if_allowed(NODES))
 
     @property
     def queues(self) -> Sequence[Document] | None:
-        """Kueue's Workloads; None if they may not be listed."""
+        """Kueue's Workloads; None if the caller may not list them."""
         return self._list_once("queues", self._list_queues)
 
     def has(self, resource: Resource, name: str) -> bool:
-        """Whether an object exists now; assumed if it may not be looked up."""
+        """True if an object exists now, or if the caller may not read it."""
         try:
             self._api.get(resource, name)
         except NotFound:
@@ -125,10 +124,10 @@ class ClusterContext:
         return ()
 
     def _list_if_allowed(
-        self, resource: Resource, chosen: Selector | None = None
+        self, resource: Resource, selection: Selector | None = None
     ) -> Sequence[Document] | None:
         try:
-            return self.list(resource, chosen or Selector())
+            return self.list(resource, selection or Selector())
         except (PreflightError, NotFound):
             return None
 
@@ -145,11 +144,11 @@ class ClusterSnapshot:
     """The cluster's objects of some jobs.
 
     Attributes:
-        context: what explains them.
-        workloads, pods: by job.
-        kinds: of the workloads that were listed.
-        jobs: those that were asked for; None for all in the namespace.
-        is_fresh: whether it was taken after it was asked for.
+        context: the objects that explain them.
+        workloads, pods: the objects, by job.
+        kinds: the kinds of workloads that were listed.
+        jobs: the listed jobs; None for all jobs in the namespace.
+        is_fresh: whether the snapshot was taken for this call.
     """
 
     context: ClusterContext
@@ -160,11 +159,11 @@ class ClusterSnapshot:
     is_fresh: bool = True
 
     def covers(self, ref: JobRef) -> bool:
-        """Whether a job without a workload here had none when the snapshot was taken."""
+        """True if the snapshot would have the job's workload, had it existed."""
         return resource_of(ref) in self.kinds and (self.jobs is None or ref.job_id in self.jobs)
 
     def workload(self, ref: JobRef) -> Document | None:
-        """Return the Job or JobSet, or None if the cluster has none."""
+        """Return the Job or JobSet of a job, or None if it has none."""
         return self.workloads.get(ref.job_id)
 
     def pods_of(self, ref: JobRef) -> Sequence[Document]:
@@ -172,8 +171,8 @@ class ClusterSnapshot:
         return self.pods.get(ref.job_id, ())
 
     def is_removed(self, ref: JobRef) -> bool:
-        """Whether a job without a workload had one: the cluster has events about it for an hour. A
-        job that was created after the list has events too, so its workload is looked up again."""
+        """True if a job without a workload had one: the cluster keeps events about it for an hour.
+        A job that was created after the list has events, too, so its workload is read again."""
         self.context.covered.add(ref.job_id)
         name = names.workload_of(ref.job_id)
         kind = PATHWAYS_HEAD if ref.has_single_controller else HOSTS
@@ -182,22 +181,22 @@ class ClusterSnapshot:
         return not self.context.has(resource_of(ref), name)
 
     def observe_job(self, ref: JobRef, workload: Document, *, waits: bool) -> Observed:
-        """Return what explains a job.
+        """Return the objects that explain a job's state.
 
         Args:
             ref: the job.
             workload: its workload.
-            waits: whether it waits for nodes or a queue, so that these matter.
+            waits: whether the job waits, so that nodes and queues matter.
         """
         context, pods = self.context, self.pods_of(ref)
         context.covered.add(ref.job_id)
         if waits:
             context.waiting.add(ref.job_id)
         lacks_nodes = not all((pod.get("spec") or {}).get("nodeName") for pod in pods)
-        was_started_again = (workload.get("status") or {}).get("restarts")
-        needs_jobs = not waits or was_started_again or condition(workload, "Failed")
+        was_restarted = (workload.get("status") or {}).get("restarts")
+        needs_jobs = not waits or was_restarted or condition(workload, "Failed")
         queued = QUEUE_LABEL in labels(workload) and (waits or is_suspended(workload))
-        of_queue = self._find_queued(workload) if queued else None
+        queue_workload = self._find_queued(workload) if queued else None
         return Observed(
             workload=workload,
             pods=pods,
@@ -206,27 +205,27 @@ class ClusterSnapshot:
             else (),
             events=context.events_of,
             nodes=context.nodes if waits and lacks_nodes else None,
-            queue_workload=of_queue,
-            queue_position=_position(of_queue, context.queues or ())
-            if waits and of_queue
+            queue_workload=queue_workload,
+            queue_position=_position(queue_workload, context.queues or ())
+            if waits and queue_workload
             else None,
             own_secret=names.workload_of(ref.job_id),
         )
 
     def _find_queued(self, workload: Document) -> Document | None:
-        """Kueue's Workload of a job; an empty one if they may not be listed."""
+        """Return Kueue's Workload of a job; an empty one if the caller may not list them."""
         queues = self.context.queues
         if queues is None:
             return {}
         uid = metadata(workload).get("uid")
-        return next((each for each in queues if uid in _owners(each)), None)
+        return next((queued for queued in queues if uid in _owners(queued)), None)
 
 
 class SnapshotReader:
-    """Snapshots for all who ask over one connection. Threads share it."""
+    """The snapshots of all callers of one connection. Threads may share an instance."""
 
     def __init__(self, api: Api, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Ask nothing yet.
+        """Create the reader without calling the cluster.
 
         Args:
             api: the cluster.
@@ -236,12 +235,12 @@ class SnapshotReader:
         self._clock = clock
         self._followed: dict[str, tuple[JobRef, float]] = {}
         self._created: dict[str, Document] = {}
-        """What this process has created since the last list."""
-        self.begin_anew()
+        """The workloads that this process has created since the last list."""
+        self.forget()
 
-    def begin_anew(self) -> None:
-        """Forget the last list; in a process that was forked the lock may be held by a thread that
-        is not there."""
+    def forget(self) -> None:
+        """Drop the last snapshot and the lock, which in a forked process a thread of the parent may
+        hold."""
         self._lock = threading.Lock()
         self._last: ClusterSnapshot | None = None
         self._begun_at = self._failed_at = -1.0
@@ -250,21 +249,21 @@ class SnapshotReader:
         self._error: KineticError | None = None
 
     def note_created(self, ref: JobRef, workload: Document) -> None:
-        """Count a job that this process has created as listed."""
+        """Add the workload of a new job to the snapshots."""
         with self._lock:
             self._followed[ref.job_id] = ref, self._clock()
             self._created[ref.job_id] = workload
 
     def read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
-        """Return the state of jobs, at most a few seconds old.
+        """Return the objects of jobs, at most a few seconds old.
 
         Args:
             refs: the jobs.
-            fresh: ask now; once for all threads that wait for it.
+            fresh: list the objects now, once for all threads that wait for it.
 
         Raises:
             BackendUnavailable: the server does not answer.
-            PreflightError: it refuses to answer.
+            PreflightError: the server refuses to answer.
         """
         asked_at = self._clock()
         with self._lock:
@@ -310,7 +309,7 @@ class SnapshotReader:
 
 
 def share_reader(api: Api) -> SnapshotReader:
-    """Return the one `SnapshotReader` of a connection."""
+    """Return the `SnapshotReader` that all callers of a connection share."""
     with _lock:
         reader = _readers.get(id(api))
         if reader is None:
@@ -319,22 +318,22 @@ def share_reader(api: Api) -> SnapshotReader:
 
 
 _readers: WeakValueDictionary[int, SnapshotReader] = WeakValueDictionary()
-"""By the id of the connection, which each of them keeps."""
+"""By the id of the connection. A reader keeps its connection alive, so ids are not reused."""
 _lock = threading.Lock()
 
 
-def _begin_all_anew() -> None:
+def _forget_all() -> None:
     global _lock
     _lock = threading.Lock()
     for reader in list(_readers.values()):
-        reader.begin_anew()
+        reader.forget()
 
 
-os.register_at_fork(after_in_child=_begin_all_anew)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
-    """Ask the cluster: one list of workloads of each kind, and one of pods if there are any."""
+    """Call the cluster: one list per kind of workload, and one of pods if some may run."""
     wanted = {ref.job_id for ref in refs}
     context = ClusterContext(api, wanted)
     kinds = dict.fromkeys(resource_of(ref) for ref in refs)
@@ -362,12 +361,12 @@ def _owners(thing: Document) -> list[str]:
 
 
 def _position(own: Document, workloads: Sequence[Document]) -> int | None:
-    """How many workloads of its queue come before a waiting one."""
+    """Count the workloads that come before a waiting one in its queue; None if it does not wait."""
     if not _waits(own):
         return None
     queue = (own.get("spec") or {}).get("queueName")
     rivals = [w for w in workloads if (w.get("spec") or {}).get("queueName") == queue and _waits(w)]
-    return sum(_turn(rival) < _turn(own) for rival in rivals)
+    return sum(_rank(rival) < _rank(own) for rival in rivals)
 
 
 def _waits(queue_workload: Document) -> bool:
@@ -377,8 +376,8 @@ def _waits(queue_workload: Document) -> bool:
     return condition(queue_workload, "QuotaReserved") is None
 
 
-def _turn(queue_workload: Document) -> tuple[int, str, str]:
-    """Higher priorities first, then older ones."""
+def _rank(queue_workload: Document) -> tuple[int, str, str]:
+    """Return a sort key: higher priorities come first, then older workloads."""
     meta = metadata(queue_workload)
     priority = (queue_workload.get("spec") or {}).get("priority") or 0
     return -priority, str(meta.get("creationTimestamp", "")), str(meta.get("name", ""))

@@ -1,12 +1,12 @@
-"""The state of a job, from its workload, its pods, and what else is known of it.
+"""The state of a job, from its workload, its pods and the store.
 
-In: a Job or JobSet as the API server sends it (None if there is none), and its pods; `JobFacts`.
-Out: a `Status`. Pure and stateless, so any process says the same.
+In: a Job or JobSet as the API server sends it (None without one), its pods, `JobFacts`. Out: a
+`Status`. Pure and stateless, so any process says the same.
 
-A workload alone does not tell everything: while a program winds down, a Job's numbers are the same
-as while it starts, and a JobSet's `ready` drops as soon as the first host has finished. With the
-pods the answer is exact; one list call fetches those of all jobs. Nor do pods tell everything:
-whether a job that lost its leader goes on, and whether one that is gone was cancelled.
+The workload alone is not enough: while a program winds down, a Job's numbers are the same as while
+it starts, and a JobSet's `ready` drops as soon as the first host has finished. The pods make the
+answer exact; one list call fetches those of all jobs. Only the store tells whether a job that lost
+its leader goes on, and whether a job without a workload was cancelled.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ REMOVED_FROM_CLUSTER = "its workload was removed from the cluster"
 CANCELLED = "The job was cancelled."
 
 LEAST_START_TIMEOUT_S = 2.0
-"""The plan, which has the limit, is read only after this time."""
+"""The plan, which has the limit, is read only after this time, to save a call."""
 SUBMISSION_S = 15.0
-"""A submission that has not created the Secret by then was interrupted."""
+"""A submission without a Secret after this time was interrupted."""
 _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
 
 
@@ -77,7 +77,8 @@ def status_of(workload: Document | None, pods: Iterable[Document]) -> Status:
 
 
 def _find_end(workload: Document) -> Status | None:
-    """Only these conditions are final: others are set up to minutes earlier."""
+    """Return the status of an ended workload, or None. Only these conditions are final: others are
+    set up to minutes earlier."""
     for kind in ("Complete", "Completed"):
         if condition(workload, kind):
             return Status(JobStatus.SUCCEEDED)
@@ -101,7 +102,7 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
     ends = ("FailureTarget", "SuccessCriteriaMet")
     is_removed = "deletionTimestamp" in metadata(workload)
     over = is_removed or any(condition(workload, kind) for kind in ends)
-    # a gang that has begun to end: some of its pods may be gone, but none is still starting
+    # A gang that is ending: some of its pods may be deleted, but no pod is still starting.
     broken = bool(ending) and len(begun) == len(pods)
     if over or broken or len(begun) == wanted:
         never_ran = bool(pods) and not begun
@@ -119,17 +120,17 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
 
 
 def _explain_ends(pods: Sequence[Pod]) -> str:
-    """What pods that have ended tell of the others. For a while a cluster counts those of a dead
-    node as running, and it starts no host again before all have ended."""
+    """Explain why ended pods wait for others, or return "". For a while a cluster counts the pods
+    of a dead node as running, and it restarts no host before all have ended."""
     rest, lost = [p for p in pods if not p.has_ended], [p for p in pods if p.has_lost_leader]
     leader = next((pod for pod in rest if pod.leads), None)
     if lost and leader is not None:
-        whom = f"{name_pods(lost)} lost {leader.called}, which leads"
-        return f"{whom}: its node {leader.node} may be gone"
+        text = f"{name_pods(lost)} lost the connection to {leader.called}, which leads"
+        return f"{text}: its node {leader.node} may be lost"
     if not rest or not any(pod.wants_restart for pod in pods):
         return ""
     nodes = ", ".join(sorted({pod.node for pod in rest}))
-    return f"its hosts start again once these have ended: {name_pods(rest)} on {nodes}"
+    return f"its hosts restart once these have ended: {name_pods(rest)} on {nodes}"
 
 
 def _waiting_for(workload: Document, pods: tuple[Pod, ...], wanted: int) -> str:
@@ -158,19 +159,19 @@ def _host(pod: Pod) -> HostStatus:
     if pod.stage is Stage.RUNNING:
         return HostStatus(pod.host, phase, "" if pod.is_ready else "its node does not answer")
     if pod.unschedulable:
-        return HostStatus(pod.host, phase, f"no node takes it: {pod.unschedulable}")
+        return HostStatus(pod.host, phase, f"it has no node: {pod.unschedulable}")
     return HostStatus(pod.host, phase, _trouble(pod))
 
 
 def _trouble(pod: Pod) -> str:
-    """Why a container does not start, or "" while it is being prepared as usual."""
+    """Return why a container does not start; "" while it is being prepared as usual."""
     if pod.waiting_reason in ("", "ContainerCreating", "PodInitializing"):
         return ""
     return ": ".join(s for s in (_trouble_name(pod), pod.waiting_message) if s)
 
 
 def _trouble_name(pod: Pod) -> str:
-    # the two reasons alternate while nothing changes
+    # One name for both reasons: they alternate while nothing changes.
     return "ImagePull" if pod.waiting_reason in IMAGE_REASONS else pod.waiting_reason
 
 
@@ -180,31 +181,31 @@ def _end_of(pod: Pod) -> str:
     if pod.disruption:
         return f"the cluster ended its pod: {pod.disruption}"
     if pod.wants_restart or pod.has_lost_leader:
-        return "it has all hosts started again" if pod.leads else "it has lost its leader"
+        return "it had all hosts restarted" if pod.leads else "it lost its leader"
     if pod.exit_code is None:
         return pod.exit_reason or "its pod failed"
     named = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
     return f"its program ended with exit code {pod.exit_code}{named}"
 
 
-# -- with what else is known -----------------------------------------------------------------------
+# -- the state with the store's records ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What is known of a job. What is a function costs a call, and is asked only if it decides.
+    """The facts about a job. Functions cost a call, and are called only if their answer decides.
 
     Attributes:
         ref, workload: the job.
-        pods: those of its current attempt.
-        cluster: its state by these alone (`status_of`).
+        pods: the pods of its current attempt.
+        cluster: its status by workload and pods alone (`status_of`).
         now: seconds since the epoch by the cluster's clock.
-        explain: what keeps it from running or has ended it, given whether it waits.
-        has: whether the store has a record.
-        has_begun: whether all hosts were ever there.
-        goes_on: whether another attempt may follow that of a lost leader, or is due.
-        was_there: whether it had a workload, if it has none.
-        start_timeout_s: the limit of its plan.
+        explain: returns what keeps the job from running or ended it, given whether it waits.
+        has: returns whether the store has a record.
+        has_begun: returns whether all hosts were ever ready.
+        goes_on: returns whether another attempt may follow that of a lost leader.
+        existed: returns whether a job without a workload once had one.
+        start_timeout_s: returns the limit in its plan, in seconds.
     """
 
     ref: JobRef
@@ -216,12 +217,12 @@ class JobFacts:
     has: Callable[[str], bool]
     has_begun: Callable[[], bool]
     goes_on: Callable[[], bool]
-    was_there: Callable[[], bool]
+    existed: Callable[[], bool]
     start_timeout_s: Callable[[], float]
 
 
 def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
-    """Return the state of a job without a verdict, and what it waits for, if that was found."""
+    """Return the status of a job without a verdict, and the reason why it waits, if it does."""
     workload = job.workload
     if workload is None:
         return _judge_absent(job), None
@@ -238,7 +239,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     if waits and job.ref.has_head and job.has_begun():
         head = next((pod for pod in select_starting(job.pods) if pod.leads), None)
         if head is None or head.stage is Stage.RUNNING:
-            # It does without a slice, or waits for one.
+            # The job runs without a slice, or waits for one.
             return Status(JobStatus.RUNNING, status.reason, hosts), None
         job = _narrow_to(head, job)
     finding = job.explain(waits)
@@ -252,7 +253,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
 
 
 def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
-    """The facts for a job that waits for its replaced head alone: it can do without slices."""
+    """Return the facts for a job that only waits for its new head: it can run without slices."""
 
     def explain(waits: bool) -> JobDiagnosis | None:
         finding = job.explain(waits)
@@ -264,17 +265,17 @@ def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
 
 
 def select_hosts(ref: JobRef, finding: JobDiagnosis) -> tuple[int, ...]:
-    """Return the hosts that a finding is about; all if it is about workers of Pathways."""
+    """Return the hosts that a finding is about; all hosts if it is about Pathways' workers."""
     return tuple(h for h in finding.hosts if h < ref.hosts) or tuple(range(ref.hosts))
 
 
 def _judge_absent(job: JobFacts) -> Status:
-    """A job that the cluster does not know: not created yet, cancelled, or removed."""
+    """Judge a job without a workload: not created yet, cancelled, or removed."""
     if job.has(layout.JobKeys(job.ref.job_id).cancellation):
         ended = (JobStatus.CANCELLED, CANCELLED, Exit.CANCELLED)
         everywhere = tuple(HostStatus(host, *ended) for host in range(job.ref.hosts))
         return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
-    if job.was_there():
+    if job.existed():
         return Status(
             JobStatus.FAILED,
             REMOVED_FROM_CLUSTER,
@@ -284,10 +285,10 @@ def _judge_absent(job: JobFacts) -> Status:
 
 
 def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
-    """A job that has lost its leader has failed, though the cluster says so only when its other
-    pods have ended, or their node was removed."""
+    """Judge a running job: one that lost its leader has failed. The cluster says so only when the
+    other pods have ended, or their node was removed."""
     lost = pod_failures.why_leaderless(workload, job.pods)
-    if lost is None or job.ref.has_head:  # A head is replaced, and goes on.
+    if lost is None or job.ref.has_head:  # The cluster replaces a head, which then goes on.
         return status
     if job.goes_on() or job.has(layout.JobKeys(job.ref.job_id).cancellation):
         return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
@@ -296,7 +297,7 @@ def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
 
 
 def _apply_finding(job: JobFacts, finding: JobDiagnosis, status: Status) -> Status:
-    """Say why a job does not run; a hopeless one has failed."""
+    """Return the status with a finding as its reason; a job with a hopeless one has failed."""
     never_ran = status.phase is JobStatus.PENDING and finding.hopeless
     phases = {host.host: host.phase for host in status.hosts}
     concerned = {
@@ -313,12 +314,12 @@ def _apply_finding(job: JobFacts, finding: JobDiagnosis, status: Status) -> Stat
 
 
 def _fail_overdue(job: JobFacts, workload: Document, status: Status) -> Status:
-    """A job whose hosts wait longer than its start timeout has failed, with what they waited for as
-    the reason. Once host 0 runs it watches this itself."""
-    begun_at = asked_at(workload, job.pods)
-    if begun_at is None or status.phase is not JobStatus.PENDING:
+    """Fail a job whose hosts have waited longer than its start timeout, with the reason why they
+    waited. After host 0 runs, it watches the timeout itself."""
+    since = waiting_since(workload, job.pods)
+    if since is None or status.phase is not JobStatus.PENDING:
         return status
-    waited_s = job.now - begun_at
+    waited_s = job.now - since
     if waited_s < LEAST_START_TIMEOUT_S:
         return status
     limit_s = job.start_timeout_s()
@@ -331,10 +332,10 @@ def _fail_overdue(job: JobFacts, workload: Document, status: Status) -> Status:
     return Status(JobStatus.FAILED, reason, tuple(hosts.values()))
 
 
-def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
-    """Return since when the cluster is supposed to start the hosts, in seconds since the epoch by
-    its clock; None while the job waits in a queue, which has no limit. The pods of each start are
-    new, and a queue that admits a job leaves a condition.
+def waiting_since(workload: Document, pods: Sequence[Pod]) -> float | None:
+    """Return since when the hosts wait to be started, in seconds since the epoch by the cluster's
+    clock; None while the job waits in a queue, which has no limit. Each start has new pods, and a
+    queue that admits a job leaves a condition.
 
     Args:
         workload: the Job or JobSet.
@@ -355,25 +356,25 @@ def asked_at(workload: Document, pods: Sequence[Pod]) -> float | None:
 
 
 def created_at(workload: Document) -> float:
-    """Return when a workload was created: soon after its job was submitted, which only the
-    submitter's clock says. Without a timestamp it has not waited at all."""
+    """Return when a workload was created, in seconds since the epoch by the cluster's clock. One
+    without a timestamp counts as not having waited at all."""
     at = seconds_of(str(metadata(workload).get("creationTimestamp")))
     return math.inf if at is None else at
 
 
 def select_starting(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods that run or will run: those of an earlier attempt have ended."""
+    """Return the pods that run or will run, without those of an earlier attempt."""
     return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
 
 
 def has_leader(pods: Sequence[Pod]) -> bool:
-    """Whether the leader runs: it then watches the start of its gang itself."""
+    """True if the leader runs: it then watches the start of its gang itself."""
     return any(pod.leads and pod.stage is Stage.RUNNING for pod in pods)
 
 
 def _is_led(pods: Iterable[Pod]) -> bool:
-    """Whether the leader still runs, so that it judges. A JobSet has failed with the first of its
-    Jobs, and then deletes the others."""
+    """True if the leader still runs, and judges the job itself: a JobSet fails with the first of
+    its Jobs, and then deletes the others."""
     return any(pod.leads and pod.stage is Stage.RUNNING and pod.is_ready for pod in pods)
 
 

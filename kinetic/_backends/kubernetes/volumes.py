@@ -1,4 +1,4 @@
-"""What the pod of a host has mounted, and which network devices it claims.
+"""The volumes of a host's pod, and its claim of network devices.
 
 In: a plan. Out: volumes with their mounts, and the template of a claim, as plain documents. Pure.
 """
@@ -14,24 +14,24 @@ from kinetic._core.plan import BUCKETS, Dataset, Plan
 
 LOCAL_DIR = "KINETIC_LOCAL_DIR"
 LOCAL_FOLDER = "/_kinetic/local"
-"""The folder in memory, unless `env=` names another."""
+"""The folder in memory, unless `env=` names another one."""
 SHM = "/dev/shm"
 KEY_DIR = "KINETIC_TLS_KEY_DIR"
 KEY_FOLDER = "/_kinetic/leader"
-"""Where the pods of a gang look for the key to lead it."""
+"""The folder with the certificate's key, which is empty in pods other than the leader's."""
 MULTI_TIER_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
 DEVICE_CLASS = "netdev.google.com"
-"""Network devices of TPU machines, as GKE's managed DRANET offers them."""
+"""The class of network devices of TPU machines, by GKE's managed DRANET."""
 NETWORK = "network"
-"""The name of the claim in its pod."""
+"""The name of the claim in a pod."""
 GCSFUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
 _UNLIMITED = ("cpu-limit", "memory-limit", "ephemeral-storage-limit")
 GCSFUSE = {"gke-gcsfuse/volumes": "true"} | {f"gke-gcsfuse/{name}": "0" for name in _UNLIMITED}
-"""Annotations of pods with buckets: gcsfuse, which runs beside the function, has no limit ("0")."""
+"""The annotations of pods with buckets. They remove ("0") the limits of the gcsfuse sidecar."""
 
 
 class Mounted(NamedTuple):
-    """A volume of the pod, and its mount in the container."""
+    """A volume of a pod, and its mount in the container."""
 
     volume: Document
     mount: Document
@@ -56,13 +56,13 @@ def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
 
 
 def key_of_leader(secret: str, key: str) -> Mounted:
-    """Return the key of the gang's certificate, for pods that share a template: host 0 finds it,
-    and for the others, of which the Secret has nothing, the cluster mounts an empty folder
-    (https://github.com/kubernetes/kubernetes/issues/65452).
+    """Return the volume with the key of the gang's certificate, for pods that share a template.
+    Only host 0 gets the key: the Secret has no path for other hosts, so the cluster mounts an empty
+    folder (https://github.com/kubernetes/kubernetes/issues/65452).
 
     Args:
-        secret: its name.
-        key: what the Secret calls it.
+        secret: the name of the Secret.
+        key: the name of the key in the Secret.
     """
     items = [{"key": key, "path": f"0-0/{key}"}]
     volume: Document = {"name": "leader", "secret": {"secretName": secret, "items": items}}
@@ -71,25 +71,25 @@ def key_of_leader(secret: str, key: str) -> Mounted:
 
 
 def are_bound_by_hosts(plan: Plan) -> bool:
-    """Whether hosts mount data at fixed paths themselves, since the cluster does not."""
-    theirs = plan.cluster_mounts()
-    return any(data.mount and theirs.get(n) != data.mount for n, data in enumerate(plan.data))
+    """True if hosts mount some data at fixed paths themselves, because the cluster does not."""
+    mounts = plan.cluster_mounts()
+    return any(data.mount and mounts.get(n) != data.mount for n, data in enumerate(plan.data))
 
 
 def local_folder(plan: Plan) -> str:
-    """Return where a host's folder in memory is mounted; "" if it has none."""
+    """Return the path of a host's folder in memory; "" if it has none."""
     if plan.has_single_controller:
         return ""
     return plan.options.env.get(LOCAL_DIR) or LOCAL_FOLDER
 
 
 def local(plan: Plan, *, simulated: bool) -> list[Mounted]:
-    """Return the folder in memory for local checkpoints. Without a size it takes what is free, and
-    only when it is written to.
+    """Return the folder in memory for local checkpoints. Without a size it uses free memory, as
+    files are written.
 
     Args:
-        plan: of the job.
-        simulated: whether nodes need not have what the plan asks for.
+        plan: the job's plan.
+        simulated: true to ignore the size, which nodes need not have.
     """
     folder, storage = local_folder(plan), "" if simulated else plan.options.local_storage
     if not folder:
@@ -109,23 +109,23 @@ def folder_memory(plan: Plan) -> str:
 
 
 def shared_memory(plan: Plan) -> list[Mounted]:
-    """Return the folder in memory that processes of a pod share. Containers get 64 MB, too little
-    for a data loader. Without a size Kubernetes limits it to what the pod may use."""
+    """Return the folder in memory that processes of a pod share. The default of containers, 64 MB,
+    is too little for a data loader. Without a size the pod's memory limits it."""
     if local_folder(plan).rstrip("/") == SHM:
-        return []  # It is the folder for local checkpoints already.
+        return []  # This path is that of local checkpoints already.
     size = plan.options.shm or half_of(plan.options.memory)
     volume: Document = {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
     return [Mounted({"name": "shm", "emptyDir": volume}, {"name": "shm", "mountPath": SHM})]
 
 
 def half_of(size: str | None) -> str:
-    """Return half of a size, in its unit; "" for none."""
+    """Return half of a size in the same unit; "" without a size."""
     written = re.fullmatch(r"([\d.]+)(\w+)", size or "")
     return f"{float(written[1]) / 2:.12g}{written[2]}" if written else ""
 
 
 def claim_template(plan: Plan) -> Document:
-    """Return the spec of the template from which each pod gets its claim of network devices."""
+    """Return the template of each pod's claim of network devices."""
     devices = plan.options.network_devices or ALL_DEVICES
     amount: Document = (
         {"allocationMode": "All"}
