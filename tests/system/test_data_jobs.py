@@ -317,7 +317,7 @@ def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, cap
         return type(folder).__name__, sorted(os.listdir(folder)), try_to_write(folder)
 
     leave("first")
-    assert f"gs://bucket/runs/ is simulated, by the folder {home}/bucket-folders/bucket/runs." in (
+    assert f"gs://bucket/runs/ is simulated by the folder {home}/bucket-folders/bucket/runs." in (
         caplog.text
     )
     leave("second")

@@ -204,11 +204,11 @@ def test_what_a_job_waits_for_is_said_while_it_does_and_kept_afterwards(tmp_path
     ref = SimpleNamespace(job_id="job-00c0ffee")
     note = hosts._WaitingNote(store, ref.job_id)
     note.tell("")
-    assert (backend._waits_for(ref), backend.why_unready(ref)) == ("", "")
+    assert (backend._read_wait(ref), backend.why_unready(ref)) == ("", "")
     note.tell("it waits for 1 node")
-    assert backend._waits_for(ref) == "it waits for 1 node"
+    assert backend._read_wait(ref) == "it waits for 1 node"
     note.tell("")
-    assert (backend._waits_for(ref), backend.why_unready(ref)) == ("", "It waits for 1 node.")
+    assert (backend._read_wait(ref), backend.why_unready(ref)) == ("", "It waits for 1 node.")
 
 
 def test_a_slice_that_has_come_ends_no_wait_for_another_one(monkeypatch):

@@ -68,7 +68,7 @@ def test_a_job_that_ray_does_not_know():
         (2, "x\nkinetic: The store is not there.\n", "The store is not there."),
         (1, "Traceback\nValueError: no", "its driver ended with exit code 1: ValueError: no"),
         (1, "[2026-01-01 00:00:00,1 W 3 3] noise", "its driver ended with exit code 1"),
-        (43, "", "its driver was told to end"),
+        (43, "", "its driver was asked to end"),
         (7, "Running entrypoint for job x: for p in python", "its driver ended with exit code 7"),
         (None, "Its actor died.", "Ray ended its driver: Its actor died."),
     ],
@@ -153,7 +153,7 @@ def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
     [
         ("2.60.0", "3.11.4", ""),
         ("3.0.0.dev0", "", ""),
-        ("2.40.0", "3.11.4", "runs Ray 2.40.0. Jobs need Ray 2.49 or later"),
+        ("2.40.0", "3.11.4", "runs Ray 2.40.0, but jobs need Ray 2.49 or later"),
         ("2.60.0", "3.12.1", "Python 3.12.1 runs on the cluster, 3.11 here"),
     ],
 )

@@ -1,7 +1,7 @@
 """The local backend: every host of the slice is a process tree on this machine.
 
 In: plans and refs. Out: a detached supervisor per job; phases and output read from the job's
-folder. There is no connection: the folder and the supervisor's lock say everything.
+folder. The folder and the supervisor's lock are the only links to a job: there is no connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kinetic._store.base import folder_of
 from kinetic._system import locks, machine, memory_folder, pipes
 from kinetic.errors import CorruptRecord, PreflightError, SubmitError, UsageError
 
-# not needed for a list of running jobs, like what is imported in functions
+# A list of running jobs needs none of these, nor the modules that functions import.
 if TYPE_CHECKING:
     from kinetic._backends.attempt_logs import Pause
     from kinetic._backends.base import Connection
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 LINGER_S = 2.0
-"""How long to wait for the reports of hosts whose supervisor was killed; they take a tenth of a
-second."""
+"""The longest wait for the reports of hosts whose supervisor was killed; a tenth of a second is
+usual."""
 _STARTING = "its hosts are starting"
 _ENDING = "its supervisor was killed, and its hosts are ending"
 _KILLED = "its supervisor was killed"
 
 
 class LocalBackend:
-    """Simulated slices on this machine (see backends.base.Backend for the promises)."""
+    """Simulated slices on this machine. The promises are those of `backends.base.Backend`."""
 
     name = "local"
 
@@ -67,7 +67,7 @@ class LocalBackend:
     ) -> None:
         self._store = store
         self._root = _folder_of(store)
-        self._given_environ = worker_environ
+        self._worker_environ = worker_environ
         self._available_memory_bytes = available_memory_bytes
         self._usable_cpus = usable_cpus
         self._has_debugger = has_debugger
@@ -78,15 +78,15 @@ class LocalBackend:
 
     @functools.cached_property
     def _environ(self) -> dict[str, str]:
-        """What hosts inherit from this process: read when the first of them is started."""
-        if self._given_environ is not None:
-            return dict(self._given_environ)
+        """The variables that hosts inherit from this process, as of the first start of a host."""
+        if self._worker_environ is not None:
+            return dict(self._worker_environ)
         from kinetic._config import settings  # not needed for a list of running jobs
 
         return settings.worker_environ()
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse what this machine cannot hold or reach."""
+        """Refuse a plan for which this machine lacks memory, programs or data."""
         simulation.check_system(self._system, plan.place)
         simulation.check_reach(plan, folder_of(self._store))
         simulation.check_places(plan, (self._store.uri, sys.prefix, sys.base_prefix))
@@ -96,17 +96,17 @@ class LocalBackend:
         simulation.check_pathways(plan)
 
     def room(self, plan: Plan | None) -> int:
-        """As many jobs as there are processors and memory for."""
+        """Return for how many jobs this machine has processors and memory."""
         return simulation.room(plan, self._usable_cpus(), self._available_memory_bytes())
 
     def render(self, plan: Plan) -> list[Document]:
-        """One document: the gang."""
+        """Return the gang as the only document."""
         return [simulation.document(plan)]
 
     def warm_up(
         self, *, needs_jax: bool, variables: Mapping[str, str], libraries: Sequence[str] = ()
     ) -> None:
-        """Let the zygote import while the caller still plans a job that sets these variables."""
+        """Start the zygote, so that it imports modules while the caller still plans the job."""
         if not simulation.can_simulate(self._system):
             return
         from kinetic._backends.local import launcher
@@ -116,7 +116,7 @@ class LocalBackend:
         launcher.warm_up(modules, self._environ | select_start_variables(variables), libraries=more)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Start the supervisor; it holds the job's lock when this returns."""
+        """Start the supervisor, and return once it holds the job's lock."""
         from kinetic._backends.local import launcher
 
         (gang,) = documents
@@ -142,14 +142,14 @@ class LocalBackend:
             raise
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From the verdicts or, without one, from the supervisors' locks and states."""
+        """Return the status of jobs, from their verdicts, or else from their supervisors' locks."""
         return {ref.job_id: self._status(ref) for ref in refs}
 
     def _status(self, ref: JobRef) -> Status:
         verdict = self._verdict(ref)
         if verdict is not None:
             return verdict
-        # Looked at first: a supervisor that begins after this look is seen by its lock.
+        # Read this first: the lock shows a supervisor that begins later.
         had_begun = self._was_supervised(ref)
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
@@ -157,18 +157,18 @@ class LocalBackend:
                 source = files.content(self._root / layout.JobKeys(ref.job_id).fetch).decode()
                 return Status(JobStatus.RUNNING, f"it is fetching {source}")
             return Status(JobStatus.RUNNING) if is_ready else Status(JobStatus.PENDING, _STARTING)
-        if not had_begun:  # It is being submitted, or was interrupted.
+        if not had_begun:  # The submission is under way, or was interrupted.
             return self._verdict(ref) or Status(JobStatus.NOT_FOUND)
-        verdict = self._verdict(ref)  # It may have judged and ended between the two checks.
+        verdict = self._verdict(ref)  # The supervisor may have judged and ended in between.
         if verdict is None and self._lingers(ref):
             return Status(JobStatus.RUNNING, _ENDING)
         return verdict or Status(JobStatus.FAILED, _KILLED)
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Read the hosts' files, one attempt after the other, until the job has ended."""
+        """Read the hosts' output files; with `follow`, until the job ends."""
         from kinetic._backends import attempt_logs  # not needed for a list of running jobs
 
-        def has_ended() -> bool:  # The supervisor cleans up after its verdict.
+        def has_ended() -> bool:  # A verdict is enough: the supervisor still cleans up then.
             is_over = self._is_judged(ref) or not self._is_supervised(ref)
             return is_over and self._status(ref).phase.ended
 
@@ -197,8 +197,7 @@ class LocalBackend:
             watch.close()
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the supervisor to stop the gang; one that was stopped (SIGSTOP) is continued, so that
-        it can."""
+        """Ask the supervisor to stop the gang; first continue a suspended one (SIGSTOP)."""
         import signal
 
         pid = liveness.supervisor(self._folder(ref) / "lock")
@@ -207,12 +206,12 @@ class LocalBackend:
                 os.kill(pid, signum)
 
     def cleanup(self, ref: JobRef) -> None:
-        """Free the memory in which the job's hosts left something; records stay."""
+        """Free the memory that the job's hosts left in use; records stay."""
         if self._is_judged(ref) or not self._is_supervised(ref):
             memory_folder.remove(ref.job_id)
 
     def control(self, ref: JobRef) -> Endpoint | None:
-        """The coordinator of a running job."""
+        """Return the endpoint of a running job's leader, or None."""
         runs = self._is_supervised(ref) and not self._is_judged(ref)
         if not (supervisor := runs and self._supervisor(ref)):
             return None
@@ -221,7 +220,7 @@ class LocalBackend:
         return Endpoint(supervisor["target"], supervisor["token"], ref.job_id)
 
     def connect(self, ref: JobRef, host: int, port: int) -> Connection:
-        """Connect to a port of a host, which is this machine."""
+        """Connect to a port of this machine, which is every host."""
         import socket
 
         from kinetic._system.connection import SocketConnection
@@ -229,7 +228,7 @@ class LocalBackend:
         return SocketConnection(socket.create_connection(("127.0.0.1", port)))
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
-        """What the supervisor has recorded, while it is alive."""
+        """Return the processes that a living supervisor has recorded, or None."""
         if not (supervisor := self._is_supervised(ref) and self._supervisor(ref)):
             return None
         return GangProcesses(
@@ -239,15 +238,16 @@ class LocalBackend:
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Send the signal to their workers, or to their agents; a virtual slice of a single
-        controller is lost whatever was sent to one of its machines."""
+        """Send the signal to the hosts' workers or agents. Any signal to a machine of a single
+        controller's virtual slice loses the slice."""
         real_hosts = [host for host in hosts if host < ref.hosts]
         machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
         killed = liveness.signal_hosts(self.processes(ref), ref, real_hosts, signum, agents=agents)
-        return (*killed, *(ref.hosts + each for each in self._lose(ref, machines)))
+        lost = self._lose_slices(ref, machines)
+        return (*killed, *(ref.hosts + machine for machine in lost))
 
-    def _lose(self, ref: JobRef, machines: Sequence[int]) -> Sequence[int]:
-        """Lose the slices that have these machines; return those that there are."""
+    def _lose_slices(self, ref: JobRef, machines: Sequence[int]) -> Sequence[int]:
+        """Lose the slices with these machines; return the machines that exist."""
         if not machines or not ref.has_single_controller:
             return ()
         from kinetic._core.plan import Plan
@@ -255,8 +255,9 @@ class LocalBackend:
         plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         if plan.elastic_controller is None:
             raise UsageError(
-                f"{ref.job_id} has a single controller, one process with all slices, and here they "
-                "can be lost only with slices=(least, most). Name host 0 to kill the controller."
+                f"{ref.job_id} has a single controller, one process with all slices. Simulated "
+                "slices of it can be lost with slices=(least, most) only; name host 0 to kill the "
+                "controller."
             )
         hosts_each, most = plan.topology.hosts, plan.options.most_slices
         existing = [machine for machine in machines if machine < hosts_each * most]
@@ -267,7 +268,7 @@ class LocalBackend:
         return existing if lost else ()
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """A descriptor of the supervisor's process."""
+        """Return a descriptor of the supervisor's process, or None."""
         fd = liveness.ending_fd(self._folder(ref))
         return fd if fd >= 0 else None
 
@@ -277,8 +278,8 @@ class LocalBackend:
         return self._root / layout.JobKeys(ref.job_id).prefix / "local"
 
     def _lingers(self, ref: JobRef) -> bool:
-        """Whether agents of a killed supervisor are still ending their hosts: their reports are
-        worth a moment's wait."""
+        """True while agents of a killed supervisor end their hosts, at most `LINGER_S`: their
+        reports are worth the wait."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
         agents = (self._supervisor(ref) or {}).get("agents", {})
         return time.monotonic() - since <= LINGER_S and any(
@@ -303,7 +304,7 @@ class LocalBackend:
         return None
 
     def _was_supervised(self, ref: JobRef) -> bool:
-        """Whether a supervisor has ever held the job's lock."""
+        """True if a supervisor has ever held the job's lock."""
         folder = self._folder(ref)
         with contextlib.suppress(OSError):
             return (folder / "lock").stat().st_size > 0 or (folder / "supervisor.json").exists()
@@ -318,6 +319,6 @@ def _folder_of(store: Store) -> Path:
     if folder is None:
         raise PreflightError(
             f"The local backend needs a store in a folder of this machine, not {store.uri}. Set "
-            "KINETIC_STORE to the path of a folder, or leave it out."
+            "KINETIC_STORE to the path of a folder, or unset it."
         )
     return folder

@@ -1,4 +1,4 @@
-"""Starting supervisors through a zygote: one per kind of job, for as long as this process lives.
+"""Starting supervisors through zygotes: one per kind of job, for as long as this process lives.
 
 In: a launch request. Out: the process id of a detached supervisor.
 """
@@ -25,8 +25,8 @@ from kinetic.errors import KineticError, StoreFull, SubmitError
 
 _lock = threading.Lock()
 _zygotes: dict[tuple[object, ...], Zygote] = {}
-MOST_ZYGOTES = 6  # A sweep over variables that take effect at a start needs one for each.
-_lost: list[Zygote] = []  # To free them would close descriptors that may be another's now.
+MOST_ZYGOTES = 6  # A sweep over variables that take effect at a start needs a zygote for each.
+_lost: list[Zygote] = []  # Freeing them would close descriptors that may be of other files now.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _SILENT = {
     "GRPC_VERBOSITY": "NONE",
@@ -41,16 +41,15 @@ _READ_BY_ZYGOTES = (
     *("SSL_", "REQUESTS_CA_", "CURL_CA_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "HF_"),
 )
 _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main__.py")
-"""The zygote's program. Not started with `-m`, which imports more."""
+"""The zygote's program. It is not started with `-m`, which imports more."""
 
 
 class _ZygoteDied(Exception):
-    """There is nobody any more who could start a supervisor; another zygote may. Its text is what
-    it said last, if anything."""
+    """The zygote died; another one may start the supervisor. The text is its last output."""
 
 
 class Zygote:
-    """A child process that has imported what hosts need, and forks supervisors on request."""
+    """A child process that has imported the modules of hosts, and forks supervisors on request."""
 
     def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
         _fill_standard_descriptors()
@@ -63,8 +62,8 @@ class Zygote:
             self._errors.close()
             limit = f" ({processes.find_limit()})" if isinstance(error, BlockingIOError) else ""
             raise SubmitError(
-                f"Python could not be started: {error.strerror}{limit}: "
-                f"{error.filename or sys.executable}."
+                f"Python ({error.filename or sys.executable}) could not be started: "
+                f"{error.strerror}{limit}."
             ) from error
         finally:
             theirs.close()
@@ -75,10 +74,10 @@ class Zygote:
     def _start(
         self, theirs: socket.socket, modules: tuple[str, ...], environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        # Past a debugger: it would follow, and change the path by which kinetic is found.
-        past = ["/usr/bin/env"] if "pydevd" in sys.modules else []
+        # `env` hides the child from a debugger, which would change the path to kinetic.
+        wrapper = ["/usr/bin/env"] if "pydevd" in sys.modules else []
         return subprocess.Popen(
-            [*past, sys.executable, _PROGRAM, str(theirs.fileno()), *modules],
+            [*wrapper, sys.executable, _PROGRAM, str(theirs.fileno()), *modules],
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
@@ -88,7 +87,7 @@ class Zygote:
             env={
                 **environ,
                 **_SILENT,
-                "KERAS_BACKEND": "jax",  # As on hosts, where a library is imported ahead.
+                "KERAS_BACKEND": "jax",  # as on hosts, for libraries that are imported ahead
                 **(_ONE_THREAD if modules else {}),
                 "PYTHONPATH": _python_path(environ),
             },
@@ -96,32 +95,32 @@ class Zygote:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes requests, as far as is known: the descriptor may be another's now."""
+        """True while the socket is open: its descriptor may be of another file now."""
         return pipes.is_same(self._socket.fileno(), self._inode)
 
     def launch(self, request: dict[str, Any]) -> int:
         """Fork a supervisor; return its process id once it holds the job's lock.
 
         Raises:
-            StoreFull: the supervisor found no space for its first files.
-            SubmitError: it could not begin for another reason.
-            _ZygoteDied: there is none any more.
+            StoreFull: there is no space for the supervisor's first files.
+            SubmitError: the supervisor could not begin for another reason.
+            _ZygoteDied: the zygote died.
         """
         line = json.dumps(request).encode() + b"\n"
-        # A zygote that was stopped (SIGSTOP) would never answer.
+        # A suspended zygote (SIGSTOP) would never answer.
         self._process.send_signal(signal.SIGCONT)
         try:
             self._socket.sendall(line)
             answer = self._read_line()
         except ConnectionError:
             answer = b""
-        # Ctrl-C, or what a handler of signals raises, of any kind: it must not start this job
-        # later, nor answer the next one.
+        # After Ctrl-C, or an exception of a signal handler, the zygote must not start this job
+        # later, nor send this answer to the next request.
         except BaseException:
             self.close()
             raise
         if not answer:
-            lines = self._last_words().splitlines()
+            lines = self._read_output().splitlines()
             errors = [line for line in lines if line.partition(": ")[0].endswith("rror")]
             raise _ZygoteDied("; ".join(errors) or lines[-1])
         reply = json.loads(answer)
@@ -130,11 +129,11 @@ class Zygote:
         return int(reply["pid"])
 
     def import_ahead(self, libraries: Sequence[str]) -> None:
-        """Have it import these, each once, before it forks the next supervisor."""
+        """Have the zygote import libraries, each once, before it forks the next supervisor."""
         missing = [name for name in libraries if name not in self.imports]
         self.imports.update(missing)
         if missing:
-            with contextlib.suppress(ConnectionError):  # Whoever launches notices its death.
+            with contextlib.suppress(ConnectionError):  # `launch` notices its death.
                 self._socket.sendall(json.dumps({"import": missing}).encode() + b"\n")
 
     def _read_line(self) -> bytes:
@@ -146,7 +145,8 @@ class Zygote:
             data += more
         return data
 
-    def _last_words(self) -> str:
+    def _read_output(self) -> str:
+        """End the zygote; return the last lines of its output, as the end of a sentence."""
         self._end()
         with self._errors:
             self._errors.seek(0)
@@ -154,37 +154,36 @@ class Zygote:
         return ":\n" + "\n".join(lines) if lines else "."
 
     def try_out(self, limit_s: float) -> str:
-        """Let it import everything and end without a request; return what went wrong, or ""."""
-        self.import_ahead(["sys"])  # Without a request it would not end its imports.
+        """Let the zygote import everything and end; return what went wrong, or ""."""
+        self.import_ahead(["sys"])  # Without a request it would not complete its imports.
         self._socket.shutdown(socket.SHUT_WR)
         try:
             code = self._process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        words = self._last_words()
+        output = self._read_output()
         if code == 0:
             return ""
         return (
-            f"it ended with code {code}{words}"
+            f"it ended with code {code}{output}"
             if code is not None
-            else f"it was not ready after {limit_s:g} s{words}"
+            else f"it was not ready after {limit_s:g} s{output}"
         )
 
     def close(self) -> None:
-        """End the process, even if it is still importing; supervisors that it forked keep
-        running."""
+        """End the process, even while it imports. Supervisors that it forked keep running."""
         self._process.kill()
         self._end()
-        with contextlib.suppress(OSError):  # The program may have closed it.
+        with contextlib.suppress(OSError):  # The program may have closed the file.
             self._errors.close()
 
-    def leave(self) -> None:
-        """Let go of another process's zygote."""
+    def disconnect(self) -> None:
+        """Close this process's end of the socket, without ending the zygote."""
         if self.is_open:
             self._socket.close()
 
     def _end(self) -> None:
-        self.leave()
+        self.disconnect()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.2)
             return
@@ -193,55 +192,55 @@ class Zygote:
 
 
 def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """Start a supervisor through the zygote for these modules. The zygote is started if there is
-    none, and again if it has died.
+    """Start a supervisor through the zygote for these modules, and the zygote if there is none. A
+    dead zygote is replaced once.
 
     Raises:
-        StoreFull: the supervisor found no space for its first files.
+        StoreFull: there is no space for the supervisor's first files.
         SubmitError: no zygote could be started, or the supervisor could not begin.
     """
     with _lock:
-        before = _zygote_for(modules, environ)
+        first = _zygote_for(modules, environ)
         try:
-            return before.launch(request)
+            return first.launch(request)
         except _ZygoteDied:
-            _forget(before)
+            _forget(first)
         zygote = _zygote_for(modules, environ)
-        zygote.imports |= before.imports  # One of them may have killed it: none is imported again.
+        zygote.imports |= first.imports  # Skip these libraries: one may have killed the first.
         try:
             return zygote.launch(request)
         except _ZygoteDied as death:
             _forget(zygote)
-            raise SubmitError(_why_died(str(death), modules)) from None
+            raise SubmitError(_explain_death(str(death), modules)) from None
 
 
-def _why_died(last_line: str, modules: tuple[str, ...]) -> str:
-    words = last_line.rstrip(".") or "it said nothing"
-    imports = f", or python -c 'import {', '.join(modules)}'," if modules else ""
-    more = f"kinetic doctor{imports} shows more."
-    return f"The process that starts simulated slices died: {words}. {more}"
+def _explain_death(last_line: str, modules: tuple[str, ...]) -> str:
+    cause = last_line.rstrip(".") or "it said nothing"
+    imports = f" or `python -c 'import {', '.join(modules)}'`" if modules else ""
+    advice = f"Run `kinetic doctor`{imports} to see more."
+    return f"The process that starts simulated slices died: {cause}. {advice}"
 
 
 def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
-    """Return what to raise when a supervisor says that it cannot begin."""
-    words = f"The supervisor of {job_id} could not begin: {why}."
+    """Return the error for a supervisor that could not begin."""
+    text = f"The supervisor of {job_id} could not begin: {why}."
     if number in files.FULL:
-        return StoreFull(f"{words} Free some space, or set KINETIC_HOME elsewhere.")
-    return SubmitError(words)
+        return StoreFull(f"{text} Free some space, or set KINETIC_HOME to a folder elsewhere.")
+    return SubmitError(text)
 
 
 def warm_up(
     modules: tuple[str, ...], environ: Mapping[str, str], *, libraries: Sequence[str] = ()
 ) -> None:
-    """Start the zygote for these modules now, so that it imports them, and libraries that its jobs
-    will use, while the caller packs its call."""
+    """Start the zygote for these modules, so that it imports them and its jobs' libraries while
+    the caller packs its call."""
     with _lock:
         _zygote_for(modules, environ).import_ahead(libraries)
 
 
 def try_out(modules: tuple[str, ...], environ: Mapping[str, str], *, limit_s: float = 60.0) -> str:
-    """Start a zygote for these modules, let it import them, and end it; return what went wrong,
-    or ""."""
+    """Start a zygote for these modules, let it import them, and end it; return what went wrong, or
+    ""."""
     try:
         return Zygote(modules, environ).try_out(limit_s)
     except SubmitError as error:
@@ -253,7 +252,7 @@ def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
     if key not in _zygotes or not _zygotes[key].is_open:
         if not _zygotes:
             atexit.register(_close_all)
-        _lost.extend(_zygotes.pop(k) for k, each in [*_zygotes.items()] if not each.is_open)
+        _lost.extend(_zygotes.pop(k) for k, z in [*_zygotes.items()] if not z.is_open)
         own = [k for k, zygote in _zygotes.items() if zygote.owner == os.getpid()]
         for oldest in own[: 1 - MOST_ZYGOTES]:
             _zygotes.pop(oldest).close()
@@ -262,7 +261,7 @@ def _zygote_for(modules: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
 
 
 def _spool() -> IO[bytes]:
-    """A file without a name, in memory if the system has such files."""
+    """Open a file without a name, in memory if the system has such files."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("kinetic-zygote"), "w+b")
     from tempfile import TemporaryFile
@@ -271,8 +270,8 @@ def _spool() -> IO[bytes]:
 
 
 def _settings_of_zygote(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Variables that take effect when modules are imported, and those by which agents fetch data:
-    a zygote serves only callers with equal ones."""
+    """Return the variables that take effect when modules are imported, and those by which agents
+    fetch data: a zygote serves only callers with equal ones."""
     return tuple(
         sorted(
             (k, v)
@@ -283,16 +282,14 @@ def _settings_of_zygote(environ: Mapping[str, str]) -> tuple[tuple[str, str], ..
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null in place of closed standard streams: any other file opened there would be used
-    as the stream.
-
-    Programs that this process starts still find those descriptors closed.
+    """Open /dev/null in place of closed standard streams, so that no other file gets their
+    descriptors. Programs that this process starts still find the streams closed.
     """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # The lowest free one: `fd`.
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # gets the lowest free descriptor: `fd`
 
 
 def _forget(zygote: Zygote) -> None:
@@ -300,16 +297,16 @@ def _forget(zygote: Zygote) -> None:
         del _zygotes[key]
 
 
-def _start_anew() -> None:
-    """In a forked process: another thread may have been launching, and the zygotes are the
-    parent's, which end with it."""
+def _reset_in_fork() -> None:
+    """Replace the lock, which a thread of the parent may hold, and leave the zygotes to the parent.
+    They end with it."""
     global _lock
     _lock = threading.Lock()
     for zygote in _zygotes.values():
-        zygote.leave()
+        zygote.disconnect()
 
 
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_reset_in_fork)
 
 
 def _close_all() -> None:
@@ -321,7 +318,7 @@ def _close_all() -> None:
 
 
 def _python_path(environ: Mapping[str, str]) -> str:
-    """A PYTHONPATH by which a child finds this copy of kinetic."""
+    """Return a PYTHONPATH by which a child finds this copy of kinetic."""
     own = str(Path(__file__).resolve().parents[3])
     rest = environ.get("PYTHONPATH", "")
     return f"{own}{os.pathsep}{rest}" if rest else own

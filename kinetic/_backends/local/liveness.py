@@ -1,4 +1,4 @@
-"""Whether the processes of a job on this machine are alive, from locks and from the kernel.
+"""The processes of a job on this machine: which of them live, from locks and from the kernel.
 
 In: a job's folder, process ids. Out: answers; watches that notice output and the end.
 """
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from kinetic._core.ref import JobRef
 
 POLL_S = 0.02
-"""How often to check whether a host has printed."""
+"""The pause between checks for new output."""
 _WAKE_AFTER_S = 0.1
-"""When to wake the follower in any case: for another attempt, or a verdict without an end."""
+"""The longest sleep of a follower, who also has to notice a new attempt."""
 _CHECKS_PER_S = 5000
-"""At most this many files are checked each second, whatever the number of hosts."""
+"""The most checks of files per second, whatever the number of hosts."""
 
 
 class JobWatch:
-    """Wakes the follower of a job when the supervisor has ended, when the verdict is written (the
-    supervisor has to clean up first), and when a host has printed.
+    """A watch that wakes the follower of a job when a host prints, when the verdict is written, and
+    when the supervisor ends, which is later.
 
     Args:
-        folder: the job's.
+        folder: the job's folder.
         printed: files that grow when a host prints; some may not exist yet.
     """
 
@@ -46,7 +46,7 @@ class JobWatch:
         self._fd = -1
 
     def wait(self) -> None:
-        """Sleep until something may have changed, or for a moment."""
+        """Sleep until something changed, or for a moment."""
         if self._fd < 0 and not self._has_ended:
             self._fd = ending_fd(self._folder)
         poll = select.poll()
@@ -75,27 +75,27 @@ class JobWatch:
     def close(self) -> None:
         """Stop watching."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # The program may have closed it.
+            with contextlib.suppress(OSError):  # The program may have closed the descriptor.
                 os.close(self._fd)
         self._fd = -1
 
 
 def ending_fd(folder: Path) -> int:
-    """Open a descriptor that is readable once the supervisor has ended; -1 if it does not run on
+    """Open a descriptor that becomes readable when the supervisor ends; -1 if it does not run on
     this machine."""
     lock, fd = folder / "lock", -1
     with contextlib.suppress(OSError, AttributeError):
         if pid := supervisor(lock):
             fd = os.pidfd_open(pid)
-            if locks.record_holder(lock) != pid:  # It has ended, and the id may be another's.
+            if locks.record_holder(lock) != pid:  # It ended, and the id may be of another process.
                 os.close(fd)
                 fd = -1
     return fd
 
 
 def bar_supervisor(folder: Path) -> None:
-    """Remove the folder of a job whose start was given up, unless its supervisor has begun: one
-    that comes later finds no folder, and ends."""
+    """Remove the folder of a job whose start was given up, unless its supervisor has begun. A
+    supervisor that begins later finds no folder and ends."""
     import shutil
 
     with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
@@ -104,8 +104,8 @@ def bar_supervisor(folder: Path) -> None:
 
 
 def supervisor(lock: Path) -> int:
-    """The supervisor that holds the job's lock; 0 if it is free. The kernel knows it before the
-    supervisor has written anything."""
+    """Return the process id of the supervisor that holds the job's lock; 0 if the lock is free. The
+    kernel knows the holder before the supervisor has written anything."""
     pid = locks.record_holder(lock)
     with contextlib.suppress(OSError):
         # On a shared disk the lock's holder may be another machine's process.
@@ -115,10 +115,9 @@ def supervisor(lock: Path) -> int:
 
 
 def is_agent(pid: int, job_id: str) -> bool:
-    """Whether this is an agent of the job that can end its host: neither dead nor stopped."""
+    """True if the process is an agent of the job that can end its host: not dead or suspended."""
     with contextlib.suppress(OSError):
-        # For a moment after the fork an agent still has the supervisor's title; it has the job's id
-        # as well.
+        # Just after the fork an agent has the supervisor's title, which has the job's id, too.
         can_end = processes.state(pid) not in ("", "T", "t", "Z", "X")
         return can_end and job_id.encode() in processes.command_line(pid)
     return False
@@ -127,22 +126,22 @@ def is_agent(pid: int, job_id: str) -> bool:
 def signal_hosts(
     gang: GangProcesses | None, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool
 ) -> tuple[int, ...]:
-    """Send a signal to the workers of hosts, or to their agents; return which were there."""
+    """Send a signal to the workers of hosts, or to their agents; return the hosts that got it."""
     role, first = "agent" if agents else "worker", {} if gang is None else gang.agents
-    # All are found first: their leader ends the others of a slice as soon as one has died.
-    processes_of = {
+    # Find all processes first: when one dies, the leader ends the others of its slice.
+    pids = {
         host: pid
         for host in hosts
         if host in first
         and (pid := _find_process(first[host], f"kinetic-{role} {ref.job_id} host {host}"))
     }
-    for pid in processes_of.values():
+    for pid in pids.values():
         processes.kill(pid, signum)
-    return tuple(processes_of)
+    return tuple(pids)
 
 
 def _find_process(first: int, title: str) -> int | None:
-    """Return the process with this title, which is `first` or below it."""
+    """Return the process with this title among `first` and its descendants, or None."""
     for pid in (first, *processes.descendants(first)):
         with contextlib.suppress(OSError):
             if processes.command_line(pid).rstrip(b"\0 ") == title.encode():

@@ -1,6 +1,7 @@
-"""What a simulated slice needs from this machine: pure arithmetic.
+"""The needs of a simulated slice: its document, its memory, and checks of this machine.
 
-In: a plan. Out: the local backend's document, an estimate of memory.
+In: a plan, facts about this machine. Out: the local backend's document, an estimate of memory,
+refusals.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
     from kinetic._core.plan import Plan
 
 LOOPBACK_REMEDY = (
-    "As root, `ip link set lo up` brings it up; where it is up, with IPv6 alone, `ip addr add "
-    "127.0.0.1/8 dev lo` gives it this address."
+    "As root, run `ip link set lo up`; if the interface is up, but has IPv6 alone, run `ip addr "
+    "add 127.0.0.1/8 dev lo`."
 )
 _READ_BY_LIBRARIES = ("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_")
 PLAIN_HOST_BYTES = 40 << 20
-"""Agent and worker of a host that may not use JAX: measured 25-40 MiB of private memory."""
+"""The memory of agent and worker of a host without JAX: measured 25-40 MiB of private memory."""
 JAX_HOST_BYTES = 110 << 20
-"""Agent and worker of a host that JAX runs on: measured 53-102 MiB (proportional set size) on 4 to
-16 hosts."""
+"""The memory of agent and worker of a host with JAX: measured 53-102 MiB (proportional set size)
+on 4 to 16 hosts."""
 DEVICE_BYTES = 3 << 19
-"""Each virtual device of a process that has those of all hosts: measured 1.3-1.5 MiB with 256 to
-2048 devices."""
+"""The memory of each virtual device of a single controller: measured 1.3-1.5 MiB with 256 to 2048
+devices."""
 SHARED_BYTES = 160 << 20
-"""Shared by all hosts: the preloaded interpreter and JAX."""
+"""The memory that all hosts share: the preloaded interpreter and JAX."""
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The document of a simulated slice: what the supervisor will start."""
+    """Return the document of a simulated slice, from which the supervisor starts it."""
     variables = [*plan.options.env, *plan.captured, *plan.secrets]
     return {
         "kind": "simulated slice",
@@ -58,10 +59,9 @@ def document(plan: Plan) -> dict[str, Any]:
 
 
 def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
-    """Modules that are imported once for all hosts, and for all jobs of a caller.
+    """Return the modules that are imported once for all hosts and all jobs of a caller.
 
-    JAX must be imported anew if the job sets variables that it reads at import, or chooses how many
-    threads numpy starts with.
+    There are none if the job sets variables that JAX or numpy read when they are imported.
     """
     if any(name.startswith(("JAX_", "XLA_", "PYTHONPATH", *THREADS)) for name in variables):
         return ()
@@ -69,12 +69,12 @@ def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, 
 
 
 def preload_libraries(libraries: Iterable[str], *, variables: Iterable[str]) -> tuple[str, ...]:
-    """Of the libraries that a job probably imports, those that read no variable of its own."""
+    """Return the libraries to import ahead: none if the job sets variables that they may read."""
     return () if any(name.startswith(_READ_BY_LIBRARIES) for name in variables) else (*libraries,)
 
 
 def memory_estimate_bytes(plan: Plan) -> int:
-    """Memory that the whole gang needs before the function allocates anything."""
+    """Return the memory that the whole gang needs before the function allocates anything."""
     return SHARED_BYTES + plan.hosts * _host_bytes(plan)
 
 
@@ -85,8 +85,7 @@ def _host_bytes(plan: Plan) -> int:
 
 
 def can_simulate(system: str) -> bool:
-    """Whether the kernel has what kinetic needs to supervise a slice's processes: pidfds,
-    subreapers, /proc."""
+    """True if the kernel can supervise a slice's processes: it has pidfds, subreapers, /proc."""
     return system == "linux"
 
 
@@ -94,25 +93,25 @@ def check_system(system: str, place: Place) -> None:
     """Refuse a machine that cannot simulate slices.
 
     Args:
-        system: of this machine, as in `sys.platform`.
-        place: where the job would go.
+        system: the operating system of this machine, as in `sys.platform`.
+        place: the place of the job.
 
     Raises:
-        PreflightError: with where it would run.
+        PreflightError: this machine cannot; the message says where else to run.
     """
     if not can_simulate(system):
-        stands_in = "No cluster is configured, and"
-        cause = stands_in if place.stands_in_for else f'backend="{place.backend}":'
+        no_cluster = "No cluster is configured, and"
+        cause = no_cluster if place.stands_in_for else f'backend="{place.backend}":'
         raise PreflightError(
             f"{cause} slices are simulated on Linux only; this is {name_system(system)}. Name a "
             "cluster (`kinetic profile create NAME --project … --zone … --cluster …`, or "
-            "KINETIC_CLUSTER), or run this on a Linux machine, which may be a container or a "
-            "virtual machine on this computer. Nothing was submitted."
+            "KINETIC_CLUSTER), or run this on Linux, for example in a container or a virtual "
+            "machine. Nothing was submitted."
         )
 
 
 def name_system(system: str) -> str:
-    """The common name of a system; if unknown, its name in `sys.platform`."""
+    """Return the common name of a system, or else its name in `sys.platform`."""
     return {"darwin": "macOS"}.get(system, system)
 
 
@@ -120,7 +119,7 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
     """Refuse a slice that this machine cannot hold.
 
     Raises:
-        InsufficientMemory: with how many hosts fit.
+        InsufficientMemory: the slice needs more memory than is free; says how many hosts fit.
     """
     need = memory_estimate_bytes(plan)
     if available_bytes is None or need <= available_bytes:
@@ -130,22 +129,22 @@ def check_memory(plan: Plan, available_bytes: int | None) -> None:
     takes = f"takes {plan.hosts} hosts and" if several else "takes"
     enough = f", enough for {fit} hosts" if several else ""
     raise InsufficientMemory(
-        f"Simulating {plan.topology.name} {takes} about {need / 2**30:.1f} GiB of memory; "
-        f"{available_bytes / 2**30:.1f} GiB are available here{enough}. Choose a smaller slice, "
-        "free memory, or run it on a cluster.",
+        f"Simulating {plan.topology.name} {takes} about {need / 2**30:.1f} GiB of memory; this "
+        f"machine has {available_bytes / 2**30:.1f} GiB available{enough}. Choose a smaller slice, "
+        "free memory, or run the job on a cluster.",
         hosts=plan.hosts,
         hosts_that_fit=fit,
     )
 
 
 def room(plan: Plan | None, cpus: int, available_bytes: int | None) -> int:
-    """Return how many gangs of this shape run well at once: a processor for each host, and memory
+    """Return how many gangs with this plan run well at once: a processor for each host, and memory
     for all. At least one.
 
     Args:
-        plan: of one of them; None for gangs of one host.
-        cpus: processors of this machine.
-        available_bytes: free memory, if known.
+        plan: the plan of the gangs; None for gangs of one host.
+        cpus: the number of processors of this machine.
+        available_bytes: the free memory, if known.
     """
     hosts, need = (
         (1, SHARED_BYTES + JAX_HOST_BYTES)
@@ -157,72 +156,74 @@ def room(plan: Plan | None, cpus: int, available_bytes: int | None) -> int:
 
 
 def check_loopback(plan: Plan, fault: Callable[[], str]) -> None:
-    """Refuse several hosts if they could not talk to each other.
+    """Refuse several hosts if they could not connect to each other.
 
     Raises:
-        PreflightError: with how to make it possible.
+        PreflightError: the loopback interface does not work; the message says how to repair it.
     """
     if plan.hosts > 1 and (why := fault()):
         raise PreflightError(
-            "The hosts of a simulated slice talk to each other over 127.0.0.1, which cannot be "
-            f"used here: {why}. {LOOPBACK_REMEDY} Nothing was submitted."
+            "The hosts of a simulated slice connect to each other over 127.0.0.1, which does not "
+            f"work on this machine: {why}. {LOOPBACK_REMEDY} Nothing was submitted."
         )
 
 
 def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
-    """Refuse a debug job if there is no debugger.
+    """Refuse a debug job without a debugger.
 
     Raises:
         PreflightError: debugpy is missing.
     """
     if plan.options.debug and not installed():
         raise PreflightError(
-            "debug=True needs debugpy on the hosts, here in this environment: pip install debugpy."
+            "debug=True needs debugpy in this environment, which simulated hosts use. Install it: "
+            "pip install debugpy."
         )
 
 
 def has_debugger() -> bool:
-    """Whether debugpy is installed here."""
+    """True if debugpy is installed in this environment."""
     from importlib.util import find_spec
 
     return find_spec("debugpy") is not None
 
 
 def check_pathways(plan: Plan) -> None:
-    """Refuse a single controller whose slices may be lost, if what calls its function again is not
-    installed.
+    """Refuse an elastic single controller without the package that restarts its function.
 
     Raises:
-        PreflightError: with what to install.
+        PreflightError: pathwaysutils is missing.
     """
     from importlib.util import find_spec
 
     if plan.elastic_controller is not None and find_spec("pathwaysutils") is None:
         raise PreflightError(
-            'slices=(least, most) with controller="single" needs pathwaysutils: pip install '
-            "'pathwaysutils[gke]'."
+            'slices=(least, most) with controller="single" needs pathwaysutils. Install it: pip '
+            "install 'pathwaysutils[gke]'."
         )
 
 
 def check_reach(plan: Plan, store_folder: Path | None) -> None:
-    """Refuse data that only a cluster mounts, and say what stands in for it here.
+    """Refuse data that only a cluster mounts. Log which folders simulate writable buckets.
 
     Args:
-        plan: of the job.
-        store_folder: of the store, which also has what stands in for buckets; None if it is none.
+        plan: the job's plan.
+        store_folder: the folder of the store, which contains simulated buckets; None if the store
+            is no folder.
 
     Raises:
-        UsageError: with its name and what to do here.
+        UsageError: the plan has such data; the message names it and says what to do.
     """
     for data in (data for data in plan.data if data.writable):
         if store_folder is None:
             raise UsageError(
-                f"{data.source} can be written to on a cluster only, while the store is a bucket, "
-                "too. Leave KINETIC_STORE out, and a folder of this machine stands in for it."
+                f"{data.source} cannot be simulated while the store is a bucket. Unset "
+                "KINETIC_STORE to have a folder of this machine simulate the bucket, or use a "
+                "cluster."
             )
         folder = store_folder / layout.bucket_folder(data.source)
         logging.getLogger("kinetic").warning(
-            "kinetic: %s is simulated, by the folder %s.", data.source, folder
+            "kinetic: %s is simulated by the folder %s.", data.source, folder
         )
     mounted = [
         data.source
@@ -231,24 +232,25 @@ def check_reach(plan: Plan, store_folder: Path | None) -> None:
     ]
     if mounted:
         raise UsageError(
-            f"{mounted[0]} is mounted by a cluster only: hosts on this machine fetch it. Leave "
-            "fuse=True out."
+            f"{mounted[0]} has fuse=True, but only clusters mount buckets. Remove fuse=True: hosts "
+            "on this machine then fetch the data."
         )
 
 
 def check_places(plan: Plan, needed: Sequence[str]) -> None:
-    """Refuse an output folder that cannot be created, and data that would hide what the hosts
-    themselves read.
+    """Refuse an output folder that cannot be created, and mounts that hide folders which hosts
+    need.
 
     Args:
-        needed: folders that hosts on this machine read: the store, the interpreter.
+        plan: the job's plan.
+        needed: the folders that hosts on this machine need: the store, the interpreter.
 
     Raises:
-        UsageError: with the path and what to do.
+        UsageError: the plan has such a folder or mount.
     """
     if plan.output_dir and "://" not in plan.output_dir:
         _check_output_dir(plan.output_dir)
-    for mount in (each.mount for each in plan.data if each.mount):
+    for mount in (data.mount for data in plan.data if data.mount):
         hidden = [folder for folder in needed if Path(folder).is_relative_to(mount)]
         if hidden:
             raise UsageError(
@@ -258,7 +260,7 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
 
 
 def _check_output_dir(path: str) -> None:
-    # Path.exists raises where a folder cannot be searched.
+    # os.path, because Path.exists raises for folders that cannot be searched.
     existing = next(p for p in (Path(path), *Path(path).parents) if os.path.exists(p))  # noqa: PTH110
     if existing.is_dir() and (existing == Path(path) or os.access(existing, os.W_OK | os.X_OK)):
         return

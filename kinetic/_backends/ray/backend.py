@@ -1,9 +1,9 @@
-"""The Ray backend: a job's leader is a driver that Ray's Jobs API starts; it reserves slices, and
-has actors start the hosts.
+"""The Ray backend: a job's leader is a driver that Ray's Jobs API starts. The driver reserves
+slices, and actors start the hosts.
 
-An entry of the Jobs API has our job's id as its own. Output and verdicts are read from the store,
-where hosts leave them, so they outlive the cluster. Deciding functions (the state of a driver,
-whether a cluster could hold a job, what is submitted) are pure and come first.
+A job's entry in the Jobs API has the job's id. Output and verdicts are read from the store, so they
+outlive the cluster. The functions that decide (the state of a driver, whether a cluster can hold a
+job, the submission) are pure and come first.
 """
 
 from __future__ import annotations
@@ -51,39 +51,39 @@ from kinetic.errors import BackendUnavailable, NotFound, PreflightError, UsageEr
 STARTING = "its driver is starting"
 INSTALLING = "Ray installs its packages, and then starts its driver"
 RESERVING = "its hosts are starting"
-GONE = "Ray does not know its driver any more"
+FORGOTTEN = "Ray does not know its driver any more"
 STOPPED = "its driver was stopped in Ray"
 CANCELLED = "The job was cancelled."
 _SHELL_KILLED = 137
 _INSTALLERS = ("uv", "pip", "conda")
-_OF_RAY = re.compile(r"\[?\d{4}-\d\d-\d\d |Job entrypoint command failed|Running entrypoint for ")
-"""Lines of Ray's own."""
+_RAY_LINE = re.compile(r"\[?\d{4}-\d\d-\d\d |Job entrypoint command failed|Running entrypoint for ")
+"""Ray's own lines in the output of a driver."""
 _UNIMPORTABLE = "ModuleNotFoundError: No module named "
 
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """What is known of a job. What is a function is a look into the store, made only if it decides.
+    """The facts about a job. Functions read the store, and are called only if they decide.
 
     Attributes:
-        job: as Ray describes it; None if it does not know it.
-        hosts: how many it has.
-        is_cancelled: whether somebody has cancelled it.
-        has_begun: whether all hosts were ever there.
-        was_there: whether it has had a leader.
-        waits_for: what its leader waits for, "" if it does not say.
+        job: Ray's entry of the job; None if there is none.
+        hosts: the number of hosts.
+        is_cancelled: returns whether the job was cancelled.
+        has_begun: returns whether all hosts were ever ready.
+        had_leader: returns whether the job ever had a leader.
+        waits_for: returns what the leader waits for; "" if it does not say.
     """
 
     job: RayJob | None
     hosts: int
     is_cancelled: Callable[[], bool]
     has_begun: Callable[[], bool]
-    was_there: Callable[[], bool]
+    had_leader: Callable[[], bool]
     waits_for: Callable[[], str]
 
 
 def judge(facts: DriverFacts) -> Status:
-    """Return the state of a job without a verdict."""
+    """Return the status of a job without a verdict."""
     phase = "" if facts.job is None else facts.job.status
     if facts.job is not None and phase == "PENDING":
         installs = any(name in facts.job.runtime_env for name in _INSTALLERS)
@@ -97,10 +97,10 @@ def judge(facts: DriverFacts) -> Status:
         everywhere = tuple(HostStatus(host, *ended) for host in range(facts.hosts))
         return Status(JobStatus.CANCELLED, CANCELLED, everywhere)
     if facts.job is not None:
-        unable = phase != "STOPPED" and _was_unable(facts.job) and not facts.was_there()
+        unable = phase != "STOPPED" and _was_unable(facts.job) and not facts.had_leader()
         exit = Exit.SETUP_FAILED if unable else None
         return _fail(STOPPED if phase == "STOPPED" else _why_failed(facts.job), exit)
-    return _fail(GONE) if facts.was_there() else Status(JobStatus.NOT_FOUND)
+    return _fail(FORGOTTEN) if facts.had_leader() else Status(JobStatus.NOT_FOUND)
 
 
 def _fail(why: str, exit: Exit | None = None) -> Status:
@@ -108,7 +108,7 @@ def _fail(why: str, exit: Exit | None = None) -> Status:
 
 
 def _was_unable(job: RayJob) -> bool:
-    """Whether a driver could not begin, for a reason that has nothing to do with its machine."""
+    """True if a driver could not begin for a reason that any machine would have."""
     return (
         job.error_type in ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
         or job.exit_code in (NO_INTERPRETER, ProgramCode.UNUSABLE)
@@ -117,7 +117,7 @@ def _was_unable(job: RayJob) -> bool:
 
 
 def _why_failed(job: RayJob) -> str:
-    """Say how a driver has ended that left no verdict: its last words are in Ray's message."""
+    """Explain the end of a driver without a verdict, from its last output in Ray's message."""
     lines = [line.strip() for line in job.message.splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("kinetic: ")]
     missing = next((line for line in lines if line.startswith(_UNIMPORTABLE)), "")
@@ -131,36 +131,38 @@ def _why_failed(job: RayJob) -> str:
         )
     code = job.exit_code
     if code is None:
-        what = "Ray could not set up its packages" if _was_unable(job) else "Ray ended its driver"
-        return f"{what}: {last_words(job.message) or 'it does not say why'}"
+        text = "Ray could not set up its packages" if _was_unable(job) else "Ray ended its driver"
+        return f"{text}: {last_words(job.message) or 'it does not say why'}"
     if code < 0 or code == _SHELL_KILLED:
         return "its driver was killed"
     if code == ProgramCode.TAKEN_AWAY:
-        return "its driver was told to end"
-    last = next((line for line in reversed(lines) if not _OF_RAY.match(line)), "")
+        return "its driver was asked to end"
+    last = next((line for line in reversed(lines) if not _RAY_LINE.match(line)), "")
     return f"its driver ended with exit code {code}" + (f": {last_words(last)}" if last else "")
 
 
 OLDEST_RAY = (2, 49)
-"""Whose placement groups know labels. Until 2.44 the dashboard put a letter before each file."""
+"""The first version whose placement groups have labels. Until 2.44 the dashboard put a letter
+before each file."""
 
 
 def check_versions(ray: str, python: str, ours: str) -> None:
-    """Refuse a cluster whose Ray is too old, or whose Python is another one than ours.
+    """Refuse a cluster whose Ray is too old, or whose Python differs from this process's.
 
     Raises:
-        PreflightError: it says which versions there are.
+        PreflightError: the versions do not fit.
     """
     if tuple(map(int, re.findall(r"\d+", ray)[:2])) < OLDEST_RAY:
         raise PreflightError(
-            f"The cluster runs Ray {ray}. Jobs need Ray {'.'.join(map(str, OLDEST_RAY))} or later: "
-            "older ones cannot reserve whole slices, and damage what is read through the dashboard."
+            f"The cluster runs Ray {ray}, but jobs need Ray {'.'.join(map(str, OLDEST_RAY))} or "
+            "later: older versions cannot reserve whole slices, and damage files in the dashboard."
         )
     theirs, mine = (version.split(".")[:2] for version in (python, ours))
     if python and theirs != mine:
         raise PreflightError(
-            f"Python {python} runs on the cluster, {ours} here, and functions are sent as code. "
-            f"Use a cluster with Python {'.'.join(mine)}, or Python {'.'.join(theirs)} here."
+            f"Python {python} runs on the cluster, {ours} here, and functions are sent as code of "
+            f"one version. Use a cluster with Python {'.'.join(mine)}, or Python "
+            f"{'.'.join(theirs)} here."
         )
 
 
@@ -170,10 +172,10 @@ _UNITS = {"cpu": "CPU", "gpu": "GPU", "tpu": "TPU"}
 
 
 def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False) -> None:
-    """Refuse a job that does not fit into the whole cluster, unless that may grow (`grows`).
+    """Refuse a job that is too large for the whole cluster, unless the cluster may grow (`grows`).
 
     Raises:
-        PreflightError: with what was asked for, and what is there.
+        PreflightError: the job is too large; the message has its needs and the cluster's nodes.
     """
     topology = plan.topology
     least = plan.options.elastic.least if plan.options.elastic else plan.options.most_slices
@@ -188,7 +190,7 @@ def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False)
 
 
 def _list_needed(plan: Plan) -> dict[str, float]:
-    """Return what each host takes, by Ray's names; first what the accelerator is made of."""
+    """List the resources that each host needs, by Ray's names; the accelerator's comes first."""
     topology, cpus, memory = plan.topology, plan.options.cpu, plan.options.memory
     unit = _UNITS[topology.kind]
     needed = {unit: 1.0 if unit == "CPU" else float(topology.chips_per_host)}
@@ -200,7 +202,7 @@ def _list_needed(plan: Plan) -> dict[str, float]:
 
 
 def _count_slices(topology: Topology, needed: Mapping[str, float], nodes: Sequence[RayNode]) -> int:
-    """How many slices of this shape there are."""
+    """Count the slices of this shape in the cluster."""
     able = [
         node
         for node in nodes
@@ -208,16 +210,16 @@ def _count_slices(topology: Topology, needed: Mapping[str, float], nodes: Sequen
     ]
     if topology.kind != "tpu":
         return len(able) // topology.hosts
-    own = [node for node in able if _is_of_slice(topology, node)]
+    own = [node for node in able if _fits_slice(topology, node)]
     if not topology.multi_host:
         return len(own)
     hosts = Counter(node.labels.get(_SLICE, "") for node in own)
     return sum(count >= topology.hosts for name, count in hosts.items() if name)
 
 
-def _is_of_slice(topology: Topology, node: RayNode) -> bool:
-    """Whether a node belongs to a slice of this shape. The number in its type may be one of
-    cores."""
+def _fits_slice(topology: Topology, node: RayNode) -> bool:
+    """True if a node belongs to a slice of this shape. The number in its pod type is ignored: it
+    may count cores."""
     generation = node.labels.get(_TYPE, "").partition("-")[0]
     shape = node.labels.get(_SHAPE, topology.shape_text)
     return generation == topology.family.replace("tpu", "v") and shape == topology.shape_text
@@ -244,8 +246,8 @@ def _describe_cluster(needed: Mapping[str, float], nodes: Sequence[RayNode]) -> 
     )
     if not kinds:
         return f"none of its nodes ({len(nodes)}) has {unit}"
-    words = ", ".join(f"{count} of {what}" for what, count in sorted(kinds.items()))
-    return f"its {len(nodes)} nodes are {words}"
+    text = ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
+    return f"its {len(nodes)} nodes are {text}"
 
 
 def _describe_node(node: RayNode, unit: str, others: Sequence[str]) -> str:
@@ -261,18 +263,18 @@ def _name_node(node: RayNode, unit: str) -> str:
 DRIVER = "kinetic._host.ray"
 NO_INTERPRETER = 69
 STOP_MARGIN_S = 10
-"""Time for the hosts' reports, after the function's grace."""
+"""The time for the hosts' reports, after the function's grace period."""
 _RAYLETS = r"s/^--python_worker_command=\([^ ]*\).*/\1/p"
 _HAS_RAY = 'import importlib.util as u, sys; sys.exit(not u.find_spec("ray"))'
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What a job is submitted with, besides the plan.
+    """The settings of a submission that are not in the plan.
 
     Attributes:
         archive: the SHA-256 of kinetic's archive.
-        store_uri: the store, as nodes of the cluster reach it.
+        store_uri: the address of the store for nodes of the cluster.
         python: an interpreter that all nodes have; "" for that of Ray's own workers.
         simulated: whether virtual devices of the processor replace chips.
     """
@@ -284,16 +286,16 @@ class HostSettings:
 
     @property
     def has_store_on_head(self) -> bool:
-        """Whether the cluster itself keeps the store (see `_store.ray`)."""
+        """True if the store lies on the cluster's head (see `_store.ray`)."""
         return self.store_uri.startswith("ray+")
 
 
 def render(plan: Plan, settings: HostSettings) -> Document:
-    """Return the document that submits a plan."""
+    """Return the document of a plan's submission."""
     variables = {
         "KINETIC_JOB_ID": plan.job_id,
         "KINETIC_STORE": settings.store_uri,
-        # Ray's own limit is 3 s.
+        # Ray's default is 3 s.
         "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(plan.limits.grace_s) + STOP_MARGIN_S),
     }
     if settings.simulated:
@@ -307,9 +309,9 @@ def render(plan: Plan, settings: HostSettings) -> Document:
 
 
 def environment_of(archive: str) -> dict[str, Any]:
-    """Return the runtime environment in which programs find kinetic."""
-    # By default all nodes install what a job needs, also those that it never uses.
-    # Not working_dir: each node unpacks that anew, though nodes of one machine share the folder.
+    """Return the runtime environment in which programs can import kinetic."""
+    # Without eager_install, only nodes that a job uses install its packages.
+    # Not working_dir: each node unpacks that again, though nodes of one machine share the folder.
     return {
         "py_modules": [f"gcs://{package_of(archive)}"],
         "config": {"eager_install": False},
@@ -317,12 +319,12 @@ def environment_of(archive: str) -> dict[str, Any]:
 
 
 def package_of(digest: str) -> str:
-    """Return the name that Ray has for the archive with this SHA-256."""
+    """Return Ray's name for the archive with this SHA-256."""
     return f"_ray_pkg_{digest[:32]}.zip"
 
 
 def read_submission(document: Document, lines: Sequence[str] = ()) -> Submission:
-    """Return what is sent for a document, whose cluster installs these lines first."""
+    """Return the submission in a document, with requirements that Ray installs first."""
     runtime_env = dict(document["runtime_env"])
     if lines:
         runtime_env["uv"] = {"packages": list(lines)}
@@ -331,9 +333,11 @@ def read_submission(document: Document, lines: Sequence[str] = ()) -> Submission
 
 
 def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
-    """Return the command of a driver: with the interpreter of Ray's own workers, which is often
-    not the first one on the PATH. Their raylet is the parent of the shell's parent, and has it in
-    its command line; where the job installs something, Ray puts its environment on the PATH.
+    """Return the shell command of a driver, which runs a module of kinetic.
+
+    Without `python` it uses the interpreter of Ray's own workers, which is often not the first one
+    on the PATH. The raylet, which is the parent of the shell's parent, has it in its command line.
+    If the job installs packages, Ray puts their environment on the PATH, which then comes first.
     """
     workers = (
         "$(tr '\\0' '\\n' 2>/dev/null "
@@ -341,14 +345,14 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
         f"| sed -n {shlex.quote(_RAYLETS)})"
     )
     raylets_own = f'"{workers}"'
-    tried = ["python", raylets_own, "python3"] if installs else [raylets_own, "python", "python3"]
-    named = [shlex.quote(python)] if python else tried
+    usual = ["python", raylets_own, "python3"] if installs else [raylets_own, "python", "python3"]
+    candidates = [shlex.quote(python)] if python else usual
     refusal = (
-        "kinetic: no Python that has Ray was found where the driver runs (tried: "
-        f"{python or 'that of the raylet, python, python3'}). Set KINETIC_POD_PYTHON to it."
+        "kinetic: no Python that has Ray was found on the driver's node (tried: "
+        f"{python or 'that of the raylet, python, python3'}). Set KINETIC_POD_PYTHON to its path."
     )
     return (
-        f"for p in {' '.join(named)}; do "
+        f"for p in {' '.join(candidates)}; do "
         f'if [ -n "$p" ] && "$p" -c {shlex.quote(_HAS_RAY)} 2>/dev/null; '
         f'then exec "$p" -m {module}; fi; done; '
         f"echo {shlex.quote(refusal)} >&2; exit {NO_INTERPRETER}"
@@ -356,11 +360,11 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
 
 
 _LEAVING_S, _STOPPING_S = 20.0, 20.0
-"""How long a driver takes to end by itself, and when it is told to."""
+"""The longest waits for a driver to end by itself, and after it was stopped."""
 
 
 class RayBackend:
-    """Jobs of one cluster (see backends.base.Backend for the promises)."""
+    """Jobs of one Ray cluster. The promises are those of `backends.base.Backend`."""
 
     name = "ray"
 
@@ -371,7 +375,14 @@ class RayBackend:
         read_archive: Callable[[], tuple[Blob, bytes]],
         settings: HostSettings,
     ) -> None:
-        """`read_archive` returns kinetic itself; `settings` need not name it."""
+        """Create the backend without connecting.
+
+        Args:
+            store: the store of jobs.
+            open_api: opens the connection to the dashboard.
+            read_archive: returns kinetic's archive.
+            settings: the settings of submissions; their `archive` is ignored.
+        """
         self._store = store
         self._open_api = open_api
         self._read_archive = functools.cache(read_archive)
@@ -384,14 +395,14 @@ class RayBackend:
             self._opened = self._open_api()
         return self._opened
 
-    # -- before and at the start -------------------------------------------------------------------
+    # -- submission --------------------------------------------------------------------------------
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse what the cluster cannot run: a few calls, before anything is sent."""
+        """Refuse a plan that the cluster cannot run, by a few calls, before anything is sent."""
         if plan.has_single_controller:
             raise PreflightError(
-                'controller="single" needs Pathways, which Ray does not have: use '
-                'backend="pathways", or leave controller= away.'
+                'controller="single" needs Pathways, which Ray does not have. Use '
+                'backend="pathways", or remove controller=.'
             )
         ray, python = self._api.versions()
         check_versions(ray, "" if self._settings.python else python, plan.versions.python)
@@ -400,7 +411,7 @@ class RayBackend:
             self._start_store_server()
 
     def _start_store_server(self) -> None:
-        """The cluster keeps the store: what is written next waits for its store server."""
+        """Start the server of a store on the head; later writes wait until it answers."""
         archive = self._send_kinetic()
         command = entrypoint(self._settings.python, installs=False, module=store_servers.MODULE)
         store_servers.ensure_server(self._api, command, environment_of(archive))
@@ -411,13 +422,13 @@ class RayBackend:
         return blob.digest
 
     def render(self, plan: Plan) -> list[Document]:
-        """Return the entry of the Jobs API."""
+        """Return the submission to the Jobs API as the only document."""
         blob, _ = self._read_archive()
         return [render(plan, replace(self._settings, archive=blob.digest))]
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Send kinetic unless the cluster has it, and secrets, and create the entry: nothing can
-        start without it."""
+        """Send kinetic, unless the cluster has it, and secrets; then create the entry in the Jobs
+        API, without which nothing starts."""
         (document,) = documents
         plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         lines: list[str] = []
@@ -429,17 +440,17 @@ class RayBackend:
             self._api.lend_package(secrets_package(ref.job_id), package)
         self._api.submit(read_submission(document, lines))
 
-    # -- what becomes of jobs ----------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
-        """From the verdicts, and for jobs without one from one question to the cluster."""
+        """Return the status of jobs, from their verdicts or by one call to the cluster."""
         verdicts = {ref.job_id: stored.verdict(self._store, ref) for ref in refs}
         statuses = {job_id: verdict for job_id, verdict in verdicts.items() if verdict is not None}
         open_refs = [ref for ref in refs if ref.job_id not in statuses]
-        jobs = self._look(open_refs)
+        jobs = self._list_jobs(open_refs)
         return statuses | {ref.job_id: self._status(ref, jobs.get(ref.job_id)) for ref in open_refs}
 
-    def _look(self, refs: Sequence[JobRef]) -> Mapping[str, RayJob]:
+    def _list_jobs(self, refs: Sequence[JobRef]) -> Mapping[str, RayJob]:
         if len(refs) > 1:
             return {job.job_id: job for job in self._api.list()}
         jobs = {ref.job_id: self._api.find(ref.job_id) for ref in refs}
@@ -452,15 +463,15 @@ class RayBackend:
                 ref.hosts,
                 is_cancelled=lambda: self._store.has(layout.JobKeys(ref.job_id).cancellation),
                 has_begun=lambda: stored.has_begun(self._store, ref),
-                was_there=lambda: self._store.has(layout.JobKeys(ref.job_id).events),
-                waits_for=lambda: self._waits_for(ref),
+                had_leader=lambda: self._store.has(layout.JobKeys(ref.job_id).events),
+                waits_for=lambda: self._read_wait(ref),
             )
         )
-        # Its leader may have written it since the first look.
+        # The leader may have written the verdict meanwhile.
         return (stored.verdict(self._store, ref) if status.phase.ended else None) or status
 
-    def _waits_for(self, ref: JobRef, *, still: bool = True) -> str:
-        """What a job waits for; what it waited for last, if not only what it waits for `still`."""
+    def _read_wait(self, ref: JobRef, *, still: bool = True) -> str:
+        """Return the leader's note on what a job waits for; without `still`, the last such note."""
         try:
             note = record.parse(self._store.get(layout.JobKeys(ref.job_id).wait_note))
             return "" if still and note.get("is_over") else str(note["reason"])
@@ -468,25 +479,25 @@ class RayBackend:
             return ""
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """What its leader says."""
+        """Return why the job does not run yet, from its leader's note."""
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Its leader has told all that is known."""
+        """Return "": the leader's report has all that is known."""
         return ""
 
     def why_unready(self, ref: JobRef) -> str:
-        """What its leader has waited for last."""
-        reason = self._waits_for(ref, still=False)
+        """Return what the leader last waited for."""
+        reason = self._read_wait(ref, still=False)
         return f"{reason[0].upper()}{reason[1:]}." if reason else ""
 
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Have their leader kill their actors: a host's function and agent end with it."""
+        """Ask the leader to kill the hosts' actors, with which their functions and agents end."""
         if signum != signal.SIGKILL:
             raise UsageError(
-                "Ray ends the actor of a host at once, and sends no signals: use KILL."
+                "On Ray, hosts can only be ended at once, not sent other signals. Use KILL."
             )
         if self.status([ref])[ref.job_id].phase is not JobStatus.RUNNING:
             return ()
@@ -495,10 +506,10 @@ class RayBackend:
     # -- output ------------------------------------------------------------------------------------
 
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
-        """Read what the hosts have left in the store and, when following, go on until the job ends.
+        """Read the hosts' output from the store; with `follow`, until the job ends.
 
-        Not Ray's own log of the driver: it comes a second late, has no positions, and is gone with
-        the cluster.
+        Ray's own log of the driver would not do: it comes a second late, has no positions, and is
+        lost with the cluster. It is read only for a driver that ended before it led hosts.
         """
         yield from attempt_logs.read_of_cluster(self._store, ref, request, self.status)
         is_wanted = request.failures and not request.metrics and 0 in (request.hosts or (0,))
@@ -506,7 +517,7 @@ class RayBackend:
             yield from self._read_driver(ref, request)
 
     def _read_driver(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk]:
-        """What Ray has of a driver that ended before it led hosts, as if host 0 had printed it."""
+        """Yield Ray's log of an ended driver as output of host 0."""
         try:
             job = self._api.find(ref.job_id)
             if job is None or not job.has_ended:
@@ -523,14 +534,14 @@ class RayBackend:
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the request, and stop the driver: it ends its hosts first."""
+        """Record the request and stop the driver, which ends its hosts first."""
         cancellation.request(self._store, ref.job_id, lambda: self._api.stop(ref.job_id))
 
     def cleanup(self, ref: JobRef) -> None:
-        """Stop what may be left of its driver: one that has written its verdict ends by itself.
+        """Stop the driver, unless it has written its verdict and ends by itself.
 
-        Its entry stays, as those of Ray's other jobs do: what is deleted while Ray still watches
-        the end of its driver, Ray enters again, as failed.
+        The job's entry stays, as those of Ray's other jobs do: if it were deleted while Ray still
+        watches the end of the driver, Ray would create it again as failed.
         """
         if self._store.has(layout.JobKeys(ref.job_id).outcome) and self._has_ended_within(
             _LEAVING_S, ref
@@ -539,7 +550,7 @@ class RayBackend:
         self._api.stop(ref.job_id)
         if not self._has_ended_within(_STOPPING_S, ref):
             raise BackendUnavailable(
-                f"Ray has not ended the driver of {ref.job_id} within {_STOPPING_S:g} s. Ask again."
+                f"Ray has not ended the driver of {ref.job_id} within {_STOPPING_S:g} s. Try again."
             )
 
     def _has_ended_within(self, limit_s: float, ref: JobRef) -> bool:
@@ -552,12 +563,12 @@ class RayBackend:
 
 
 def find_address(settings: Settings) -> str:
-    """Return the address of the Jobs API."""
+    """Return the address of the Jobs API in the settings or the environment."""
     return address.resolve_address(settings.address or "", configuration.variables())
 
 
 def open_api(url: str, *, limits: JobsApiLimits | None = None) -> JobsApi:
-    """Return the dashboard with this URL, and the token of the caller's environment."""
+    """Open the dashboard with this URL, with the token of the caller's environment."""
     return JobsApi(url, address.find_token(configuration.variables()), limits=limits)
 
 

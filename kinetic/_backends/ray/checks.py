@@ -1,6 +1,5 @@
-"""What `kinetic doctor` says of a Ray cluster, and what `kinetic accelerators --live` lists.
-
-In: settings; what the cluster's dashboard says. Out: findings, rows.
+"""The checks of a Ray cluster for `kinetic doctor`, and its machines for `kinetic accelerators
+--live`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ _TYPE, _SHAPE = "ray.io/tpu-pod-type", "ray.io/tpu-topology"
 
 @dataclass(frozen=True)
 class RayFacts:
-    """What a cluster says of itself.
+    """The facts about a cluster.
 
     Attributes:
-        address: of its dashboard.
-        fault: why it says nothing; "" if it does.
-        ray: its version.
-        nodes: those that are alive.
-        python: its version; "" if it does not say it.
-        has_server: whether that runs now.
+        address: the address of its dashboard.
+        fault: why the dashboard does not answer; "" if it does.
+        ray: the version of Ray.
+        nodes: the living nodes.
+        python: the version of Python; "" if unknown.
+        has_server: whether the store server runs now.
     """
 
     address: str
@@ -46,7 +45,7 @@ class RayFacts:
 
 
 def gather(api: JobsApi) -> RayFacts:
-    """Ask a cluster."""
+    """Read the facts about a cluster."""
     try:
         version, python = api.versions()
         nodes = tuple(node for node in api.nodes() if node.is_alive)
@@ -57,7 +56,7 @@ def gather(api: JobsApi) -> RayFacts:
 
 
 def check(settings: Settings) -> tuple[Finding, ...]:
-    """Ask the configured cluster whether it can run jobs."""
+    """Check that the configured cluster can run jobs."""
     try:
         api = backend.open_api(backend.find_address(settings), limits=_LIMITS)
     except KineticError as error:
@@ -72,12 +71,12 @@ def check(settings: Settings) -> tuple[Finding, ...]:
 def judge(
     facts: RayFacts, store: str, python: str = f"{sys.version_info[0]}.{sys.version_info[1]}"
 ) -> tuple[Finding, ...]:
-    """Return what to say of a cluster. Pure.
+    """Return the findings on a cluster. Pure.
 
     Args:
-        facts: what it says.
-        store: the address of the store of jobs.
-        python: the version of this side's.
+        facts: the facts about the cluster.
+        store: the address of the jobs' store.
+        python: the version of Python of this process.
     """
     if facts.fault:
         return (problem("ray", facts.fault),)
@@ -113,20 +112,20 @@ def _check_store(facts: RayFacts, store: str) -> list[Finding]:
     if not store.startswith("ray+"):
         return []
     if facts.has_server:
-        return [ok("store", "The cluster keeps the store; its store server runs.")]
-    text = "The cluster keeps the store; its store server starts with the first job."
-    lasting = "Name a bucket by KINETIC_STORE to keep jobs longer than the cluster's head."
+        return [ok("store", "The store lies on the cluster's head; its server runs.")]
+    text = "The store lies on the cluster's head; its server starts with the first job."
+    lasting = "Set KINETIC_STORE to a bucket to keep jobs longer than the cluster's head."
     if len({node.address for node in facts.nodes}) > 1 and "127.0.0.1" in facts.address:
         return [warn("store", f"{text} Its nodes must reach the dashboard.", lasting)]
     return [ok("store", text)]
 
 
 def list_resources(settings: Settings) -> tuple[PoolRow, ...]:
-    """Return what the configured cluster has now.
+    """List the machines that the configured cluster has now.
 
     Raises:
-        UsageError, PreflightError: there is no such cluster, or it lets nobody in.
-        BackendUnavailable: it does not answer.
+        UsageError, PreflightError: there is no such cluster, or it refuses the login.
+        BackendUnavailable: the cluster does not answer.
     """
     api = backend.open_api(backend.find_address(settings), limits=_LIMITS)
     try:
@@ -136,7 +135,7 @@ def list_resources(settings: Settings) -> tuple[PoolRow, ...]:
 
 
 def collect_resources(nodes: Iterable[RayNode]) -> tuple[PoolRow, ...]:
-    """Return what nodes have, by kind. Pure."""
+    """Return the living nodes by kind. Pure."""
     counts: Counter[tuple[str, str, float]] = Counter()
     for node in nodes:
         if node.is_alive:
