@@ -197,7 +197,7 @@ class LocalBackend:
             watch.close()
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the supervisor to stop the gang; first continue a suspended one (SIGSTOP)."""
+        """Ask the supervisor to stop the gang, and continue it if it is suspended (SIGSTOP)."""
         import signal
 
         pid = liveness.supervisor(self._folder(ref) / "lock")
