@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
     def has(self, key: str) -> bool:
-        """Return whether the key exists."""
+        """True if the key exists."""
         ...
 
     def list(self, prefix: str) -> Iterator[str]:

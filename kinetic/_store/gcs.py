@@ -87,7 +87,7 @@ class GcsStore:
             return self._bucket.write(name, source, size_bytes, if_absent=if_absent)
 
     def has(self, key: str) -> bool:
-        """Return whether the key exists."""
+        """True if the key exists."""
         return self._bucket.find(self._name(key)) is not None
 
     def list(self, prefix: str) -> Iterator[str]:

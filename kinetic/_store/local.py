@@ -147,7 +147,7 @@ class LocalStore:
                         os.unlink(temporary)
 
     def has(self, key: str) -> bool:
-        """Return whether the key exists."""
+        """True if the key exists."""
         path = self._locate(key)
         try:
             with _translate_errors(f"look for {key!r}", self._text):
@@ -167,7 +167,7 @@ class LocalStore:
             return _remove(self._hide(path))
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists. Nothing is renewed: submissions lock the folder."""
+        """True if the key exists. Nothing is renewed: submissions lock the folder."""
         return self.has(key)
 
     def parts(self, prefix: str) -> Iterator[str]:

@@ -224,7 +224,7 @@ class ObjectLog:
                 yield _get_segment(self._store, self._log_key, begin)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: no file is open."""
 
 
 def list_begins(store: Store, log_key: str) -> list[int]:

@@ -101,7 +101,7 @@ class RayStore:
             self._read(key, sink.write)
 
     def has(self, key: str) -> bool:
-        """Return whether the key exists."""
+        """True if the key exists."""
         path = _log_path(key)
         return path in self._list(glob.escape(path))
 

@@ -107,7 +107,7 @@ class MemoryStore:
             return True
 
     def has(self, key: str) -> bool:
-        """Return whether the key exists."""
+        """True if the key exists."""
         check_key(key)
         self._travel("has")
         with self._space.lock:
@@ -142,7 +142,7 @@ class MemoryStore:
         return len(gone)
 
     def renew(self, key: str) -> bool:
-        """Return whether the key exists; if so it counts as written now."""
+        """Count the key as written now; return whether it exists."""
         check_key(key)
         self._travel("renew")
         with self._space.lock:

@@ -102,7 +102,7 @@ class CloudBuild:
         self._builds = f"{self._at.builds}/v1/projects/{project}/locations/{region}/builds"
 
     def has(self, uri: str) -> bool:
-        """Return whether the registry has the image.
+        """True if the registry has the image.
 
         Raises:
             PreflightError: the caller may not read the registry.
