@@ -1,8 +1,4 @@
-"""Backends that the contract suite is run over, and jobs for them.
-
-In: a store. Out: backends, jobs that were submitted, their output. A new backend is added to
-`BACKENDS`.
-"""
+"""The backends that the contract suite runs over, and jobs for them. Add new ones to `BACKENDS`."""
 
 from __future__ import annotations
 
@@ -44,12 +40,12 @@ def folder(path):
 
 
 CLUSTERS: dict[str, FakeCluster] = {}
-"""The cluster beside each store, by the store's address."""
+"""The clusters of stores, by the store's address."""
 
 
 @contextmanager
 def beside_cluster(path):
-    """A folder that the pods of a cluster see, too."""
+    """Open a store in a folder that the pods of a cluster reach, too."""
     with FakeCluster([CPU_POOL, V6E_4X4]) as cluster:
         store = LocalStore(path)
         CLUSTERS[store.uri] = cluster
@@ -70,7 +66,7 @@ BACKENDS = [
     pytest.param((local, folder), id="local"),
     pytest.param((kubernetes, beside_cluster), id="kubernetes", marks=pytest.mark.kubernetes),
 ]
-"""What makes the backend from a store, and what opens the store."""
+"""For each backend: a function that makes it from a store, and one that opens the store."""
 
 
 def planned(store, func, accelerator="cpu", **options):

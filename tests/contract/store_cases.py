@@ -20,7 +20,7 @@ _doubles: list[Double] = []
 
 
 def grow_old(store: Store) -> None:
-    """Let what is in a bucket be a month old: younger objects need not be renewed."""
+    """Make a bucket's objects a month old: younger ones need not be renewed."""
     if isinstance(store, GcsStore):
         _doubles[-1].buckets.grow_old("bucket", AGE_S)
 
@@ -63,4 +63,4 @@ OPENERS: dict[str, Callable] = {
     "distant": distant,
 }
 SHARED = ("gcs", "local")
-"""Their address opens them, in other processes too; what is in memory has none."""
+"""The stores that other processes can open by their address, unlike those in memory."""

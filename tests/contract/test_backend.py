@@ -1,7 +1,7 @@
-"""What every backend promises (see kinetic._backends.base), run over each one that there is.
+"""The contract of backends (see kinetic._backends.base), run over every one.
 
-Each test names the promise that it holds a backend to: its number in `Backend`, or the optional
-protocol. What a backend does not have is skipped.
+Each test is marked with the promise that it checks: its number in `Backend`, or the name of an
+optional protocol. Tests of protocols that a backend lacks are skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kinetic._core.state import JobStatus
 from kinetic.errors import PreflightError, StoreError
 
 UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
-"""What a backend may say of a cancelled job: not every one knows why its job has ended."""
+"""The states of a cancelled job: some backends do not know why a job has ended."""
 
 
 @pytest.fixture(params=BACKENDS)
@@ -65,14 +65,14 @@ def backend(case, store):
 
 @pytest.fixture
 def spoken(backend, store):
-    """A job that was followed from its start to its end, and the chunks that came."""
+    """An ended job that was followed from its start, and its chunks of output."""
     ref = submitted(backend, store, speak)
     return ref, read(backend, ref)
 
 
 @pytest.fixture
 def begun(backend, store):
-    """A job that was submitted a moment ago; it prints something, and then waits for ever."""
+    """A job that was just submitted; it prints a line, and then waits for ever."""
     ref = submitted(backend, store, wait_for_ever)
     yield ref
     ended(backend, ref)
@@ -80,7 +80,7 @@ def begun(backend, store):
 
 @pytest.fixture
 def talking(backend, begun):
-    """A job that runs, and has printed something."""
+    """A running job that has printed a line."""
     await_output(backend, begun)
     return begun
 
@@ -91,7 +91,7 @@ def needs(backend, protocol):
 
 
 def running(backend, store, func=wait_for_ever, **more):
-    """A job that has printed something, and what it printed."""
+    """Submit a job and wait for its first output; return both."""
     ref = submitted(backend, store, func, **more)
     return ref, await_output(backend, ref)
 
@@ -105,7 +105,7 @@ def await_output(backend, ref):
 
 
 def ended(backend, ref):
-    """Stop the job, and read it to its end."""
+    """Stop a job, and read its output to the end."""
     backend.cancel(ref)
     read(backend, ref)
 
@@ -113,9 +113,9 @@ def ended(backend, ref):
 def test_every_promise_has_a_test():
     numbers = set(map(int, re.findall(r"^    (\d+)\. ", inspect.getdoc(Backend), re.MULTILINE)))
     optional = {
-        each.__name__
-        for each in vars(base).values()
-        if (each.__doc__ or "").startswith("Optional: ") and each.__module__ == base.__name__
+        value.__name__
+        for value in vars(base).values()
+        if (value.__doc__ or "").startswith("Optional: ") and value.__module__ == base.__name__
     }
     tests = [value for name, value in globals().items() if name.startswith("test_")]
     marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
@@ -145,13 +145,13 @@ def test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(sto
 def test_many_jobs_are_asked_for_at_once(backend, store, spoken, talking):
     over, going_on = spoken[0], talking
     unknown = JobRef("job-0000000f", Place(backend.name, "gke"), "cpu", "f", "f", 0.0, store.uri)
-    found = backend.status([over, unknown, going_on])
-    assert {job_id: status.phase for job_id, status in found.items()} == {
+    statuses = backend.status([over, unknown, going_on])
+    assert {job_id: status.phase for job_id, status in statuses.items()} == {
         over.job_id: JobStatus.SUCCEEDED,
         going_on.job_id: JobStatus.RUNNING,
         unknown.job_id: JobStatus.NOT_FOUND,
     }
-    assert all(isinstance(status.reason, str) for status in found.values())
+    assert all(isinstance(status.reason, str) for status in statuses.values())
     assert not backend.status([])
 
 
@@ -254,7 +254,7 @@ def test_phases_follow_the_job(backend, begun):
     follower = backend.logs(begun, LogRequest())
     while next(follower) is None:
         assert phase_of(backend, begun) in (JobStatus.PENDING, JobStatus.RUNNING)
-    while phase_of(backend, begun) is JobStatus.PENDING:  # A cluster is asked every other second.
+    while phase_of(backend, begun) is JobStatus.PENDING:  # Snapshots of a cluster last two seconds.
         next(follower)
     assert phase_of(backend, begun) is JobStatus.RUNNING
     follower.close()
@@ -298,9 +298,9 @@ def test_nothing_depends_on_warming_up(backend, store):
 def test_the_processes_of_a_running_job_are_known(backend, store):
     needs(backend, Processes)
     ref, _ = running(backend, store)
-    found = backend.processes(ref)
-    assert list(found.agents) == [0]
-    for pid in (found.supervisor, *found.agents.values()):
+    processes = backend.processes(ref)
+    assert list(processes.agents) == [0]
+    for pid in (processes.supervisor, *processes.agents.values()):
         assert pid is None or os.kill(pid, 0) is None
     ended(backend, ref)
     assert backend.processes(ref) is None
@@ -333,7 +333,9 @@ def test_a_tunnel_reaches_a_port_of_a_host(backend, store):
         connection.close()
     read(backend, ref)
     assert phase_of(backend, ref) is JobStatus.SUCCEEDED
-    if backend.name != "gke":  # Kubernetes tells only who writes, and a pod may seem to run.
+    if (
+        backend.name != "gke"
+    ):  # Kubernetes fails at the first write only, when the pod may still run.
         with pytest.raises(OSError, match="refused"):
             backend.connect(ref, 0, int(port))
 
@@ -356,9 +358,9 @@ def test_there_is_always_room_for_one(backend, store):
 
 @pytest.mark.promise(4)
 def test_a_store_that_does_not_answer_is_no_verdict(backend, store, talking, monkeypatch):
-    """A moment without the store must not be taken for the end of a job that runs."""
+    """The store being away for a moment must not count as the end of a running job."""
     ref = talking
-    while phase_of(backend, ref) is JobStatus.PENDING:  # What is told of it may be behind.
+    while phase_of(backend, ref) is JobStatus.PENDING:  # The status may be a moment old.
         time.sleep(0.01)
 
     def unreachable(key):
@@ -374,19 +376,19 @@ def test_a_store_that_does_not_answer_is_no_verdict(backend, store, talking, mon
 @pytest.mark.promise("BuildsImages")
 def test_a_job_that_names_its_image_runs_that_one(backend, store):
     needs(backend, BuildsImages)
-    plan, told = planned(store, speak), []
+    plan, notices = planned(store, speak), []
     named = replace(plan, place=replace(plan.place, image="registry.example/mine:1"))
     before = sorted(store.list(""))
-    assert backend.choose_image(named, {}, told.append) == named
+    assert backend.choose_image(named, {}, notices.append) == named
     assert sorted(store.list("")) == before
-    assert told == []
+    assert notices == []
 
 
 @pytest.mark.promise("Explains")
 def test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, spoken, talking):
     needs(backend, Explains)
     until = time.monotonic() + 200.0
-    # What is told of it may be a moment behind.
+    # The status may be a moment old.
     while backend.why_waiting(talking) is not None:
         assert time.monotonic() < until, "a job that runs waits for something"
         time.sleep(0.01)
@@ -402,7 +404,7 @@ def test_a_host_can_be_killed_and_the_job_fails(backend, talking, agents):
     ref = talking
     assert backend.kill(ref, (1,), signal.SIGKILL, agents=agents) == (), "there is no host 1"
     while not backend.kill(ref, (0,), signal.SIGKILL, agents=agents):
-        time.sleep(0.01)  # What is told of its pod may be a moment behind.
+        time.sleep(0.01)  # The status of its pod may be a moment old.
     read(backend, ref)
     while not (phase := phase_of(backend, ref)).ended:
         time.sleep(0.01)

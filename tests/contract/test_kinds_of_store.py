@@ -1,4 +1,4 @@
-"""What only one kind of store promises: the folder, the memory, one for several processes."""
+"""The promises of some kinds of stores: in a folder, in memory, shared by processes."""
 
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ def test_old_leftovers_of_killed_writers_are_swept(tmp_path):
     store = LocalStore(tmp_path)
     store.put("a", b"")
     for name, age_s in (("old", 2 * 86400), ("fresh", 60)):
-        left = tmp_path / ".tmp" / name
-        left.write_bytes(b"part")
-        os.utime(left, (left.stat().st_mtime - age_s,) * 2)
+        leftover = tmp_path / ".tmp" / name
+        leftover.write_bytes(b"part")
+        os.utime(leftover, (leftover.stat().st_mtime - age_s,) * 2)
     LocalStore(tmp_path).put("b", b"")
     assert os.listdir(tmp_path / ".tmp") == ["fresh"]
 
@@ -297,7 +297,7 @@ def test_memory_counts_calls_by_kind_and_makes_them_at_once():
 
 
 def test_memory_has_many_calls_on_their_way():
-    gate = threading.Barrier(8)  # Broken after its time, if they came one after the other.
+    gate = threading.Barrier(8)  # It breaks after its time if the calls come one after the other.
 
     class Gated(MemoryStore):
         def get(self, key: str) -> bytes:

@@ -1,5 +1,4 @@
-"""What only slices simulated on this machine promise: what they refuse, and how they tell whether a
-job is alive."""
+"""The local backend: the plans that it refuses, and how it tells whether a job is alive."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def store(home):
 
 
 def test_a_job_that_is_being_submitted_has_not_failed(store):
-    """Another process may look at it between any two of the steps."""
+    """Another process may read the status between any two steps."""
     backend = local(store)
     ref = JobRef(
         "job-00000001", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1
@@ -50,17 +49,17 @@ def test_a_job_that_begins_while_it_is_looked_at_has_not_failed(store, monkeypat
     folder = store.path("jobs/job-00000002/local")
     folder.mkdir(parents=True)
     (folder / "lock").touch()
-    looked = []
+    answers = []
 
     def is_held_a_moment_later(path):
-        looked.append(locks.is_record_held(path))
-        path.write_text("held\n")  # Now its supervisor begins.
-        return looked[-1]
+        answers.append(locks.is_record_held(path))
+        path.write_text("held\n")  # The supervisor begins now.
+        return answers[-1]
 
-    asked = SimpleNamespace(is_record_held=is_held_a_moment_later)
-    monkeypatch.setattr("kinetic._backends.local.backend.locks", asked)
+    fake_locks = SimpleNamespace(is_record_held=is_held_a_moment_later)
+    monkeypatch.setattr("kinetic._backends.local.backend.locks", fake_locks)
     assert phase_of(local(store), ref) is JobStatus.NOT_FOUND
-    assert looked == [False]
+    assert answers == [False]
 
 
 def test_a_slice_that_memory_cannot_hold_is_refused_with_what_fits(store):
@@ -86,10 +85,10 @@ def test_a_machine_without_linux_is_refused(store):
 def test_the_lock_is_free_when_the_supervisor_is_gone(store):
     backend = local(store)
     ref = submitted(backend, store, wait_for_ever)
-    told = backend.processes(ref)
-    while not told:
-        told = backend.processes(ref)
-    os.kill(told.supervisor, 9)
+    processes = backend.processes(ref)
+    while not processes:
+        processes = backend.processes(ref)
+    os.kill(processes.supervisor, 9)
     read(backend, ref)
     assert phase_of(backend, ref) is JobStatus.FAILED
     assert backend.processes(ref) is None
@@ -111,18 +110,18 @@ sys.stdin.read()
 
 
 def test_a_supervisor_that_becomes_that_of_the_next_attempt_is_found(home):
-    """While a process becomes another program, its command line is empty for a moment; a wish to
-    cancel must not be lost in it."""
+    """A process that executes another program has an empty command line for a moment, in which a
+    cancellation must not be lost."""
     home.mkdir(parents=True)
     lock, done = home / "lock", home / "done"
     lock.touch()
     command = [sys.executable, "-S", "-c", STARTS_OVER, "kinetic-supervisor", lock, done, "30"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdout.readline() == b"held\n"
-        found = set()
+        supervisors = set()
         while not done.exists():
-            found.add(liveness.supervisor(lock))
-    assert found == {supervisor.pid}
+            supervisors.add(liveness.supervisor(lock))
+    assert supervisors == {supervisor.pid}
 
 
 HOLDS_THE_LOCK = """
@@ -177,7 +176,7 @@ def test_a_follower_bears_that_the_program_closes_its_descriptors(home, monkeypa
 
 
 def test_a_follower_of_a_job_of_another_machine_is_woken_now_and_then(home):
-    """There is no process here whose end could wake it."""
+    """This machine has no process of the job whose end could wake the follower."""
     home.mkdir(parents=True)
     index = home / "log.idx"
     index.touch()

@@ -1,7 +1,5 @@
-"""What every backend promises, held by the Ray backend on a real cluster; and what only Ray's own
-answers show.
-
-In: a cluster of raylets on this machine. Out: promises kept.
+"""The contract of backends with Ray, on a real cluster of raylets on this machine; and tests that
+need Ray's own answers.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ TOGETHER = (
     "test_a_job_that_runs_or_has_ended_waits_for_nothing",
     "test_a_host_can_be_killed_and_the_job_fails",
 )
-"""What one running job shows, one after the other: see below."""
-for each in ("test_every_promise_has_a_test", *TOGETHER):
-    del globals()[each]
+"""The tests that run one after the other with one running job: see below."""
+for name in ("test_every_promise_has_a_test", *TOGETHER):
+    del globals()[name]
 
 
 def on_ray(cluster, cache, store):
     def read_archive():
-        made = runtime.archive(cache)
-        return made.blob, made.data
+        archive = runtime.archive(cache)
+        return archive.blob, archive.data
 
     api = JobsApi(cluster.address, cluster.token)
     settings = HostSettings("", store.uri, sys.executable, simulated=True)
@@ -63,23 +61,23 @@ def case(common_ray, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """One for all tests, as the job below."""
+    """One store for all tests, as for the jobs below."""
     return LocalStore(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
-def made():
-    """What tests of this module have made for each other."""
+def shared_jobs():
+    """Jobs that several tests of this module read, by name."""
     return {}
 
 
 @pytest.fixture
-def spoken(backend, store, made):
-    """One job for all tests that only read it: each takes seconds here."""
-    if "spoken" not in made:
+def spoken(backend, store, shared_jobs):
+    """One job for all tests that only read it, since a job on Ray takes seconds."""
+    if "spoken" not in shared_jobs:
         ref = submitted(backend, store, speak)
-        made["spoken"] = ref, read(backend, ref)
-    return made["spoken"]
+        shared_jobs["spoken"] = ref, read(backend, ref)
+    return shared_jobs["spoken"]
 
 
 def test_the_suite_is_all_of_it():
@@ -89,7 +87,7 @@ def test_the_suite_is_all_of_it():
 
 @pytest.mark.long
 def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, monkeypatch):
-    """A job each would take as many seconds of a processor as all of them do elsewhere."""
+    """One job for all, because each job on Ray takes many seconds."""
     assert phase_of(case[0](store), begun) is not JobStatus.NOT_FOUND
     test_backend.test_phases_follow_the_job(backend, begun)
     test_backend.test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(
@@ -104,7 +102,7 @@ def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, 
 
 @pytest.mark.release
 def test_a_host_can_be_killed_with_its_agent_and_the_job_fails(backend, talking):
-    """By the same call: Ray kills the actor."""
+    """The same call does it: Ray kills the actor."""
     test_backend.test_a_host_can_be_killed_and_the_job_fails(backend, talking, agents=True)
 
 
@@ -120,10 +118,11 @@ SECRET = {"KEY": "value-that-nobody-sees"}
 
 
 def read_dashboard(api):
-    """All that it shows: files below the head's logs, jobs, actors, packages."""
+    """Yield everything that the dashboard shows: files below the head's logs, jobs, actors,
+    packages."""
     (head,) = (node.node_id for node in api.nodes() if node.is_head)
     for path in api.list_logs(head, "**/*"):
-        with contextlib.suppress(NotFound):  # It is gone by now.
+        with contextlib.suppress(NotFound):  # The file was removed since it was listed.
             yield b"" if path.endswith("/") else b"".join(api.read_log(head, path))
     for path in ("jobs/", "v0/actors?detail=1", "v0/tasks?detail=1", "v0/runtime_envs?detail=1"):
         yield api._send("GET", f"/api/{path}").data
@@ -139,9 +138,9 @@ def submit_with_secret(backend, store, func):
 
 def is_shown(backend, store):
     value = SECRET["KEY"].encode()
-    seen = [*read_dashboard(backend._api), *(store.get(key) for key in store.list(""))]
-    assert len(seen) > 10
-    return any(value in each for each in seen)
+    contents = [*read_dashboard(backend._api), *(store.get(key) for key in store.list(""))]
+    assert len(contents) > 10
+    return any(value in content for content in contents)
 
 
 @pytest.mark.long
@@ -174,10 +173,10 @@ def test_packages_that_cannot_be_installed_are_a_state_and_then_why_the_set_up_f
     store.put(layout.JobKeys(plan.job_id).plan, json.dumps(plan.to_json()).encode())
     ref = ref_of(plan, backend, store)
     backend.submit(ref, backend.render(plan), {})
-    seen = set()
+    reasons = set()
     while not (status := backend.status([ref])[ref.job_id]).phase.ended:
-        seen.add(status.reason)
-    assert INSTALLING in seen
+        reasons.add(status.reason)
+    assert INSTALLING in reasons
     assert status.reason.startswith("Ray could not set up its packages: ")
     assert "nothing-1.0-py3-none-any.whl" in status.reason
     assert [host.exit for host in status.hosts] == [Exit.SETUP_FAILED]
@@ -201,9 +200,9 @@ def test_secrets_reach_the_function_and_nobody_else(backend, store):
     assert int(chunk.data) == len(SECRET["KEY"])
     assert not backend._api.has_package(secrets_package(ref.job_id))
     assert not is_shown(backend, store)
-    shown = str(backend._api._ask("GET", f"/api/jobs/{ref.job_id}"))
-    assert "TOKEN" not in shown
-    assert "TLS" not in shown
+    entry = str(backend._api._ask("GET", f"/api/jobs/{ref.job_id}"))
+    assert "TOKEN" not in entry
+    assert "TLS" not in entry
     backend.cancel(ref)
     while not phase_of(backend, ref).ended:
         pass

@@ -1,5 +1,4 @@
-"""The contract of `Store`, held by a store on a real Ray head that is reached by its dashboard
-alone."""
+"""The contract of `Store`, for a store on a real Ray head, reached by its dashboard alone."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ ELSEWHERE = {
     "test_open_store_opens_it_again",
     "test_bad_keys_are_usage_errors",
 }
-"""Thousands of calls; tests of its own below."""
+"""Tests with thousands of calls, which have tests of their own below."""
 globals().update(
     {
         name: test
@@ -45,7 +44,7 @@ globals().update(
 
 @pytest.fixture
 def many():
-    """Lists have no pages, and each key is some calls."""
+    """The number of keys: few, since lists have no pages, and each key takes several calls."""
     return 30
 
 
@@ -63,10 +62,10 @@ def store(ray_store_turn) -> Iterator[RayStore]:
 
 def test_its_address_opens_it_again(store):
     store.put("again", b"1")
-    again = open_store(store.uri)
-    assert again.get("again") == b"1"
-    assert again.uri == store.uri
-    again._api.close()
+    reopened = open_store(store.uri)
+    assert reopened.get("again") == b"1"
+    assert reopened.uri == store.uri
+    reopened._api.close()
 
 
 def test_keys_may_have_any_characters(store):
@@ -76,7 +75,7 @@ def test_keys_may_have_any_characters(store):
         store.put(key, key.encode())
     assert list(store.list("")) == sorted(keys)
     assert [store.get(key) for key in keys] == [key.encode() for key in keys]
-    assert sorted(each.key for each in store.entries("long")) == sorted(keys[-2:])
+    assert sorted(entry.key for entry in store.entries("long")) == sorted(keys[-2:])
     assert all(store.delete(entry.key) == 1 for entry in store.entries("long"))
 
 
@@ -91,7 +90,7 @@ def test_large_content_goes_in_parts(store, tmp_path, monkeypatch):
 
 
 def test_it_is_looked_into_as_often_as_it_keeps_up_with(tmp_path):
-    """Elsewhere each look may be paid for."""
+    """Calls to other stores may cost money."""
     store = RayStore("ray+http://head:8265", api=Silent())
     assert [pause_of(store, took_s, 0.5) for took_s in (0.0, 0.1, 9.0)] == [0.05, 0.1, 0.5]
     assert pause_of(LocalStore(tmp_path), 0.1, 0.5) == 0.5
@@ -105,7 +104,7 @@ def test_one_store_server_is_enough(store):
 
 
 class Requests(dict):
-    """A packages box in memory."""
+    """The dashboard's packages, in memory."""
 
     def names(self) -> list[str]:
         return sorted(self)
@@ -121,10 +120,8 @@ class Requests(dict):
 
 
 def responses(folder: Path) -> dict[str, object]:
-    found = (folder / ray_protocol.RESPONSES).iterdir()
-    return {
-        each.name.partition("=")[0]: ray_protocol.read_response_name(each.name)[1] for each in found
-    }
+    names = [path.name for path in (folder / ray_protocol.RESPONSES).iterdir()]
+    return {name.partition("=")[0]: ray_protocol.read_response_name(name)[1] for name in names}
 
 
 def test_a_store_server_answers_what_it_does_not_understand(tmp_path):
@@ -135,8 +132,7 @@ def test_a_store_server_answers_what_it_does_not_understand(tmp_path):
     packages[ray_protocol.package_name("4")] = b"no request"
     assert StoreServer(tmp_path, packages).work() == 4
     assert packages == {}
-    found = responses(tmp_path)
-    assert found.keys() == {"1", "2", "3", "4"}
+    assert responses(tmp_path).keys() == {"1", "2", "3", "4"}
     assert list((tmp_path / ray_protocol.CONTENT).rglob("*")) == []
 
 
@@ -162,7 +158,7 @@ def test_no_request_ends_a_store_server(tmp_path, package):
 
 
 def test_a_request_that_comes_twice_is_answered_once(tmp_path):
-    """The dashboard is asked again if its response was lost; and store servers are killed."""
+    """A request is resent if the dashboard's response was lost; and store servers are killed."""
     packages, request = Requests(), {"do": "put", "key": "a", "if_absent": True}
     for _ in range(2):
         packages.send("1", request, b"content")
@@ -176,7 +172,7 @@ def test_a_request_that_comes_twice_is_answered_once(tmp_path):
 
 
 def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
-    """... and leaves no hole in what is stored: whoever sends it may have slept."""
+    """A sender that was suspended must not leave a hole in the stored content."""
     packages = Requests()
     packages.send("1", {"do": "append", "upload": "u", "at": 2}, b"cd")
     packages.send("2", {"do": "put", "key": "a", "if_absent": True, "upload": "u"})
@@ -189,7 +185,7 @@ def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_answered_and_ends_no_store_server(tmp_path, monkeypatch):
-    """A long response is the content of a file, for which there is no room either."""
+    """A long response is the content of a file, for which there is no space either."""
 
     def refuse(path, content):
         if content:
@@ -209,13 +205,13 @@ def test_a_full_disk_is_answered_and_ends_no_store_server(tmp_path, monkeypatch)
     packages.send("2", {"do": "append", "upload": "u", "at": 0}, b"part")
     assert server.work() == 2
     assert packages == {}
-    assert [told["error"] for told in responses(tmp_path).values()] == ["StoreFull", "StoreFull"]
+    assert [answer["error"] for answer in responses(tmp_path).values()] == ["StoreFull"] * 2
     assert list((tmp_path / ray_protocol.UPLOADS).iterdir()) == []
 
 
 def test_a_store_server_without_requests_looks_ever_more_seldom(tmp_path, monkeypatch):
-    """200 looks a second, for ten seconds after each request, were work for the control store."""
-    server, looked_at = StoreServer(tmp_path, Requests()), []
+    """200 polls a second, for ten seconds after each request, were a load for the control store."""
+    server, polled_at = StoreServer(tmp_path, Requests()), []
 
     class Clock:
         now = 0.0
@@ -227,7 +223,7 @@ def test_a_store_server_without_requests_looks_ever_more_seldom(tmp_path, monkey
             self.now += seconds
 
     def work():
-        looked_at.append(clock.now)
+        polled_at.append(clock.now)
         if clock.now > 10:
             raise StopIteration
         return clock.now < 1
@@ -238,9 +234,9 @@ def test_a_store_server_without_requests_looks_ever_more_seldom(tmp_path, monkey
     monkeypatch.setattr(server, "work", work)
     with pytest.raises(StopIteration):
         server_module._keep(server)
-    busy = sum(at < 1 for at in looked_at)
+    busy = sum(at < 1 for at in polled_at)
     assert busy == pytest.approx(200, rel=0.1)
-    assert len(looked_at) - busy < 150
+    assert len(polled_at) - busy < 150
 
 
 def test_a_store_server_takes_up_what_was_sent_while_there_was_none(tmp_path):
@@ -265,7 +261,7 @@ def test_answers_that_nobody_reads_are_removed(tmp_path):
 
 
 class Silent:
-    """A dashboard behind which no store server is."""
+    """A dashboard without a store server."""
 
     address = "http://head:8265"
 
@@ -294,14 +290,14 @@ def test_a_store_server_that_does_not_answer_is_said():
 
 
 class Stack(Requests):
-    """... whose newest request is found first."""
+    """The dashboard's packages, listed newest first."""
 
     def names(self):
         return sorted(self, reverse=True)
 
 
 def test_requests_of_one_writer_are_worked_through_in_order(tmp_path):
-    """One that was given up lies there until the store server is back."""
+    """A request that was given up stays until the store server is back."""
     late, now = Silent(), iter(range(0, 10_000, 10))
     late.packages = Stack()
     late.put_package = late.packages.__setitem__
@@ -329,7 +325,7 @@ class Troubled(Silent):
 
     def list_logs(self, node_id, pattern):
         self._refuse(times=5)
-        return [str(each) for each in self.folder.glob(pattern)]
+        return [str(path) for path in self.folder.glob(pattern)]
 
     def _refuse(self, times=1):
         self.calls += 1
@@ -338,7 +334,7 @@ class Troubled(Silent):
 
 
 def test_the_trouble_of_a_moment_costs_nothing(tmp_path):
-    """A value that was computed for days is written once."""
+    """A value that took days to compute is written despite an outage, and once."""
     trouble = Troubled(tmp_path)
     store = RayStore("ray+http://head:8265", api=trouble, sleep=lambda _: None)
     assert store.put("a", b"value", if_absent=True) is True
@@ -376,7 +372,7 @@ class Forsaken(Silent):
 
 
 def test_a_store_server_that_has_ended_is_started_again_by_whoever_writes():
-    """A job in the middle of its work must not wait for the next one to be submitted."""
+    """A running job must not wait until another job is submitted."""
     now, dashboard = iter(range(0, 10_000, 10)), Forsaken()
     store = RayStore(
         "ray+http://head:8265", api=dashboard, sleep=lambda _: None, clock=lambda: next(now)

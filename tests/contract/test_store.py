@@ -117,9 +117,9 @@ def test_a_failed_write_raises_store_error_and_changes_nothing(store, tmp_path):
 @pytest.mark.parametrize("store", SHARED, indirect=True)
 def test_open_store_opens_it_again(store):
     store.put("a", b"1")
-    again = open_store(store.uri)
-    assert again.get("a") == b"1"
-    assert again.uri == store.uri
+    reopened = open_store(store.uri)
+    assert reopened.get("a") == b"1"
+    assert reopened.uri == store.uri
 
 
 PARTS = st.text(
@@ -140,7 +140,7 @@ def test_list_is_the_sorted_set_of_keys(tmp_path_factory, keys):
 
 @pytest.fixture
 def many():
-    """Of keys: more than a page of the double of Cloud Storage, and than what is asked at once."""
+    """The number of keys: more than a page of the Cloud Storage double, and than calls at once."""
     return 250
 
 
@@ -189,9 +189,9 @@ def test_many_calls_at_once(store, many):
     contents["k/7"] = b"before"
     assert has_many(store, [*contents, "k/none", "none"]) == contents.keys()
     assert has_many(store, []) == set()
-    found = get_many(store, ["none", *contents])
-    assert found == contents
-    assert list(found) == list(contents)
+    stored = get_many(store, ["none", *contents])
+    assert stored == contents
+    assert list(stored) == list(contents)
 
 
 def test_the_first_of_many_that_fails_is_told(store):
@@ -202,9 +202,9 @@ def test_the_first_of_many_that_fails_is_told(store):
 def test_entries_are_what_is_listed(store):
     for key in ("jobs/b", "jobs/a/z", "jobsx/a"):
         store.put(key, key.encode())
-    found = list(store.entries("jobs"))
-    assert [(each.key, each.size_bytes) for each in found] == [("jobs/a/z", 8), ("jobs/b", 6)]
-    assert all(abs(each.written_at - time.time()) < 3600 for each in found)
+    entries = list(store.entries("jobs"))
+    assert [(e.key, e.size_bytes) for e in entries] == [("jobs/a/z", 8), ("jobs/b", 6)]
+    assert all(abs(e.written_at - time.time()) < 3600 for e in entries)
     assert list(store.entries("nothing/here")) == []
 
 
@@ -231,7 +231,7 @@ def test_renewing_says_what_is_there(store):
 
 def test_what_was_renewed_is_young(store):
     if is_near(store):
-        return  # where a lock protects submissions
+        return  # In a folder, a lock protects submissions instead.
     store.put("a/b", b"")
     grow_old(store)
     before = time.time() - 3600
