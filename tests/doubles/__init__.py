@@ -1,1 +1,1 @@
-"""Doubles of what kinetic talks to: a cluster, a bucket, other stores and backends."""
+"""Doubles of the services that kinetic uses: a cluster, a bucket, other stores and backends."""

@@ -1,7 +1,4 @@
-"""Hosts that are threads of one process, and a state to save.
-
-In: how many. Out: `Peers` that hear each other.
-"""
+"""Hosts that are threads of one process and implement `Peers`, and a state to save."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ PATIENCE_S = 100.0
 
 
 class Crowd:
-    """What the hosts share."""
+    """The barriers and the board that the hosts share."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -45,8 +42,8 @@ class Together:
         name = f"gather/{self._gathered}"
         self.set(f"{name}/{self.index}", data.hex())
         self.wait_at_barrier(name, PATIENCE_S)
-        found = self.get_all(name)
-        return [bytes.fromhex(found[str(index)]) for index in range(self.count)]
+        parts = self.get_all(name)
+        return [bytes.fromhex(parts[str(index)]) for index in range(self.count)]
 
     def broadcast(self, data: Any, source: int) -> Any:
         import numpy as np
@@ -74,14 +71,14 @@ class Together:
 
 
 def on_all(hosts: list[Together], act: Callable[[Together], Any]) -> list[Any]:
-    """What the hosts return, or raise, when they act at the same time."""
-    found: list[Any] = [None] * len(hosts)
+    """Let the hosts act at the same time; return their results or exceptions."""
+    results: list[Any] = [None] * len(hosts)
 
     def run(host: Together) -> None:
         try:
-            found[host.index] = act(host)
+            results[host.index] = act(host)
         except Exception as error:
-            found[host.index] = error
+            results[host.index] = error
 
     threads = [threading.Thread(target=run, args=(host,), daemon=True) for host in hosts]
     for thread in threads:
@@ -89,7 +86,7 @@ def on_all(hosts: list[Together], act: Callable[[Together], Any]) -> list[Any]:
     for thread in threads:
         thread.join(PATIENCE_S * 2)
         assert not thread.is_alive(), "a host waits forever"
-    return found
+    return results
 
 
 def state(number: int) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     python jax_trainer.py NUM_WORKERS TOPOLOGY STEPS
 
-In: a number of workers, or two ("1,2") of which it may lose some; the shape of a slice of v6e; how
-many steps, of data that it makes itself. Out: a line for each step, with its loss and time.
+Arguments: the number of workers, or the least and the most ("1,2"); the topology of a slice of v6e;
+the number of steps. It prints a line for each step, with its loss and time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 
-os.environ["RAY_DEDUP_LOGS"] = "0"  # Else lines are left out that differ in numbers only.
+os.environ["RAY_DEDUP_LOGS"] = "0"  # Otherwise Ray drops lines that differ in numbers only.
 # A busy machine needs more than Ray's own minute.
 os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
 
@@ -52,7 +52,7 @@ def main(workers: str, topology: str, steps: str, pause_s: str = "0") -> None:
             num_workers=numbers[0] if len(numbers) == 1 else numbers,
             topology=topology,
             accelerator_type="TPU-V6E",
-            resources_per_worker={"TPU": 4, "CPU": 0.5},  # beside whoever has started this
+            resources_per_worker={"TPU": 4, "CPU": 0.5},  # leaves CPU for this program's actor
             placement_strategy="SPREAD",
         ),
         run_config=RunConfig(

@@ -1,9 +1,8 @@
 """A store in the memory of one process: a store without a folder, for tests and benchmarks.
 
-In: keys and bytes, a delay per call. Out: bytes, and the number of calls of each kind.
-
-With a delay it behaves like a remote store: every call takes that long, many may run at once. No
-address opens it. A store that other processes reach is the double of Cloud Storage (`gcs`).
+With a delay it behaves like a remote store: every call takes that long, and many may run at once.
+It counts its calls. No address opens it; the double of Cloud Storage (`gcs`) is a store that other
+processes reach.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kinetic._store.base import Entry, check_key
 from kinetic.errors import NotFound, StoreError
 
 PAGE_KEYS = 1000
-"""Keys listed by one call, as in a bucket."""
+"""The number of keys that one call lists, as in a bucket."""
 _AT_ONCE = 32
 
 
@@ -31,7 +30,7 @@ class _Space:
         self.lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
         self.written: dict[str, float] = {}
-        """When each key was written or renewed."""
+        """The time of each key's last write or renewal."""
         self.calls: Counter[str] = Counter()
 
 
@@ -44,7 +43,7 @@ class MemoryStore:
 
     Args:
         name: stores with the same name in a process share their content; "" for a private one.
-        delay_s: how long each call takes.
+        delay_s: the duration of each call.
     """
 
     def __init__(self, name: str = "", *, delay_s: float = 0.0) -> None:
@@ -57,7 +56,7 @@ class MemoryStore:
 
     @property
     def uri(self) -> str:
-        """The name, and the delay if there is one."""
+        """The store's name, and its delay if there is one."""
         delay = f"?delay_ms={self._delay_s * 1000:g}" if self._delay_s else ""
         return f"memory://{self._name}{delay}"
 
@@ -74,7 +73,7 @@ class MemoryStore:
 
     @property
     def calls_at_once(self) -> int:
-        """Many if there is a delay."""
+        """The number of calls to make at once: many if there is a delay."""
         return _AT_ONCE if self._delay_s else 1
 
     def get(self, key: str) -> bytes:
@@ -82,10 +81,10 @@ class MemoryStore:
         check_key(key)
         self._travel("get")
         with self._space.lock:
-            found = self._space.objects.get(key)
-        if found is None:
+            content = self._space.objects.get(key)
+        if content is None:
             raise NotFound(f"The store {self.uri} has nothing under {key!r}.")
-        return found
+        return content
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:
         """Write the content of the key to a local file, atomically."""
@@ -114,7 +113,7 @@ class MemoryStore:
             return key in self._space.objects
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below the prefix, sorted; a call for each page of them."""
+        """Yield the keys below the prefix, sorted, with a call for each page."""
         if prefix:
             check_key(prefix)
         return self._pages(f"{prefix}/" if prefix else "")
@@ -124,8 +123,8 @@ class MemoryStore:
         while True:
             self._travel("list")
             with self._space.lock:
-                found = sorted(k for k in self._space.objects if k.startswith(beginning))
-            page = [key for key in found if key > last]
+                keys = sorted(k for k in self._space.objects if k.startswith(beginning))
+            page = [key for key in keys if key > last]
             yield from page[:PAGE_KEYS]
             if len(page) <= PAGE_KEYS:
                 return
@@ -136,22 +135,22 @@ class MemoryStore:
         check_key(prefix)
         self._travel("delete")
         with self._space.lock:
-            gone = [k for k in self._space.objects if k == prefix or k.startswith(f"{prefix}/")]
-            for key in gone:
+            keys = [k for k in self._space.objects if k == prefix or k.startswith(f"{prefix}/")]
+            for key in keys:
                 del self._space.objects[key]
-        return len(gone)
+        return len(keys)
 
     def renew(self, key: str) -> bool:
         """Count the key as written now; return whether it exists."""
         check_key(key)
         self._travel("renew")
         with self._space.lock:
-            if is_there := key in self._space.objects:
+            if exists := key in self._space.objects:
                 self._mark(key)
-        return is_there
+        return exists
 
     def parts(self, prefix: str) -> Iterator[str]:
-        """Yield the next part of all keys that have parts below the prefix and that one."""
+        """Yield the names of the "folders" directly below the prefix, sorted."""
         check_key(prefix)
         self._travel("list")
         with self._space.lock:
@@ -159,14 +158,14 @@ class MemoryStore:
         return iter(sorted({key.partition("/")[0] for key in below if "/" in key}))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield what `list` yields, with sizes and times."""
+        """Yield the keys below the prefix like `list`, with sizes and times."""
         check_key(prefix)
         for _ in self._pages(f"{prefix}/"):
-            pass  # For its calls.
+            pass  # Only to count its calls.
         with self._space.lock:
             objects, written = self._space.objects, self._space.written
-            found = [key for key in objects if _is_in(key, prefix)]
-            return iter([Entry(key, len(objects[key]), written[key]) for key in sorted(found)])
+            keys = sorted(key for key in objects if _is_in(key, prefix))
+            return iter([Entry(key, len(objects[key]), written[key]) for key in keys])
 
     def swap(self, key: str, old: bytes, new: bytes) -> bool:
         """Write `new` if the content of the key is `old`; return whether this call wrote."""

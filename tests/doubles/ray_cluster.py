@@ -1,16 +1,16 @@
-"""A real Ray cluster on this machine: a head with its dashboard, and raylets that stand for the
-hosts of simulated TPU slices.
+"""A real Ray cluster on this machine: a head with its dashboard, and raylets for the hosts of
+simulated TPU slices.
 
-In: slices, nodes. Out: the address of the dashboard; nodes that are killed at a word.
+In: slices, nodes. Out: the address of the dashboard; nodes that tests can kill.
 
-Everything of the cluster runs in namespaces of its own (network, processes, mounts): Ray insists on
-the machine's own address, which is the loopback where there is no other; and with the first
-process of the namespaces all others end, whatever has become of whoever started them. The tests
-stay outside. A listening socket belongs to the network in which it was made: it is made out here,
-and the program inside (`ray_nodes`) accepts what connects to it, and hands it on to the dashboard.
-Folders, and Unix sockets in them, are shared: by one, the tests give orders.
+The cluster runs in namespaces of its own (network, processes, mounts). Ray insists on the machine's
+own address, and there that is the loopback. When the first process of the namespaces ends, all
+others end with it, even if the tests were killed. The tests run outside. A listening socket belongs
+to the network in which it was created: this module creates it outside, and the program inside
+(`ray_nodes`) accepts its connections and relays them to the dashboard. Both sides share folders and
+the Unix sockets in them; through one such socket the tests control the nodes.
 
-All tests of a run, also in several processes, share one cluster, which ends with the run.
+All tests of a run, in all its processes, share one cluster, which ends with the run.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from doubles import ray_nodes
 from doubles.ray_nodes import READY_WITHIN_S, TOKEN
 
 LEAST_BYTES = 2 << 30
-_KEPT = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
+_INHERITED = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True)
 class SliceShape:
-    """What the nodes of one slice tell Ray."""
+    """The shape of a slice, as its nodes report it to Ray."""
 
     accelerator: str
     topology: str
@@ -49,7 +49,7 @@ class SliceShape:
     chips: int = 4
 
     def node(self, name: str, worker: int) -> dict[str, Any]:
-        """What the node of one worker of a slice is started with."""
+        """Return the settings of the node of one worker of a slice."""
         generation = self.accelerator.partition("-")[0].upper()
         resources = {"TPU": self.chips, f"accelerator_type:TPU-{generation}": 1}
         if worker == 0:
@@ -74,10 +74,10 @@ V6E_16 = SliceShape("v6e-16", "4x4", hosts=4)
 
 @dataclass(frozen=True)
 class GivenCluster:
-    """A cluster that somebody else runs.
+    """A cluster that the tests do not run.
 
     Attributes:
-        address: of its dashboard.
+        address: the address of its dashboard.
     """
 
     address: str
@@ -87,9 +87,9 @@ class RayCluster:
     """A running cluster.
 
     Attributes:
-        address: of the dashboard, for whoever is on this machine: http://127.0.0.1:port.
-        token: without which nobody is let in.
-        folder: what Ray and the cluster's program write.
+        address: the address of the dashboard, for programs on this machine: http://127.0.0.1:port.
+        token: the token that the cluster requires.
+        folder: the folder to which Ray and the cluster's program write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,10 +98,10 @@ class RayCluster:
         self.address = f"http://127.0.0.1:{ready['port']}"
         self.token = TOKEN
         self.pid = int(ready["pid"])
-        """Of the program that made the namespaces; everything ends with it."""
+        """The id of the program that made the namespaces; the cluster ends with it."""
 
     def add_node(self, **settings: Any) -> int:
-        """Start a node with what `ray.cluster_utils.Cluster.add_node` takes; return its index,
+        """Start a node with the settings of `ray.cluster_utils.Cluster.add_node`; return its index,
         from 1."""
         return int(self._ask("add_node", settings))
 
@@ -110,26 +110,25 @@ class RayCluster:
         return [self.add_node(**shape.node(name, worker)) for worker in range(shape.hosts)]
 
     def kill_node(self, index: int) -> None:
-        """Kill the raylet of a node, as `kill -9` does, and nothing else. Ray notices after 2 s
-        here, elsewhere after more than a minute."""
+        """Kill only the raylet of a node, like `kill -9`. This cluster notices after 2 s; with
+        Ray's defaults that takes more than a minute."""
         self._ask("kill_node", index)
 
     def drain_node(self, index: int, deadline_s: int = 600) -> None:
-        """Say, as an autoscaler does, that the machine of a node is about to be preempted. Ray ends
-        a node that nothing uses any more; nobody ends the others."""
+        """Announce, like an autoscaler, that a node's machine will be preempted. Ray ends the node
+        if it is idle, or becomes so."""
         self._ask("drain_node", (index, deadline_s))
 
     def remove_node(self, index: int) -> None:
-        """End all programs of a node, as a machine that is switched off does. It does not come
-        back."""
+        """End all programs of a node for good, like a machine that is switched off."""
         self._ask("remove_node", index)
 
     def nodes(self) -> dict[int, bool]:
-        """Which nodes were started, and whether their raylets are alive."""
+        """Return the started nodes by index, and whether their raylets are alive."""
         return {int(index): alive for index, alive in self._ask("nodes", None).items()}
 
     def mend(self) -> None:
-        """Replace nodes that were killed by new ones that tell the same of themselves."""
+        """Replace killed nodes by new ones with the same settings."""
         self._ask("mend", None)
 
     def run_inside(self, command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -152,8 +151,8 @@ def _children_of(pid: int) -> Iterator[int]:
 
 
 def _user_of(pid: int) -> list[str]:
-    """Whether its namespaces belong to a user namespace of its own."""
-    theirs, ours = (os.readlink(f"/proc/{who}/ns/user") for who in (pid, "self"))
+    """Return the options of nsenter for the user namespace of a process, if it has its own."""
+    theirs, ours = (os.readlink(f"/proc/{process}/ns/user") for process in (pid, "self"))
     return [] if theirs == ours else ["-U", "--preserve-credentials"]
 
 
@@ -161,7 +160,7 @@ def _user_of(pid: int) -> list[str]:
 
 
 def why_impossible() -> str:
-    """Return why there can be no cluster on this machine, or ""."""
+    """Return why this machine cannot run a cluster, or ""."""
     try:
         import ray  # noqa: F401
     except ImportError:
@@ -178,36 +177,35 @@ def _unshare() -> list[str]:
 
 
 def share_cluster(folder: Path, owner: int, *, sends_output: bool) -> RayCluster:
-    """Return the cluster of this run of tests, started if it is not there.
+    """Return the cluster of this run of tests, and start it if needed.
 
     Args:
-        folder: common to all processes of the run.
+        folder: a folder that all processes of the run share.
         owner: the process with which the cluster ends.
         sends_output: see `start_cluster`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "starting").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = folder / "cluster"
-        if known.exists():
-            place = Path(known.read_text())
+        record = folder / "cluster"
+        if record.exists():
             with contextlib.suppress(OSError, RuntimeError):
-                cluster = RayCluster(place)
+                cluster = RayCluster(Path(record.read_text()))
                 cluster.nodes()
                 return cluster
         cluster = start_cluster(owner, sends_output=sends_output)
-        known.write_text(str(cluster.folder))
+        record.write_text(str(cluster.folder))
         return cluster
 
 
 def end_shared_cluster(folder: Path) -> None:
     """End the cluster of this run of tests, if it was started."""
-    known = folder / "cluster"
-    if known.exists():
-        place = Path(known.read_text())
-        known.unlink()
+    record = folder / "cluster"
+    if record.exists():
+        cluster_folder = Path(record.read_text())
+        record.unlink()
         with contextlib.suppress(OSError, RuntimeError):
-            end_cluster(place, RayCluster(place).pid)
+            end_cluster(cluster_folder, RayCluster(cluster_folder).pid)
 
 
 def start_cluster(
@@ -217,17 +215,17 @@ def start_cluster(
     variables: Mapping[str, str] | None = None,
     sends_output: bool = True,
 ) -> RayCluster:
-    """Start a cluster that lives as long as a process does: this one, unless told otherwise.
+    """Start a cluster that ends with a process.
 
     Args:
-        owner: the id of the process.
-        slices: by name; one slice of v6e-16 unless told otherwise.
-        variables: what Ray's programs have in their environment besides, such as RAY_AUTH_MODE.
-        sends_output: what actors print goes to their drivers; the program that does it takes a
+        owner: the id of the process; by default this one.
+        slices: shapes of slices by name; by default one slice of v6e-16.
+        variables: further environment variables of Ray's programs, such as RAY_AUTH_MODE.
+        sends_output: send the output of actors to their drivers; the program that does so takes a
             tenth of a processor.
     """
-    # Sockets of Ray have long names, and a socket's path has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="kr-", dir=_find_place()))
+    # A short path: Ray's sockets have long names, and a socket's path has at most 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="kr-", dir=_find_base()))
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     life = os.pidfd_open(owner or os.getpid())
     shapes = {"slice-0": V6E_16} if slices is None else slices
@@ -239,9 +237,9 @@ def start_cluster(
     )
     log = (folder / "log").open("w")
     with listener, log:
-        given = str(folder), str(listener.fileno()), str(life)
+        arguments = str(folder), str(listener.fileno()), str(life)
         program = subprocess.Popen(
-            [*_unshare(), sys.executable, ray_nodes.__file__, *given],
+            [*_unshare(), sys.executable, ray_nodes.__file__, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -255,16 +253,16 @@ def start_cluster(
     deadline = time.monotonic() + READY_WITHIN_S
     while not ready.exists():
         if program.poll() is not None or time.monotonic() > deadline:
-            said = (folder / "log").read_text()
+            output = (folder / "log").read_text()
             end_cluster(folder, program.pid)
-            raise RuntimeError(f"no cluster came to be:\n{said}")
+            raise RuntimeError(f"the Ray cluster did not start:\n{output}")
         time.sleep(0.05)
     ready.write_text(json.dumps(json.loads(ready.read_text()) | {"pid": program.pid}))
     return RayCluster(folder)
 
 
-def _find_place() -> str:
-    """Memory, where there is some: a busy disk takes long for many small files."""
+def _find_base() -> str:
+    """Return a folder in memory if there is space: a busy disk is slow with many small files."""
     memory = Path("/dev/shm")
     with contextlib.suppress(OSError):
         if shutil.disk_usage(memory).free > LEAST_BYTES and os.access(memory, os.W_OK):
@@ -273,25 +271,25 @@ def _find_place() -> str:
 
 
 _programs: dict[Path, subprocess.Popen[bytes]] = {}
-"""Kept, because one that is forgotten while it runs is a warning."""
+"""The running programs, because Python warns about a `Popen` that is freed before its end."""
 
 
 def end_cluster(folder: Path, pid: int) -> None:
-    """End a cluster now, and remove what it left."""
+    """End a cluster now, and remove its folder."""
     children = []
     with contextlib.suppress(OSError):
         children = list(_children_of(pid))
-    for each in (*children, pid):
+    for process in (*children, pid):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
     if folder in _programs:
         _programs.pop(folder).wait()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Nothing of the tests' own, by which they know the processes of jobs."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    """Return the environment of Ray's programs, without the variables that mark tests' jobs."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     own = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(folder),
@@ -300,18 +298,17 @@ def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         "TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
-        # Else each node keeps a Python ready, which is memory.
+        # Otherwise each node has a Python process in reserve, which takes memory.
         "RAY_enable_worker_prestart": "0",
         "RAY_prestart_worker_first_driver": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_metrics_report_interval_ms": "60000",
-        # Ray runs workers, and jobs with all that they start, 15 steps below others: beside other
-        # tests they would hardly run.
+        # Ray gives workers and jobs a niceness of 15: during other tests they would hardly run.
         "RAY_worker_niceness": "0",
-        # A busy machine is slow, not dead: it may take a minute to answer. Where nobody listens any
-        # more, each try fails at once; Ray's own settings make that 15 s and more.
+        # A busy machine may take a minute to answer. If nobody listens any more, each try fails at
+        # once, so a death is noticed in 2 s; with Ray's defaults that takes 15 s and more.
         "RAY_health_check_timeout_ms": "60000",
         "RAY_health_check_period_ms": "500",
         "RAY_health_check_failure_threshold": "4",
     }
-    return kept | own | variables
+    return inherited | own | variables

@@ -1,7 +1,4 @@
-"""`make demo-ray`: a script on a real Ray cluster of this machine, which ends with it.
-
-In: a script and its arguments. Out: its output, and its exit code.
-"""
+"""`make demo-ray`: run a script with a real Ray cluster on this machine, which ends with it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from doubles.ray_cluster import end_cluster, start_cluster, why_impossible
 
 def main(arguments: list[str]) -> int:
     if problem := why_impossible():
-        print(f"demo-ray: there can be no cluster here: {problem}.", file=sys.stderr)
+        print(f"demo-ray: this machine cannot run a cluster: {problem}.", file=sys.stderr)
         return 1
     print("demo-ray: starting a Ray cluster of 5 nodes ...", file=sys.stderr, flush=True)
     cluster = start_cluster()

@@ -1,8 +1,5 @@
-"""Fixtures of pytest: a Ray cluster, started once for all tests of a run, or one that is really
-there.
-
-In: nothing; of the environment, what `make test-ray` is told. Out: a running cluster, which a test
-has for itself or shares with others. Called by pytest for every test folder.
+"""Fixtures of pytest: a Ray cluster that is started once for all tests of a run, or the existing
+cluster that `make test-ray` names. A test has the cluster for itself, or shares it with others.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ from doubles.ray_cluster import (
 REAL = os.environ.get("KINETIC_TEST_RAY_ADDRESS", "")
 """The address of the cluster that `make test-ray` names."""
 TIMEOUT_S = 900
-"""Of a test: it may wait for the start of the cluster, and for tests that have it first."""
+"""The time limit of a test, which may wait for the start of the cluster and for other tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-ray` runs, and run it first, one after the other: a cluster takes a
-    quarter of a processor while it is there, and tests that wait for their turn keep others out."""
+    """Mark the tests of `make test-ray`, and run them first, one after the other. A cluster takes a
+    quarter of a processor while it runs, and tests that wait for it block a worker of pytest."""
     for item in items:
         if {"ray_cluster", "common_ray", "any_ray"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("ray")
@@ -42,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """End the cluster after the last of its tests, whichever process runs it."""
+    """End the cluster after the last of its tests, in whichever process that runs."""
     yield
     if item.get_closest_marker("ray") is not None and not REAL:
         folder = _folder_of_run(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
@@ -50,8 +47,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
             fcntl.flock(done, fcntl.LOCK_EX)
             done.write(f"{item.nodeid}\n")
             done.seek(0)
-            known = {each.nodeid for each in item.session.items if each.get_closest_marker("ray")}
-            if known == set(done.read().splitlines()):
+            marked = {i.nodeid for i in item.session.items if i.get_closest_marker("ray")}
+            if marked == set(done.read().splitlines()):
                 end_shared_cluster(folder)
 
 
@@ -63,7 +60,7 @@ def _folder_of_run(base: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of this run of tests have."""
+    """A folder that all processes of this run of tests share."""
     return _folder_of_run(tmp_path_factory.getbasetemp())
 
 
@@ -72,7 +69,7 @@ def _shared_ray(_run_folder: Path, request: pytest.FixtureRequest) -> RayCluster
     if problem := why_impossible():
         pytest.skip(problem)
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    # Only those read what actors print in the output of their driver.
+    # Only trainers read the output of actors from their drivers.
     has_trainers = any(item.get_closest_marker("release") for item in request.session.items)
     return share_cluster(_run_folder, owner, sends_output=has_trainers)
 
@@ -86,7 +83,7 @@ def _take_turn(lock: Path, how: int) -> Iterator[None]:
 
 def _open_cluster(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> RayCluster:
     if REAL:
-        pytest.skip("needs what only the cluster of the tests does at a word, such as lost nodes")
+        pytest.skip("needs the tests' own cluster, for example to kill nodes")
     cluster: RayCluster = request.getfixturevalue("_shared_ray")
     patch.setenv("RAY_AUTH_TOKEN", cluster.token)
     return cluster
@@ -96,9 +93,8 @@ def _open_cluster(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> 
 def ray_cluster(
     request: pytest.FixtureRequest, _run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RayCluster]:
-    """A cluster of a head and the four nodes of a slice of v6e-16. No other test uses it at the
-    same time; nodes that a test has killed are replaced after it. The environment has its token,
-    not its address."""
+    """A cluster with a head and the four nodes of a slice of v6e-16, for one test at a time. Killed
+    nodes are replaced after the test. The environment has the cluster's token, not its address."""
     cluster = _open_cluster(request, monkeypatch)
     with _take_turn(_run_folder / "in-use", fcntl.LOCK_EX):
         before = set(cluster.nodes())
@@ -112,8 +108,8 @@ def ray_cluster(
 def common_ray(
     request: pytest.FixtureRequest, _run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RayCluster]:
-    """The same cluster, for a test that lets others use it at the same time: it ends no node, takes
-    no slice, and looks at what is its own. Each node has one processor, and there are five."""
+    """The same cluster, shared by several tests at a time. A test must end no node, reserve no
+    slice, and read its own jobs only. Each of the five nodes has one processor."""
     cluster = _open_cluster(request, monkeypatch)
     with _take_turn(_run_folder / "in-use", fcntl.LOCK_SH):
         yield cluster
@@ -128,7 +124,7 @@ def ray_store_turn(common_ray: RayCluster, _run_folder: Path) -> Iterator[RayClu
 
 @pytest.fixture
 def any_ray(request: pytest.FixtureRequest) -> RayCluster | GivenCluster:
-    """The cluster that `make test-ray` names; else that of the tests, which others use as well."""
+    """The cluster that `make test-ray` names, or the tests' own one, shared with other tests."""
     if REAL:
         return GivenCluster(REAL)
     return request.getfixturevalue("common_ray")  # type: ignore[no-any-return]

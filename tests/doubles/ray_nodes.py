@@ -1,8 +1,8 @@
-"""The program inside the namespaces of a Ray cluster of the tests: it starts the head and nodes,
-does what it is told to them, and hands connections on to the dashboard.
+"""The program inside the namespaces of the tests' Ray cluster, started by `ray_cluster`. It starts
+the head and nodes, obeys orders, and relays connections to the dashboard.
 
-In: a folder with settings, a listening socket of the network outside, the process with which all
-ends. Out: a running cluster, answers to orders. Started by `ray_cluster`.
+In: a folder with settings, a listening socket of the outer network, the process with which the
+cluster ends. Out: a running cluster, answers to orders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 READY_WITHIN_S = 240.0
 TOKEN = "token-of-the-tests-0123456789abcdef"
 OBJECT_STORE_BYTES = 80 << 20
-"""The least that Ray takes."""
+"""The least size that Ray accepts."""
 DASHBOARD_PORT = 8265
 FIRST_PORT = 20_000
 LISTEN_PORT = "dashboard_agent_listen_port"
@@ -38,8 +38,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: Path, listener_fd: int, life_fd: int) -> None:
-    """Run a cluster until the process of `life_fd` ends. The first of a process namespace: it also
-    reaps what others leave."""
+    """Run a cluster until the process of `life_fd` ends. As the first process of its namespace it
+    also reaps orphans."""
     _die_with_parent()
     _raise_loopback()
     (folder / "ray").mkdir()
@@ -67,7 +67,7 @@ def _answer(running: _Running, connection: Connection) -> None:
 
 
 class _Running:
-    """Head and nodes."""
+    """The head and the nodes; each public method is an order."""
 
     def __init__(self, folder: Path, nodes: list[dict[str, Any]], *, sends_output: bool) -> None:
         from ray.cluster_utils import Cluster
@@ -106,12 +106,12 @@ class _Running:
         self._started[index] = (node, settings)
 
     def _identify(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Choose the ports of a node's agents. A raylet kills itself if they have not told theirs
-        within 15 s, by files. Nobody else is in this network."""
+        """Choose the ports of a node's agents and write them to the files in which agents report
+        them: a raylet kills itself if that takes more than 15 s. Nobody else uses this network."""
         ports = {name: next(self._ports) for name in _PORTS}
         node_id = os.urandom(28).hex()
-        told = f"{LISTEN_PORT}_{node_id}", str(ports[LISTEN_PORT])
-        threading.Thread(target=_tell_port, args=(self._folder, *told), daemon=True).start()
+        report = f"{LISTEN_PORT}_{node_id}", str(ports[LISTEN_PORT])
+        threading.Thread(target=_write_port, args=(self._folder, *report), daemon=True).start()
         variables = settings.get("env_vars", {}) | {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": node_id}
         return self._common | settings | ports | {"env_vars": variables}
 
@@ -157,7 +157,7 @@ class _Running:
         return True
 
     def _await_death(self, node: Any) -> None:
-        """Wait until Ray has noticed: it would go on to send work there."""
+        """Wait until Ray notices that a node is dead: until then it sends work to the node."""
         deadline = time.monotonic() + READY_WITHIN_S
         while node.node_id in self._cluster.global_state._live_node_ids():
             if time.monotonic() > deadline:
@@ -169,21 +169,21 @@ class _Running:
         return raylet is not None and raylet.poll() is None
 
     def _raylet(self, index: int) -> Any:
-        found = self._started[index][0].all_processes.get("raylet")
-        return found[0].process if found else None
+        raylets = self._started[index][0].all_processes.get("raylet")
+        return raylets[0].process if raylets else None
 
 
 def _wait_longer_for_raylets() -> None:
-    """Ray itself gives up a raylet that is not there after 30 s, which a busy machine takes."""
+    """Raise the 30 s after which Ray gives up a raylet: a busy machine takes as long."""
     from ray._private import services
 
     find = services.get_node
 
-    def find_patiently(*given: Any, **named: Any) -> Any:
+    def find_patiently(*args: Any, **options: Any) -> Any:
         deadline = time.monotonic() + READY_WITHIN_S
         while True:
             with contextlib.suppress(RuntimeError):
-                return find(*given, **named)
+                return find(*args, **options)
             if time.monotonic() > deadline:
                 raise RuntimeError("no raylet")
             time.sleep(0.2)
@@ -191,8 +191,8 @@ def _wait_longer_for_raylets() -> None:
     services.get_node = find_patiently
 
 
-def _tell_port(folder: Path, name: str, port: str) -> None:
-    """Write the file in which an agent tells its port, before it does."""
+def _write_port(folder: Path, name: str, port: str) -> None:
+    """Write the file in which an agent reports its port, before the agent does."""
     while not (session := next(folder.glob("session_2*/"), None)):
         time.sleep(0.01)
     (session / name).write_text(port)
@@ -212,7 +212,7 @@ def _await_agent(node_id: str) -> None:
 
 
 def _end_after(folder: Path, life_fd: int) -> None:
-    """End everything once this process has ended, and leave no folder."""
+    """Wait for the end of the owner; then end all processes and remove the folder."""
     select.select([life_fd], [], [])
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -228,7 +228,7 @@ def _die_with_parent() -> None:
 
 
 def _raise_loopback() -> None:
-    """What `ip link set lo up` does."""
+    """Bring the loopback interface up, like `ip link set lo up`."""
     siocsifflags, up, running = 0x8914, 0x1, 0x40
     request = b"lo".ljust(16, b"\0") + (up | running).to_bytes(2, sys.byteorder).ljust(24, b"\0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -243,8 +243,8 @@ def _relay_all(listener: socket.socket) -> None:
         except OSError:
             outside.close()
             continue
-        for each in (outside, inside):
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for end in (outside, inside):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for pair in ((outside, inside), (inside, outside)):
             threading.Thread(target=_relay, args=pair, daemon=True).start()
 

@@ -1,7 +1,7 @@
-"""The objects of a bucket, and what is asked of them: versions, preconditions, pages of names.
+"""The objects of buckets: versions, preconditions, pages of names.
 
 In: names, content, the parameters of a request. Out: objects and resources as JSON documents, or a
-`Refusal` as the real service words it.
+`Refusal` in the words of the real service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REASONS |= {412: "conditionNotMet", 429: "rateLimitExceeded", 503: "backendErro
 
 
 class Refusal(Exception):
-    """An answer that is not a success."""
+    """An answer with an error."""
 
     def __init__(self, status: int, message: str = "") -> None:
         super().__init__(status, message)
@@ -57,7 +57,7 @@ class Object:
     updated_at: float = 0.0
 
     def resource(self) -> dict[str, object]:
-        found: dict[str, object] = {
+        document: dict[str, object] = {
             "kind": "storage#object",
             "id": f"{self.bucket}/{self.name}/{self.generation}",
             "name": self.name,
@@ -75,8 +75,8 @@ class Object:
             "timeStorageClassUpdated": moment(self.created_at),
         }
         if self.metadata:
-            found["metadata"] = self.metadata
-        return found
+            document["metadata"] = self.metadata
+        return document
 
 
 def moment(at: float) -> str:
@@ -89,10 +89,10 @@ class Buckets:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.page_size = PAGE
-        """How many names a page has at most."""
+        """The most names of a page."""
         self._objects: dict[str, dict[str, Object]] = {}
         self.lifecycle: dict[str, list[dict[str, object]]] = {}
-        """Rules by bucket: shown, and not obeyed."""
+        """The rules by bucket, which are returned but have no effect."""
         self._generations = itertools.count(int(time.time() * 1e6))
 
     def create(self, bucket: str) -> None:
@@ -119,12 +119,12 @@ class Buckets:
 
     def find(self, bucket: str, name: str, query: dict[str, str]) -> Object:
         with self._lock:
-            found = self._of(bucket).get(name)
+            existing = self._of(bucket).get(name)
             wanted = query.get("generation")
-            if found is None or wanted not in (None, str(found.generation)):
+            if existing is None or wanted not in (None, str(existing.generation)):
                 raise Refusal(404, f"No such object: {bucket}/{name}")
-            check_preconditions(found, query, reading=True)
-            return found
+            check_preconditions(existing, query, reading=True)
+            return existing
 
     def insert(
         self,
@@ -137,21 +137,21 @@ class Buckets:
     ) -> Object:
         check_name(name)
         for field_name, digest in (("crc32c", crc32c), ("md5Hash", md5)):
-            told = resource.get(field_name)
-            if told and told != digest(data):
+            sent = resource.get(field_name)
+            if sent and sent != digest(data):
                 kind = {"crc32c": "CRC32C", "md5Hash": "MD5 hash"}[field_name]
                 raise Refusal(
                     400,
-                    f'Provided {kind} "{told}" doesn\'t match calculated {kind} "{digest(data)}".',
+                    f'Provided {kind} "{sent}" doesn\'t match calculated {kind} "{digest(data)}".',
                 )
         kind = str(resource.get("contentType") or content_type or "application/octet-stream")
         metadata = resource.get("metadata") or {}
         assert isinstance(metadata, dict)
         with self._lock:
-            there = self._of(bucket)
-            check_preconditions(there.get(name), query)
+            objects = self._of(bucket)
+            check_preconditions(objects.get(name), query)
             now = time.time()
-            made = Object(
+            created = Object(
                 bucket,
                 name,
                 data,
@@ -161,8 +161,8 @@ class Buckets:
                 created_at=now,
                 updated_at=now,
             )
-            there[name] = made
-            return made
+            objects[name] = created
+            return created
 
     def patch(
         self, bucket: str, name: str, query: dict[str, str], changes: dict[str, object]
@@ -170,67 +170,67 @@ class Buckets:
         metadata = changes.get("metadata") or {}
         assert isinstance(metadata, dict)
         with self._lock:
-            there = self._of(bucket)
-            found = self._meant(bucket, name, query)
-            merged = {k: v for k, v in (found.metadata | metadata).items() if v is not None}
-            there[name] = replace(
-                found,
+            objects = self._of(bucket)
+            existing = self._find_target(bucket, name, query)
+            merged = {k: v for k, v in (existing.metadata | metadata).items() if v is not None}
+            objects[name] = replace(
+                existing,
                 metadata=merged,
-                metageneration=found.metageneration + 1,
+                metageneration=existing.metageneration + 1,
                 updated_at=time.time(),
             )
-            return there[name]
+            return objects[name]
 
     def grow_old(self, bucket: str, age_s: float) -> None:
-        """Let all objects be older."""
+        """Make all objects older."""
         with self._lock:
-            there = self._of(bucket)
-            for name, found in there.items():
-                times = (found.created_at - age_s, found.updated_at - age_s)
-                there[name] = replace(found, created_at=times[0], updated_at=times[1])
+            objects = self._of(bucket)
+            for name, existing in objects.items():
+                times = (existing.created_at - age_s, existing.updated_at - age_s)
+                objects[name] = replace(existing, created_at=times[0], updated_at=times[1])
 
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
         with self._lock:
-            there = self._of(bucket)
-            self._meant(bucket, name, query)
-            del there[name]
+            objects = self._of(bucket)
+            self._find_target(bucket, name, query)
+            del objects[name]
 
-    def _meant(self, bucket: str, name: str, query: dict[str, str]) -> Object:
-        """The object that a change is for; the lock is held."""
-        found = self._of(bucket).get(name)
-        if found is None or query.get("generation") not in (None, str(found.generation)):
+    def _find_target(self, bucket: str, name: str, query: dict[str, str]) -> Object:
+        """Return the object that a request changes; the caller holds the lock."""
+        existing = self._of(bucket).get(name)
+        if existing is None or query.get("generation") not in (None, str(existing.generation)):
             raise Refusal(404, f"No such object: {bucket}/{name}")
-        check_preconditions(found, query)
-        return found
+        check_preconditions(existing, query)
+        return existing
 
     def page(self, bucket: str, query: dict[str, str]) -> dict[str, object]:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         size = max(1, min(self.page_size, int(query.get("maxResults", PAGE))))
         after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
         with self._lock:
-            there = dict(self._of(bucket))
+            objects = dict(self._of(bucket))
         entries: dict[str, Object | None] = {}
-        for name, there_now in there.items():
+        for name, item in objects.items():
             if not name.startswith(prefix) or name < query.get("startOffset", ""):
                 continue
             if query.get("endOffset") and name >= query["endOffset"]:
                 continue
             cut = name.find(delimiter, len(prefix)) if delimiter else -1
             if cut < 0:
-                entries[name] = there_now
+                entries[name] = item
             else:
                 entries[name[: cut + len(delimiter)]] = None
-        # By the bytes of UTF-8, which is the order of code points.
+        # The service sorts by UTF-8 bytes, which is the order of code points.
         rest = [name for name in sorted(entries) if name > after or not after]
-        found: dict[str, object] = {"kind": "storage#objects"}
-        shown = rest[:size]
-        if items := [entry.resource() for name in shown if (entry := entries[name])]:
-            found["items"] = items
-        if prefixes := [name for name in shown if entries[name] is None]:
-            found["prefixes"] = prefixes
+        document: dict[str, object] = {"kind": "storage#objects"}
+        page_names = rest[:size]
+        if items := [entry.resource() for name in page_names if (entry := entries[name])]:
+            document["items"] = items
+        if prefixes := [name for name in page_names if entries[name] is None]:
+            document["prefixes"] = prefixes
         if len(rest) > size:
-            found["nextPageToken"] = base64.urlsafe_b64encode(shown[-1].encode()).decode()
-        return found
+            document["nextPageToken"] = base64.urlsafe_b64encode(page_names[-1].encode()).decode()
+        return document
 
     def _of(self, bucket: str) -> dict[str, Object]:
         if bucket not in self._objects:
@@ -245,11 +245,13 @@ def check_name(name: str) -> None:
         raise Refusal(400, "The specified object name is too long.")
 
 
-def check_preconditions(found: Object | None, query: dict[str, str], reading: bool = False) -> None:
-    """Refuse unless the object is as the request wants it: 304 where a reader has it already."""
+def check_preconditions(
+    current: Object | None, query: dict[str, str], reading: bool = False
+) -> None:
+    """Refuse a request whose preconditions do not hold, with 304 if a reader has the object."""
     numbers = {
-        "Generation": found.generation if found else 0,
-        "Metageneration": found.metageneration if found else 0,
+        "Generation": current.generation if current else 0,
+        "Metageneration": current.metageneration if current else 0,
     }
     for field_name, number in numbers.items():
         wanted = query.get(f"if{field_name}Match")

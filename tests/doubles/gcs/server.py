@@ -1,9 +1,9 @@
 """Google Cloud Storage on this machine: the part of its JSON API that its Python client uses.
 
-In: HTTP requests of clients that are told of it by STORAGE_EMULATOR_HOST. Out: answers as the
-service gives them, and a log of the requests; faults where a test asks for some.
+In: HTTP requests of clients that find it by STORAGE_EMULATOR_HOST. Out: the service's answers, a
+log of the requests, and the faults that a test requests.
 
-What it answers was held against Google's own conformance server (googleapis/storage-testbench).
+The answers were compared with Google's own conformance server (googleapis/storage-testbench).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from doubles.gcs.objects import Refusal, crc32c
 from doubles.gcs.state import Double, Request, Upload
 
 QUANTUM = 256 * 1024
-"""All parts of a resumable upload but the last are multiples of it."""
+"""All parts of a resumable upload except the last one are multiples of this."""
 _PIECE = 64 * 1024
 
 PERMISSIONS = {
@@ -38,7 +38,7 @@ PERMISSIONS = {
     "delete": "storage.objects.delete",
     "patch": "storage.objects.update",
 }
-"""What each call needs; the parts of an upload need nothing more."""
+"""The permissions of calls. The parts of an upload need none."""
 
 
 class _Cut(Exception):
@@ -47,7 +47,7 @@ class _Cut(Exception):
 
 @contextlib.contextmanager
 def serving(*buckets: str, port: int = 0) -> Iterator[Double]:
-    """Serve while the `with` block runs."""
+    """Serve these buckets while the `with` block runs."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: there is a log of requests."""
+        """Print nothing: the double logs its requests."""
 
     def do_GET(self) -> None:
         self._handle()
@@ -107,8 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = dict(parse_qsl(url.query, keep_blank_values=True))
         self.call, bucket, name = self._route(url.path)
         self.bucket, self.name = unquote(bucket), unquote(name)
-        self.left = int(self.headers.get("Content-Length") or 0)
-        self.size = self.left
+        self.unread_bytes = int(self.headers.get("Content-Length") or 0)
+        self.size = self.unread_bytes
         if self.double.before is not None:
             self.double.before(self.call, self.name)
         self.fault = self.double.fault(self.call, self.name)
@@ -137,32 +137,32 @@ class _Handler(BaseHTTPRequestHandler):
             getattr(self, f"_{self.call}")()
         except Refusal as refusal:
             self._body()
-            if self.call == "media":  # as text
+            if self.call == "media":  # The error of a download is plain text.
                 self._answer(refusal.status, refusal.message.encode(), {}, "text/html")
             else:
                 self._json(refusal.document(), refusal.status)
 
     def _hang_up(self) -> None:
-        self.rfile = io.BytesIO(self.rfile.read(self.left))
+        self.rfile = io.BytesIO(self.rfile.read(self.unread_bytes))
         self.wfile = io.BytesIO()
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def _denial(self, permission: str) -> str:
-        whom = "someone@example.iam.gserviceaccount.com"
+        account = "someone@example.iam.gserviceaccount.com"
         return (
-            f"{whom} does not have {permission} access to the Google Cloud Storage object. "
+            f"{account} does not have {permission} access to the Google Cloud Storage object. "
             f"Permission '{permission}' denied on resource (or it may not exist)."
         )
 
     def _route(self, path: str) -> tuple[str, str, str]:
         for method, pattern, call in _ROUTES:
-            if self.command == method and (found := re.fullmatch(pattern, path)):
-                bucket, name = (*found.groups(), "")[:2]
-                return self._told_apart(call), bucket, name or self.query.get("name", "")
+            if self.command == method and (matched := re.fullmatch(pattern, path)):
+                bucket, name = (*matched.groups(), "")[:2]
+                return self._refine_call(call), bucket, name or self.query.get("name", "")
         return "unknown", "", ""
 
-    def _told_apart(self, call: str) -> str:
+    def _refine_call(self, call: str) -> str:
         if call == "get" and self.query.get("alt") == "media":
             return "media"
         if call == "insert" and self.query.get("uploadType") == "resumable":
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             return "status"
         return call
 
-    # What is asked.
+    # --- calls
 
     def _unknown(self) -> None:
         raise Refusal(404, "Not Found")
@@ -182,9 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _permissions(self) -> None:
         self.double.buckets.resource(self.bucket)
         wanted = [v for k, v in parse_qsl(urlsplit(self.path).query) if k == "permissions"]
-        have = [each for each in wanted if each not in self.double.denied]
+        allowed = [permission for permission in wanted if permission not in self.double.denied]
         kind = "storage#testIamPermissionsResponse"
-        self._json({"kind": kind} | ({"permissions": have} if have else {}))
+        self._json({"kind": kind} | ({"permissions": allowed} if allowed else {}))
 
     def _get(self) -> None:
         self._json(self.double.buckets.find(self.bucket, self.name, self.query).resource())
@@ -196,41 +196,41 @@ class _Handler(BaseHTTPRequestHandler):
         if self.query.get("projection") == "full":
             raise Refusal(403, self._denial("storage.objects.getIamPolicy"))
         changes = json.loads(self._body())
-        made = self.double.buckets.patch(self.bucket, self.name, self.query, changes)
-        self._json(made.resource())
+        patched = self.double.buckets.patch(self.bucket, self.name, self.query, changes)
+        self._json(patched.resource())
 
     def _delete(self) -> None:
         self.double.buckets.delete(self.bucket, self.name, self.query)
         self._answer(204, b"", {})
 
     def _media(self) -> None:
-        found = self.double.buckets.find(self.bucket, self.name, self.query)
-        resource = found.resource()
+        stored = self.double.buckets.find(self.bucket, self.name, self.query)
+        resource = stored.resource()
         headers = {
             "X-Goog-Hash": f"crc32c={resource['crc32c']},md5={resource['md5Hash']}",
-            "X-Goog-Generation": str(found.generation),
-            "X-Goog-Metageneration": str(found.metageneration),
+            "X-Goog-Generation": str(stored.generation),
+            "X-Goog-Metageneration": str(stored.metageneration),
             "X-Goog-Stored-Content-Encoding": "identity",
-            "X-Goog-Stored-Content-Length": str(len(found.data)),
+            "X-Goog-Stored-Content-Length": str(len(stored.data)),
             "X-Goog-Storage-Class": "STANDARD",
             "Accept-Ranges": "bytes",
             "ETag": str(resource["etag"]),
         }
-        data, status = found.data, 200
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if asked and any(asked.groups()):
+        data, status = stored.data, 200
+        span = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if span and any(span.groups()):
             size = len(data)
-            if asked[1]:
-                begin, end = int(asked[1]), min(int(asked[2] or size - 1), size - 1)
+            if span[1]:
+                begin, end = int(span[1]), min(int(span[2] or size - 1), size - 1)
             else:
-                begin, end = max(0, size - int(asked[2])), size - 1
+                begin, end = max(0, size - int(span[2])), size - 1
             if begin > end:
                 raise Refusal(416, "The requested range cannot be satisfied.")
             headers["Content-Range"] = f"bytes {begin}-{end}/{size}"
             data, status = data[begin : end + 1], 206
         if self.fault.damaged and data:
             data = data[:-1] + bytes([data[-1] ^ 1])
-        self._answer(status, data, headers, found.content_type)
+        self._answer(status, data, headers, stored.content_type)
 
     def _insert(self) -> None:
         body = self._body()
@@ -244,15 +244,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault.damaged and data:
             data = data[:-1] + bytes([data[-1] ^ 1])
         _check_hash(self.headers.get("X-Goog-Hash", ""), data)
-        made = self.double.buckets.insert(
+        created = self.double.buckets.insert(
             self.bucket, self.name, data, self.query, resource, content_type
         )
-        self._json(made.resource())
+        self._json(created.resource())
 
     def _start(self) -> None:
         resource = json.loads(self._body() or b"{}")
         self.name = str(resource.get("name") or self.query.get("name", ""))
-        self.double.buckets.resource(self.bucket)  # Preconditions are looked at when it ends.
+        self.double.buckets.resource(self.bucket)  # Preconditions are checked at the end.
         kind = self.headers.get("X-Upload-Content-Type", "")
         upload = Upload(self.bucket, self.name, self.query, resource, kind)
         upload_id = secrets.token_urlsafe(20)
@@ -268,14 +268,14 @@ class _Handler(BaseHTTPRequestHandler):
         if upload is None:
             raise Refusal(404, "The upload session does not exist.")
         self.name = upload.name
-        told = self.headers.get("Content-Range", "")
-        span = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", told)
-        if told and span is None:
-            raise Refusal(400, f"Failed to parse Content-Range header: {told}")
+        header = self.headers.get("Content-Range", "")
+        span = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", header)
+        if header and span is None:
+            raise Refusal(400, f"Failed to parse Content-Range header: {header}")
         begin = int(span[1]) if span and span[1] else 0
         total = int(span[3]) if span and span[3] != "*" else None
         if not span:
-            total = self.left
+            total = self.unread_bytes
         self._receive(upload, begin)
         if self.fault.kept >= 0:
             del upload.data[begin + self.fault.kept :]
@@ -284,11 +284,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif total is not None and len(upload.data) >= total:
             self._finish(upload)
         else:
-            begun = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
-            self._answer(308, b"", begun)
+            received = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
+            self._answer(308, b"", received)
 
     def _receive(self, upload: Upload, begin: int) -> None:
-        """Keep what arrives; what was kept before is passed over."""
+        """Store the bytes that arrive, without those that are stored already."""
         whole = upload.made.data if upload.made else upload.data
         if begin > len(whole):
             raise Refusal(
@@ -318,15 +318,15 @@ class _Handler(BaseHTTPRequestHandler):
         upload.data.clear()
         self._json(upload.made.resource())
 
-    # Bytes in and out.
+    # --- bytes in and out
 
     def _pieces(self) -> Iterator[bytes]:
         until = self.size - self.fault.cut_after if 0 <= self.fault.cut_after < self.size else 0
-        while self.left > until:
-            piece = self.rfile.read(min(_PIECE, self.left - until))
+        while self.unread_bytes > until:
+            piece = self.rfile.read(min(_PIECE, self.unread_bytes - until))
             if not piece:
                 raise _Cut
-            self.left -= len(piece)
+            self.unread_bytes -= len(piece)
             yield piece
         if until:
             raise _Cut
@@ -342,7 +342,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Cut
         is_cut = self.command == "GET" and 0 <= self.fault.cut_after < len(body)
         if not is_cut:
-            self._log(status)  # before the client can look
+            self._log(status)  # before the client can read the log
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -363,7 +363,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _parts(kind: str, body: bytes) -> tuple[dict[str, object], str, bytes]:
-    """The resource, the type and the content of a multipart upload."""
+    """Return the resource, the type and the content of a multipart upload."""
     boundary = re.search(r'boundary="?([^";]+)"?', kind)
     if not boundary:
         raise Refusal(400, "Missing boundary in the Content-Type header.")
@@ -374,16 +374,16 @@ def _parts(kind: str, body: bytes) -> tuple[dict[str, object], str, bytes]:
     head, _, text = sections[0].removeprefix(mark).partition(b"\r\n\r\n")
     # Content may hold the boundary's bytes only at its end.
     head, _, data = (b"\r\n" + mark).join(sections[1:-1]).partition(b"\r\n\r\n")
-    found = re.search(rb"content-type: *([^\r\n]+)", head, re.IGNORECASE)
-    return json.loads(text), found[1].decode() if found else "", data
+    matched = re.search(rb"content-type: *([^\r\n]+)", head, re.IGNORECASE)
+    return json.loads(text), matched[1].decode() if matched else "", data
 
 
 def _check_hash(header: str, data: bytes) -> None:
-    told = re.search(r"crc32c=([^,\s]+)", header)
-    if told and told[1] != crc32c(data):
+    sent = re.search(r"crc32c=([^,\s]+)", header)
+    if sent and sent[1] != crc32c(data):
         raise Refusal(
             400,
-            f'Provided CRC32C "{told[1]}" doesn\'t match calculated CRC32C "{crc32c(data)}".',
+            f'Provided CRC32C "{sent[1]}" doesn\'t match calculated CRC32C "{crc32c(data)}".',
         )
 
 

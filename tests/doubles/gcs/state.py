@@ -1,7 +1,4 @@
-"""The state of the storage double: its buckets, what it was asked, and the faults to come.
-
-In: requests that were answered, faults that a test asks for. Out: the fault that a request meets.
-"""
+"""The state of the storage double: its buckets, its log of requests, and the faults to come."""
 
 from __future__ import annotations
 
@@ -31,13 +28,19 @@ class Request:
 
 @dataclass
 class Fault:
-    """What happens to the next requests of a kind, instead of an answer or on the way to it.
+    """A fault that the next requests of a kind meet.
 
-    status: the answer, with this message. cut_after: the connection ends when this many bytes of
-    the body have arrived, or have been sent. lost: the work is done, but the connection ends
-    without an answer. kept: of a chunk, no more than this is kept. gate: the answer waits for it.
-    damaged: a bit of the content is turned over on its way. abandoned: the connection ends when
-    the request has arrived, and what it asks for is done nevertheless.
+    Attributes:
+        calls: the kinds of requests; () for all.
+        times: how many requests meet it.
+        status, message: the answer.
+        cut_after: the connection ends after this many bytes of the body, in either direction.
+        lost: the request is done, but the connection ends without an answer.
+        kept: the most bytes of a chunk that are stored.
+        damaged: a bit of the content is flipped on its way.
+        abandoned: the connection ends when the request has arrived, which is done nevertheless.
+        gate: the answer waits for this event.
+        only: a part of the names of the objects that meet the fault.
     """
 
     calls: tuple[str, ...]
@@ -55,7 +58,7 @@ class Fault:
 
 @dataclass
 class Upload:
-    """A resumable upload that has begun."""
+    """A resumable upload; `made` is its object once it is complete."""
 
     bucket: str
     name: str
@@ -67,19 +70,19 @@ class Upload:
 
 
 class Double:
-    """The service: its buckets, what it was asked, and the faults to come."""
+    """The service: its buckets, its log of requests, and the faults to come."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.buckets = Buckets()
         self.requests: list[Request] = []
         self.denied: set[str] = set()
-        """Permissions that callers do not have."""
+        """The permissions that callers lack."""
         self.peers: set[int] = set()
-        """Ports from which requests came: one for each connection."""
+        """The ports from which requests came, one for each connection."""
         self.uploads: dict[str, Upload] = {}
         self.before: Callable[[str, str], None] | None = None
-        """Called with each request, its kind and the object's name, before it is answered."""
+        """Called before each answer, with the kind of request and the object's name."""
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._busy = 0
@@ -87,7 +90,7 @@ class Double:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """While a request is worked on."""
+        """Count a request as being worked on during the `with` block."""
         with self._lock:
             self._busy += 1
         try:
@@ -98,17 +101,17 @@ class Double:
                 self._done.notify_all()
 
     def idle(self, patience_s: float) -> bool:
-        """Wait until no request is worked on; return whether that came to be."""
+        """Wait until no request is being worked on; return False if that took too long."""
         with self._done:
             return self._done.wait_for(lambda: not self._busy, patience_s)
 
     def fail(self, *calls: str, **fault: object) -> None:
-        """Let the next requests of these kinds (or any) meet a `Fault`."""
+        """Add a `Fault` for the next requests of these kinds, or of any kind."""
         with self._lock:
             self._faults.append(Fault(calls, **fault))  # type: ignore[arg-type]
 
     def heal(self) -> None:
-        """Let no fault be left."""
+        """Remove all faults."""
         with self._lock:
             self._faults.clear()
 
@@ -117,7 +120,7 @@ class Double:
             self.requests.clear()
 
     def calls(self) -> Counter[str]:
-        """How many requests of each kind there were."""
+        """Count the requests of each kind."""
         with self._lock:
             return Counter(request.call for request in self.requests)
 
