@@ -71,7 +71,7 @@ def test_a_cluster_is_named_as_people_do(
         ("tpu", "p", "Several contexts"),
         ("nope", "p", "get-credentials nope --project p"),
         ("tpu", "q", "No context of"),
-        ("", "", "the current context of"),
+        ("", "", "has no current context"),
     ],
 )
 def test_a_cluster_that_cannot_be_told(
@@ -142,7 +142,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("users: {name: me}", "cannot be read"),
         ("clusters: [one]", "cannot be read"),
         ("clusters: [{name: one, cluster: two}]", "cannot be read"),
-        ("{current-context: [one], contexts: [{name: two}]}", "names ['one']"),
+        ("{current-context: [one], contexts: [{name: two}]}", "is ['one'], which does not"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:

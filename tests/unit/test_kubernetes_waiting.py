@@ -178,7 +178,7 @@ def test_all_nodes_are_taken() -> None:
     there = [node(f"n{n}", "tpu", "4x4") for n in range(4)]
     found = of(Observed(jobset(), [pod(0, SHORT)], nodes=there), now=NOW)
     assert (found.kind, found.hopeless) == (JobCause.NO_ROOM, False)
-    assert "The 4 nodes with tpu-v6e-slice 4x4 are taken" in found.sentence
+    assert "The 4 nodes with tpu-v6e-slice 4x4 are in use" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_a_class_of_the_queue_that_does_not_exist_is_named(after_s: int, hopeles
     found = of(Observed(job, events=by_name(missing)), now=START + after_s)
     assert (found.kind, found.hopeless) == (JobCause.QUEUE_REFUSED, hopeless)
     assert found.sentence.startswith(
-        'The queue lq cannot take the job: WorkloadPriorityClass "urgent" not found. Name another'
+        'The queue lq cannot take the job: WorkloadPriorityClass "urgent" not found. Change or'
     )
 
 

@@ -49,7 +49,7 @@ def test_who_follows_a_silent_job_looks_ever_more_seldom(monkeypatch, is_unmeter
 
     ref = JobRef(JOB, Place("gke"), "cpu:1", "f", "f", 0.0, store.uri)
     list(attempt_logs.read(store, ref, LogRequest(), has_ended))
-    least_s = 0.05 if is_unmetered else attempt_logs.TICK_SOON_S
+    least_s = 0.05 if is_unmetered else attempt_logs.POLL_SOON_S
     for before, after in itertools.pairwise(looked_at[1:]):
         due_s = min(max(least_s, before / 10), attempt_logs.POLL_LATE_S)
         assert due_s <= after - before + 1e-9 <= due_s + attempt_logs.TICK_S + 1e-6
@@ -81,7 +81,7 @@ def test_output_that_comes_often_does_not_wait_each_time_for_the_cluster(monkeyp
         yield None
 
     list(attempt_logs._follow([LogReader(log, 0)], is_over, pause, 8))
-    assert len(asked) == pytest.approx(100 * 0.05 / attempt_logs.TICK_SOON_S, abs=2)
+    assert len(asked) == pytest.approx(100 * 0.05 / attempt_logs.POLL_SOON_S, abs=2)
 
 
 @pytest.mark.parametrize(("tail", "lines"), [(2, b"2\n3\n"), (0, b"")])
