@@ -1,7 +1,7 @@
-"""What stands between a request to create something and the store: webhooks and quotas.
+"""Admission, between a request to create an object and the store: webhooks and quotas.
 
-In: an object to create. Out: the object as stored, or `Refused`. Exclusive topology is what the
-pod webhook does: the first pod of a Job takes a node pool, the others follow it there.
+In: an object to create. Out: the object as stored, or `Refused`. The pod webhook implements
+exclusive topology: the first pod of a Job takes a node pool, and the others follow it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Admission:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.refusals: list[str] = []
-        """What a webhook says of the next pods, each of which it refuses; the Job tries again."""
+        """The messages with which a webhook refuses the next pods; the Job tries again."""
 
     def create_pod(self, pod: Object) -> Object:
-        """Create a pod as the Job controller does."""
+        """Create a pod for the Job controller."""
         if self.refusals:
             raise refusal(403, "Forbidden", self.refusals.pop(0))
         pod["metadata"]["uid"] = str(uuid.uuid4())
@@ -62,7 +62,7 @@ class Admission:
             meta["name"] = meta["generateName"][:58] + random_suffix()
 
     def place(self, pod: Object) -> None:
-        """Have a pod share its node pool with its own Job's pods alone."""
+        """Let a pod share its node pool with its own Job's pods only."""
         meta, spec = pod["metadata"], pod["spec"]
         annotations, labels = meta.get("annotations") or {}, meta.get("labels") or {}
         topology, key = annotations.get(EXCLUSIVE), labels.get(JOB_KEY)
@@ -115,25 +115,25 @@ class Admission:
             raise forbidden(PODS, pod["metadata"]["name"], why)
 
     def check_quota(self, resource: Resource, obj: Object) -> None:
-        """Refuse what a ResourceQuota of the namespace does not let in."""
+        """Refuse an object that exceeds a ResourceQuota of the namespace."""
         namespace = obj["metadata"].get("namespace", "")
         for quota in self._store.all(QUOTAS, namespace) if namespace else ():
             hard = dig(quota, "spec", "hard", default={})
-            asked = {k: v for k, v in _usage(resource, obj).items() if k in hard}
-            if not asked:
+            requested = {k: v for k, v in _usage(resource, obj).items() if k in hard}
+            if not requested:
                 continue
-            used = self._used(namespace, set(asked))
-            over = [k for k in asked if used[k] + asked[k] > quantity(hard[k])]
+            used = self._used(namespace, set(requested))
+            over = [k for k in requested if used[k] + requested[k] > quantity(hard[k])]
             if over:
-                told = [
+                parts = [
                     f"{word}: " + ",".join(f"{k}={plain_number(v)}" for k, v in what)
                     for word, what in (
-                        ("requested", [(k, asked[k]) for k in over]),
+                        ("requested", [(k, requested[k]) for k in over]),
                         ("used", [(k, used[k]) for k in over]),
                         ("limited", [(k, quantity(hard[k])) for k in over]),
                     )
                 ]
-                why = f"exceeded quota: {quota['metadata']['name']}, {', '.join(told)}"
+                why = f"exceeded quota: {quota['metadata']['name']}, {', '.join(parts)}"
                 raise forbidden(resource, obj["metadata"]["name"], why)
 
     def _used(self, namespace: str, names: set[str]) -> dict[str, float]:
@@ -154,7 +154,7 @@ def _required(expressions: list[Object], topology: str) -> Object:
 
 
 def _usage(resource: Resource, obj: Object) -> dict[str, float]:
-    """What an object takes of the quotas, by their names."""
+    """Return the amounts that an object takes of quotas, by resource name."""
     usage = {COUNTED[resource]: 1.0} if resource in COUNTED else {}
     if resource is PODS:
         for container in obj["spec"]["containers"]:

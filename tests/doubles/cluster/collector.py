@@ -1,7 +1,7 @@
-"""Deletion: what a DELETE does to an object, and what follows for those that it owns.
+"""Deletion: the effect of a DELETE on an object and on the objects that it owns.
 
 In: a resource, a name and the policy; owners that changed. Out: objects with a deletion timestamp,
-objects that are gone. Also removes what is finished for longer than its time to live.
+removed objects. The collector also removes finished objects after their time to live.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Collector:
         grace_s: float | None = None,
         uid: str | None = None,
     ) -> tuple[Object, bool]:
-        """Delete an object. What it was last, and whether it is gone already."""
+        """Delete an object; return its last version, and whether it is removed already."""
         with self._store.lock:
             held = self._store.get(resource, namespace, name)
             if held is None:
                 raise not_found(resource, name)
-            found = held["metadata"]["uid"]
-            if uid is not None and uid != found:
+            current_uid = held["metadata"]["uid"]
+            if uid is not None and uid != current_uid:
                 why = (
                     f"the UID in the precondition ({uid}) does not match the UID in record"
-                    f" ({found}). The object might have been deleted and then recreated"
+                    f" ({current_uid}). The object might have been deleted and then recreated"
                 )
                 refused = conflict(resource, name, why)
                 if isinstance(refused.body, dict):
@@ -101,13 +101,13 @@ class Collector:
                 obj["metadata"]["deletionGracePeriodSeconds"] = int(grace_s)
 
         new = self._store.update(PODS, meta["namespace"], meta["name"], mark)
-        gone = self._store.get(PODS, meta["namespace"], meta["name"])
-        return new, gone is None or gone["metadata"]["uid"] != meta["uid"]
+        remaining = self._store.get(PODS, meta["namespace"], meta["name"])
+        return new, remaining is None or remaining["metadata"]["uid"] != meta["uid"]
 
     def _heard(self, change: Change) -> None:
         obj, resource = change.object, change.resource
         if change.type == "DELETED":
-            # A pod's finalizer goes first, as where the Job controller is quicker.
+            # A pod's finalizer goes first, as if the Job controller were quicker.
             lag = CACHE_LAG_S if resource in (JOBS, JOB_SETS) else 0.0
             self._engine.add("owner", obj["metadata"]["uid"], lag)
         for owner in owner_uids(obj):
@@ -115,9 +115,9 @@ class Collector:
                 self._engine.add("owner", owner)
         if "deletionTimestamp" in obj["metadata"] and change.type != "DELETED":
             self._engine.add("owner", obj["metadata"]["uid"])
-        if resource in (JOBS, JOB_SETS) and (left := _time_left(obj)) is not None:
+        if resource in (JOBS, JOB_SETS) and (left_s := _time_left(obj)) is not None:
             key = (resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
-            self._engine.add("expired", (key, obj["metadata"]["uid"]), max(left, 0.0))
+            self._engine.add("expired", (key, obj["metadata"]["uid"]), max(left_s, 0.0))
 
     def _sync_owner(self, uid: str) -> None:
         owner = self._store.by_uid(uid)
@@ -162,8 +162,8 @@ class Collector:
     def _unlock(self, owner: Object, finalizer: str) -> None:
         resource = {"Job": JOBS, "JobSet": JOB_SETS}.get(owner["kind"])
         if resource is None:
-            found = [key for key in self._keys(owner) if key]
-            resource = found[0]
+            resources = [key for key in self._keys(owner) if key]
+            resource = resources[0]
         meta = owner["metadata"]
         self._store.update(
             resource,
@@ -183,15 +183,15 @@ class Collector:
         obj = self._store.get(resource, namespace, name)
         if obj is None or obj["metadata"]["uid"] != uid or "deletionTimestamp" in obj["metadata"]:
             return
-        left = _time_left(obj)
-        if left is not None and left > 0:
-            self._engine.add("expired", item, left)
-        elif left is not None:
+        left_s = _time_left(obj)
+        if left_s is not None and left_s > 0:
+            self._engine.add("expired", item, left_s)
+        elif left_s is not None:
             self.delete(resource, namespace, name, policy="Foreground")
 
 
 def _time_left(obj: Object) -> float | None:
-    """Seconds until what is finished is deleted; None where it is not, or lives for ever."""
+    """Return the seconds until a finished object is deleted; None if it is not to be deleted."""
     ttl = dig(obj, "spec", "ttlSecondsAfterFinished")
     if ttl is None or "deletionTimestamp" in obj["metadata"]:
         return None
@@ -205,16 +205,16 @@ def _time_left(obj: Object) -> float | None:
 
 def without_finalizer(finalizer: str):
     def change(obj: Object) -> None:
-        left = [f for f in obj["metadata"].get("finalizers") or () if f != finalizer]
+        others = [f for f in obj["metadata"].get("finalizers") or () if f != finalizer]
         obj["metadata"].pop("finalizers", None)
-        if left:
-            obj["metadata"]["finalizers"] = left
+        if others:
+            obj["metadata"]["finalizers"] = others
 
     return change
 
 
 def _disown(obj: Object, uid: str) -> None:
-    left = [r for r in obj["metadata"].get("ownerReferences") or () if r["uid"] != uid]
+    others = [r for r in obj["metadata"].get("ownerReferences") or () if r["uid"] != uid]
     obj["metadata"].pop("ownerReferences", None)
-    if left:
-        obj["metadata"]["ownerReferences"] = left
+    if others:
+        obj["metadata"]["ownerReferences"] = others

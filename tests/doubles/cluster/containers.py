@@ -1,7 +1,7 @@
-"""Containers as processes: what runs, what it prints and how it ended.
+"""Containers as processes: their state, their output and their ends.
 
 In: a command, its environment, a folder. Out: `Container`, whose log can be read and followed, and
-calls of `on_news` from a thread of its own when a container started or ended.
+calls of `on_news` from a thread when a container started or ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 from doubles.cluster.objects import nano_stamp
 
 LINE_LIMIT, BYTE_LIMIT = 80, 2048
-"""How much of a log's end becomes the message of a container that failed."""
+"""The most lines and bytes of a log in the message of a failed container."""
 READ_BYTES = 1 << 16
 LOOK_S = 0.2
 ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Variables without which importing NumPy starts threads."""
+"""Variables that keep NumPy from starting threads when it is imported."""
 
 
 class Log:
-    """What a container printed, by lines, each with the time of its end."""
+    """The output of a container, by lines, each with the time of its end."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[int, bytes]] = []
@@ -45,7 +45,7 @@ class Log:
             *whole, self._rest = (self._rest + data).split(b"\n")
             now = time.time_ns()
             for line in whole:
-                # no two lines have the same time
+                # No two lines may have the same time.
                 at = max(now, self._lines[-1][0] + 1) if self._lines else now
                 self._lines.append((at, line + b"\n"))
             if whole:
@@ -67,8 +67,8 @@ class Log:
         since_ns: int = 0,
         follow: bool = False,
     ) -> Iterator[bytes]:
-        """The lines, in pieces as they come. With `follow` until the container ends; an empty piece
-        comes now and then, so that a reader that left is noticed."""
+        """Yield the lines as they come; with `follow`, until the container ends. An empty piece
+        comes now and then, so that the server notices a reader that has disconnected."""
         with self._changed:
             held = self._lines
             position = next((i for i, (at, _) in enumerate(held) if at >= since_ns), len(held))
@@ -86,7 +86,7 @@ class Log:
                 return
 
     def end(self) -> str:
-        """The tail that explains a failure."""
+        """Return the last lines, which explain a failure."""
         with self._changed:
             text = b"".join(line for _, line in self._lines[-LINE_LIMIT:])[-BYTE_LIMIT:]
         return text.decode(errors="replace")
@@ -117,8 +117,8 @@ class Container:
 
 
 class _Shims:
-    """The process of which those that start containers are forks, with JAX imported or not; it is
-    started for the first cluster, and ends with this process."""
+    """A process from which the shims are forked, with modules such as JAX imported. It is started
+    for the first cluster and ends with this process."""
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
@@ -127,14 +127,14 @@ class _Shims:
         self._process: subprocess.Popen[bytes] | None = None
 
     def fork(self) -> socket.socket:
-        """Return the way to a new one."""
+        """Fork a shim; return the socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.send(b"x", [theirs.fileno()])
         return ours
 
     def send(self, message: bytes, fds: list[int]) -> None:
-        """Send what `shim.main` takes."""
+        """Send a message to `shim.main`."""
         with self._lock:
             if self._wire is None:
                 self._wire = self._start()
@@ -144,11 +144,11 @@ class _Shims:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = Path(__file__).with_name("shim.py")
-        kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
+        env = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(program), str(theirs.fileno()), *self._modules],
-                env=kept | ALONE,
+                env=env | ALONE,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -167,13 +167,12 @@ _shims = {True: _Shims("numpy", "jax"), False: _Shims()}
 
 
 def has_jax(env: dict[str, str]) -> bool:
-    """Whether what runs in this environment is a host that is not alone: elsewhere there may be no
-    JAX."""
+    """True if this is the environment of one of several hosts: only those may import JAX."""
     return int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_CREDENTIALS" in env
 
 
 class Program:
-    """A host that was forked instead of started, as its `subprocess.Popen`."""
+    """A host that was forked instead of started, with the interface of `subprocess.Popen`."""
 
     def __init__(self, wanted: dict[str, Any], output: int, fds: tuple[int, ...]) -> None:
         blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
@@ -189,11 +188,11 @@ class Program:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Nothing: it is reaped where it was forked."""
+        """Do nothing: the shim reaps the process."""
 
 
 class Runtime:
-    """Starts containers; all of them end with it."""
+    """A runtime that starts containers, which all end with it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -207,7 +206,7 @@ class Runtime:
         self._thread.start()
 
     def _shim(self, env: dict[str, str]) -> socket.socket:
-        """The way to the process that starts such containers; it is forked for the first one."""
+        """Return the socket to the shim for such containers; fork it for the first one."""
         with self._lock:
             if (key := has_jax(env)) not in self._wires:
                 self._wires[key] = _shims[key].fork()
@@ -248,7 +247,7 @@ class Runtime:
         """End all containers."""
         for wire in self._wires.values():
             wire.shutdown(socket.SHUT_WR)
-            wire.recv(1)  # until the other end is closed
+            wire.recv(1)  # waits until the other end is closed
             wire.close()
         os.close(self._waker)
         self._thread.join()
@@ -287,7 +286,7 @@ class Runtime:
                 if done < 2:
                     open_ends[id(container)] = done
                     continue
-                # what it printed is read to its end before anybody hears that it ended
+                # Report the end only after the output was read to its end.
                 if container.exit is None and container.error is None:
                     container.exit, container.signal = 137, int(signal.SIGKILL)
                 container.ended_at = time.time()
@@ -304,5 +303,5 @@ class Runtime:
         else:
             container.signal = int(news["signal"])
             container.exit = int(news["exit"])
-            return False  # told once the output is complete
+            return False  # reported once the output is complete
         return True

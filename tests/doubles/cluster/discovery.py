@@ -1,4 +1,4 @@
-"""What the API has: groups, versions, resources, and what a path names.
+"""Discovery: the groups, versions and resources of the API, and the targets of paths.
 
 In: the parts of a path. Out: `Target`, resources, documents of discovery.
 """
@@ -15,7 +15,7 @@ VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update
 
 
 class Target:
-    """What a path names."""
+    """The resource, namespace and object in a path."""
 
     def __init__(self, group: str, version: str, namespace: str, rest: list[str]) -> None:
         self.group, self.version, self.namespace = group, version, namespace
@@ -48,7 +48,7 @@ class Discovery:
 
     def __init__(self) -> None:
         self.custom: set[Resource] = {JOB_SETS}
-        """Custom resources whose definitions are installed."""
+        """The custom resources whose definitions are installed."""
 
     def _resources(self) -> list[Resource]:
         return [*ALWAYS, *sorted(self.custom, key=lambda r: r.full)]
@@ -60,11 +60,11 @@ class Discovery:
         for resource in self._resources():
             if (resource.group, resource.version, resource.plural) == target.key:
                 return resource
-        known = any((r.group, r.version) == target.key[:2] for r in self._resources())
-        if not known or target.group not in ("", "batch"):
+        has_group = any((r.group, r.version) == target.key[:2] for r in self._resources())
+        if not has_group or target.group not in ("", "batch"):
             raise problems.page_not_found()
-        said = "the server could not find the requested resource"
-        raise problems.refusal(404, "NotFound", said, details={})
+        message = "the server could not find the requested resource"
+        raise problems.refusal(404, "NotFound", message, details={})
 
     def answer(self, parts: list[str]) -> Answer:
         match parts:
@@ -76,8 +76,8 @@ class Discovery:
                 return Answer(200, {"kind": "APIVersions", "versions": ["v1"]})
             case ["apis"]:
                 groups = sorted({r.group for r in self._resources() if r.group})
-                found = [self._group(name) for name in groups]
-                return Answer(200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": found})
+                listed = [self._group(name) for name in groups]
+                return Answer(200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed})
             case ["apis", group]:
                 return Answer(200, {"kind": "APIGroup", "apiVersion": "v1"} | self._group(group))
             case ["api", version]:
@@ -90,15 +90,15 @@ class Discovery:
         versions = sorted({r.version for r in self._resources() if r.group == name})
         if not versions:
             raise problems.page_not_found()
-        found = [{"groupVersion": f"{name}/{v}", "version": v} for v in versions]
-        return {"name": name, "versions": found, "preferredVersion": found[0]}
+        entries = [{"groupVersion": f"{name}/{v}", "version": v} for v in versions]
+        return {"name": name, "versions": entries, "preferredVersion": entries[0]}
 
     def _list_resources(self, group: str, version: str) -> Answer:
-        found = [r for r in self._resources() if (r.group, r.version) == (group, version)]
-        if not found:
+        resources = [r for r in self._resources() if (r.group, r.version) == (group, version)]
+        if not resources:
             raise problems.page_not_found()
         listed: list[Object] = []
-        for r in found:
+        for r in resources:
             entry = {"name": r.plural, "singularName": r.kind.lower(), "kind": r.kind}
             listed.append(entry | {"namespaced": r.namespaced, "verbs": VERBS})
             if r is PODS:

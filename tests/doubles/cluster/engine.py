@@ -1,7 +1,7 @@
-"""One thread that does the work of all controllers, one item after the other.
+"""The thread of all controllers, which handles one item after the other.
 
-In: items by name and key, now or later. Out: calls of the handlers. An item that is already waiting
-is not added again; one that is added while it is being handled is handled once more.
+In: items by name and key, with or without a delay. Out: calls of the handlers. An item that already
+waits is not added again; an item that is added while it is being handled is handled once more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Engine:
         self.crashes: list[str] = []
         self._handlers: dict[str, Callable[[Any], None]] = {}
         self._ready: OrderedDict[Item, None] = OrderedDict()
-        self._later: list[tuple[float, int, Item]] = []
+        self._delayed: list[tuple[float, int, Item]] = []
         self._numbers = itertools.count()
         self._wanted = threading.Condition()
         self._stopped = False
@@ -49,17 +49,17 @@ class Engine:
             self._thread.join()
 
     def add(self, name: str, key: Hashable, delay: float = 0.0) -> None:
-        """Have an item handled, after `delay` seconds."""
+        """Add an item, to be handled after `delay` seconds."""
         with self._wanted:
             if delay > 0:
                 at = time.monotonic() + delay
-                heapq.heappush(self._later, (at, next(self._numbers), (name, key)))
+                heapq.heappush(self._delayed, (at, next(self._numbers), (name, key)))
             else:
                 self._ready[name, key] = None
             self._wanted.notify()
 
     def settle(self) -> None:
-        """Until nothing is left to do now."""
+        """Wait until no item is due."""
         with self._wanted:
             while (self._ready or self._busy) and not self._stopped:
                 self._wanted.wait(1.0)
@@ -69,13 +69,13 @@ class Engine:
             self._busy = False
             while not self._stopped:
                 now = time.monotonic()
-                while self._later and self._later[0][0] <= now:
-                    self._ready[heapq.heappop(self._later)[2]] = None
+                while self._delayed and self._delayed[0][0] <= now:
+                    self._ready[heapq.heappop(self._delayed)[2]] = None
                 if self._ready:
                     self._busy = True
                     return self._ready.popitem(last=False)[0]
                 self._wanted.notify_all()
-                self._wanted.wait(self._later[0][0] - now if self._later else None)
+                self._wanted.wait(self._delayed[0][0] - now if self._delayed else None)
             return None
 
     def _run(self) -> None:
@@ -84,7 +84,7 @@ class Engine:
             try:
                 self._handlers[name](key)
             except Refused as refused:
-                if refused.code != 404:  # it changed meanwhile
+                if refused.code != 404:  # The object changed meanwhile.
                     self.add(name, key, RETRY_S)
             except Exception:
                 self.crashes.append(f"{name} {key}\n{traceback.format_exc()}")

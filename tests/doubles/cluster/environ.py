@@ -1,7 +1,7 @@
-"""The environment of a container, exactly as its pod says, and the addresses of pods.
+"""The environment of a container, exactly as in its pod, and the addresses of pods.
 
 In: a pod, a container, Secrets and ConfigMaps. Out: variables and argv, or `NotReady` with the
-kubelet's sentence. In place of DNS, names of pods in values become addresses.
+kubelet's sentence. There is no DNS: names of pods in values are replaced by addresses.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Lead = Callable[[list[str]], str]
 
 
 class NotReady(Exception):
-    """What keeps a container from being created."""
+    """The reason why a container cannot be created."""
 
 
 class Addresses:
-    """A loopback address for each pod, known by its host name before it runs. While pods before it
-    still run, `lead` says where the name leads, by all their addresses, the oldest first."""
+    """The loopback addresses of pods, by host name, before the pods run. While earlier pods with
+    the name still run, `lead` chooses among all their addresses, the oldest first."""
 
     def __init__(self) -> None:
         self._next = [random.randrange(16, 250), random.randrange(256), 1]
-        self._known: dict[tuple[str, ...], str] = {}
+        self._by_name: dict[tuple[str, ...], str] = {}
 
     def of_pod(self, pod: Object) -> str:
-        """A pod's own address."""
+        """Return the address of a pod."""
         host, subdomain = pod["spec"].get("hostname"), pod["spec"].get("subdomain")
         if not host or not subdomain:
             return self.fresh()
         return self._named(pod, host, subdomain)
 
     def with_addresses(self, pod: Object, value: str, lead: Lead) -> str:
-        """The value with names of pods that share the pod's subdomain replaced."""
+        """Replace the names of pods of the same subdomain in a value by addresses."""
         subdomain = pod["spec"].get("subdomain")
         if not subdomain or f".{subdomain}" not in value:
             return value
@@ -52,15 +52,15 @@ class Addresses:
         pattern = (
             rf"(?<![-\w.])([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)\.{re.escape(subdomain)}{tail}(?![-\w.])"
         )
-        return re.sub(pattern, lambda found: lead(self._all_named(pod, found[1], subdomain)), value)
+        return re.sub(pattern, lambda name: lead(self._all_named(pod, name[1], subdomain)), value)
 
     def _named(self, pod: Object, host: str, subdomain: str) -> str:
         labels = pod["metadata"].get("labels") or {}
         group = (labels.get(JOB_SET, pod["metadata"]["namespace"]), labels.get(ATTEMPT, "0"))
         key = (*group, subdomain, host)
-        if key not in self._known:
-            self._known[key] = self.fresh()
-        return self._known[key]
+        if key not in self._by_name:
+            self._by_name[key] = self.fresh()
+        return self._by_name[key]
 
     def _all_named(self, pod: Object, host: str, subdomain: str) -> list[str]:
         own = self._named(pod, host, subdomain)
@@ -69,7 +69,7 @@ class Addresses:
         group = (pod["metadata"].get("labels") or {}).get(JOB_SET, "")
         before = [
             address
-            for (of, _, *name), address in self._known.items()
+            for (of, _, *name), address in self._by_name.items()
             if (of, name) == (group, [subdomain, host]) and address != own
         ]
         return [*before, own]
@@ -81,18 +81,18 @@ class Addresses:
 
 
 def command_of(container: Object, env: dict[str, str], image: list[str]) -> list[str]:
-    """What is executed: the command or the image's, and the arguments."""
+    """Return the argv: the command, or the image's, and the arguments."""
     words = [*(container.get("command") or image), *(container.get("args") or ())]
     return [expanded(word, env) for word in words]
 
 
 def expanded(text: str, env: dict[str, str]) -> str:
-    """`$(NAME)` replaced where NAME is known; `$$` is a dollar sign."""
+    """Replace `$(NAME)` in a text if NAME is a variable, and `$$` by a dollar sign."""
 
-    def one(found: re.Match[str]) -> str:
-        if found[0] == "$$":
+    def one(matched: re.Match[str]) -> str:
+        if matched[0] == "$$":
             return "$"
-        return env.get(found[1], found[0])
+        return env.get(matched[1], matched[0])
 
     return REFERENCE.sub(one, text)
 
@@ -100,7 +100,7 @@ def expanded(text: str, env: dict[str, str]) -> str:
 def container_environ(
     pod: Object, container: Object, store: Store, address: str, host_ip: str
 ) -> dict[str, str]:
-    """The variables that the pod gives its container."""
+    """Return the variables of a container."""
     env: dict[str, str] = {}
     for source in container.get("envFrom") or ():
         for kind, resource in (("secretRef", SECRETS), ("configMapRef", CONFIG_MAPS)):
@@ -160,10 +160,10 @@ def _held(
 
 
 def field_value(pod: Object, path: str, address: str, host_ip: str) -> str:
-    """What a fieldRef names."""
+    """Return the value of a fieldRef."""
     meta = pod["metadata"]
-    if found := QUOTED.match(path):
-        return str((meta.get(found[1]) or {}).get(found[2], ""))
+    if matched := QUOTED.match(path):
+        return str((meta.get(matched[1]) or {}).get(matched[2], ""))
     plain: dict[str, Callable[[], str]] = {
         "metadata.name": lambda: meta["name"],
         "metadata.namespace": lambda: meta["namespace"],

@@ -1,7 +1,7 @@
-"""The cluster as a test holds it: start it, look into it, break it.
+"""The cluster for tests: start it, read its state, break it.
 
-In: node pools and timings. Out: a kubeconfig that the official client takes; objects, requests and
-logs for the test to look at; ways to make things go wrong. Everything ends with `close`.
+In: node pools and timings. Out: a kubeconfig for the official client; objects, requests and logs;
+ways to make the cluster fail. Everything ends with `close`.
 
     with FakeCluster([CPU_POOL]) as cluster:
         config.load_kube_config(str(cluster.kubeconfig))
@@ -54,12 +54,12 @@ from doubles.cluster.store import Store
 from doubles.cluster.timings import Timings
 
 ADMIN, ADMIN_TOKEN = "admin@example.com", "token-1"
-"""Whom the kubeconfig names; may do everything, unless `restrict` says otherwise."""
+"""The user in the kubeconfig, who may do everything unless `restrict` was called."""
 NAMESPACE = "default"
 
 
 class FakeCluster:
-    """An API server with everything behind it."""
+    """An API server with its controllers, scheduler and nodes."""
 
     def __init__(
         self,
@@ -72,8 +72,17 @@ class FakeCluster:
         environ: dict[str, str] | None = None,
         deaf: bool = False,
     ) -> None:
-        """With `deaf`, processes ignore SIGTERM unless they handle it, as PID 1 does. `environ` is
-        what the image sets; pods see nothing else of this process's environment."""
+        """Start a cluster.
+
+        Args:
+            pools: node pools.
+            namespaces: the namespaces; the first one is the kubeconfig's.
+            service_accounts: accounts in each namespace.
+            timings: the delays of the cluster.
+            job_sets: whether JobSet is installed.
+            environ: variables of the image; pods get nothing else of this process's environment.
+            deaf: whether processes ignore SIGTERM unless they handle it, like PID 1.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=os.environ.get("TMPDIR")))
         self.kubeconfig = self.folder / "kubeconfig"
         self.timings = timings or Timings()
@@ -81,8 +90,8 @@ class FakeCluster:
         self.store = Store()
         self.engine = Engine()
         self.recorder = Recorder(self.store)
-        # Who hears of a change first acts first: a pod has its node before its Job looks again, and
-        # a JobSet sees each state of its Jobs.
+        # Listeners act in this order: a pod has its node before its Job is handled again, and a
+        # JobSet handles each state of its Jobs.
         self.scheduler = Scheduler(self.store, self.engine, self.recorder)
         self.collector = Collector(self.store, self.engine)
         self.admission = Admission(self.store)
@@ -147,7 +156,7 @@ class FakeCluster:
     ) -> None:
         self.close()
 
-    # How clients get in
+    # --- access of clients
 
     @property
     def url(self) -> str:
@@ -156,8 +165,9 @@ class FakeCluster:
     def write_kubeconfig(
         self, path: Path, *, token: str | None = None, exec_plugin: bool = False
     ) -> Path:
-        """A kubeconfig for the administrator, or for whom `token` stands for ("" for nobody). With
-        `exec_plugin` the token comes from a program that is asked again when it has expired."""
+        """Write a kubeconfig for the administrator, or for the user of `token` ("" for none). With
+        `exec_plugin` the token comes from a program, which clients run again when it has expired.
+        """
         token = self._token if token is None else token
         user: Object = {"token": token} if token else {}
         if exec_plugin:
@@ -191,43 +201,43 @@ class FakeCluster:
     def set_image(
         self, entrypoints: Mapping[str, list[str]], environ: Mapping[str, str] | None = None
     ) -> None:
-        """Say what images run by themselves, by parts of their names, and what all of them set."""
+        """Set the entrypoints of images, by parts of their names, and the variables of all."""
         self.kubelet.entrypoints |= entrypoints
         self.kubelet.image_environ |= environ or {}
 
     def add_user(self, name: str, permission: Permission) -> str:
-        """A user who may do what `permission` says. Their token."""
+        """Add a user with a permission; return the user's token."""
         token = f"token-of-{name}"
         self.api.users[name] = permission
         self.api.tokens[token] = name
         return token
 
     def restrict(self, permission: Permission) -> None:
-        """Whom the kubeconfig names may do what `permission` says, and is no administrator."""
+        """Give the kubeconfig's user this permission instead of all."""
         self.api.users[ADMIN] = permission
         self.api.used.clear()
 
     def used(self) -> set[tuple[str, str]]:
-        """The verbs and resources that whom the kubeconfig names has used since `restrict`."""
+        """Return the verbs and resources that the kubeconfig's user has used since `restrict`."""
         return {(verb, noun) for user, verb, noun in self.api.used if user == ADMIN}
 
     def refused(self) -> list[str]:
-        """What whom the kubeconfig names has tried, and may not do."""
+        """Return the calls of the kubeconfig's user that were refused."""
         return sorted(f"{verb} {noun}" for user, verb, noun in self.api.refused if user == ADMIN)
 
     def expire_token(self) -> None:
-        """The administrator's token is refused from now on."""
+        """Refuse the administrator's token from now on."""
         self.api.tokens.pop(self._token, None)
 
     def renew_token(self) -> str:
-        """A new token for the administrator: in the kubeconfig and for the exec plugin."""
+        """Make a new token for the administrator, in the kubeconfig and for the exec plugin."""
         self._token = f"token-{len(self.api.tokens) + int(time.time())}"
         self.api.tokens[self._token] = ADMIN
         (self.folder / "token").write_text(self._token)
         self.write_kubeconfig(self.kubeconfig)
         return self._token
 
-    # What there is
+    # --- contents
 
     def add_namespace(self, name: str, service_accounts: Iterable[str] = ("default",)) -> None:
         if self.store.get(NAMESPACES, "", name) is None:
@@ -243,7 +253,7 @@ class FakeCluster:
                 )
 
     def add_pool(self, pool: NodePool) -> list[str]:
-        """Nodes. Their names."""
+        """Add the nodes of a pool; return their names."""
         return [str(self.store.create(NODES, node)["metadata"]["name"]) for node in pool.objects()]
 
     def install_job_sets(self) -> None:
@@ -251,7 +261,7 @@ class FakeCluster:
         self._define(JOB_SETS)
 
     def remove_job_sets(self) -> None:
-        """The definition goes, and with it every JobSet; open watches end."""
+        """Remove the definition of JobSets, and with it every JobSet; open watches end."""
         self.api.discovery.custom.discard(JOB_SETS)
         for obj in self.store.all(JOB_SETS):
             self.delete("jobsets", obj["metadata"]["name"], namespace=obj["metadata"]["namespace"])
@@ -276,10 +286,10 @@ class FakeCluster:
         )
 
     def install_kueue(self, quotas: dict[str, dict[str, str]], namespace: str = "") -> Kueue:
-        """Queues by name, with what may run at once: `{"lq": {"google.com/tpu": "4"}}`."""
+        """Install queues by name, with their quotas: `{"lq": {"google.com/tpu": "4"}}`."""
         self.api.discovery.custom.update(QUEUES)
-        place = namespace or self.namespace
-        kueue = Kueue(self.store, self.engine, self.recorder, place, quotas)
+        namespace = namespace or self.namespace
+        kueue = Kueue(self.store, self.engine, self.recorder, namespace, quotas)
         self.admit_with(kueue.suspend)
         return kueue
 
@@ -288,19 +298,19 @@ class FakeCluster:
         self.store.create(QUOTAS, {"metadata": meta, "spec": {"hard": hard}})
 
     def admit_with(self, check: Callable[[Resource, Object], None]) -> None:
-        """Have `check` see (and change, or refuse) each object that clients create."""
+        """Call `check` with each object that clients create; it may change or refuse the object."""
         self.api.admitting.append(check)
 
-    # Looking
+    # --- reading
 
     def objects(self, plural: str, namespace: str = "") -> list[Object]:
-        """Copies of all objects of a kind."""
+        """Return copies of all objects of a kind."""
         return [clone(obj) for obj in self.store.all(self._resource(plural), namespace)]
 
     def object(self, plural: str, name: str, namespace: str = "") -> Object | None:
         resource = self._resource(plural)
-        place = (namespace or self.namespace) if resource.namespaced else ""
-        return clone(self.store.get(resource, place, name))  # type: ignore[no-any-return]
+        namespace = (namespace or self.namespace) if resource.namespaced else ""
+        return clone(self.store.get(resource, namespace, name))  # type: ignore[no-any-return]
 
     def _resource(self, plural: str) -> Resource:
         from doubles.cluster.kinds import ALWAYS, QUEUES
@@ -308,7 +318,7 @@ class FakeCluster:
         return next(r for r in (*ALWAYS, *QUEUES, JOB_SETS) if r.plural == plural)
 
     def left_over(self) -> list[str]:
-        """What was made since the cluster began and is still there, of every kind but Events."""
+        """Return the objects that were created since the start and still exist, except Events."""
         return sorted(self._names() - self._before)
 
     def _names(self) -> set[str]:
@@ -323,35 +333,35 @@ class FakeCluster:
     def wait_for(
         self, condition: Callable[[], object], timeout_s: float = 60.0, what: str = ""
     ) -> object:
-        """What `condition` says once that is true; it is asked after every change."""
+        """Wait until `condition`, called after every change, is true; return its result."""
         until = time.monotonic() + timeout_s
         while True:
             version = self.store.version
-            if found := condition():
-                return found
+            if result := condition():
+                return result
             if self.crashes:
                 raise AssertionError(self.crashes[0])
-            left = until - time.monotonic()
-            if left <= 0:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
                 raise AssertionError(f"waited in vain for {what or condition}\n{self.describe()}")
-            self.store.wait(version, min(left, 0.5))
+            self.store.wait(version, min(left_s, 0.5))
 
     def wait_for_condition(
         self, plural: str, name: str, kind: str, timeout_s: float = 60.0
     ) -> Object:
-        """The object, once it has this condition."""
+        """Wait until an object has a condition; return the object."""
         from doubles.cluster.objects import is_true
 
-        def look() -> Object | None:
+        def read() -> Object | None:
             obj = self.object(plural, name)
             return obj if obj is not None and is_true(obj, kind) else None
 
-        found = self.wait_for(look, timeout_s, f"{plural}/{name} {kind}")
-        assert isinstance(found, dict)
-        return found
+        obj = self.wait_for(read, timeout_s, f"{plural}/{name} {kind}")
+        assert isinstance(obj, dict)
+        return obj
 
     def describe(self) -> str:
-        """All objects in a few lines, and the last lines of pods, for failed tests."""
+        """Describe all objects and the last output of pods in a few lines, for failed tests."""
         lines = []
         for resource in (JOB_SETS, JOBS, PODS):
             for obj in self.store.all(resource):
@@ -365,14 +375,14 @@ class FakeCluster:
         return "\n".join(lines)
 
     def log(self, pod: str, namespace: str = "") -> str:
-        """What a pod's first container printed."""
+        """Return the output of a pod's first container."""
         obj = self.object("pods", pod, namespace)
         assert obj is not None, f"no pod {pod}"
         logs = self.kubelet.log_of(obj["metadata"]["uid"], 0)
         return b"".join(logs[-1].read()).decode(errors="replace") if logs else ""
 
     def pid(self, pod: str, namespace: str = "") -> int:
-        """The process of a pod's first container."""
+        """Return the process id of a pod's first container."""
         obj = self.object("pods", pod, namespace)
         assert obj is not None, f"no pod {pod}"
         container = self.kubelet.pods[obj["metadata"]["uid"]].running[0]
@@ -385,8 +395,8 @@ class FakeCluster:
         return list(self.api.requests)
 
     def counts(self) -> Counter[str]:
-        """Requests by verb and resource: "create jobs", "watch pods", "get pods/log"; "try jobs"
-        is a dry run."""
+        """Count requests by verb and resource: "create jobs", "watch pods", "get pods/log"; "try
+        jobs" is a dry run."""
         return self.api.counts()
 
     def forget_requests(self) -> None:
@@ -394,18 +404,18 @@ class FakeCluster:
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Fields that clients sent and the API does not know: typing errors, mostly."""
+        """Fields from clients that the API does not know, which are typing errors, mostly."""
         return self.api.unknown
 
     @property
     def crashes(self) -> list[str]:
-        """Errors of the cluster itself."""
+        """Errors of the double itself."""
         return self.engine.crashes + self.server.crashes
 
-    # Breaking
+    # --- breaking
 
     def stop_server(self) -> None:
-        """The API server is gone; pods go on."""
+        """Stop the API server; pods go on."""
         self.server.stop()
 
     def start_server(self, *, new_port: bool = False) -> None:
@@ -416,13 +426,13 @@ class FakeCluster:
             self.write_kubeconfig(self.kubeconfig)
 
     def restart_server(self, down_s: float = 0.0) -> None:
-        """The API server restarts on its port: all connections break, nothing is lost."""
+        """Restart the API server on its port: all connections break, but no object is lost."""
         self.server.stop()
         time.sleep(down_s)
         self.server.start()
 
     def compact(self) -> None:
-        """Forget history: a watch that goes on from before gets 410."""
+        """Drop the history: a watch that continues from an earlier version gets 410."""
         self.store.compact()
 
     def delete(
@@ -440,7 +450,7 @@ class FakeCluster:
         )
 
     def evict_pod(self, name: str, namespace: str = "", *, preempted: bool = False) -> None:
-        """As the eviction API does it; or the scheduler, for a pod of higher priority."""
+        """Evict a pod like the eviction API, or preempt it like the scheduler."""
         reason, message = "EvictionByEvictionAPI", "Eviction API: evicting"
         if preempted:
             reason = "PreemptionByScheduler"
@@ -451,7 +461,7 @@ class FakeCluster:
     def kill_pod_process(
         self, name: str, number: int = signal.SIGKILL, *, oom: bool = False, namespace: str = ""
     ) -> None:
-        """A signal to the pod's process; with `oom` as if the kernel had sent it."""
+        """Send a signal to a pod's process; with `oom`, report it as out of memory."""
         pid = self.pid(name, namespace)
         if oom:
             obj = self.object("pods", name, namespace)
@@ -460,7 +470,7 @@ class FakeCluster:
         os.kill(pid, number)
 
     def lose_node(self, name: str) -> None:
-        """The machine loses power: its processes end, nobody says so."""
+        """Let a machine lose power: its processes end, and nobody reports it."""
         self.nodes.lose(name)
         for pod in list(self.kubelet.pods.values()):
             if pod.node == name:
@@ -472,7 +482,7 @@ class FakeCluster:
         self.store.remove(NODES, "", name)
 
     def hold_back(self, prefix: str) -> None:
-        """Pods whose names start so (a pattern) are not scheduled and nobody says why."""
+        """Do not schedule pods whose names match a pattern, and give no reason."""
         self.scheduler.held.add(prefix)
 
     def let_go(self, prefix: str) -> None:

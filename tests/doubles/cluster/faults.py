@@ -1,7 +1,7 @@
-"""What goes wrong between a client and the API server, when a test wants it.
+"""Failures between a client and the API server, on request of a test.
 
-In: calls from the test. Out: what `before` says about the next request: an answer in place of the
-real one, a delay, a closed connection; and open streams that break.
+In: calls from the test. Out: rules for the next requests: another answer, a delay, a closed
+connection; and open streams that break.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALL = "*"
 
 @dataclass
 class Rule:
-    """One wish: which requests, how many, and what happens to them."""
+    """A rule: which requests fail, how many of them, and how."""
 
     verb: str
     resource: str
@@ -26,19 +26,19 @@ class Rule:
     delay_s: float = 0.0
     reset: bool = False
     after: bool = False
-    """Whether the request is carried out first and its answer lost."""
+    """True if the request is carried out and only its answer is lost."""
 
 
 @dataclass
 class Break:
-    """How an open stream ends: plainly, within a line, or within a chunk of the transfer."""
+    """The end of an open stream: regular, within a line, or within a chunk of the transfer."""
 
     where: str = "end"
 
 
 @dataclass(eq=False)
 class Stream:
-    """A watch or a followed log that is open."""
+    """An open watch or followed log."""
 
     verb: str
     resource: str
@@ -47,8 +47,8 @@ class Stream:
 
 @dataclass
 class Faults:
-    """All wishes of a test. Verbs are those of the API (get, list, watch, create, delete ...), and
-    "try" for dry runs; resources plurals ("jobs", "pods/log"); both may be patterns."""
+    """All rules of a test. Verbs are those of the API (get, list, watch, create, delete ...), and
+    "try" for dry runs; resources are plurals ("jobs", "pods/log"). Both may be patterns."""
 
     _rules: list[Rule] = field(default_factory=list)
     _streams: list[Stream] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Faults:
         retry_after: int | None = None,
         after: bool = False,
     ) -> None:
-        """The next requests get this status. With `after` they are carried out all the same."""
+        """Answer the next requests with this status; with `after`, carry them out all the same."""
         reason, text = {
             409: ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
             429: ("TooManyRequests", "Too many requests, please try again later."),
@@ -82,7 +82,7 @@ class Faults:
         self._add(Rule(verb, resource, times, refused=refused, after=after))
 
     def plain(self, code: int, text: str, *, times: int = 1, verb: str = ALL) -> None:
-        """An answer that is no Status, as a load balancer in front of the server gives it."""
+        """Answer the next requests with text instead of a Status, like a load balancer."""
         self._add(Rule(verb, ALL, times, refused=Refused(code, text)))
 
     def slow(self, delay_s: float, *, times: int = 1, verb: str = ALL, resource: str = ALL) -> None:
@@ -91,7 +91,7 @@ class Faults:
     def reset(
         self, *, times: int = 1, verb: str = ALL, resource: str = ALL, after: bool = False
     ) -> None:
-        """The connection closes without an answer; with `after` the request was carried out."""
+        """Close the connections of the next requests; with `after`, carry the requests out."""
         self._add(Rule(verb, resource, times, reset=True, after=after))
 
     def clear(self) -> None:
@@ -99,45 +99,46 @@ class Faults:
             self._rules.clear()
 
     def drop_watches(self, resource: str = ALL, *, where: str = "end") -> int:
-        """Break open watches: at the `end` of an event, in a `line`, in a `chunk`. How many."""
+        """Break open watches at the `end` of an event, in a `line` or in a `chunk`; return how
+        many."""
         return self._drop("watch", resource, where)
 
     def drop_logs(self, *, where: str = "end") -> int:
-        """Break open log streams, in the same ways. How many."""
+        """Break open log streams in the same ways; return how many."""
         return self._drop("log", ALL, where)
 
     def _drop(self, verb: str, resource: str, where: str) -> int:
         if where not in ("end", "line", "chunk", "reset"):
             raise ValueError(where)
         with self._lock:
-            found = [
+            streams = [
                 s
                 for s in self._streams
                 if s.verb == verb and fnmatch.fnmatch(s.resource, resource) and s.broken is None
             ]
-            for stream in found:
+            for stream in streams:
                 stream.broken = Break(where)
-            return len(found)
+            return len(streams)
 
-    # For the server
+    # --- for the server
 
     def before(self, verb: str, resource: str) -> list[Rule]:
-        """What happens to this request."""
+        """Return the rules for this request, and use each of them up once."""
         with self._lock:
-            found = [
+            matching = [
                 rule
                 for rule in self._rules
                 if fnmatch.fnmatch(verb, rule.verb) and fnmatch.fnmatch(resource, rule.resource)
             ]
-            taken: list[Rule] = []
-            for rule in found:
-                taken.append(rule)
+            rules: list[Rule] = []
+            for rule in matching:
+                rules.append(rule)
                 rule.left -= 1
                 if rule.left <= 0:
                     self._rules.remove(rule)
                 if rule.refused or rule.reset:
                     break
-            return taken
+            return rules
 
     def opened(self, verb: str, resource: str) -> Stream:
         stream = Stream(verb, resource)

@@ -1,8 +1,8 @@
-"""Fixtures of pytest: a fresh cluster and its kubeconfig, or one that is really there.
+"""Fixtures of pytest: a new double of a cluster, or the existing cluster that `make test-cluster`
+names.
 
-In: nothing, or a test's mark `cluster(pools=..., **settings)` with what `FakeCluster` takes; of the
-environment, what `make test-cluster` is told. Out: a running cluster that is checked and ended
-after the test. Called by pytest for every test folder.
+In: a test's mark `cluster(pools=..., **settings)` with arguments of `FakeCluster`; the environment
+of `make test-cluster`. Out: a running cluster that is checked and ended after the test.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from doubles.cluster.fake import FakeCluster
     from doubles.cluster.real import RealCluster
 
-_GIVEN = dict(os.environ)
-"""Before tests get an environment of their own."""
-REAL = _GIVEN.get("KINETIC_TEST_KUBECONFIG", "")
+_ENVIRON = dict(os.environ)
+"""The environment before tests get one of their own."""
+REAL = _ENVIRON.get("KINETIC_TEST_KUBECONFIG", "")
 """The kubeconfig of the cluster that `make test-cluster` names."""
-SHARES_FILES = not REAL or "KINETIC_POD_PYTHON" in _GIVEN
-"""Whether pods are processes of this machine."""
+SHARES_FILES = not REAL or "KINETIC_POD_PYTHON" in _ENVIRON
+"""True if pods are processes of this machine."""
 LEFT_WITHIN_S = 120.0
-"""How long a cluster may take to remove what was deleted."""
-_TAKEN = (
+"""The longest time that a cluster may take to remove deleted objects."""
+_SETTINGS = (
     "KINETIC_CLUSTER",
     "KINETIC_NAMESPACE",
     "KINETIC_POD_PYTHON",
@@ -38,7 +38,7 @@ _TAKEN = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-cluster` runs."""
+    """Mark the tests of `make test-cluster`."""
     for item in items:
         if "any_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("kubernetes")
@@ -69,12 +69,12 @@ def kubeconfig(cluster: FakeCluster) -> Path:
 
 @pytest.fixture
 def any_cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster | RealCluster]:
-    """The cluster that `make test-cluster` names; else the double."""
+    """The cluster that `make test-cluster` names, or else the double."""
     if not REAL:
         yield request.getfixturevalue("cluster")
         return
     if request.node.get_closest_marker("double"):
-        pytest.skip("needs what only the double of a cluster does at a word, such as faults")
+        pytest.skip("needs the double of a cluster, for example for its faults")
     from doubles.cluster.real import RealCluster
 
     real = RealCluster(REAL)
@@ -89,9 +89,9 @@ def any_cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster | RealCl
 def on_cluster(
     any_cluster: FakeCluster | RealCluster, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeCluster | RealCluster]:
-    """The cluster, named by the settings of the test's process. The caller has the rights that the
-    documentation asks for, and tries nothing else. What a job has made in the cluster must be gone
-    after the test, by whatever ended the job."""
+    """The cluster, named by the settings of the test's process. The caller has only the documented
+    rights, and must try nothing else. After the test no objects of jobs may be left, however the
+    jobs ended."""
     from doubles.cluster.fake import FakeCluster
     from doubles.cluster.roles import submitter
 
@@ -111,16 +111,16 @@ def on_cluster(
 def settings_of(cluster: FakeCluster | RealCluster, home: Path) -> dict[str, str]:
     """Return the variables of a caller whose jobs go to a cluster.
 
-    The store is a folder that pods share with this machine, where they are its processes. Else it
-    is the one that the environment names."""
-    found = {"KUBECONFIG": str(cluster.kubeconfig), "KINETIC_POD_SIMULATED": "1"}
+    If pods are processes of this machine, the store is a folder that they share; otherwise the
+    environment names it."""
+    variables = {"KUBECONFIG": str(cluster.kubeconfig), "KINETIC_POD_SIMULATED": "1"}
     if not REAL:
-        found |= {"KINETIC_CLUSTER": "fake", "KINETIC_POD_PYTHON": sys.executable}
-        return found | {"KINETIC_POD_STORE": f"file://{home}"}
-    found["KINETIC_CLUSTER"] = cluster.context  # type: ignore[union-attr]
-    found |= {name: _GIVEN[name] for name in _TAKEN if _GIVEN.get(name)}
-    if "KINETIC_POD_STORE" in found:
-        return {"KINETIC_STORE": found["KINETIC_POD_STORE"]} | found
-    if SHARES_FILES and "KINETIC_STORE" not in found:
-        found["KINETIC_POD_STORE"] = f"file://{home}"
-    return found
+        variables |= {"KINETIC_CLUSTER": "fake", "KINETIC_POD_PYTHON": sys.executable}
+        return variables | {"KINETIC_POD_STORE": f"file://{home}"}
+    variables["KINETIC_CLUSTER"] = cluster.context  # type: ignore[union-attr]
+    variables |= {name: _ENVIRON[name] for name in _SETTINGS if _ENVIRON.get(name)}
+    if "KINETIC_POD_STORE" in variables:
+        return {"KINETIC_STORE": variables["KINETIC_POD_STORE"]} | variables
+    if SHARES_FILES and "KINETIC_STORE" not in variables:
+        variables["KINETIC_POD_STORE"] = f"file://{home}"
+    return variables

@@ -1,9 +1,8 @@
-"""The Job controller: pods for Jobs, what becomes of them, and the Job's conditions.
+"""The Job controller: the pods of Jobs, their ends, and the Jobs' conditions.
 
 In: Jobs and the pods that they control. Out: pods created and deleted, the Job's status and Events.
 States follow each other as in Kubernetes 1.36: terminated pods are first noted as uncounted, then
-lose their finalizer, then count; FailureTarget comes before Failed, and only once no pod is left
-that still ends.
+lose their finalizer, then count. FailureTarget comes first, and Failed once all pods have ended.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Jobs:
 
 
 class _Sync:
-    """One look at one Job."""
+    """One pass over one Job."""
 
     def __init__(self, jobs: Jobs, key: tuple[str, str], job: Object) -> None:
         self._jobs, self.key, self.job = jobs, key, job
@@ -85,19 +84,19 @@ class _Sync:
         self.counted_now = False
         self.leaving = "deletionTimestamp" in job["metadata"]
         self.suspended = bool(self.spec.get("suspend"))
-        self.look()
+        self.read_pods()
 
-    def look(self) -> None:
+    def read_pods(self) -> None:
         self.pods = self._jobs.pods(self.job)
         self.active = [p for p in self.pods if not _ended(p) and not _deleting(p)]
         self.ready = [p for p in self.active if is_true(p, "Ready")]
         self.terminating = [p for p in self.pods if not _ended(p) and _deleting(p)]
         self.tracked = [p for p in self.pods if TRACKING in (p["metadata"].get("finalizers") or ())]
 
-    # The pass
+    # --- the pass
 
     def run(self) -> None:
-        for outcome in ("succeeded", "failed"):  # noted last time, and free of its finalizer now
+        for outcome in ("succeeded", "failed"):  # noted last time, and without finalizer now
             if uids := self.uncounted.pop(outcome, None):
                 self.counted_now = True
                 self.status[outcome] = self.status.get(outcome, 0) + len(uids)
@@ -110,7 +109,7 @@ class _Sync:
         elif not self.leaving:
             later = self._manage()
         if later:
-            return  # the scheduler looks at the first pod before there are more
+            return  # The scheduler handles the first pod before there are more.
         self._note_numbers()
         counted = self._note_terminated(verdict)
         if verdict is not None:
@@ -123,7 +122,7 @@ class _Sync:
             self._jobs._store.update(
                 PODS, meta["namespace"], meta["name"], without_finalizer(TRACKING), uid=meta["uid"]
             )
-        if over and verdict is not None:  # else others see what is noted; the next look counts it
+        if over and verdict is not None:  # Otherwise the next pass counts the noted pods.
             self._finish(verdict)
 
     def _put(self, kind: str, reason: str, message: str, status: str = "True") -> bool:
@@ -135,14 +134,14 @@ class _Sync:
         self._jobs._recorder.say(ACTOR, self.job, reason, message, warning=warning)
 
     def _note_numbers(self) -> None:
-        self.look()
+        self.read_pods()
         self.status.pop("active", None)
         if self.active:
             self.status["active"] = len(self.active)
         self.status["terminating"] = len(self.terminating)
         self.status["ready"] = len(self.ready)
 
-    # What is decided
+    # --- decisions
 
     def _interim(self) -> Verdict | None:
         for kind in ("FailureTarget", "SuccessCriteriaMet"):
@@ -174,15 +173,15 @@ class _Sync:
             return "FailureTarget", "BackoffLimitExceeded", exceeded
         deadline = self.spec.get("activeDeadlineSeconds")
         if deadline is not None and (started := self.status.get("startTime")):
-            left = seconds(started) + deadline - time.time()
-            if left <= 0:
+            left_s = seconds(started) + deadline - time.time()
+            if left_s <= 0:
                 message = "Job was active longer than specified deadline"
                 return "FailureTarget", "DeadlineExceeded", message
-            self._jobs._engine.add("job", self.key, left)
+            self._jobs._engine.add("job", self.key, left_s)
         return None
 
     def _restarts(self) -> int:
-        """Restarts inside of pods, which count where the policy is OnFailure."""
+        """Count the restarts inside of pods, if the restart policy is OnFailure."""
         if self.spec["template"]["spec"]["restartPolicy"] != "OnFailure":
             return 0
         return sum(
@@ -227,7 +226,7 @@ class _Sync:
             "Reached expected number of succeeded pods",
         )
 
-    # What is done
+    # --- actions
 
     def _remove_active(self) -> None:
         for pod in self.active:
@@ -236,7 +235,7 @@ class _Sync:
             self._say("SuccessfulDelete", f"Deleted pod: {meta['name']}")
 
     def _manage(self) -> bool:
-        """Have the right pods. Whether there is more to do once others have looked."""
+        """Create and delete pods; return whether another pass has more to do."""
         if self.suspended:
             self._remove_active()
             if self._put("Suspended", "JobSuspended", "Job suspended"):
@@ -255,7 +254,7 @@ class _Sync:
         return later
 
     def _wanted(self) -> list[int | None]:
-        """The indexes of the pods that are missing."""
+        """Return the indexes of the missing pods."""
         parallelism, completions = self.spec["parallelism"], self.spec.get("completions")
         busy = len(self.active)
         replaces_late = self.spec["podReplacementPolicy"] == "Failed"
@@ -269,8 +268,8 @@ class _Sync:
             if completions is None:
                 return [None] * (0 if done else parallelism - busy)
             return [None] * (min(parallelism, completions - done) - busy)
-        taken = {_index(p) for p in holding} | self._completed()
-        free: list[int | None] = [i for i in range(completions) if i not in taken]
+        busy_indexes = {_index(p) for p in holding} | self._completed()
+        free: list[int | None] = [i for i in range(completions) if i not in busy_indexes]
         return free[: max(parallelism - busy, 0)]
 
     def _create(self) -> bool:
@@ -294,7 +293,7 @@ class _Sync:
         return len(batch) < len(wanted)
 
     def _backoff(self) -> float:
-        """Seconds to wait before a pod takes the place of one that failed."""
+        """Return the seconds to wait before a failed pod is replaced."""
         uid = self.job["metadata"]["uid"]
         ended = [p for p in self.pods if p["status"].get("phase") == "Failed"]
         fresh = [p for p in ended if p in self.tracked]
@@ -338,10 +337,10 @@ class _Sync:
             "spec": spec,
         }
 
-    # What is counted
+    # --- counts
 
     def _note_terminated(self, verdict: Verdict | None) -> list[Object]:
-        """Note pods that ended. Those whose finalizer may go now."""
+        """Note the ended pods; return those whose finalizer may be removed now."""
         done: list[Object] = []
         over = verdict is not None or self.leaving
         completed = self._completed()
@@ -390,15 +389,15 @@ def _index(pod: Object) -> int | None:
 
 
 def _numbers(text: str) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         low, _, high = part.partition("-")
-        found |= set(range(int(low), int(high or low) + 1))
-    return found
+        numbers |= set(range(int(low), int(high or low) + 1))
+    return numbers
 
 
 def _ranges(indexes: set[int]) -> str:
-    """As a Job writes them: "0,1", but "0-2"."""
+    """Return indexes in the notation of a Job: "0,1", but "0-2"."""
     parts: list[list[int]] = []
     for index in sorted(indexes):
         if parts and parts[-1][-1] == index - 1:
@@ -409,7 +408,7 @@ def _ranges(indexes: set[int]) -> str:
 
 
 def _matches(rule: Object, pod: Object) -> str:
-    """Why a rule of a podFailurePolicy applies to a pod, or ""."""
+    """Return why a rule of a podFailurePolicy applies to a pod, or ""."""
     meta, status = pod["metadata"], pod["status"]
     if wanted := rule.get("onExitCodes"):
         if status.get("phase") != "Failed" and not _deleting(pod):
