@@ -1,8 +1,8 @@
-"""What the API takes for a JobSet: its definition first, then the rules of its webhook.
+"""The validation of JobSets by the API: its definition first, then the rules of its webhook.
 
 In: a JobSet that a client sent. Out: unknown fields (which are removed), or `Refused`. Fields and
 types are those of tests/golden/kubernetes/jobset-fields.json; the rules are those of JobSet 0.12
-with its feature gates as they are by default.
+with its default feature gates.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ UNCHECKED = (
 )
 WEBHOOK = 'admission webhook "vjobset.kb.io" denied the request: '
 FIXED = ("failurePolicy", "network", "startupPolicy", "successPolicy")
-"""What may be set later, and not changed."""
+"""Fields that may be set later, but not changed."""
 FOR_QUEUES = (("metadata", "annotations"), ("metadata", "labels"))
 FOR_QUEUES += (("spec", "nodeSelector"), ("spec", "tolerations"), ("spec", "schedulingGates"))
-"""What may change in the pods of a JobSet that is suspended."""
+"""Fields that may change in the pods of a suspended JobSet."""
 
 
 def unknown_fields(obj: Object) -> list[str]:
-    """Remove fields that the definition does not know, but for those of pods. Their paths."""
+    """Remove fields that the definition does not know, except those of pods; return their paths."""
     unknown = _drop(obj, {"apiVersion", "kind", "metadata", "spec", "status"}, "")
     return unknown + _unknown(obj.get("spec") or {}, FIELDS, "spec")
 
@@ -63,19 +63,19 @@ def _unknown(value: Any, kind: Any, at: str) -> list[str]:
         return [u for n, v in enumerate(held) for u in _unknown(v, kind["[]"], f"{at}[{n}]")]
     if not isinstance(value, dict):
         return []
-    found = _drop(value, set(kind), f"{at}.")
-    return found + [u for n, v in value.items() for u in _unknown(v, kind[n], f"{at}.{n}")]
+    dropped = _drop(value, set(kind), f"{at}.")
+    return dropped + [u for n, v in value.items() for u in _unknown(v, kind[n], f"{at}.{n}")]
 
 
-def _drop(obj: Object, known: set[str], prefix: str) -> list[str]:
-    unknown = [name for name in obj if name not in known]
+def _drop(obj: Object, fields: set[str], prefix: str) -> list[str]:
+    unknown = [name for name in obj if name not in fields]
     for name in unknown:
         del obj[name]
     return [prefix + name for name in unknown]
 
 
 def check(name: str, obj: Object) -> None:
-    """Refuse what is invalid."""
+    """Refuse an invalid JobSet."""
     spec = obj.get("spec") or {}
     causes = list(_misfits(spec, FIELDS, "spec"))
     if any(cause.reason in ("FieldValueNotSupported", "FieldValueTypeInvalid") for cause in causes):
@@ -92,12 +92,12 @@ def check(name: str, obj: Object) -> None:
 
 
 def _misfits(value: Any, kind: Any, at: str) -> Iterator[Cause]:
-    """What has not the type that the definition says."""
+    """Yield a cause for each value whose type is not that of the definition."""
     if isinstance(kind, list):
         if value not in kind:
             options = ", ".join(f'"{k}"' for k in kind)
-            said = f'Unsupported value: "{value}": supported values: {options}'
-            yield Cause(at, said, "FieldValueNotSupported")
+            message = f'Unsupported value: "{value}": supported values: {options}'
+            yield Cause(at, message, "FieldValueNotSupported")
         return
     wanted = (
         {"integer": int, "string": str, "boolean": bool}.get(kind, dict)
@@ -105,14 +105,14 @@ def _misfits(value: Any, kind: Any, at: str) -> Iterator[Cause]:
         else (list if "[]" in kind else dict)
     )
     if type(value) is not wanted:
-        told = kind if isinstance(kind, str) else wanted.__name__
-        said = f"Invalid value: {json.dumps(value)}: {at} in body must be of type {told}"
-        yield Cause(at, said, "FieldValueTypeInvalid")
+        type_name = kind if isinstance(kind, str) else wanted.__name__
+        message = f"Invalid value: {json.dumps(value)}: {at} in body must be of type {type_name}"
+        yield Cause(at, message, "FieldValueTypeInvalid")
     elif wanted is int and abs(value) > LARGEST:
         yield Cause(at, f"Invalid value: {value}: {at} in body must be of 32 bits")
     elif isinstance(kind, dict) and "[]" in kind:
-        for index, each in enumerate(value):
-            yield from _misfits(each, kind["[]"], f"{at}[{index}]")
+        for index, item in enumerate(value):
+            yield from _misfits(item, kind["[]"], f"{at}[{index}]")
     elif isinstance(kind, dict):
         for needed in REQUIRED.get(re.sub(r"\d+", "", at), []):
             if needed not in value:
@@ -124,24 +124,24 @@ def _misfits(value: Any, kind: Any, at: str) -> Iterator[Cause]:
 def _definition(spec: Object) -> Iterator[Cause]:
     if (ttl := spec.get("ttlSecondsAfterFinished")) is not None and ttl < 0:
         field = "spec.ttlSecondsAfterFinished"
-        said = f"Invalid value: {ttl}: {field} in body should be greater than or equal to 0"
-        yield Cause(field, said)
+        message = f"Invalid value: {ttl}: {field} in body should be greater than or equal to 0"
+        yield Cause(field, message)
     groups = _groups(spec)
     for index, group in enumerate(groups):
         at = f"spec.replicatedJobs[{index}]"
         if group in groups[:index]:
-            said = f'Duplicate value: {{"name":"{group}"}}'
-            yield Cause(at, said, "FieldValueDuplicate")
+            message = f'Duplicate value: {{"name":"{group}"}}'
+            yield Cause(at, message, "FieldValueDuplicate")
         if not dig(spec, "replicatedJobs", index, "template", "spec"):
             yield Cause(f"{at}.template", "Required value", "FieldValueRequired")
         needed = dig(spec, "replicatedJobs", index, "dependsOn", default=[])
         if len(needed) > MOST_DEPENDENCIES:
-            said = f"Too many: {len(needed)}: must have at most {MOST_DEPENDENCIES} items"
-            yield Cause(f"{at}.dependsOn", said, "FieldValueTooMany")
+            message = f"Too many: {len(needed)}: must have at most {MOST_DEPENDENCIES} items"
+            yield Cause(f"{at}.dependsOn", message, "FieldValueTooMany")
     in_order = dig(spec, "startupPolicy", "startupPolicyOrder") == "InOrder"
     if in_order and any("dependsOn" in r for r in spec.get("replicatedJobs") or ()):
-        said = "Invalid value: StartupPolicy and DependsOn APIs are mutually exclusive"
-        yield Cause("spec", said)
+        message = "Invalid value: StartupPolicy and DependsOn APIs are mutually exclusive"
+        yield Cause("spec", message)
 
 
 def _groups(spec: Object) -> list[str]:
@@ -149,7 +149,7 @@ def _groups(spec: Object) -> list[str]:
 
 
 def _names(name: str, spec: Object) -> Iterator[Cause]:
-    """Names of Jobs, pods and the Service must be labels of DNS."""
+    """Yield causes for names of Jobs, pods or the Service that are not labels of DNS."""
     subdomain = dig(spec, "network", "subdomain", default="")
     if subdomain and (why := _no_label(subdomain, ".spec.network.subdomain is too long")):
         yield Cause("spec.network.subdomain", f'Invalid value: "{subdomain}": {why}')
@@ -256,10 +256,10 @@ def _coordinator(name: str, spec: Object, groups: list[str], held: Object) -> It
 
 
 def check_update(name: str, before: Object, after: Object) -> None:
-    """Refuse changes of what cannot change.
+    """Refuse changes of immutable fields.
 
     Args:
-        name: of the JobSet.
+        name: the name of the JobSet.
         before, after: its spec.
     """
     for key in FIXED:
@@ -277,7 +277,7 @@ def check_update(name: str, before: Object, after: Object) -> None:
 
 
 def _as_before(jobs: list[Object], before: list[Object]) -> None:
-    """Undo what may change in the pods of a suspended JobSet."""
+    """Undo the changes that are allowed in the pods of a suspended JobSet."""
     old = {job["name"]: job for job in before}
     for job in jobs:
         if job["name"] not in old:

@@ -61,7 +61,7 @@ class JobSets:
 
 
 class _Sync:
-    """One look at one JobSet."""
+    """One pass over one JobSet."""
 
     def __init__(self, of: JobSets, key: tuple[str, str], job_set: Object) -> None:
         self.of, self.key, self.job_set = of, key, job_set
@@ -111,7 +111,7 @@ class _Sync:
         if "deletionTimestamp" not in meta:
             self.of.collector.delete(JOBS, meta["namespace"], meta["name"], policy="Foreground")
 
-    # Numbers
+    # --- numbers
 
     def _count(self) -> None:
         rows = []
@@ -136,13 +136,13 @@ class _Sync:
             rows.append(row)
         self.status["replicatedJobsStatus"] = rows
 
-    # The end
+    # --- the end
 
     def _end(self, kind: str, reason: str, message: str) -> None:
         if condition(self.job_set, "RestartingJobSet"):
-            said = COMPLETED if kind == "Completed" else "jobset failed"
-            self._put("RestartingJobSet", f"JobSet{kind}", said, "False")
-            self.events.append((f"JobSet{kind}", said, False))
+            text = COMPLETED if kind == "Completed" else "jobset failed"
+            self._put("RestartingJobSet", f"JobSet{kind}", text, "False")
+            self.events.append((f"JobSet{kind}", text, False))
         self._put(kind, reason, message)
         self.status["terminalState"] = kind
         self.events.append((reason, message, kind == "Failed"))
@@ -194,7 +194,7 @@ class _Sync:
         self.events.append((rule, message, True))
 
     def _action(self, policy: Object) -> tuple[str, str]:
-        """What the policy wants for the first failed Job that a rule names."""
+        """Return the policy's action for the first failed Job that a rule matches."""
         for index, rule in enumerate(policy.get("rules") or ()):
             for job in sorted(self.failed, key=_failed_at):
                 held = condition(job, "Failed")
@@ -203,13 +203,13 @@ class _Sync:
                     continue
                 if targets and _group(job) not in targets:
                     continue
-                said, patterns = (held or {}).get("message", ""), rule.get(PATTERNS)
-                if patterns and not any(re.search(pattern, said) for pattern in patterns):
+                message, patterns = (held or {}).get("message", ""), rule.get(PATTERNS)
+                if patterns and not any(re.search(pattern, message) for pattern in patterns):
                     continue
                 return rule["action"], rule.get("name") or f"failurePolicyRule{index}"
         return RESTART, "DefaultFailurePolicy"
 
-    # The work
+    # --- the work
 
     def _proceed(self) -> None:
         if dig(self.spec, "network", "enableDNSHostnames"):
@@ -296,7 +296,7 @@ class _Sync:
         self.of.admission.check_quota(JOBS, job)
 
     def _may_start(self, group: str) -> bool:
-        """Whether what this replicated Job waits for is there."""
+        """True if the dependencies of a replicated Job are satisfied."""
         replicated = {r["name"]: r for r in self.spec["replicatedJobs"]}
         rows = {row["name"]: row for row in self.status["replicatedJobsStatus"]}
         for needed in replicated[group].get("dependsOn") or ():
@@ -310,7 +310,7 @@ class _Sync:
 
 
 def child_jobs(job_set: Object, attempt: int) -> list[Object]:
-    """The Jobs that a JobSet has, as they are created for an attempt."""
+    """Return the Jobs that a JobSet creates for an attempt."""
     meta, spec = job_set["metadata"], job_set["spec"]
     replicated_jobs = spec.get("replicatedJobs") or []
     total = sum(r["replicas"] for r in replicated_jobs)

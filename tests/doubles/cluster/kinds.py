@@ -1,4 +1,4 @@
-"""The resources that the cluster has, and what it fills in when one is created.
+"""The resources of the cluster, and the defaults of new objects.
 
 In: an object as a client sends it. Out: the object with its defaults.
 """
@@ -20,9 +20,9 @@ class Resource:
     kind: str
     namespaced: bool = True
     counted: bool = False
-    """Whether objects have a `metadata.generation`."""
+    """True if objects have a `metadata.generation`."""
     custom: bool = False
-    """Whether a custom resource definition made it."""
+    """True if a custom resource definition defines it."""
 
     @property
     def api_version(self) -> str:
@@ -30,7 +30,7 @@ class Resource:
 
     @property
     def full(self) -> str:
-        """The plural with its group, as messages have it."""
+        """The plural with its group, as in messages."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -106,7 +106,7 @@ INDEX = f"{JOB_LABELS}/job-completion-index"
 
 
 def with_defaults(resource: Resource, obj: Object) -> Object:
-    """The object as the server keeps it."""
+    """Return an object as the server stores it."""
     if resource is JOBS:
         return _job(obj)
     if resource is JOB_SETS:

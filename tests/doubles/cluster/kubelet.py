@@ -1,6 +1,6 @@
-"""The kubelets of all nodes: pods become processes, and what becomes of those is reported.
+"""The kubelets of all nodes, which run pods as processes and report their states.
 
-In: pods that have a node. Out: their status, Events, logs. A node that is lost reports nothing.
+In: pods that have a node. Out: their status, Events, logs. A lost node reports nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Place = tuple[str, str, str]
 
 @dataclass
 class Pod:
-    """What the kubelet knows of one pod."""
+    """The kubelet's state of one pod."""
 
     place: Place
     node: str
@@ -48,11 +48,11 @@ class Pod:
     running: list[Container | None]
     logs: list[list[Log]]
     sandbox: bool = False
-    seen: bool = False
+    is_reported: bool = False
     killing: bool = False
     phase: str = PENDING
     due: dict[str, float] = field(default_factory=dict)
-    """What is tried again, and when."""
+    """The times of the next tries, by step."""
     oom: bool = False
 
 
@@ -83,7 +83,7 @@ class Kubelet:
         self.missing_images: set[str] = {"does-not-exist"}
         """Parts of names of images that no registry has."""
         self.entrypoints: dict[str, list[str]] = {}
-        """What images run by themselves, by parts of their names; others run a shell."""
+        """The entrypoints of images, by parts of their names; others run a shell."""
         self._images: dict[str, set[str]] = {}
         engine.handle("pod", self._sync)
         engine.handle("kill", self._kill)
@@ -95,7 +95,7 @@ class Kubelet:
         self.runtime.close()
 
     def log_of(self, uid: str, container: int) -> list[Log]:
-        """The logs of a container, the one of its last start at the end."""
+        """Return the logs of a container, that of its last start at the end."""
         pod = self.pods.get(uid)
         return pod.logs[container] if pod else []
 
@@ -109,31 +109,31 @@ class Kubelet:
                     pod.due.clear()
                     self._engine.add("pod", pod.place)
 
-    # One look at one pod
+    # --- one pass over one pod
 
     def _sync(self, place: Place) -> None:
         namespace, name, uid = place
         obj = self._store.get(PODS, namespace, name)
-        known = self.pods.get(uid)
+        pod = self.pods.get(uid)
         if obj is None or obj["metadata"]["uid"] != uid:
-            self._forget(place, known)
+            self._forget(place, pod)
             return
         node = obj["spec"]["nodeName"]
         if node in self.lost_nodes:
             return
-        if known is None:
+        if pod is None:
             if obj["status"].get("phase") in TERMINAL:
                 if "deletionTimestamp" in obj["metadata"]:
                     self._collector.delete(PODS, namespace, name, grace_s=0, uid=uid)
                 return
-            known = self._admit(obj, place)
-            self._report(known)
+            pod = self._admit(obj, place)
+            self._report(pod)
         if "deletionTimestamp" in obj["metadata"]:
-            self._stop(obj, known)
-        elif known.phase not in TERMINAL:
-            self._notice_ends(obj, known)
-            if known.phase not in TERMINAL:
-                self._start(obj, known)
+            self._stop(obj, pod)
+        elif pod.phase not in TERMINAL:
+            self._notice_ends(obj, pod)
+            if pod.phase not in TERMINAL:
+                self._start(obj, pod)
 
     def _admit(self, obj: Object, place: Place) -> Pod:
         folder = self._folder / place[2]
@@ -152,22 +152,22 @@ class Kubelet:
         self.pods[place[2]] = pod
         return pod
 
-    def _forget(self, place: Place, known: Pod | None) -> None:
-        """The pod is gone from the API: so must be its processes."""
-        if known is None:
+    def _forget(self, place: Place, pod: Pod | None) -> None:
+        """End the processes of a pod that was removed from the API."""
+        if pod is None:
             return
-        alive = [c for c in known.running if c is not None and c.alive]
+        alive = [c for c in pod.running if c is not None and c.alive]
         for container in alive:
             container.kill(signal.SIGKILL)
         if not alive:
             del self.pods[place[2]]
-            shutil.rmtree(known.folder, ignore_errors=True)
+            shutil.rmtree(pod.folder, ignore_errors=True)
 
-    # Reports
+    # --- reports
 
     def _report(self, pod: Pod) -> None:
         namespace, name, uid = pod.place
-        shown = pod.address if pod.seen else ""
+        address = pod.address if pod.is_reported else ""
 
         def change(obj: Object) -> None:
             old = obj["status"]
@@ -176,7 +176,7 @@ class Kubelet:
                 pod.states,
                 pod.phase,
                 sandbox=pod.sandbox,
-                address=shown,
+                address=address,
                 host_ip=self._host_ip(pod.node),
             )
             for key in ("reason", "message"):
@@ -198,13 +198,13 @@ class Kubelet:
         path = f"spec.containers{{{pod.states[index].name}}}" if index >= 0 else ""
         self._recorder.say(ACTOR, obj, reason, message, warning=warning, field=path, host=pod.node)
 
-    # Starting
+    # --- starting
 
-    def _is_due(self, pod: Pod, what: str) -> bool:
-        return time.monotonic() >= pod.due.get(what, 0.0)
+    def _is_due(self, pod: Pod, step: str) -> bool:
+        return time.monotonic() >= pod.due.get(step, 0.0)
 
-    def _again(self, pod: Pod, what: str, delay_s: float) -> None:
-        pod.due[what] = time.monotonic() + delay_s
+    def _retry(self, pod: Pod, step: str, delay_s: float) -> None:
+        pod.due[step] = time.monotonic() + delay_s
         self._engine.add("pod", pod.place, delay_s)
 
     def _start(self, obj: Object, pod: Pod) -> None:
@@ -231,12 +231,12 @@ class Kubelet:
                         why = f'{resource.kind.lower()} "{source[key]}" not found'
                         text = f'MountVolume.SetUp failed for volume "{volume["name"]}" : {why}'
                         self._say(pod, -1, "FailedMount", text, warning=True)
-                        self._again(pod, "mount", self._timings.mount_retry_s)
+                        self._retry(pod, "mount", self._timings.mount_retry_s)
                     return False
         return True
 
     def _start_one(self, obj: Object, pod: Pod, index: int) -> bool:
-        """Start a container. Whether there is something new to report."""
+        """Start a container; return whether its new state must be reported."""
         state, spec = pod.states[index], obj["spec"]["containers"][index]
         if not self._is_due(pod, f"start {index}"):
             return False
@@ -244,14 +244,14 @@ class Kubelet:
             return "waiting" in state.state
         host_ip = self._host_ip(pod.node)
         try:
-            given = container_environ(obj, spec, self._store, pod.address, host_ip)
+            variables = container_environ(obj, spec, self._store, pod.address, host_ip)
         except NotReady as problem:
             self._say(pod, index, "Failed", f"Error: {problem}", warning=True)
-            pod.seen = pod.sandbox = True
+            pod.is_reported = pod.sandbox = True
             state.state = {
                 "waiting": {"reason": "CreateContainerConfigError", "message": str(problem)}
             }
-            self._again(pod, f"start {index}", 10.0)
+            self._retry(pod, f"start {index}", 10.0)
             return True
         env = self.image_environ | {
             "HOME": str(pod.folder),
@@ -261,9 +261,9 @@ class Kubelet:
         ports = [p["containerPort"] for p in spec.get("ports") or ()]
 
         def lead(addresses: list[str]) -> str:
-            return self._way_to(addresses, ports)
+            return self._resolve(addresses, ports)
 
-        env |= {k: self.addresses.with_addresses(obj, v, lead) for k, v in given.items()}
+        env |= {k: self.addresses.with_addresses(obj, v, lead) for k, v in variables.items()}
         env |= make_volumes(obj, spec, env, pod.folder, self._store)
         argv = command_of(spec, env, self._entrypoint(state.image))
         folder = Path(spec.get("workingDir") or pod.folder)
@@ -285,9 +285,9 @@ class Kubelet:
         state.id = f"containerd://{uuid.uuid4().hex}{uuid.uuid4().hex}"
         return False
 
-    def _way_to(self, addresses: list[str], ports: list[int]) -> str:
-        """Where a name leads that pods with these addresses have had, the oldest first: to the
-        first of them that still runs, else to the last."""
+    def _resolve(self, addresses: list[str], ports: list[int]) -> str:
+        """Return the address for a name that pods with these addresses have had, the oldest first:
+        a relay to the first of them that still runs, or the last address."""
 
         def target() -> str:
             alive = {
@@ -306,7 +306,7 @@ class Kubelet:
         return next((argv for part, argv in self.entrypoints.items() if part in image), ["sh"])
 
     def _may_pull(self, obj: Object, pod: Pod, index: int) -> bool:
-        """Whether the image has a name, and may be pulled if it is not there."""
+        """True if the image has a valid name, and is present or may be pulled."""
         state, spec = pod.states[index], obj["spec"]["containers"][index]
         image = state.image
         present = image in self._images.setdefault(pod.node, set())
@@ -320,9 +320,9 @@ class Kubelet:
         else:
             return True
         self._say(pod, index, "Failed", f"Error: {reason}", warning=True)
-        pod.seen = pod.sandbox = True
+        pod.is_reported = pod.sandbox = True
         state.state = {"waiting": {"reason": reason, "message": message}}
-        self._again(pod, f"start {index}", self._timings.image_retry_s)
+        self._retry(pod, f"start {index}", self._timings.image_retry_s)
         return False
 
     def _has_image(self, pod: Pod, index: int) -> bool:
@@ -342,7 +342,7 @@ class Kubelet:
             self._fail_pull(pod, index)
             return False
         if self._timings.pull_s and what not in pod.due:
-            self._again(pod, what, self._timings.pull_s)
+            self._retry(pod, what, self._timings.pull_s)
             return False
         if not self._is_due(pod, what):
             return False
@@ -356,14 +356,14 @@ class Kubelet:
         return True
 
     def _fail_pull(self, pod: Pod, index: int) -> None:
-        """ErrImagePull, and after a while ImagePullBackOff, in turns for ever."""
+        """Report ErrImagePull and ImagePullBackOff in turns, for ever."""
         state, image = pod.states[index], pod.states[index].image
         what = f"start {index}"
         error = (
             f'rpc error: code = NotFound desc = failed to pull and unpack image "{image}":'
             f" failed to resolve image: {image}: not found"
         )
-        pod.seen = pod.sandbox = True
+        pod.is_reported = pod.sandbox = True
         if dig(state.state, "waiting", "reason") != "ErrImagePull":
             self._say(
                 pod, index, "Failed", f'Failed to pull image "{image}": {error}', warning=True
@@ -375,12 +375,12 @@ class Kubelet:
         else:
             message = f'Back-off pulling image "{image}": ErrImagePull: {error}'
             state.state = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
-        self._again(pod, what, self._timings.image_retry_s)
+        self._retry(pod, what, self._timings.image_retry_s)
 
-    # Ends
+    # --- ends
 
     def _notice_ends(self, obj: Object, pod: Pod) -> None:
-        """Take over what the runtime says: started, ended, not started."""
+        """Report the containers that have started, ended or failed to start."""
         changed = False
         for index, container in enumerate(pod.running):
             state = pod.states[index]
@@ -388,7 +388,7 @@ class Kubelet:
                 continue
             if container.pid is not None and "waiting" in state.state:
                 state.state = {"running": {"startedAt": stamp(container.started_at)}}
-                pod.phase, pod.seen = RUNNING, True
+                pod.phase, pod.is_reported = RUNNING, True
                 self._report(pod)
                 self._say(pod, index, "Started", "Container started")
             if container.log.closed:
@@ -401,12 +401,12 @@ class Kubelet:
         codes = [s.terminated["exitCode"] for s in pod.states if s.terminated]
         if "deletionTimestamp" not in obj["metadata"]:
             if changed:
-                self._report(pod)  # the containers have ended while the phase is the old one
+                self._report(pod)  # The containers have ended, but the phase is still the old one.
                 if any(codes) and obj["spec"]["restartPolicy"] == "OnFailure":
                     self._restart(pod)
                     return
-                self._again(pod, "settled", self._timings.settle_s)
-                return  # others see that, too
+                self._retry(pod, "settled", self._timings.settle_s)
+                return  # Other controllers see this state, too.
             if not self._is_due(pod, "settled"):
                 return
         pod.phase = FAILED if any(codes) else SUCCEEDED
@@ -421,7 +421,7 @@ class Kubelet:
             if "No such file" not in container.error:
                 why = f'{START_ERROR} "{argv[0]}": {program}'
             self._say(pod, index, "Failed", f"Error: {why}", warning=True)
-            pod.seen = True
+            pod.is_reported = True
             ended: Object = {"exitCode": 128, "reason": "StartError", "message": why}
             ended |= {"startedAt": "1970-01-01T00:00:00Z", "finishedAt": stamp()}
         else:
@@ -436,7 +436,7 @@ class Kubelet:
         state.state = {"terminated": ended | {"containerID": state.id}}
 
     def _restart(self, pod: Pod) -> None:
-        """Start what failed again, the first time at once."""
+        """Restart failed containers, the first time without a delay."""
         for index, state in enumerate(pod.states):
             if not state.terminated or state.terminated["exitCode"] == 0:
                 continue
@@ -460,11 +460,11 @@ class Kubelet:
                 waiting = {"reason": "ContainerCreating"}
             state.last, state.state = state.state, {"waiting": waiting}
             pod.running[index] = None
-            self._again(pod, f"start {index}", delay_s)
+            self._retry(pod, f"start {index}", delay_s)
             if delay_s:
                 self._report(pod)
 
-    # Stopping
+    # --- stopping
 
     def _stop(self, obj: Object, pod: Pod) -> None:
         alive = [c for c in pod.running if c is not None and not c.log.closed]
@@ -482,8 +482,8 @@ class Kubelet:
             if all(c.alive for c in alive):
                 pod.due.setdefault("term", time.monotonic())
             if "term" in pod.due:
-                left = pod.due["term"] + max(grace_s, FORCED_GRACE_S) - time.monotonic()
-                self._engine.add("kill", pod.place, max(left, 0.001))
+                left_s = pod.due["term"] + max(grace_s, FORCED_GRACE_S) - time.monotonic()
+                self._engine.add("kill", pod.place, max(left_s, 0.001))
             return
         if pod.phase not in TERMINAL:
             self._notice_ends(obj, pod)
@@ -496,9 +496,9 @@ class Kubelet:
         if pod is None or "term" not in pod.due or pod.node in self.lost_nodes:
             return
         grace_s = float(dig(obj, "metadata", "deletionGracePeriodSeconds", default=0))
-        left = pod.due["term"] + max(grace_s, FORCED_GRACE_S) - time.monotonic()
-        if left > 0.002:
-            return  # an earlier wish that no longer holds
+        left_s = pod.due["term"] + max(grace_s, FORCED_GRACE_S) - time.monotonic()
+        if left_s > 0.002:
+            return  # The deletion was changed since.
         for container in pod.running:
             if container is not None:
                 container.kill(signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Kueue: workloads with a queue's label wait, suspended, until their whole request fits.
+"""Kueue: workloads with a queue's label are suspended until their whole request fits.
 
-In: Jobs and JobSets with the label; queues with a quota. Out: Workload objects that say what is
-waited for, and `spec.suspend` taken back on admission. One flavor, no borrowing, no preemption.
+In: Jobs and JobSets with the label; queues with a quota. Out: Workload objects with the reason for
+waiting; admitted workloads are resumed. One flavor, no borrowing, no preemption.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLAVOR = "default-flavor"
 
 
 class Kueue:
-    """Admission by quota. `quotas`: what each local queue has, by resource."""
+    """Admission by quota. `quotas` are those of the local queues, by resource."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Kueue:
     ) -> None:
         self._store, self._engine, self._recorder = store, engine, recorder
         self.paused = False
-        """While true nothing new is admitted."""
+        """While true, no new workload is admitted."""
         for name, quota in quotas.items():
             self._add_queue(namespace, name, quota)
         engine.handle("queues", self._sync)
@@ -62,7 +62,7 @@ class Kueue:
 
     @staticmethod
     def suspend(resource: Resource, obj: Object) -> None:
-        """What Kueue's webhook does to new objects."""
+        """Suspend new workloads of queues, like Kueue's webhook."""
         if resource in (JOBS, JOB_SETS) and LABEL in (obj["metadata"].get("labels") or {}):
             obj["spec"]["suspend"] = True
 
@@ -104,7 +104,7 @@ class Kueue:
         meta = owner["metadata"]
         digest = hashlib.sha1(meta["uid"].encode()).hexdigest()[:5]
         name = f"{resource.kind.lower()}-{meta['name']}-{digest}"
-        made = self._store.create(
+        created = self._store.create(
             WORKLOADS,
             {
                 "metadata": {
@@ -118,7 +118,7 @@ class Kueue:
         )
         text = f"Created Workload: {meta['namespace']}/{name}"
         self._recorder.say(RECONCILES, owner, "CreatedWorkload", text)
-        return made
+        return created
 
     def _consider(
         self,
@@ -133,7 +133,7 @@ class Kueue:
             self._refuse(workload, "Misconfigured", f"LocalQueue {queue} doesn't exist")
             return
         quota = self._quota(queue)
-        taken = used.setdefault(queue, Counter())
+        in_use = used.setdefault(queue, Counter())
         for name, amount in request.items():
             if name not in quota:
                 continue
@@ -147,7 +147,7 @@ class Kueue:
                     f" capacity ({plain_number(quota[name])})",
                 )
                 return
-            more = taken[name] + amount - quota[name]
+            more = in_use[name] + amount - quota[name]
             if more > 0 or self.paused:
                 text = (
                     f"{before} unused quota for {name} in flavor {FLAVOR},"
@@ -155,15 +155,15 @@ class Kueue:
                 )
                 self._refuse(workload, "WaitingForQuota", text)
                 return
-        taken.update(request)
+        in_use.update(request)
         reserved = f"Quota reserved in ClusterQueue {queue}"
         admitted = [("QuotaReserved", "True", "QuotaReserved", reserved)]
         admitted += [("Admitted", "True", "Admitted", "The workload is admitted")]
         workload = self._say(workload, admitted)
-        said = f"{reserved}, wait time since queued was 0s"
-        self._recorder.say(ADMITS, workload, "QuotaReserved", said)
-        said = f"Admitted by ClusterQueue {queue}, wait time since reservation was 0s"
-        self._recorder.say(ADMITS, workload, "Admitted", said)
+        notice = f"{reserved}, wait time since queued was 0s"
+        self._recorder.say(ADMITS, workload, "QuotaReserved", notice)
+        notice = f"Admitted by ClusterQueue {queue}, wait time since reservation was 0s"
+        self._recorder.say(ADMITS, workload, "Admitted", notice)
 
         def resume(obj: Object) -> None:
             obj["spec"]["suspend"] = False
@@ -209,7 +209,7 @@ def _queue(owner: Object) -> str:
 
 
 def _request(owner: Object) -> Counter[str]:
-    """What all pods of a workload ask for together."""
+    """Return the sum of the requests of all pods of a workload."""
     total: Counter[str] = Counter()
     groups = [(1, owner)]
     if owner["kind"] == "JobSet":

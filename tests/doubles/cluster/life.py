@@ -1,4 +1,4 @@
-"""Lives of objects, reduced to what two runs of the same request have in common.
+"""Lives of objects, reduced to the parts that two runs of the same request have in common.
 
 In: rows of (resource, event type, object) in order. Out: for each object the sequence of its
 states, without names, times, numbers that depend on timing, and repetitions.
@@ -17,39 +17,39 @@ Row = tuple[str, str, Object]
 INDEX = "batch.kubernetes.io/job-completion-index"
 NEW_SHAPE, OLD_SHAPE = "eventTime", "count"
 PASSING = ("Pulling", "Pulled")
-"""Events that depend on what a node held before."""
+"""The reasons of events that depend on the images of a node."""
 
 
 def lives(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """The states of each object in order, by a name that both runs give it."""
-    found: dict[str, list[str]] = {}
-    seen: dict[str, dict[str, str]] = {}
+    """Return the states of each object in order, by a name that is the same in both runs."""
+    by_name: dict[str, list[str]] = {}
+    uids: dict[str, dict[str, str]] = {}
     for plural, kind, obj in rows:
         if plural == "events":
             if kind != "DELETED" and not _is_passing(obj):
                 name, state = _event(obj)
-                if state not in found.setdefault(name, []):
-                    found[name].append(state)
+                if state not in by_name.setdefault(name, []):
+                    by_name[name].append(state)
             continue
         if plural not in STATES:
             continue
-        name = _name(plural, obj, seen)
+        name = _name(plural, obj, uids)
         state = kind if kind == "DELETED" else STATES[plural](obj)
-        states = found.setdefault(name, [])
+        states = by_name.setdefault(name, [])
         if not states or states[-1] != state:
             states.append(state)
-    for name in [n for n in found if n.startswith("events")]:
-        found[name].sort()
-    return found
+    for name in [n for n in by_name if n.startswith("events")]:
+        by_name[name].sort()
+    return by_name
 
 
-def _name(plural: str, obj: Object, seen: dict[str, dict[str, str]]) -> str:
+def _name(plural: str, obj: Object, uids: dict[str, dict[str, str]]) -> str:
     meta = obj["metadata"]
     own = meta["name"]
     if plural == "pods":
         own = meta.get("generateName", meta["name"]).removesuffix("-")
-    known = seen.setdefault(f"{plural} {own}", {})
-    number = known.setdefault(meta["uid"], str(len(known)))
+    numbers = uids.setdefault(f"{plural} {own}", {})
+    number = numbers.setdefault(meta["uid"], str(len(numbers)))
     return f"{plural} {own} #{number}"
 
 
@@ -139,11 +139,11 @@ def _event(obj: Object) -> tuple[str, str]:
     return f"events {about}", f"{obj['type']} {obj['reason']} {shape}: {message}"
 
 
-def difference(found: dict[str, list[str]], wanted: dict[str, list[str]]) -> str:
-    """Where two sets of lives differ, "" where they are the same."""
+def difference(actual: dict[str, list[str]], wanted: dict[str, list[str]]) -> str:
+    """Return the differences of two sets of lives, or ""."""
     lines: list[str] = []
-    for name in sorted(found.keys() | wanted.keys()):
-        changes = difflib.ndiff(wanted.get(name, []), found.get(name, []))
-        if found.get(name) != wanted.get(name):
+    for name in sorted(actual.keys() | wanted.keys()):
+        changes = difflib.ndiff(wanted.get(name, []), actual.get(name, []))
+        if actual.get(name) != wanted.get(name):
             lines += [name, *(f"  {line}" for line in changes if not line.startswith("?"))]
     return "\n".join(lines)

@@ -1,7 +1,4 @@
-"""Small objects for tests of the cluster itself.
-
-In: a name and a shell command. Out: a Job or a JobSet as a client sends it.
-"""
+"""Small Jobs and JobSets for tests of the cluster's double: a name and a shell command each."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ TOPOLOGY = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke
 def pod_template(
     command: str, *, env: dict[str, str] | None = None, grace_s: int = 1, **spec: Any
 ) -> Object:
-    """A pod with one container that runs a shell command; $IP is its address."""
+    """Return a template with one container that runs a shell command; $IP is the pod's address."""
     entries: list[Object] = [{"name": k, "value": v} for k, v in (env or {}).items()]
     entries.append({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     container = {
@@ -62,7 +59,7 @@ def job_set(
     env: dict[str, str] | None = None,
     **spec: Any,
 ) -> Object:
-    """Slices of `hosts` TPU hosts each."""
+    """Return a JobSet with slices of `hosts` TPU hosts each."""
     chips = {"limits": {"google.com/tpu": "4"}}
     template = pod_template(command, env=env, nodeSelector=dict(SELECTOR), resources=chips)
     job_spec = {"parallelism": hosts, "completions": hosts, "completionMode": "Indexed"}

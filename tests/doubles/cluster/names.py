@@ -1,8 +1,8 @@
-"""Names of pods while two pods have the same: DNS leads to the older one until that has ended.
+"""Relays for a name that two pods have: DNS resolves it to the older pod until that has ended.
 
-In: a listener's address and ports, and where its connections go at the moment. Out: a relay. A pod
-that is started while the pod before it still ends gets the relay's address in place of the name;
-all others get the address of the pod itself.
+In: a listener's address and ports, and a function that returns the present target. Out: a relay. A
+pod that starts while the earlier pod of a name still ends gets the relay's address for the name;
+all other pods get the address of the pod itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Target = Callable[[], str]
 
 
 class Relay:
-    """Passes the connections to an address on to another one, which may change."""
+    """A relay of connections from one address to another one, which may change."""
 
     def __init__(self, address: str, ports: list[int], target: Target) -> None:
         self.address = address
@@ -26,7 +26,7 @@ class Relay:
             serve.start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)

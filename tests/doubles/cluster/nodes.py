@@ -1,6 +1,6 @@
-"""Nodes, and what happens when one is lost.
+"""Nodes, and the consequences of losing one.
 
-In: node pools as a test wants them. Out: Node objects; conditions, taints and evictions.
+In: node pools of a test. Out: Node objects; conditions, taints and evictions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class NodePool:
-    """A pool of like nodes. With `accelerator` they are TPU hosts, labelled as on GKE."""
+    """A pool of equal nodes. With `accelerator` they are TPU hosts, with labels like on GKE."""
 
     name: str
     nodes: int = 1
@@ -104,7 +104,7 @@ V6E_4X4 = NodePool("tpu-v6e-4x4", 4, "tpu-v6e-slice", "4x4", 4, machine="ct6e-st
 
 
 class Nodes:
-    """The node life cycle: lost nodes are marked, their pods evicted, deleted nodes' pods go."""
+    """The node life cycle: mark lost nodes, evict their pods, remove the pods of deleted nodes."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Nodes:
         store.listeners.append(self._heard)
 
     def lose(self, node: str) -> None:
-        """The node's kubelet is silent from now on."""
+        """Let the node's kubelet be silent from now on."""
         self._lost.add(node)
         self._engine.add("node lost", node, self._timings.node_grace_s)
 
@@ -168,10 +168,10 @@ class Nodes:
 
     def _patience(self, pod: Object) -> float | None:
         taint = {"key": UNREACHABLE, "effect": "NoExecute"}
-        found = [t for t in pod["spec"].get("tolerations") or () if tolerates(t, taint)]
-        if not found:
+        tolerations = [t for t in pod["spec"].get("tolerations") or () if tolerates(t, taint)]
+        if not tolerations:
             return 0.0
-        limits = [t["tolerationSeconds"] for t in found if "tolerationSeconds" in t]
+        limits = [t["tolerationSeconds"] for t in tolerations if "tolerationSeconds" in t]
         if not limits:
             return None
         if self._timings.eviction_s is not None:
