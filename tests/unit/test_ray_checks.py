@@ -31,7 +31,7 @@ def test_a_good_cluster_has_no_problem():
     found = told(GOOD)
     assert {each.level for each in found.values()} == {Level.OK}
     assert found["ray resources"].detail == "5 nodes with 12 CPU, 16 TPU."
-    assert "store server runs" in found["store"].detail
+    assert "its server runs" in found["store"].detail
     assert "store" not in told(GOOD, "gs://bucket")
 
 

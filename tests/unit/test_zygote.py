@@ -83,8 +83,8 @@ def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path,
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("raise ImportError('jaxlib is too old.')", "died: ImportError: jaxlib is too old. kin"),
-        ("import os; os._exit(3)", "died: it said nothing. kin"),
+        ("raise ImportError('jaxlib is too old.')", "died: ImportError: jaxlib is too old. Run"),
+        ("import os; os._exit(3)", "died: it said nothing. Run"),
     ],
 )
 def test_a_zygote_that_cannot_import_says_why_and_what_to_try(tmp_path, content, said):

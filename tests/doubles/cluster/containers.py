@@ -26,7 +26,7 @@ from doubles.cluster.objects import nano_stamp
 LINE_LIMIT, BYTE_LIMIT = 80, 2048
 """The most lines and bytes of a log in the message of a failed container."""
 READ_BYTES = 1 << 16
-LOOK_S = 0.2
+CHECK_S = 0.2
 ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Variables that keep NumPy from starting threads when it is imported."""
 
@@ -77,7 +77,7 @@ class Log:
         while True:
             with self._changed:
                 if follow and position >= len(self._lines) and not self.closed:
-                    self._changed.wait(LOOK_S)
+                    self._changed.wait(CHECK_S)
                 lines, position = self._lines[position:], len(self._lines)
                 over = self.closed
             mark = [nano_stamp(at).encode() + b" " for at, _ in lines] if timestamps else None

@@ -1,7 +1,4 @@
-"""Plain JSON objects: copies, patches, selectors, quantities, times and names.
-
-In: dicts as they travel over the API. Out: dicts and simple values.
-"""
+"""Plain JSON objects: copies, patches, selectors, quantities, times and names."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ SCALES |= {f"{letter}i": 1024.0 ** (n + 1) for n, letter in enumerate("KMGTP")}
 
 
 def clone(value: Any) -> Any:
-    """A copy that shares nothing which can change."""
+    """Return a deep copy."""
     if isinstance(value, dict):
         return {key: clone(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -29,7 +26,7 @@ def clone(value: Any) -> Any:
 
 
 def dig(value: Any, *path: str | int, default: Any = None) -> Any:
-    """What lies at `path`, or `default` where a part of it is absent or null."""
+    """Return the value at a path, or `default` if a part of the path is absent or null."""
     for part in path:
         try:
             value = value[part]
@@ -39,7 +36,7 @@ def dig(value: Any, *path: str | int, default: Any = None) -> Any:
 
 
 def merged(old: Any, patch: Any) -> Any:
-    """RFC 7386: null removes, objects merge, everything else replaces."""
+    """Apply a merge patch (RFC 7386): null removes, objects merge, other values replace."""
     if not isinstance(patch, dict):
         return clone(patch)
     result = dict(old) if isinstance(old, dict) else {}
@@ -52,7 +49,7 @@ def merged(old: Any, patch: Any) -> Any:
 
 
 def strategically_merged(old: Any, patch: Any) -> Any:
-    """A strategic merge patch, with lists of named things merged by their name or type."""
+    """Apply a strategic merge patch: lists of named objects are merged by their name or type."""
     if isinstance(patch, list) and isinstance(old, list):
         for key in ("name", "type", "uid"):
             if all(isinstance(item, dict) and key in item for item in [*old, *patch]):
@@ -76,7 +73,8 @@ def strategically_merged(old: Any, patch: Any) -> Any:
 
 
 def json_patched(document: Any, operations: Iterable[Object]) -> Any:
-    """RFC 6902 without move and copy. KeyError, IndexError or ValueError where it does not fit."""
+    """Apply a JSON patch (RFC 6902) without move and copy; raise KeyError, IndexError or ValueError
+    if it does not fit."""
     document = clone(document)
     for operation in operations:
         parts = [p.replace("~1", "/").replace("~0", "~") for p in operation["path"].split("/")[1:]]
@@ -104,15 +102,15 @@ def json_patched(document: Any, operations: Iterable[Object]) -> Any:
 
 
 def label_selector(text: str) -> Callable[[Object], bool]:
-    """A test of labels: `a=b,c!=d,e in (f,g),h,!i`."""
+    """Return the predicate of a label selector, such as `a=b,c!=d,e in (f,g),h,!i`."""
     tests = [_label_test(part.strip()) for part in re.split(r",(?![^(]*\))", text) if part.strip()]
     return lambda obj: all(test(obj["metadata"].get("labels") or {}) for test in tests)
 
 
 def _label_test(part: str) -> Callable[[Object], bool]:
-    if found := re.match(r"^(\S+)\s+(in|notin)\s+\(([^)]*)\)$", part):
-        key, values = found[1], {v.strip() for v in found[3].split(",")}
-        wanted = found[2] == "in"
+    if matched := re.match(r"^(\S+)\s+(in|notin)\s+\(([^)]*)\)$", part):
+        key, values = matched[1], {v.strip() for v in matched[3].split(",")}
+        wanted = matched[2] == "in"
         return lambda labels: (labels.get(key) in values) is wanted
     if "=" in part:
         equal = "!=" not in part
@@ -124,7 +122,7 @@ def _label_test(part: str) -> Callable[[Object], bool]:
 
 
 def field_selector(text: str) -> Callable[[Object], bool]:
-    """A test of fields: `metadata.name=x,status.phase!=Running`."""
+    """Return the predicate of a field selector, such as `metadata.name=x,status.phase!=Running`."""
     tests: list[tuple[list[str], bool, str]] = []
     for part in filter(None, text.split(",")):
         wanted = "!=" not in part
@@ -136,11 +134,11 @@ def field_selector(text: str) -> Callable[[Object], bool]:
 
 
 def quantity(text: str | float) -> float:
-    """The number that a quantity stands for. ValueError for what is none."""
-    found = QUANTITY.match(str(text))
-    if found is None:
+    """Return the number of a quantity; raise ValueError for other text."""
+    matched = QUANTITY.match(str(text))
+    if matched is None:
         raise ValueError(text)
-    number, suffix = found.groups()
+    number, suffix = matched.groups()
     return float(number) * SCALES[suffix] if suffix in SCALES else float(number + suffix)
 
 
@@ -149,7 +147,7 @@ def plain_number(value: float) -> str:
 
 
 def stamp(at: float | None = None) -> str:
-    """A time in whole seconds, as most of the API has it."""
+    """Return a time in whole seconds, as in most of the API."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
@@ -163,7 +161,7 @@ def nano_stamp(ns: int) -> str:
 
 
 def seconds(text: str) -> float:
-    """The time of a stamp, of which parts of a second are cut off."""
+    """Return the time of a stamp, without fractions of a second."""
     import calendar
 
     return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
@@ -186,8 +184,7 @@ def condition(obj: Object, kind: str) -> Object | None:
 
 
 def set_condition(status: Object, new: Object) -> bool:
-    """Put a condition in, at its old place where there was one. Whether that changed something
-    besides its times."""
+    """Add or replace a condition; return whether more than its times has changed."""
     held = status.setdefault("conditions", [])
     for index, old in enumerate(held):
         if old["type"] == new["type"]:

@@ -1,7 +1,4 @@
-"""A pod's status as a kubelet reports it. Pure.
-
-In: the pod and what is known of its containers. Out: the new status.
-"""
+"""The status of a pod, as a kubelet reports it: from the pod and its containers' states. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ KUBELETS_OWN = (
 
 @dataclass
 class ContainerState:
-    """What the kubelet knows of one container."""
+    """The kubelet's state of one container."""
 
     name: str
     image: str
@@ -39,7 +36,7 @@ class ContainerState:
         return self.state.get("terminated")
 
     def report(self) -> Object:
-        known = {"containerID": self.id} if self.id else {}
+        ids = {"containerID": self.id} if self.id else {}
         return {
             "name": self.name,
             "state": clone(self.state),
@@ -48,7 +45,7 @@ class ContainerState:
             "restartCount": self.restarts,
             "image": self.image,
             "imageID": f"{self.image.partition(':')[0]}@sha256:{'7d' * 32}" if self.id else "",
-            **known,
+            **ids,
             "started": self.running,
         }
 
@@ -62,7 +59,7 @@ def status_of(
     address: str,
     host_ip: str,
 ) -> Object:
-    """The status to report. Conditions keep their times while they do not change."""
+    """Return the status to report. Conditions that do not change keep their times."""
     held = pod["status"]
     generation = pod["metadata"].get("generation", 1)
     over = phase in (SUCCEEDED, FAILED) or all(c.terminated for c in containers)
@@ -74,9 +71,9 @@ def status_of(
     elif unready:
         message = f"containers with unready status: [{' '.join(unready)}]"
         because = {"reason": "ContainersNotReady", "message": message}
-    # a container that will be started again is not the pod's end
-    again = phase == RUNNING and pod["spec"]["restartPolicy"] == "OnFailure"
-    if over and again and finished == "PodFailed":
+    # A container that will be restarted is not the pod's end.
+    restarts = phase == RUNNING and pod["spec"]["restartPolicy"] == "OnFailure"
+    if over and restarts and finished == "PodFailed":
         message = f"containers with unready status: [{' '.join(unready)}]"
         because = {"reason": "ContainersNotReady", "message": message}
         over = False
@@ -96,14 +93,14 @@ def status_of(
     conditions = [clone(c) for kind, c in old.items() if kind not in KUBELETS_OWN]
     for kind, (value, more) in wanted.items():
         before = old.get(kind)
-        kept = before is not None and before["status"] == value
+        same = before is not None and before["status"] == value
         conditions.append(
             {
                 "type": kind,
                 "observedGeneration": generation,
                 "status": value,
                 "lastProbeTime": None,
-                "lastTransitionTime": before["lastTransitionTime"] if kept and before else stamp(),
+                "lastTransitionTime": before["lastTransitionTime"] if same and before else stamp(),
                 **more,
             }
         )

@@ -1,7 +1,7 @@
 """`pods/portforward` over a WebSocket: channel 0 has the bytes of the port, channel 1 its errors.
 
 In: the client's upgrade, a port of a pod, which is a process of this machine. Out: the handshake,
-and bytes in both directions until either side ends.
+and bytes in both directions until either side closes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BINARY, CLOSE = 0x2, 0x8
 
 
 def forward(request: Request) -> Answer:
-    """Switch protocols, and pass on what comes."""
+    """Switch protocols and relay the bytes."""
     port = int(request.query["ports"])
     key = request.headers["sec-websocket-key"]
     proof = base64.b64encode(hashlib.sha1((key + GUID).encode()).digest()).decode()

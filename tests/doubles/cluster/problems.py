@@ -1,7 +1,4 @@
-"""What the API says when it refuses: one exception, and a function per kind of answer.
-
-In: the resource, the name, what is wrong. Out: `Refused`, which holds the Status to send.
-"""
+"""Refusals of the API: one exception, `Refused`, and a function for each kind of answer."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from doubles.cluster.kinds import Resource
 
 @dataclass
 class Refused(Exception):
-    """A request that fails: the HTTP status, the body, and headers besides the usual ones."""
+    """A failed request: the HTTP status, the body, and further headers."""
 
     code: int
     body: dict[str, Any] | str
@@ -22,7 +19,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Cause:
-    """One thing that is wrong with an object: the API's reason, its sentence, the field."""
+    """One fault of an object: the field, the API's sentence and its reason."""
 
     field: str
     message: str
@@ -33,7 +30,7 @@ class Cause:
 
 
 def status(code: int, reason: str, message: str, **more: Any) -> dict[str, Any]:
-    """A Status that says what failed."""
+    """Return the Status of a failure."""
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     body |= {"message": message} | ({"reason": reason} if reason else {}) | more
     return body | {"code": code}
@@ -94,9 +91,9 @@ def bad_request(message: str) -> Refused:
 
 
 def invalid(resource: Resource, name: str, causes: list[Cause], before: str = "") -> Refused:
-    """422 with a cause for each thing that is wrong."""
-    said = list(dict.fromkeys(cause.sentence() for cause in causes))
-    text = said[0] if len(said) == 1 else f"[{', '.join(said)}]"
+    """Return a 422 with a cause for each fault."""
+    sentences = list(dict.fromkeys(cause.sentence() for cause in causes))
+    text = sentences[0] if len(sentences) == 1 else f"[{', '.join(sentences)}]"
     kind = resource.kind + (f".{resource.group}" if resource.group else "")
     group = {"group": resource.group} if resource.group else {}
     return refusal(

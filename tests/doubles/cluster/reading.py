@@ -1,7 +1,4 @@
-"""What a request asks for, read from its parts; small answers that many requests get.
-
-In: a request. Out: its verb, body, selectors and options, or `Refused`.
-"""
+"""Parsing of requests: verb, body, selectors and options; and some common refusals."""
 
 from __future__ import annotations
 
@@ -34,8 +31,8 @@ def body_of(request: Request, kind: str) -> Object:
     try:
         body = json.loads(request.body)
     except ValueError as problem:
-        said = f"the object provided is unrecognized (must be of type {kind}): couldn't get"
-        raise problems.bad_request(f"{said} version/kind; json parse error: {problem}") from None
+        message = f"the object provided is unrecognized (must be of type {kind}): couldn't get"
+        raise problems.bad_request(f"{message} version/kind; json parse error: {problem}") from None
     return without_nulls(body)  # type: ignore[no-any-return]
 
 
@@ -67,17 +64,17 @@ def success(**more: Any) -> Object:
 
 
 def not_allowed() -> Refused:
-    said = "the server does not allow this method on the requested resource"
-    return problems.refusal(405, "MethodNotAllowed", said, details={})
+    message = "the server does not allow this method on the requested resource"
+    return problems.refusal(405, "MethodNotAllowed", message, details={})
 
 
 def unsupported(accepted: list[str]) -> Refused:
-    said = "the body of the request was in an unknown format - accepted media types include: "
-    return problems.refusal(415, "UnsupportedMediaType", said + ", ".join(accepted))
+    message = "the body of the request was in an unknown format - accepted media types include: "
+    return problems.refusal(415, "UnsupportedMediaType", message + ", ".join(accepted))
 
 
 def webhook_down() -> Refused:
-    said = (
+    message = (
         'failed calling webhook "mjobset.kb.io": failed to call webhook: Post'
         ' "https://jobset-webhook-service.jobset-system.svc:443/mutate-jobset-x-k8s-io-v1alpha2-'
         'jobset?timeout=10s": connect: connection refused'
@@ -85,6 +82,6 @@ def webhook_down() -> Refused:
     return problems.refusal(
         500,
         "InternalError",
-        f"Internal error occurred: {said}",
-        details={"causes": [{"message": said}]},
+        f"Internal error occurred: {message}",
+        details={"causes": [{"message": message}]},
     )

@@ -1,9 +1,8 @@
-"""A cluster that is really there, as tests hold it: the part of `FakeCluster` that looks.
+"""An existing cluster, with the part of `FakeCluster` that reads objects and deletes pods.
 
-In: a kubeconfig, whose current context names the cluster and the namespace, and whose user has the
-documented roles. Out: the objects that were made since, of the kinds that this user may list, and
-the force to delete a pod. What a fault has to be injected for is not here: such tests are marked
-`double`.
+In: a kubeconfig whose current context names the cluster and the namespace, and whose user has the
+documented roles. Out: the objects that were created since, of the kinds that this user may list.
+Tests that inject faults are marked `double` and do not run here.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from kinetic.errors import NotFound
 
 Document = dict[str, Any]
 KINDS = {kind.plural: kind for kind in (EVENTS, JOBS, JOBSETS, NODES, PODS, SECRETS, SERVICES)}
-MADE = (JOBS, JOBSETS, PODS, SECRETS, SERVICES)
+CREATED_KINDS = (JOBS, JOBSETS, PODS, SECRETS, SERVICES)
 PREFIX = "kinetic-"
 POLL_S = 0.25
 
 
 class RealCluster:
-    """A namespace of a cluster. What is in it at first is never looked at again."""
+    """A namespace of a cluster. Objects that existed at the start are ignored."""
 
     def __init__(self, path: str | Path) -> None:
         """Connect with the current context of a kubeconfig, or of several with ":" between."""
@@ -49,65 +48,65 @@ class RealCluster:
         access = kubeconfig.find(variables)
         self.context = access.context
         self._api = _Api(access, variables)
-        self._kinds = [k for k in MADE if self._api.knows(k) and self._api.may("list", k)]
+        self._kinds = [k for k in CREATED_KINDS if self._api.knows(k) and self._api.may("list", k)]
         self._before = set(self._names())
 
     def objects(self, plural: str) -> list[Document]:
-        """Return all objects of a kind in the namespace; none of a kind that is not installed, or
-        may not be listed."""
+        """Return all objects of a kind in the namespace; none if the kind is not installed, or the
+        user may not list it."""
         kind = KINDS[plural]
-        if kind in MADE and kind not in self._kinds:
+        if kind in CREATED_KINDS and kind not in self._kinds:
             return []
         return list(self._api.list(kind).items)
 
     def left_over(self) -> list[str]:
-        """Return what clients and controllers have made for jobs since, and is still there."""
+        """Return the objects of jobs that were created since the start and still exist."""
         return [name for name in self._names() if name not in self._before]
 
     def _names(self) -> list[str]:
         return [
-            f"{kind.plural}/{found['metadata']['name']}"
+            f"{kind.plural}/{obj['metadata']['name']}"
             for kind in self._kinds
-            for found in self._api.list(kind).items
-            if found["metadata"]["name"].startswith(PREFIX)
+            for obj in self._api.list(kind).items
+            if obj["metadata"]["name"].startswith(PREFIX)
         ]
 
     def delete_pod(self, name: str, *, force: bool = False) -> None:
-        """Delete a pod, with `force` without the time that it has to end."""
+        """Delete a pod; with `force`, without its grace period."""
         self._api.delete_pod(name, {"gracePeriodSeconds": 0} if force else {})
 
     def evict_pod(self, name: str) -> None:
-        """Have a pod evicted, as a drain of its node does."""
+        """Evict a pod, like a drain of its node."""
         self._api.evict_pod(name)
 
     def may_evict(self) -> bool:
-        """Whether the user has the right to, which is none of the documented ones."""
+        """True if the user may evict pods, which the documented roles do not allow."""
         return self._api.may_evict()
 
     def wait_for(
         self, condition: Callable[[], object], timeout_s: float = 60.0, what: str = ""
     ) -> object:
-        """Return what `condition` says once that is true."""
+        """Wait until `condition` is true; return its result."""
         until = time.monotonic() + timeout_s
-        while not (found := condition()):
+        while not (result := condition()):
             if time.monotonic() > until:
                 raise AssertionError(f"waited in vain for {what or condition}\n{self.describe()}")
             time.sleep(POLL_S)
-        return found
+        return result
 
     def describe(self) -> str:
-        """Return what jobs have made, and the last events, in a few lines for failed tests."""
+        """Describe the objects of jobs and the last events in a few lines, for failed tests."""
         lines = [
-            f"{kind.plural}/{found['metadata']['name']} {found.get('status')}"
+            f"{kind.plural}/{obj['metadata']['name']} {obj.get('status')}"
             for kind in self._kinds
             if kind in (JOBSETS, JOBS, PODS)
-            for found in self._api.list(kind).items
-            if found["metadata"]["name"].startswith(PREFIX)
+            for obj in self._api.list(kind).items
+            if obj["metadata"]["name"].startswith(PREFIX)
         ]
         for event in self._api.list(EVENTS).items[-20:]:
             about = event["involvedObject"]
-            said = f"{event.get('reason')}: {event.get('message')}"
-            lines.append(f"  {about.get('kind')}/{about.get('name')} {said}")
+            message = f"{event.get('reason')}: {event.get('message')}"
+            lines.append(f"  {about.get('kind')}/{about.get('name')} {message}")
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -116,14 +115,14 @@ class RealCluster:
 
 
 class _Api(HttpApi):
-    """Has three calls more than kinetic needs."""
+    """The connection, with three calls that kinetic does not need."""
 
     def may_evict(self) -> bool:
-        asked = {"verb": "create", "resource": "pods", "subresource": "eviction"}
+        attributes = {"verb": "create", "resource": "pods", "subresource": "eviction"}
         body = {
             "apiVersion": ACCESS_REVIEWS.api_version,
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked | {"namespace": self.namespace}},
+            "spec": {"resourceAttributes": attributes | {"namespace": self.namespace}},
         }
         call = ApiCall("create", ACCESS_REVIEWS)
         review = self._ask(call, body)

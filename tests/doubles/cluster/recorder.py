@@ -1,8 +1,4 @@
-"""Events, in the two shapes that components write them in.
-
-In: who says what about which object. Out: Event objects in the store; a repeat counts the first one
-up.
-"""
+"""Events, in the two shapes that components write. A repeated event counts the first one up."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ NEW_SHAPE = {
     "kueue-admission": ("Reconciling", "Reconciling"),
     "jobset-controller": ("Reconciling", "Reconciling"),
 }
-"""Components that use `eventTime`, with what they say they were doing, well or in vain."""
+"""The components that use `eventTime`, with their actions in normal events and in warnings."""
 
 
 class Recorder:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._said: dict[tuple[str, ...], str] = {}
+        self._names: dict[tuple[str, ...], str] = {}
         self._last_ns = 0
 
     def say(
@@ -41,9 +37,9 @@ class Recorder:
         meta, kind = about["metadata"], "Warning" if warning else "Normal"
         namespace = meta.get("namespace") or "default"
         key = (component, meta["uid"], kind, reason, message, field)
-        held = self._said.get(key)
+        held = self._names.get(key)
         if held is not None and self._store.get(EVENTS, namespace, held) is not None:
-            self._store.update(EVENTS, namespace, held, self._again)
+            self._store.update(EVENTS, namespace, held, self._count_up)
             return
         self._last_ns = now_ns = max(time.time_ns(), self._last_ns + 1)
         now = now_ns / 1e9
@@ -80,10 +76,10 @@ class Recorder:
                 "reportingComponent": component,
                 "reportingInstance": host,
             }
-        self._said[key] = self._store.create(EVENTS, event)["metadata"]["name"]
+        self._names[key] = self._store.create(EVENTS, event)["metadata"]["name"]
 
     @staticmethod
-    def _again(event: Object) -> None:
+    def _count_up(event: Object) -> None:
         if event["eventTime"] is None:
             event["count"] += 1
             event["lastTimestamp"] = stamp()

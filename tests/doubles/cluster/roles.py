@@ -1,7 +1,5 @@
-"""The roles that the documentation asks an administrator for, as the double grants them.
-
-In: docs/how-to/kubernetes.md. Out: what they allow. Whoever submits jobs to the double in a test of
-the product has these rights and no others.
+"""The documented roles, from docs/how-to/kubernetes.md. In tests of the product, the user of the
+double has these rights and no others.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ Grant = tuple[str, str]
 
 
 def documented() -> list[dict[str, Any]]:
-    """The documents of the page's first block of YAML."""
+    """Return the documents in the page's first block of YAML."""
     import yaml
 
     block = PAGE.read_text().partition("```yaml\n")[2].partition("```")[0]
@@ -24,7 +22,7 @@ def documented() -> list[dict[str, Any]]:
 
 
 def grants_of(kind: str) -> set[Grant]:
-    """What the roles of this kind allow: "Role" in one namespace, "ClusterRole" everywhere."""
+    """Return the rights in roles of a kind: "Role" for one namespace, "ClusterRole" for all."""
     return {
         (verb, f"{noun}.{group}" if group else noun)
         for document in documented()
@@ -37,10 +35,10 @@ def grants_of(kind: str) -> set[Grant]:
 
 
 def submitter(namespace: str) -> Callable[[str, str, str], bool]:
-    """What somebody may do to whom both roles are bound, the Role in `namespace`."""
-    here, everywhere = grants_of("Role"), grants_of("ClusterRole")
+    """Return the permission of a user with both roles, the Role bound in `namespace`."""
+    local, everywhere = grants_of("Role"), grants_of("ClusterRole")
 
     def may(verb: str, noun: str, of: str) -> bool:
-        return (verb, noun) in everywhere or (of == namespace and (verb, noun) in here)
+        return (verb, noun) in everywhere or (of == namespace and (verb, noun) in local)
 
     return may

@@ -1,7 +1,7 @@
-"""The API: what each request does.
+"""The API: the effect of each request.
 
-In: a request. Out: its answer, or `Refused`. Who may do what is decided here, faults are applied
-here, and every request is noted.
+In: a request. Out: its answer, or `Refused`. This module checks permissions, applies faults and
+logs every request.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ PATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "application/apply-patch+yaml": merged,
 }
 Permission = Callable[[str, str, str], bool]
-"""Whether a user may do a verb on a resource ("jobs.batch", "pods/log") in a namespace."""
+"""Tells if a user may do a verb on a resource ("jobs.batch", "pods/log") in a namespace."""
 
 
 class Api:
@@ -87,18 +87,19 @@ class Api:
         self.requests: list[Request] = []
         self.used: set[tuple[str, str, str]] = set()
         self.refused: set[tuple[str, str, str]] = set()
-        """Users with verbs and resources ("list", "jobs.batch") that they may do, or may not."""
+        """Users with verbs and resources ("list", "jobs.batch") that were allowed, or refused."""
         self.unknown: list[str] = []
         """Fields of created objects that the API does not know."""
         self.webhook_down = False
         self.job_set_controller = True
-        """Whether more of JobSet is there than its definition."""
+        """False if only the definition of JobSet is installed."""
         self.protected_pods: set[str] = set()
         self.admitting: list[Callable[[Resource, Object], None]] = []
-        """Called with each object before it is created; may change or refuse it."""
+        """Functions that are called with each object before its creation, to change or refuse it.
+        """
         self._lock = threading.Lock()
 
-    # Who and what
+    # --- permissions
 
     def answer(self, request: Request) -> Answer:
         with self._lock:
@@ -123,8 +124,8 @@ class Api:
     def _carry_out(self, request: Request, parts: list[str], target: Target) -> Answer:
         request.user = user = self._user(request)
         if len(request.body) > LARGEST_BODY:
-            said = f"Request entity too large: limit is {LARGEST_BODY}"
-            raise problems.refusal(413, "RequestEntityTooLarge", said)
+            message = f"Request entity too large: limit is {LARGEST_BODY}"
+            raise problems.refusal(413, "RequestEntityTooLarge", message)
         if not target.plural:
             return self.discovery.answer(parts)
         if target.plural == "selfsubjectaccessreviews":
@@ -179,7 +180,7 @@ class Api:
         kind = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
         return Answer(201, kind | body | {"metadata": {}, "status": {"allowed": allowed}})
 
-    # Collections
+    # --- collections
 
     def _many(self, request: Request, resource: Resource, target: Target) -> Answer:
         query = request.query
@@ -219,38 +220,38 @@ class Api:
     ) -> Answer:
         with self._store.lock:
             version = self._store.version
-            found = [obj for obj in self._store.all(resource, namespace) if matches(obj)]
-        asked = int(query.get("resourceVersion") or 0)
-        if asked > version:
-            said = "Too large resource version"
+            objects = [obj for obj in self._store.all(resource, namespace) if matches(obj)]
+        version_asked = int(query.get("resourceVersion") or 0)
+        if version_asked > version:
+            message = "Too large resource version"
             raise problems.refusal(
                 504,
                 "Timeout",
-                f"Timeout: {said}: {asked}, current: {version}",
+                f"Timeout: {message}: {version_asked}, current: {version}",
                 details={
-                    "causes": [{"reason": "ResourceVersionTooLarge", "message": said}],
+                    "causes": [{"reason": "ResourceVersionTooLarge", "message": message}],
                     "retryAfterSeconds": 1,
                 },
             )
-        if query.get("resourceVersionMatch") == "Exact" and asked < self._store.first:
-            said = "The resourceVersion for the provided list is too old."
-            raise problems.refusal(410, "Expired", said)
+        if query.get("resourceVersionMatch") == "Exact" and version_asked < self._store.first:
+            message = "The resourceVersion for the provided list is too old."
+            raise problems.refusal(410, "Expired", message)
         meta: Object = {"resourceVersion": str(version)}
         start = 0
         if "continue" in query:
             held = json.loads(base64.urlsafe_b64decode(query["continue"]))
             if held["rv"] < self._store.first:
-                said = "The provided continue parameter is too old to display a consistent list"
-                raise problems.refusal(410, "Expired", f"{said} result.")
+                message = "The provided continue parameter is too old to display a consistent list"
+                raise problems.refusal(410, "Expired", f"{message} result.")
             start = held["start"]
             meta["resourceVersion"] = str(held["rv"])
         limit = int(query.get("limit") or 0)
-        if limit and len(found) > start + limit:
+        if limit and len(objects) > start + limit:
             token = {"rv": int(meta["resourceVersion"]), "start": start + limit}
             meta["continue"] = base64.urlsafe_b64encode(json.dumps(token).encode()).decode()
-            meta["remainingItemCount"] = len(found) - start - limit
-        items = found[start : start + limit] if limit else found[start:]
-        if not resource.custom:  # typed lists leave out what all items share
+            meta["remainingItemCount"] = len(objects) - start - limit
+        items = objects[start : start + limit] if limit else objects[start:]
+        if not resource.custom:  # Typed lists omit kind and version in items.
             items = [{k: v for k, v in i.items() if k not in ("kind", "apiVersion")} for i in items]
         kind = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
         return Answer(200, kind | {"metadata": meta, "items": items})
@@ -297,17 +298,17 @@ class Api:
         level = request.query.get("fieldValidation", "Warn")
         if not unknown or level == "Ignore":
             return []
-        said = [f'unknown field "{field}"' for field in unknown]
+        messages = [f'unknown field "{field}"' for field in unknown]
         if level == "Strict":
             kind, version = resource.kind, resource.version
             raise problems.bad_request(
                 f'{kind} in version "{version}" cannot be handled as a {kind}: strict decoding'
-                f" error: {', '.join(said)}"
+                f" error: {', '.join(messages)}"
             )
-        self.unknown += [f"{resource.kind} {obj['metadata'].get('name')}: {s}" for s in said]
-        return ["299 - " + json.dumps(text) for text in said]
+        self.unknown += [f"{resource.kind} {obj['metadata'].get('name')}: {s}" for s in messages]
+        return ["299 - " + json.dumps(text) for text in messages]
 
-    # One object
+    # --- one object
 
     def _one(self, request: Request, resource: Resource, target: Target) -> Answer:
         place = (resource, target.namespace if resource.namespaced else "", target.name)
@@ -331,7 +332,7 @@ class Api:
         headers = {"Warning": ORPHANS} if resource is JOBS and not policy else {}
         try:
             grace_s = options.get("gracePeriodSeconds")
-            last, gone = self._collector.delete(
+            last, is_removed = self._collector.delete(
                 *place,
                 policy=policy,
                 grace_s=float(grace_s) if grace_s is not None else None,
@@ -340,7 +341,7 @@ class Api:
         except Refused as refused:
             refused.headers.update(headers)
             raise
-        if gone and resource is not PODS:
+        if is_removed and resource is not PODS:
             details = problems.details(resource, name) | {"uid": last["metadata"]["uid"]}
             return Answer(200, success(details=details), headers)
         return Answer(200, last, headers)
@@ -381,8 +382,10 @@ class Api:
             try:
                 wanted = clone(change(clone(held)))
             except (KeyError, IndexError, ValueError) as problem:
-                said = f"the server rejected our request due to an error in our request: {problem}"
-                raise problems.refusal(422, "Invalid", said) from None
+                message = (
+                    f"the server rejected our request due to an error in our request: {problem}"
+                )
+                raise problems.refusal(422, "Invalid", message) from None
             if status:
                 return held | {"status": wanted.get("status") or {}}
             warnings.extend(self._unknown_fields(request, resource, wanted))
@@ -429,8 +432,8 @@ class Api:
                 return self._replace(request, place, status=True)
             if request.method == "PATCH":
                 return self._patch(request, place, status=True)
-        said = "the server could not find the requested resource"
-        raise problems.refusal(404, "NotFound", said, details={})
+        message = "the server could not find the requested resource"
+        raise problems.refusal(404, "NotFound", message, details={})
 
     def _evict(self, target: Target) -> Answer:
         if target.name in self.protected_pods:
@@ -455,7 +458,7 @@ class Api:
         return Answer(201, success())
 
     def disrupt(self, namespace: str, name: str, reason: str, message: str) -> None:
-        """Say on a pod that it is about to be removed, and why."""
+        """Set the condition that a pod is about to be removed, with the reason."""
 
         def change(obj: Object) -> None:
             set_condition(
@@ -474,11 +477,11 @@ class Api:
         self._store.update(PODS, namespace, name, change)
 
     def counts(self) -> Counter[str]:
-        """How many requests there were, by verb and resource."""
+        """Count the requests by verb and resource."""
         with self._lock:
             return Counter(f"{name_verb(r)} {r.resource}".strip() for r in self.requests)
 
 
 def name_verb(request: Request) -> str:
-    """The verb of a request, or "try" for a dry run."""
+    """Return the verb of a request, or "try" for a dry run."""
     return "try" if request.query.get("dryRun") == "All" else request.verb

@@ -1,7 +1,7 @@
-"""The scheduler: a node for each pod, or the reason why there is none.
+"""The scheduler: it gives each pod a node, or a reason why there is none.
 
 In: pods without a node; nodes. Out: pods with `spec.nodeName`, the condition PodScheduled, Events
-in the words of kube-scheduler. Each pod is placed on its own: there are no gangs.
+in the words of kube-scheduler. Each pod is scheduled on its own: there are no gangs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Scheduler:
     def __init__(self, store: Store, engine: Engine, recorder: Recorder) -> None:
         self._store, self._engine, self._recorder = store, engine, recorder
         self.held: set[str] = set()
-        """Pods whose names start so stay where they are, without a node and without a reason."""
+        """Patterns of names of pods that get no node and no reason."""
         self._waiting: set[tuple[str, str]] = set()
         engine.handle("schedule", self._sync)
         store.listeners.append(self._heard)
@@ -150,7 +150,7 @@ def _key(pod: Object) -> tuple[str, str]:
 def _obstacles(
     pod: Object, node: Object, nodes: list[Object], pods: list[Object]
 ) -> tuple[list[str], bool]:
-    """Why a pod does not fit on a node, and whether no removal of pods would change that."""
+    """Return why a pod does not fit on a node, and whether removing pods could not change that."""
     spec = pod["spec"]
     taints = [t for t in node["spec"].get("taints") or () if t["effect"] != "PreferNoSchedule"]
     if node["spec"].get("unschedulable"):
@@ -199,13 +199,13 @@ def requests(pod: Object) -> Counter[str]:
 
 
 def _shortages(pod: Object, node: Object, pods: list[Object]) -> list[str]:
-    there = [p for p in pods if p["spec"]["nodeName"] == node["metadata"]["name"]]
+    on_node = [p for p in pods if p["spec"]["nodeName"] == node["metadata"]["name"]]
     allocatable = node["status"]["allocatable"]
-    if len(there) >= quantity(allocatable.get("pods", "110")):
+    if len(on_node) >= quantity(allocatable.get("pods", "110")):
         return ["Too many pods"]
     wanted = requests(pod)
     used: Counter[str] = Counter()
-    for other in there if wanted else ():
+    for other in on_node if wanted else ():
         used.update(requests(other))
     return [
         f"Insufficient {name}"
@@ -246,7 +246,7 @@ def _affinity(pod: Object, node: Object, nodes: list[Object], pods: list[Object]
     places = {n["metadata"]["name"]: n["metadata"].get("labels") or {} for n in nodes}
     labels = places[node["metadata"]["name"]]
 
-    def here(other: Object, key: str) -> bool:
+    def is_near(other: Object, key: str) -> bool:
         domain = places.get(other["spec"]["nodeName"], {}).get(key)
         return domain is not None and domain == labels.get(key)
 
@@ -255,10 +255,10 @@ def _affinity(pod: Object, node: Object, nodes: list[Object], pods: list[Object]
         matching = [p for p in pods if _selects(term.get("labelSelector"), p)]
         if not matching and _selects(term.get("labelSelector"), pod):
             continue
-        if not any(here(p, term["topologyKey"]) for p in matching):
+        if not any(is_near(p, term["topologyKey"]) for p in matching):
             return AFFINITY
     for term in dig(pod, "spec", "affinity", "podAntiAffinity", required, default=[]):
         matching = [p for p in pods if _selects(term.get("labelSelector"), p)]
-        if any(here(p, term["topologyKey"]) for p in matching):
+        if any(is_near(p, term["topologyKey"]) for p in matching):
             return ANTI_AFFINITY
     return None

@@ -1,7 +1,7 @@
 """HTTP: connections, requests and answers of the API server.
 
-In: requests on a loopback port. Out: what `Api.answer` says, as JSON, plain text or a chunked
-stream. Connections are kept; `stop` and `start` are a restart as clients see it.
+In: requests on a loopback port. Out: the answers of `Api.answer`, as JSON, plain text or a chunked
+stream. Connections stay open. For clients, `stop` and `start` are a restart of the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READ_BYTES = 1 << 16
 
 @dataclass
 class Request:
-    """What a client wants."""
+    """A client's request."""
 
     method: str
     path: str
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What it gets: an object, text, or pieces that are sent as they come."""
+    """The answer to a request: an object, text, or pieces that are sent as they come."""
 
     code: int = 200
     body: Any = None
@@ -55,15 +55,15 @@ class Answer:
     content_type: str = "application/json"
     stream: Stream | None = None
     upgrade: Callable[[socket.socket], None] | None = None
-    """Takes the connection over."""
+    """A function that takes the connection over."""
 
 
 class LeftError(Exception):
-    """The client is gone."""
+    """The client has disconnected."""
 
 
 class Server:
-    """The listening part."""
+    """The listener and its connections."""
 
     def __init__(self, answer: Callable[[Request], Answer], faults: Faults) -> None:
         self._answer, self._faults = answer, faults
@@ -75,7 +75,7 @@ class Server:
         self.port = 0
 
     def start(self) -> None:
-        """Listen, on the port it had before if there was one."""
+        """Listen, on the earlier port if there was one."""
         server = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -89,7 +89,7 @@ class Server:
             request_queue_size = 512
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                pass  # a client that left; crashes are answered with 500
+                pass  # A client has disconnected; crashes are answered with 500.
 
         self._listener = Listener(("127.0.0.1", self.port), Handler)
         self.port = self._listener.server_address[1]
@@ -114,7 +114,7 @@ class Server:
                 except OSError:
                     pass
 
-    # One connection
+    # --- one connection
 
     def _serve(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -135,17 +135,17 @@ class Server:
                 self._open.discard(connection)
 
     def _respond(self, connection: socket.socket, request: Request) -> bool:
-        """Answer one request. Whether the connection goes on."""
+        """Answer one request; return whether the connection stays open."""
         try:
             answer = self._answer(request)
         except Refused as refused:
             answer = Answer(refused.code, refused.body, dict(refused.headers))
         except Exception:
             self.crashes.append(f"{request.method} {request.path}\n{traceback.format_exc()}")
-            said = "the test double itself failed; see FakeCluster.crashes"
-            answer = Answer(500, status(500, "InternalError", said))
+            message = "the test double itself failed; see FakeCluster.crashes"
+            answer = Answer(500, status(500, "InternalError", message))
         request.code = answer.code
-        if answer.code == 0:  # no answer at all
+        if answer.code == 0:  # means no answer at all
             _reset(connection)
             return False
         if answer.upgrade is not None:
@@ -184,7 +184,7 @@ class Server:
                 if piece:
                     connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
                     last = piece
-                elif _left(connection):
+                elif _has_left(connection):
                     raise LeftError
             connection.sendall(b"0\r\n\r\n")
         finally:
@@ -194,7 +194,7 @@ class Server:
 
     @staticmethod
     def _break(connection: socket.socket, where: str, piece: bytes) -> None:
-        """End a stream as a test wants it. What it lacks was not sent."""
+        """Break a stream in the way that a test requests; the rest is not sent."""
         half = piece[: max(len(piece) // 2, 1)] or b'{"type":"MODI'
         if where == "end":
             connection.sendall(b"0\r\n\r\n")
@@ -247,7 +247,7 @@ def _head(code: int, headers: dict[str, str]) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def _left(connection: socket.socket) -> bool:
+def _has_left(connection: socket.socket) -> bool:
     readable, _, _ = select.select([connection], [], [], 0)
     if not readable:
         return False

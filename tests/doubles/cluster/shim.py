@@ -1,15 +1,16 @@
-"""The container runtime: programs of their own that start containers' processes and outlive none.
+"""The container runtime: programs that start the processes of containers, started by
+`containers.Runtime`.
 
-In: a socket on which each message brings a cluster's own. On that each message is the path of a
-JSON file (argv, env, cwd), with two pipes: for output and for news. Out: lines of JSON on the
-second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n}`. Started by
-`containers.Runtime`. A first message with more than a socket asks for a host: see `start`.
+In: a socket whose messages bring the socket of a cluster. Each message on a cluster's socket is the
+path of a JSON file (argv, env, cwd), with two pipes, for output and for news. Out: lines of JSON on
+the second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n}`. A message on
+the first socket with more than a socket requests a host: see `start`.
 
-Each cluster gets a process, and each container a small one that adopts all its descendants. When
-the container's first process ends, so do they all, as in a pid namespace; also when the tests that
-started it are killed. What hosts of kinetic import is imported once, here, with the modules that
-are named at the start: the first process of such a pod is a fork instead of a program. Hosts with
-variables that take effect when something is imported are programs, also those that go on as the
+Each cluster has a process, and each container a small one that adopts all its descendants. When the
+container's first process ends, all of them end, as in a pid namespace; also when the tests are
+killed. This program imports the modules of kinetic's hosts once, with the modules that are named at
+the start, so that the first process of such a pod is a fork instead of a program. Hosts with
+variables that take effect during imports are started as programs, and so are hosts that execute the
 next attempt.
 """
 
@@ -29,14 +30,14 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 RUNNER = "kinetic.runner"
 ROOT = str(Path(__file__).resolve().parents[3])
-AHEAD = ("kinetic._host.program", "kinetic._host.worker.process", "kinetic._rpc.client")
+PRELOADED = ("kinetic._host.program", "kinetic._host.worker.process", "kinetic._rpc.client")
 READ_AT_IMPORT = ("JAX_", "XLA_", "GRPC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
 OBEYED = {("PYTHONPATH", ROOT), ("PYTHONDONTWRITEBYTECODE", "1")}
 
 
 def main():
-    """Fork a shim for each cluster, until the tests are gone."""
-    del sys.path[0]  # its modules are nobody else's
+    """Fork a shim for each cluster, until the tests have ended."""
+    del sys.path[0]  # Hosts must not import the modules of this folder.
     clusters = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -63,16 +64,16 @@ def import_ahead(modules):
 
     from kinetic._host.worker import jaxworld
 
-    for module in AHEAD:
+    for module in PRELOADED:
         importlib.import_module(module)
     jaxworld.preload(modules)
-    setproctitle.getproctitle()  # finds the room for titles, before variables are set
+    setproctitle.getproctitle()  # finds the space for titles, before variables are set
     assert jaxworld.is_fork_safe()
     gc.freeze()
 
 
 def serve(wire):
-    """Start the containers of a cluster, until it is closed."""
+    """Start the containers of a cluster until its socket is closed."""
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         message, fds, _, _ = socket.recv_fds(wire, 65536, 2)
@@ -89,8 +90,8 @@ def serve(wire):
 
 
 def start(wanted, output, news, *kept):
-    """Become the host that `containers.Program` asks for. Nothing contains it: what it leaves when
-    it is killed goes on."""
+    """Become the host that `containers.Program` requests. It is not contained: its descendants
+    outlive it if it is killed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
     os.write(news, str(os.getpid()).encode())
     become(wanted, output, news, kept)
@@ -136,7 +137,7 @@ def become(wanted, output, failing, kept=()):
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
                 signal.signal(number, signal.SIG_DFL)
-        if wanted["deaf"]:  # as the first process of a container, which has no default handlers
+        if wanted["deaf"]:  # like the first process of a container, which has no default handlers
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.chdir(wanted["cwd"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -156,14 +157,14 @@ def become(wanted, output, failing, kept=()):
 
 
 def needs_no_interpreter(wanted):
-    """Whether it is a host of kinetic's that would import what is imported here."""
+    """True for a host of kinetic that would import the modules that this program has imported."""
     is_host = wanted["argv"] == [sys.executable, "-m", RUNNER]
     rest = dict(wanted["env"].items() - OBEYED)
     return is_host and not any(name.startswith(READ_AT_IMPORT) for name in rest)
 
 
 def run_here(wanted):
-    """Go on as an interpreter does that was started with this command."""
+    """Continue like an interpreter that was started with this command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -192,8 +193,7 @@ def tell(news, what):
 
 
 def kill_all():
-    """End every descendant. Orphans come to this process, so its children are all of them in the
-    end."""
+    """End every descendant. This process adopts orphans, so in the end all are its children."""
     while True:
         for pid in children():
             try:

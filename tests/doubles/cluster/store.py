@@ -1,8 +1,8 @@
-"""Objects, their versions and what happened to them.
+"""Objects, their versions and their history.
 
-In: objects to create, functions that change one. Out: objects (shared: never change what `get` and
-`all` return), and each kind's history for watches. Listeners hear of each change, in order, while
-the lock is held: they note what to do and return.
+In: objects to create, functions that change one. Out: objects (shared: never change the results of
+`get` and `all`), and each kind's history for watches. Listeners are called with each change, in
+order, while the lock is held: they only add items to the engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEPT_EVENTS = 5_000
 
 @dataclass
 class Change:
-    """One event of a watch: what the object is, and was."""
+    """One event of a watch: the object, and its previous version."""
 
     version: int
     type: str
@@ -44,7 +44,7 @@ class Change:
     _line: bytes | None = field(default=None, repr=False)
 
     def line(self) -> bytes:
-        """The event as a watch sends it. Written once, however many watch."""
+        """Return the event as a watch sends it, encoded once for all watches."""
         if self._line is None:
             self._line = event_line(self.type, self.object)
         return self._line
@@ -70,7 +70,7 @@ class Store:
         self._compacted: dict[Resource, int] = defaultdict(lambda: self.first)
         self.first = self.version
 
-    # Reading
+    # --- reading
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         with self.lock:
@@ -87,7 +87,7 @@ class Store:
             return self.get(*key) if key else None
 
     def owned(self, uid: str) -> list[tuple[Key, Object]]:
-        """What names the object with this uid as an owner."""
+        """Return the objects that name this uid as an owner."""
         with self.lock:
             keys = sorted(self._owned.get(uid, ()), key=lambda key: (key[0].full, *key[1:]))
             return [(key, obj) for key in keys if (obj := self.get(*key)) is not None]
@@ -95,16 +95,18 @@ class Store:
     def concerned(
         self, change: Change, resource: Resource, children: Resource
     ) -> tuple[str, str] | None:
-        """The namespace and name of the object of this kind that a change is about: it has changed,
-        or one of its children."""
-        found: Object | None = None
+        """Return the namespace and name of the object of this kind that a change concerns, because
+        it has changed itself, or one of its children has."""
+        target: Object | None = None
         if change.resource is resource and change.type != "DELETED":
-            found = change.object
+            target = change.object
         elif change.resource is children and (uid := controller_uid(change.object)):
             owner = self.by_uid(uid)
-            found = owner if owner is not None and owner["kind"] == resource.kind else None
+            target = owner if owner is not None and owner["kind"] == resource.kind else None
         return (
-            None if found is None else (found["metadata"]["namespace"], found["metadata"]["name"])
+            None
+            if target is None
+            else (target["metadata"]["namespace"], target["metadata"]["name"])
         )
 
     def owners(self) -> list[str]:
@@ -112,35 +114,35 @@ class Store:
             return [uid for uid, keys in self._owned.items() if keys]
 
     def since(self, resource: Resource, version: int) -> list[Change] | None:
-        """What happened after `version`, or None where that is no longer known."""
+        """Return the changes after a version; None if they are no longer stored."""
         with self.lock:
             if version < self._compacted[resource]:
                 return None
             history = self._history[resource]
             if not history or history[-1].version <= version:
                 return []
-            found: list[Change] = []
+            changes: list[Change] = []
             for change in reversed(history):
                 if change.version <= version:
                     break
-                found.append(change)
-            return found[::-1]
+                changes.append(change)
+            return changes[::-1]
 
     def oldest(self, resource: Resource) -> int:
         return self._compacted[resource]
 
     def compact(self) -> None:
-        """Forget what happened until now: watches that start earlier must list again."""
+        """Drop the history: watches that start at earlier versions must list again."""
         with self.lock:
             self.first = self.version
             for resource in list(self._history):
                 self._history[resource].clear()
                 self._compacted[resource] = self.version
 
-    # Writing
+    # --- writing
 
     def create(self, resource: Resource, obj: Object, *, dry: bool = False) -> Object:
-        """Keep a new object. Its metadata gets what the server gives."""
+        """Store a new object, with the metadata that the server adds."""
         with self.lock:
             meta = obj["metadata"]
             if not meta.get("name") and meta.get("generateName"):
@@ -170,8 +172,8 @@ class Store:
         version: str | None = None,
         uid: str | None = None,
     ) -> Object:
-        """Change a copy of an object and keep that. Nothing happens where nothing differs. An
-        object that is being deleted and has no finalizer left goes away."""
+        """Change a copy of an object and store it, unless nothing differs. An object that is being
+        deleted is removed when it has no finalizer left."""
         with self.lock:
             old = self._objects[resource].get((namespace, name))
             if old is None or (uid is not None and old["metadata"]["uid"] != uid):
@@ -182,7 +184,7 @@ class Store:
             new = change(new) or new
             if new == old and "deletionTimestamp" not in old["metadata"]:
                 return old
-            bound = resource is PODS  # by a subresource, which does not count
+            bound = resource is PODS  # by a subresource, which does not change the generation
             if resource.counted and not bound and new.get("spec") != old.get("spec"):
                 new["metadata"]["generation"] = old["metadata"].get("generation", 1) + 1
             if new != old:
@@ -207,8 +209,8 @@ class Store:
             self._uids.pop(uid, None)
             for owner in owner_uids(old):
                 self._owned[owner].discard((resource, namespace, name))
-            gone = old | {"metadata": dict(old["metadata"])}
-            self._tell(resource, "DELETED", gone, old)
+            removed = old | {"metadata": dict(old["metadata"])}
+            self._tell(resource, "DELETED", removed, old)
 
     def _put(
         self, resource: Resource, place: tuple[str, str], kind: str, obj: Object, old: Object | None
@@ -234,17 +236,17 @@ class Store:
             listener(change)
         self.changed.notify_all()
 
-    # Waiting
+    # --- waiting
 
     def wait(self, beyond: int, timeout: float) -> None:
-        """Until something changes after version `beyond`, at most `timeout` seconds."""
+        """Wait for a change after version `beyond`, at most `timeout` seconds."""
         until = time.monotonic() + timeout
         with self.lock:
             while self.version <= beyond and not self.closed:
-                left = until - time.monotonic()
-                if left <= 0:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
                     return
-                self.changed.wait(left)
+                self.changed.wait(left_s)
 
     def wake(self) -> None:
         with self.lock:

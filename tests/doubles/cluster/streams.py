@@ -1,8 +1,4 @@
-"""Watches and logs: answers that go on.
-
-In: a request and what it asks for. Out: pieces of the answer, an empty one where nothing happened
-for a while.
-"""
+"""Watches and logs: answers in pieces. An empty piece comes if nothing has happened for a while."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ from doubles.cluster.server import Answer, Request
 from doubles.cluster.store import Change, Store, event_line
 from doubles.cluster.timings import Timings
 
-LOOK_S = 0.2
-"""How often a quiet stream looks whether its client is still there, or a test wants it broken."""
+CHECK_S = 0.2
+"""The pause between checks of a quiet stream: for a disconnected client, or a fault."""
 DEFAULT_TIMEOUT_S = 2400.0
 END_OF_LIST = "k8s.io/initial-events-end"
 Test = Callable[[Object], bool]
@@ -37,10 +33,10 @@ def watch(
     timings: Timings,
     stream: Stream,
 ) -> Iterator[bytes]:
-    """The events of a watch."""
+    """Yield the events of a watch."""
     until = time.monotonic() + float(query.get("timeoutSeconds") or DEFAULT_TIMEOUT_S)
     bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
-    asked = query.get("resourceVersion", "")
+    start = query.get("resourceVersion", "")
 
     def concerns(obj: Object) -> bool:
         return namespace in ("", obj["metadata"].get("namespace", "")) and matches(obj)
@@ -48,13 +44,13 @@ def watch(
     with store.lock:
         position = store.version
         first: list[bytes] = []
-        if asked in ("", "0") or query.get("sendInitialEvents") == "true":
+        if start in ("", "0") or query.get("sendInitialEvents") == "true":
             held = [obj for obj in store.all(resource, namespace) if matches(obj)]
             first = [event_line("ADDED", obj) for obj in held]
-        elif int(asked) <= position:
-            position = int(asked)
+        elif int(start) <= position:
+            position = int(start)
         else:
-            position = int(asked)
+            position = int(start)
     if query.get("sendInitialEvents") == "true" and bookmarks:
         first.append(_bookmark(resource, position, end=True))
     if first:
@@ -66,8 +62,8 @@ def watch(
             at = max(store.version, position)
             oldest = store.oldest(resource)
         if changes is None:
-            said = f"too old resource version: {position} ({oldest})"
-            yield event_line("ERROR", status(410, "Expired", said))
+            message = f"too old resource version: {position} ({oldest})"
+            yield event_line("ERROR", status(410, "Expired", message))
             return
         lines = [line for change in changes if (line := _line(change, concerns))]
         position = at
@@ -76,14 +72,14 @@ def watch(
             next_bookmark = now + timings.bookmark_s
         yield b"".join(lines)
         if not lines:
-            nap = min(LOOK_S, until - now)
+            nap = min(CHECK_S, until - now)
             if bookmarks:
                 nap = min(nap, next_bookmark - now)
             store.wait(position, max(nap, 0.001))
 
 
 def _line(change: Change, concerns: Test) -> bytes | None:
-    """The event as this watch sees it, with its selectors."""
+    """Return the event for a watch with these selectors, or None."""
     now = concerns(change.object)
     before = change.before is not None and concerns(change.before)
     if change.type == "MODIFIED" and now != before:
@@ -109,7 +105,7 @@ def log(
     name: str,
     open_stream: Callable[[], Stream],
 ) -> Answer:
-    """A container's log, whole or as it goes on."""
+    """Return the log of a container, whole or followed."""
     pod, query = store.get(PODS, namespace, name), request.query
     if pod is None:
         raise not_found(PODS, name)
@@ -125,8 +121,8 @@ def log(
     logs = kubelet.log_of(pod["metadata"]["uid"], index)
     previous = query.get("previous") in ("true", "1")
     if previous and len(logs) < 2:
-        said = f'previous terminated container "{container}" in pod "{name}" not found'
-        raise bad_request(said)
+        message = f'previous terminated container "{container}" in pod "{name}" not found'
+        raise bad_request(message)
     held = dig(pod, "status", "containerStatuses", index, "state", default={})
     waiting = dig(held, "waiting", "reason")
     if not previous and (not logs or (waiting and waiting != "CrashLoopBackOff")):
@@ -135,8 +131,8 @@ def log(
         why = waiting or "ContainerCreating"
         why = {"ErrImagePull": "image can't be pulled"}.get(why, why)
         why = {"ImagePullBackOff": "trying and failing to pull image"}.get(why, why)
-        said = f'container "{container}" in pod "{name}" is waiting to start: {why}'
-        raise bad_request(said)
+        message = f'container "{container}" in pod "{name}" is waiting to start: {why}'
+        raise bad_request(message)
     follow = query.get("follow") in ("true", "1")
     stream = open_stream() if follow else None
     pieces = _pieces(logs[-2 if previous else -1], query, follow, kubelet, node)
@@ -158,7 +154,7 @@ def _pieces(
     elif text := query.get("sinceSeconds"):
         since_ns = time.time_ns() - int(text) * 1_000_000_000
     tail = query.get("tailLines")
-    left = int(query["limitBytes"]) if "limitBytes" in query else None
+    bytes_left = int(query["limitBytes"]) if "limitBytes" in query else None
     for piece in held.read(
         timestamps=query.get("timestamps") in ("true", "1"),
         tail=int(tail) if tail is not None else None,
@@ -167,12 +163,12 @@ def _pieces(
     ):
         if node in kubelet.lost_nodes:
             return
-        if left is not None:
-            yield piece[:left]
-            left = max(left - len(piece), 0)
+        if bytes_left is not None:
+            yield piece[:bytes_left]
+            bytes_left = max(bytes_left - len(piece), 0)
         else:
             yield piece
-        if left == 0:
+        if bytes_left == 0:
             return
 
 
@@ -180,18 +176,18 @@ def _check_options(name: str, query: dict[str, str]) -> None:
     options = Resource("", "v1", "pods", "PodLogOptions")
     causes: list[Cause] = []
     if "stream" in query:
-        said = "Forbidden: may not be specified"
-        causes.append(Cause("stream", said, "FieldValueForbidden"))
+        message = "Forbidden: may not be specified"
+        causes.append(Cause("stream", message, "FieldValueForbidden"))
     if (value := query.get("sinceSeconds")) is not None and int(value) <= 0:
         causes.append(Cause("sinceSeconds", f"Invalid value: {value}: must be greater than 0"))
     if (value := query.get("tailLines")) is not None and int(value) < 0:
-        said = f"Invalid value: {value}: must be greater than or equal to 0"
-        causes.append(Cause("tailLines", said))
+        message = f"Invalid value: {value}: must be greater than or equal to 0"
+        causes.append(Cause("tailLines", message))
     if (value := query.get("limitBytes")) is not None and int(value) <= 0:
         causes.append(Cause("limitBytes", f"Invalid value: {value}: must be greater than 0"))
     if "sinceSeconds" in query and "sinceTime" in query:
-        said = "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"
-        causes.append(Cause("[]", said, "FieldValueForbidden"))
+        message = "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"
+        causes.append(Cause("[]", message, "FieldValueForbidden"))
     if causes:
         raise invalid(options, name, causes)
 
@@ -201,8 +197,8 @@ def _container(pod: Object, wanted: str) -> int:
     names = [c["name"] for c in pod["spec"]["containers"]]
     if not wanted:
         if len(names) > 1:
-            said = f"a container name must be specified for pod {name}, choose one of:"
-            raise bad_request(f"{said} [{' '.join(names)}]")
+            message = f"a container name must be specified for pod {name}, choose one of:"
+            raise bad_request(f"{message} [{' '.join(names)}]")
         return 0
     if wanted not in names:
         raise bad_request(f"container {wanted} is not valid for pod {name}")

@@ -1,4 +1,4 @@
-"""Whether the API takes an object: its schema, and what a schema cannot say.
+"""The validation of objects: their schemas, and rules that a schema cannot express.
 
 In: a resource and an object that a client sent. Out: the unknown fields (which are removed), or
 `Refused`. Core objects are checked against Kubernetes' own schemas (kubernetes-validate), JobSets
@@ -27,7 +27,7 @@ LONGEST_ANNOTATIONS, LONGEST_OBJECT = 262_144, 1_500_000
 
 
 def unknown_fields(resource: Resource, obj: Object) -> list[str]:
-    """Remove fields that the API does not know. Their paths. Raises for values of a wrong type."""
+    """Remove fields that the API does not know; return their paths. Refuse wrong types."""
     if resource is JOB_SETS:
         return _job_set_fields(obj)
     validator = _validator(resource)
@@ -90,8 +90,8 @@ def _prune(validator: Any, resource: Resource, obj: Object, prefix: str) -> list
         path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.path)
         path = (prefix + path).strip(".")
         if error.validator == "additionalProperties":
-            known = error.schema.get("properties", {})
-            for name in [n for n in error.instance if n not in known]:
+            allowed = error.schema.get("properties", {})
+            for name in [n for n in error.instance if n not in allowed]:
                 del error.instance[name]
                 unknown.append(f"{path}.{name}".strip("."))
         elif error.validator in ("type", "oneOf", "anyOf", "format"):
@@ -118,7 +118,7 @@ def _job_set_fields(obj: Object) -> list[str]:
 
 @functools.cache
 def _template_validator() -> Any:
-    """The schema of a Job's spec, which a JobSet's template has too."""
+    """Return the validator of a Job's spec, which a JobSet's template has, too."""
     job = _schema(JOBS)
     properties = {k: v for k, v in job["properties"].items() if k in ("metadata", "spec")}
     schema = {k: v for k, v in job.items() if k.startswith("$")} | {"type": "object"}
@@ -126,7 +126,7 @@ def _template_validator() -> Any:
 
 
 def check(resource: Resource, obj: Object) -> None:
-    """Refuse what is invalid. Called before defaults are filled in."""
+    """Refuse an invalid object. Called before defaults are filled in."""
     meta = obj["metadata"]
     name = meta.get("name") or meta.get("generateName") or ""
     causes: list[Cause] = []
@@ -136,14 +136,14 @@ def check(resource: Resource, obj: Object) -> None:
         causes.append(Cause("metadata.name", f'Invalid value: "{name}": {NAME_RULE}'))
     annotations = sum(len(k) + len(v) for k, v in (meta.get("annotations") or {}).items())
     if annotations > LONGEST_ANNOTATIONS:
-        said = f"Too long: may not be more than {LONGEST_ANNOTATIONS} bytes"
-        causes.append(Cause("metadata.annotations", said, "FieldValueTooLong"))
+        message = f"Too long: may not be more than {LONGEST_ANNOTATIONS} bytes"
+        causes.append(Cause("metadata.annotations", message, "FieldValueTooLong"))
     for key, value in (meta.get("labels") or {}).items():
         if len(value) > 63 or (
             value and not re.match(r"^[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?$", value)
         ):
-            said = f'Invalid value: "{value}": a valid label must be at most 63 characters'
-            causes.append(Cause(f"metadata.labels[{key}]", said))
+            message = f'Invalid value: "{value}": a valid label must be at most 63 characters'
+            causes.append(Cause(f"metadata.labels[{key}]", message))
     if resource is JOBS:
         causes += _job(name, obj.get("spec") or {})
     elif resource is PODS:
@@ -161,35 +161,39 @@ def _required(field: str, why: str = "") -> Cause:
 def _job(name: str, spec: Object) -> list[Cause]:
     causes: list[Cause] = []
     if len(name) > 63:
-        said = f'Invalid value: "{name}": must be no more than 63 bytes'
-        causes += [Cause("spec.template.labels", said)] * 2
+        message = f'Invalid value: "{name}": must be no more than 63 bytes'
+        causes += [Cause("spec.template.labels", message)] * 2
     if spec.get("completionMode") == "Indexed":
         if spec.get("completions") is None:
             why = "when completion mode is Indexed"
             causes.append(_required("spec.completions", why))
         elif len(f"{name}-{spec['completions'] - 1}") > 63:
-            said = f'Invalid value: "{name}": will not able to create pod with invalid DNS label'
-            causes.append(Cause("metadata.name", f"{said}: {name}-{spec['completions'] - 1}"))
+            message = f'Invalid value: "{name}": will not able to create pod with invalid DNS label'
+            causes.append(Cause("metadata.name", f"{message}: {name}-{spec['completions'] - 1}"))
     for key in ("parallelism", "completions", "backoffLimit", "ttlSecondsAfterFinished"):
         if (value := spec.get(key)) is not None and value < 0:
-            said = f"Invalid value: {value}: must be greater than or equal to 0"
-            causes.append(Cause(f"spec.{key}", said))
+            message = f"Invalid value: {value}: must be greater than or equal to 0"
+            causes.append(Cause(f"spec.{key}", message))
     template = dig(spec, "template", "spec", default={})
     if template.get("restartPolicy") not in ("OnFailure", "Never"):
         why = 'valid values: "OnFailure", "Never"'
         causes.append(_required("spec.template.spec.restartPolicy", why))
     if spec.get("podFailurePolicy") and template.get("restartPolicy") != "Never":
-        said = f'Invalid value: "{template.get("restartPolicy")}": only "Never" is supported when'
+        message = (
+            f'Invalid value: "{template.get("restartPolicy")}": only "Never" is supported when'
+        )
         causes.append(
-            Cause("spec.template.spec.restartPolicy", f"{said} podFailurePolicy is specified")
+            Cause("spec.template.spec.restartPolicy", f"{message} podFailurePolicy is specified")
         )
     names = {c.get("name") for c in template.get("containers") or ()}
     for index, rule in enumerate(dig(spec, "podFailurePolicy", "rules", default=[])):
         wanted = dig(rule, "onExitCodes", "containerName")
         if wanted is not None and wanted not in names:
             field = f"spec.podFailurePolicy.rules[{index}].onExitCodes.containerName"
-            said = f'Invalid value: "{wanted}": must be one of the container or initContainer names'
-            causes.append(Cause(field, f"{said} in the pod template"))
+            message = (
+                f'Invalid value: "{wanted}": must be one of the container or initContainer names'
+            )
+            causes.append(Cause(field, f"{message} in the pod template"))
     return causes + _pod_spec("spec.template.spec", template, JOBS)
 
 
@@ -207,13 +211,13 @@ def _pod_spec(at: str, spec: Object, resource: Resource) -> list[Cause]:
         causes += _resources(where, container.get("resources") or {}, resource)
         for position, entry in enumerate(container.get("env") or ()):
             if "value" in entry and entry["value"] and "valueFrom" in entry:
-                said = 'Invalid value: "": may not be specified when `value` is not empty'
-                causes.append(Cause(f"{where}.env[{position}].valueFrom", said))
+                message = 'Invalid value: "": may not be specified when `value` is not empty'
+                causes.append(Cause(f"{where}.env[{position}].valueFrom", message))
         for position, mount in enumerate(container.get("volumeMounts") or ()):
             if mount["name"] not in volumes:
-                said = f'Not found: "{mount["name"]}"'
+                message = f'Not found: "{mount["name"]}"'
                 field = f"{where}.volumeMounts[{position}].name"
-                causes.append(Cause(field, said, "FieldValueNotFound"))
+                causes.append(Cause(field, message, "FieldValueNotFound"))
     return causes
 
 
@@ -237,7 +241,7 @@ def _resources(where: str, resources: Object, resource: Resource) -> list[Cause]
 
 
 def check_update(resource: Resource, old: Object, new: Object) -> None:
-    """Refuse changes of what cannot change."""
+    """Refuse changes of immutable fields."""
     name = old["metadata"]["name"]
     causes: list[Cause] = []
     before, after = old.get("spec") or {}, new.get("spec") or {}
@@ -245,7 +249,7 @@ def check_update(resource: Resource, old: Object, new: Object) -> None:
         for key in ("template", "selector", "completionMode", "podFailurePolicy"):
             first, second = clone(before.get(key)), clone(after.get(key))
             if key == "template" and before.get("suspend"):
-                continue  # Kueue may set selectors then
+                continue  # Kueue may set selectors of a suspended Job.
             if first != second:
                 text = json.dumps(second)
                 causes.append(Cause(f"spec.{key}", f"Invalid value: {text}: field is immutable"))

@@ -1,7 +1,4 @@
-"""The volumes of a pod that its containers see as folders of this machine.
-
-In: a pod, a container with its environment, a folder. Out: folders with what is in them; variables.
-"""
+"""The volumes of pods, as folders of this machine, and the variables that name them."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from doubles.cluster.store import Store
 def make_volumes(
     obj: Object, container: Object, env: dict[str, str], folder: Path, store: Store
 ) -> dict[str, str]:
-    """Return the variables that name a mount of an emptyDir or a Secret. Pods see the whole
-    machine, so each is led to a folder of its own, made here, which goes with the pod."""
+    """Create a folder for each emptyDir and Secret of a pod; return the container's variables that
+    name their mounts, with these folders instead. Pods share this machine's file system."""
     volumes = {v["name"]: v for v in obj["spec"].get("volumes") or ()}
     led = {}
     own_names = {entry["name"] for entry in container.get("env") or ()}
