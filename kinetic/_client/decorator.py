@@ -72,7 +72,7 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
     @hide_frames
     def decorate(func: Callable[..., Any]) -> RemoteCallable[..., Any]:
         decorated: RemoteCallable[..., Any] = RemoteCallable(func, checked)
-        _warm_up_ahead(func, checked)
+        _warm_up_early(func, checked)
         return decorated
 
     return cast("Decorator", decorate)
@@ -83,7 +83,7 @@ _decorated: list[None] = []
 """Has an item for each decorated function of the main program."""
 
 
-def _warm_up_ahead(func: Callable[..., Any], options: Options) -> None:
+def _warm_up_early(func: Callable[..., Any], options: Options) -> None:
     """Let the backend prepare in the background for the first function that a script or notebook
     decorates. Errors in settings are ignored: the call raises them.
 

@@ -171,7 +171,7 @@ class JobHandle(Generic[R_co]):
         """Return the verdict on the job, with a report of each host; None while the job runs."""
         return self._board.outcome(self.ref)
 
-    def look(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
+    def read_standings(self, refs: Sequence[JobRef]) -> dict[str, JobStanding]:
         """Return the states of jobs with the same place and store as this one, by id."""
         return self._board.read_standings(refs)
 

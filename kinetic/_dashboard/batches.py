@@ -89,7 +89,11 @@ def read_batch(
     cells = {cell.number: cell for cell in _cells(rows)}
     reading, total = records.read(SubmitterWatch(), cells), records.batch.total
     states = inputs_of(
-        total, {*cells, *reading.refs}, reading.refusals, reading.end, is_left=reading.is_left
+        total,
+        {*cells, *reading.refs},
+        reading.refusals,
+        reading.end,
+        is_abandoned=reading.is_abandoned,
     )
     for index, state in enumerate(states):
         why = reading.refusals.get(index, SUBMITTER_ENDED) if state is InputState.REFUSED else ""

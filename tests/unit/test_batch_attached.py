@@ -140,15 +140,15 @@ def test_a_process_elsewhere_that_stamps_no_more_was_killed():
 
 def test_a_process_that_submits_the_rest_and_ends_during_a_look_left_nothing(store, monkeypatch):
     source, left = dead(store, 2, 1)
-    is_gone = records.SubmitterWatch.is_gone
+    is_dead = records.SubmitterWatch.is_dead
 
     def end_first(watch, stamp):
         if 1 not in source.order:
             source.submit(left.batch.group_id, 1)
             left.note_end(BatchEnd())
-        return is_gone(watch, stamp)
+        return is_dead(watch, stamp)
 
-    monkeypatch.setattr(records.SubmitterWatch, "is_gone", end_first)
+    monkeypatch.setattr(records.SubmitterWatch, "is_dead", end_first)
     with registry.substitute_backend("local", lambda _, store: source):
         view = AttachedView(left)
     assert view.states == [InputState.LIVE, InputState.LIVE]
@@ -162,15 +162,15 @@ def test_the_process_that_submits_stamps_the_batch_on_every_store(store, make_st
     beats = set()
     while len(beats) < 3:
         beats.add(batch.read_stamp().beat)
-    assert not records.SubmitterWatch().is_gone(batch.read_stamp())
+    assert not records.SubmitterWatch().is_dead(batch.read_stamp())
     batch.remove()
-    assert records.SubmitterWatch().is_gone(batch.read_stamp())
+    assert records.SubmitterWatch().is_dead(batch.read_stamp())
 
 
 def test_where_inputs_stand_follows_from_the_records():
     waiting, live, refused = InputState.WAITING, InputState.LIVE, InputState.REFUSED
     assert inputs_of(4, {0}, {1}, None) == [live, refused, waiting, waiting]
-    assert inputs_of(4, {0}, {1}, None, is_left=True) == [live, refused, refused, refused]
+    assert inputs_of(4, {0}, {1}, None, is_abandoned=True) == [live, refused, refused, refused]
     end = BatchEnd("an input failed", frozenset({3}))
     assert inputs_of(4, {0}, {1}, end) == [live, refused, InputState.REMOVED, InputState.SKIPPED]
 

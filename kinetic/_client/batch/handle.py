@@ -92,7 +92,7 @@ class BatchHandle(Generic[R_co]):
         view.catch_up()
         with view.changes:
             running, outcomes = view.list_running(), dict(view.outcomes)
-        standings = ask_alike(running, lambda job, refs: job.look(refs))
+        standings = ask_alike(running, lambda job, refs: job.read_standings(refs))
         statuses = {
             job.ref.group_index or 0: standing.status
             for job, standing in zip(running, standings, strict=True)

@@ -127,7 +127,7 @@ def inputs_of(
     refusals: Collection[int],
     end: BatchEnd | None,
     *,
-    is_left: bool = False,
+    is_abandoned: bool = False,
 ) -> list[InputState]:
     """Return the state of each input according to the batch's own records. LIVE means that the
     input has a job, whose own records tell whether it has ended.
@@ -137,7 +137,7 @@ def inputs_of(
         refs: the inputs that have a job.
         refusals: the inputs that could not be submitted.
         end: the end of the submission; None before it.
-        is_left: True if the submitting process died without recording the end.
+        is_abandoned: True if the submitting process died without recording the end.
     """
 
     def state_of(index: int) -> InputState:
@@ -146,7 +146,7 @@ def inputs_of(
         if index in refusals:
             return InputState.REFUSED
         if end is None:
-            return InputState.REFUSED if is_left else InputState.WAITING
+            return InputState.REFUSED if is_abandoned else InputState.WAITING
         return InputState.SKIPPED if index in end.skipped else InputState.REMOVED
 
     return [state_of(index) for index in range(total)]

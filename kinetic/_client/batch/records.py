@@ -97,13 +97,13 @@ class BatchReading(NamedTuple):
         refs: references of jobs, by input.
         refusals: reasons why inputs could not be submitted, by input.
         end: the end of the submission; None while inputs may be submitted.
-        is_left: True if the submitting process died without recording the end.
+        is_abandoned: True if the submitting process died without recording the end.
     """
 
     refs: Mapping[int, JobRef]
     refusals: Mapping[int, str]
     end: BatchEnd | None
-    is_left: bool
+    is_abandoned: bool
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class SubmitterWatch:
         self._stamp: Stamp | None = None
         self._changed_at = clock()
 
-    def is_gone(self, stamp: Stamp | None) -> bool:
+    def is_dead(self, stamp: Stamp | None) -> bool:
         """True if the process that wrote the current stamp is dead, or the stamp was removed."""
         if stamp is None:
             return True
@@ -234,7 +234,7 @@ class BatchRecords:
         The order of reads matters: first the submitting process, then the end, then references and
         refusals. So if the process is dead or has ended the batch, all that it wrote is read.
         """
-        is_gone, end = submitter.is_gone(self.read_stamp()), self._read_end()
+        is_dead, end = submitter.is_dead(self.read_stamp()), self._read_end()
         index_by_id = {
             self.batch.job_id(index): index
             for index in range(self.batch.total)
@@ -245,7 +245,7 @@ class BatchRecords:
             {index_by_id[job_id]: ref for job_id, ref in refs.items()},
             dict(self._read_refusals(entered)),
             end,
-            is_gone and end is None,
+            is_dead and end is None,
         )
 
     def read_stamp(self) -> Stamp | None:

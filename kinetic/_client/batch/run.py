@@ -298,11 +298,15 @@ class AttachedView(BatchView):
     def _enter(self, reading: BatchReading) -> None:
         batch = self.records.batch
         states = inputs_of(
-            batch.total, reading.refs, reading.refusals, reading.end, is_left=reading.is_left
+            batch.total,
+            reading.refs,
+            reading.refusals,
+            reading.end,
+            is_abandoned=reading.is_abandoned,
         )
         with self.changes:
             self._enter_states(states, reading)
-            if reading.end is not None or reading.is_left:
+            if reading.end is not None or reading.is_abandoned:
                 stopped = reading.end.stopped if reading.end else ""
                 self.stopped = stopped or "nothing more is submitted"
 
