@@ -231,7 +231,7 @@ def probe(store: LocalStore, *processes: Process) -> dict[str, Finding]:
 
 
 def test_a_store_in_order(store: LocalStore) -> None:
-    assert probe(store)["leftovers"].detail == "None: 0 jobs of this machine, all in order."
+    assert probe(store)["leftovers"].detail == "None: 0 jobs on this machine, all in order."
 
 
 def test_a_submission_that_was_killed_before_its_reference(store: LocalStore) -> None:

@@ -138,7 +138,10 @@ def test_a_host_on_which_nothing_runs_is_told_of(
 ) -> None:
     world.job("job-00000001", hosts=3)
     assert world("jobs", "kill", "--yes", "--host", "2", "job-0") == 3
-    assert "runs on host 2 of 3 at present: it is starting, or has ended" in capsys.readouterr().err
+    assert (
+        "does not run on host 2 of 3 at present: it is starting, or has ended"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_ended_job_has_no_hosts(world: World, killed: list[object], capsys: Capture) -> None:
