@@ -1,5 +1,5 @@
-"""What every accelerator name means: each line of the vendor's tables, the accepted spellings, and
-the refusals."""
+"""Accelerator names: every line of the vendor's tables, the accepted spellings, and the
+refusals."""
 
 import math
 import re
@@ -183,7 +183,7 @@ SPELLINGS = {
 }
 
 REFUSED = [
-    # written, what the message says, nearest
+    # name as written, part of the message, nearest name
     ("tpu-v6e-12", "1, 4, 8, 16, 32, 64, 128 or 256 chips, not 12", ("tpu-v6e-8", "tpu-v6e-16")),
     ("v6e-0", "not 0", ("tpu-v6e-1",)),
     ("gpux", "no accelerator family", ("gpu-l4",)),

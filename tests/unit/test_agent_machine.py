@@ -1,7 +1,4 @@
-"""What an agent does next: stories of one attempt, told to the machine.
-
-In: what happens to a worker and its gang. Out: acts, in order.
-"""
+"""The agent's state machine: events of one attempt in, acts in order out."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def report(exit=Exit.RETURNED):
 
 
 def running(**options):
-    """The function has been called."""
+    """An agent whose worker has called the function."""
     machine = AgentMachine(**options)
     assert machine.on_prepared() == []
     assert machine.on_armed() == ([Act.START] if options.get("alone") else [])
@@ -43,7 +40,7 @@ def running(**options):
 
 
 def end(machine, exit=Exit.RETURNED, now=0.0, *, arrives=False):
-    """The function ends."""
+    """Report the function's end to the agent."""
     assert machine.on_end(returned=exit is Exit.RETURNED) == [Act.CONCLUDE]
     machine.note_report(report(exit), arrives=arrives)
     return machine.on_concluded(now)
@@ -164,7 +161,8 @@ def test_a_host_whose_program_is_gone_reports_first():
 
 
 def test_a_host_whose_program_and_leader_are_gone_gives_up_soon():
-    """It tried to deliver its report for ten seconds, beside a slice that was long free again."""
+    """Regression: the agent tried to deliver its report for ten seconds, although its slice was
+    free."""
     machine = running()
     machine.on_program_gone(5.0)
     assert machine.tick(5.0 + ORPHAN_S - 0.1) == []

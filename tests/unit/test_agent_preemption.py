@@ -1,4 +1,4 @@
-"""What a function and its agent tell each other of preemption, by files."""
+"""The files by which a function and its agent tell each other about a preemption."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANCELLED = HostView(stop=True, stop_exit=Exit.CANCELLED)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """Of host 0, whose function this process is."""
+    """The folder of host 0, whose function is this process."""
     root = tmp_path / "host-0"
     root.mkdir()
     monkeypatch.setenv(VARIABLE, str(root))
@@ -91,7 +91,8 @@ def test_whoever_saw_it_has_ended_because_of_it(folder):
 
 
 def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
-    """Its own agent may be late: the function had "called sys.exit(143)", and the job failed."""
+    """Regression: the function had "called sys.exit(143)" because its own agent noticed the
+    preemption later, and the job failed."""
     agent = agent_of(folder)
     with pytest.raises(Preempted):
         end_function()

@@ -1,4 +1,4 @@
-"""Asking a leader, in the store, what its hosts are doing."""
+"""Questions to a leader through the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinetic.errors import StoreError
 
 
 class Leader:
-    """Answers the last question, if there is a new one."""
+    """Answers the newest question, if it has not been answered yet."""
 
     def __init__(self, store: MemoryStore, job: JobRef) -> None:
         self.store, self.place = store, (job.job_id, 1)

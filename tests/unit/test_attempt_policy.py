@@ -1,5 +1,5 @@
-"""When an elastic job goes on, with which slices, and when it gives up: tables and random
-interleavings."""
+"""The policy of elastic jobs: with which slices a job continues, and when it is given up. Tables
+and random interleavings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False):
 
 
 def lost(machine, *slices, now=0.0):
-    """These slices are lost, the others are ready at once."""
+    """Lose these slices; the others become ready at once."""
     machine.note_failure(Loss(slices, DIED), now)
     for each in machine.missing:
         if each not in slices:
@@ -389,6 +389,6 @@ def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
 
 
 def test_the_limit_of_attempts_stays_and_is_left_out_beyond():
-    """Attempts that made room for a slice, or lost their leader, count against nothing."""
+    """Attempts that only made room for a slice, or lost their leader, do not count as failures."""
     names = [name_attempt(number, 2) for number in (1, 2, 3, 4)]
     assert names == ["1 of 3", "2 of 3", "3 of 3", "4"]

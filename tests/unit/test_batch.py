@@ -1,5 +1,4 @@
-"""Batches on jobs that end as a script says: every input ends in one way, in its place, and any
-process can take the batch up."""
+"""Batches of scripted jobs: every input ends exactly once, in its place."""
 
 from __future__ import annotations
 
@@ -165,7 +164,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
         poll(self)
 
     def wait_in_vain():
-        while True:  # The watch has begun with the batch, and may break before somebody waits.
+        while True:  # The watch starts with the batch, and may break before anybody waits.
             bugs[:] = [ZeroDivisionError("a bug")]
             with contextlib.suppress(TimeoutError):
                 batch.results(timeout=1)

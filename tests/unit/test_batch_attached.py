@@ -1,4 +1,4 @@
-"""Batches as another process sees them, and their options."""
+"""Batches in a process that attached to them; options of batches."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_another_process_can_cancel(store):
 
 
 def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path):
-    """The wish to stop comes in the moment after the batch has looked for one."""
+    """Another process asks to stop right after the batch has checked for a stop request."""
     cancelled = threading.Event()
 
     class CancelledAfterALook(LocalStore):
@@ -98,7 +98,7 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
 
 
 def dead(store, total, submitted):
-    """A batch whose process was killed: there is no end, and its process is gone."""
+    """A batch whose process was killed: the process is dead, and no end is recorded."""
     source = Scripted(store)
     left = leave(store, new_batch(total, now=0.0))
     for index in range(submitted):
@@ -176,7 +176,7 @@ def test_where_inputs_stand_follows_from_the_records():
 
 
 class Killed(BaseException):
-    """Ends the submission at one step, as SIGKILL would: nothing is recorded afterwards."""
+    """Ends the submission at one step, as SIGKILL would: nothing is recorded after it."""
 
 
 STEPS = {

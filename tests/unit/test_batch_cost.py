@@ -1,7 +1,5 @@
-"""What the jobs of a batch have cost together.
-
-In: plans, events and verdicts in a store. Out: sums, as `kinetic jobs status` prints them.
-"""
+"""The cost of a batch, as `kinetic jobs status` prints it, from plans, events and verdicts in a
+store."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from kinetic._store.local import LocalStore
 
 
 def put_job(store, plan, number, **changes):
-    """A job of a batch in a store, with a plan like this one."""
+    """Store a job of a batch with a plan like this one."""
     job_id = f"job-{number:08x}"
     known = {"group_id": "grp-00000001", "group_index": number, "hosts": plan.hosts}
     ref = JobRef(
@@ -67,12 +65,12 @@ def status_of(world, capsys, what="grp-00000001"):
 
 @pytest.mark.starts_processes
 def test_a_batch_has_cost_what_its_jobs_have(home, monkeypatch, spent, capsys):
-    plan = plan_of(monkeypatch, "cpu", "cpu=3600").plan  # a dollar a second
+    plan = plan_of(monkeypatch, "cpu", "cpu=3600").plan  # $1 a second
     ended, running, waiting = (put_job(spent.store, plan, number) for number in range(3))
     end_job(spent.store, ended, started_at=NOW - 100, ended_at=NOW - 90)
     put_events(spent.store, running, GangEvent(EventKind.READY, None, "", time=NOW - 7))
     found = status_of(spent, capsys)
-    assert found["jobs"] == {"succeeded": 1, "running": 2}  # says the backend of these
+    assert found["jobs"] == {"succeeded": 1, "running": 2}  # reported by their backend
     assert found["cost"] == {
         "so_far_usd": pytest.approx(17),
         "usd_per_hour": pytest.approx(3600),

@@ -1,4 +1,4 @@
-"""What becomes of the inputs that users pass: the arguments of each call."""
+"""The call arguments that inputs of a batch become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of a batch while they wait for it: on a terminal, in a pipe, after Ctrl-C."""
+"""The progress of a batch while it is waited for: on a terminal, in a pipe, after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
 
 
 def test_an_end_that_is_told_twice_counts_once(store):
-    """As happens to one whose job is dropped, and added again, while it is being told."""
+    """A job may be registered again while its end is being reported."""
     batch = begin(Scripted(store, ["raise"]), 1)
     batch.wait(timeout=PATIENCE_S)
     (handle,) = batch._view.handles
@@ -130,7 +130,7 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
 
 
 def interrupt_call(store, source, total):
-    """Begin a batch, while Ctrl-C comes."""
+    """Start a batch, and raise Ctrl-C during it."""
     how = BatchRules(max_concurrent=2)
     with pytest.raises(KeyboardInterrupt):
         launch.launch(source, store, total, how, name="", notes={})
@@ -203,7 +203,7 @@ def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
 
 
 def test_a_narrow_terminal_cuts_the_line_instead_of_wrapping_it(store, monkeypatch):
-    """It has the numbers before the bar, and does not wrap while it is drawn."""
+    """The numbers come before the bar, and wrapping is off while the line is drawn."""
     monkeypatch.setattr("sys.stderr", stream := Terminal())
     batch = begin(Scripted(store), 3)
     batch.wait(timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The one reader of jobs' states: few questions, however many jobs there are."""
+"""The reader of jobs' states takes few calls, however many jobs there are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOBS = 200
 
 
 def fill(store):
-    """A store of jobs: of ten, one runs, one has failed, and eight have succeeded."""
+    """Fill a store with jobs: of every ten, one runs, one has failed, eight have succeeded."""
     for number in range(JOBS):
         job = replace(ref(f"job-{number:08x}", hosts=1), place=Place("ray"))
         index.add(store, replace(job, created_at=NOW + number))
@@ -151,7 +151,7 @@ def test_statuses_of_a_batch_are_one_question(tmp_path):
     answer, asked = source.status, []
 
     def status(refs):
-        if threading.current_thread() is threading.main_thread():  # not the batch's own watch
+        if threading.current_thread() is threading.main_thread():  # not the batch's watcher
             asked.append(len(refs))
         return answer(refs)
 

@@ -1,4 +1,4 @@
-"""Output whose stream breaks: taken up exactly where it broke, wherever and however often."""
+"""Output whose stream breaks continues exactly where it broke, wherever and however often."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ HOSTS = 2
 
 @dataclass(frozen=True)
 class Break:
-    """Where a stream ends: after so many chunks; and how."""
+    """A break of a stream: after how many chunks, and with which error."""
 
     after: int
     raises: bool
 
 
 class Breaking(FakeBackend):
-    """Prints `printed` of all hosts. Its streams break as `breaks` says, one after the other; then
-    they are whole. The job ends with the stream whose number is `ends_with`: a stream that is begun
-    later does not end early."""
+    """Prints `printed` of all hosts. Its streams break one after the other, as `breaks` says; then
+    they stay whole. The job ends with the stream numbered `ends_with`, and a later stream does not
+    end early."""
 
     def __init__(
         self, store: Any, job: JobRef, printed: list[LogChunk], breaks: list[Break], ends_with: int
@@ -74,7 +74,7 @@ class Breaking(FakeBackend):
 
 
 def printed(*pieces: tuple[int, bytes]) -> list[LogChunk]:
-    """Chunks of hosts, each host's second half in its second attempt."""
+    """Chunks of several hosts; the second half of each host's output is from its second attempt."""
     at: dict[int, Position] = {}
     chunks = []
     for number, (host, data) in enumerate(pieces):
@@ -156,7 +156,7 @@ def test_a_status_that_cannot_be_had_is_asked_for_again(store):
 
 
 class Flickering(MemoryStore):
-    """A distant store that fails so many times, then answers again."""
+    """A distant store that fails a number of times, then answers."""
 
     failures = 0
     error: type[StoreError] = StoreError
@@ -232,7 +232,7 @@ def test_a_caller_can_look_at_its_clock_while_a_backend_does_not_answer(store):
 
 
 def test_where_a_tail_begins_is_kept(store):
-    """The last lines of a host were chosen when the stream began, not when it was taken up."""
+    """The last lines of a host are chosen when the first stream begins, not when it is resumed."""
     job = put_ref(store, ref(hosts=1))
     begins = LogChunk(0, STDOUT, 0, b"", Position(1, 6))
     chunks = [begins, LogChunk(0, STDOUT, 0, b"four\n", Position(1, 11))]

@@ -1,7 +1,5 @@
-"""What users read when a bucket refuses: the bucket, the permission or the cause, and what to do.
-
-In: answers as the service words them. Out: errors, and what the command line says of them.
-"""
+"""Messages about a bucket's refusals name the bucket, the permission or cause, and the remedy. The
+answers are worded as those of the real service."""
 
 from __future__ import annotations
 

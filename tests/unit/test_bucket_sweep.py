@@ -1,10 +1,9 @@
-"""Content of a bucket is swept while jobs are submitted: at whatever request a sweep comes between
-two of a submission, the job finds what its plan names, and what nobody names goes. A submission
-between two requests of a sweep is told to be made again, at worst.
+"""Content of a bucket is swept while jobs are submitted.
 
-In: a project, submitted as the client does it; sweeps, as `kinetic jobs prune` makes them; the
-double of Cloud Storage, which tells of each request before it answers. Everything in the bucket is
-a month old when a test begins. Out: what hosts can unpack.
+At whatever request a sweep interrupts a submission, the job finds what its plan names, and unnamed
+content is removed. A submission that interrupts a sweep has to be repeated at worst. Everything in
+the bucket is a month old when a test begins; the double of Cloud Storage reports each request
+before it answers.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def contents(double: Double) -> set[str]:
 
 
 class Between:
-    """Does something once, before the n-th request that somebody else makes is answered."""
+    """Calls `act` once, before the n-th request of the other party is answered."""
 
     def __init__(self, double: Double, number: int, act: Callable[[], object]) -> None:
         self.left, self.double, self.act = number, double, act
@@ -152,8 +151,8 @@ def test_a_sweep_between_any_two_requests_of_a_submission(tmp_path, double, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_submission_between_any_two_requests_of_a_sweep(tmp_path, double, kind):
-    """Nothing is asked of the bucket to see to it: content that was unused for a week goes, and
-    the job's host says what to do."""
+    """No extra request protects the content: what was unused for a week is removed, and the job's
+    host says what to do."""
     text, cache = KINDS[kind]
     number, happened, lost = 0, True, 0
     while happened:
@@ -232,8 +231,8 @@ def test_a_submission_that_was_killed_is_swept(tmp_path, double):
 
 
 def test_what_no_reference_vouches_for_is_swept(double):
-    """A submission was killed between the two writes of a reference, `kinetic doctor` between its
-    own."""
+    """A submission was killed between the two writes of a reference, and `kinetic doctor` between
+    those of its probe."""
     store = GcsStore("gs://bucket")
     store.put(f"{layout.JobKeys('job-1').listing}/ref-x", b"")
     store.put(f"{layout.PROBES}/1234", b"")
@@ -278,8 +277,8 @@ submission.submit(made, Nowhere(), GcsStore("gs://bucket"))
 
 @pytest.fixture
 def run_killed(tmp_path, double):
-    """Run a program that is killed before its n-th request is answered, if it makes so many; return
-    whether it was."""
+    """Run a program that is killed before its n-th request is answered. True if it made that
+    many."""
     with Forks(IMPORTS) as forks:
 
         def run(program, number):
@@ -298,7 +297,7 @@ def run_killed(tmp_path, double):
 def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(
     tmp_path, double, run_killed
 ):
-    """Either the job can be found, or what there is of it is swept."""
+    """Either the job can be found, or its content is swept."""
     plant(tmp_path / "root")
     (tmp_path / "root/function.py").write_text("def function():\n    pass\n")
     (tmp_path / "root/pyproject.toml").write_text("")

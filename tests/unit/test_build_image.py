@@ -1,4 +1,4 @@
-"""`kinetic build-image`: what is built, by which program, from argv to exit code."""
+"""`kinetic build-image` from argv to exit code: the image and the program that builds it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """A PATH with programs that note how they were called, and keep what they build."""
+    """A PATH of programs that record their arguments, and keep what they build."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -1,4 +1,4 @@
-"""The copy of declared data on a host: one for all, read-only, whole whatever is killed or changed,
+"""The copy of declared data on a host: shared, read-only, whole in spite of kills and changes,
 removed when unused."""
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_the_second_use_makes_nothing(store, tree, monkeypatch):
 
 
 def test_a_write_in_place_reaches_neither_the_store_nor_the_next_job(store, tree):
-    """As root may write where the kernel lets it mount no guard (an ordinary container)."""
+    """Root may write in an ordinary container, where the kernel allows no read-only mount."""
     files = cached_copy.provide(store, tree, cached_copy.root_of(store))
     (files / "large").chmod(0o644)
     mapped = np.memmap(files / "large", dtype=np.uint8, mode="r+")

@@ -1,4 +1,4 @@
-"""A cancellation is believed once the cluster has taken it, and never one that it refused."""
+"""A cancellation counts only once the cluster has accepted it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_refused_request_takes_back_no_other_one_that_was_agreed():
     store = MemoryStore()
 
     def refuse():
-        cancellation.request(store, JOB, lambda: None)  # by somebody else, meanwhile
+        cancellation.request(store, JOB, lambda: None)  # Meanwhile another process requests it.
         raise PreflightError("no")
 
     with pytest.raises(PreflightError):
@@ -83,7 +83,7 @@ class FullStore(MemoryStore):
 
 
 def test_a_job_is_stopped_whose_store_takes_no_request(caplog):
-    """It may be the one that filled it."""
+    """The store may be full because of this very job."""
     stopped = []
     cancellation.request(FullStore(), JOB, lambda: stopped.append(JOB))
     assert stopped

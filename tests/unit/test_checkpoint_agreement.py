@@ -1,7 +1,5 @@
-"""What hosts agree on: the moment of a request, errors, one owner of a folder; and small rules.
-
-In: hosts that are threads. Out: the same answer on each.
-"""
+"""Agreements between hosts, which are threads here: when to save, errors, the owner of a folder;
+and small rules."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ def test_all_hosts_leave_at_the_same_call(seed):
                     taken_away.set()
                 if (request := sync_points.call()) is not None:
                     return step, request
-                step_of.wait(PATIENCE_S)  # as a collective of the training
+                step_of.wait(PATIENCE_S)  # like a collective of the training
                 time.sleep(0.001)
             return None
         finally:
@@ -98,7 +96,7 @@ def test_the_leader_wishes_when_the_time_has_come():
         finally:
             sync_points.close()
 
-    # The leader's thread looks at the clock when it has waited as long as it seemed to have to.
+    # The leader's thread checks the clock after waiting for as long as seemed necessary.
     step_of = threading.Barrier(2)
     patience = SyncPoints._patience_s
     try:
@@ -115,7 +113,7 @@ def test_a_host_that_is_gone_does_not_hold_the_others_forever(monkeypatch):
     from kinetic._in_job.checkpoint import sync_points as module
 
     monkeypatch.setattr(module, "_LIMIT_S", 0.05)
-    host = Crowd(2).hosts()[0]  # the other one never comes
+    host = Crowd(2).hosts()[0]  # The other host never comes.
     sync_points = SyncPoints(host, lambda: SyncRequest.PREEMPTED)
     for _ in range(20):
         assert sync_points.call() is None
@@ -213,7 +211,7 @@ def test_a_folder_that_was_removed_is_not_written_any_more(tmp_path, another):
     first.acquire()
     first.check()
     shutil.rmtree(folder)
-    if another:  # another process has begun there
+    if another:  # Another process has started in the folder.
         folder.mkdir()
         (folder / lease.RECORD).write_text("")
     with pytest.raises(CheckpointError, match="was removed"):
@@ -226,7 +224,8 @@ def in_store(store, job, token, sleep=no_sleep):
 
 
 def test_a_record_that_is_renewed_is_never_empty(tmp_path, monkeypatch):
-    """Another machine reads it while it is written, and takes a folder without an owner."""
+    """Another machine may read the record while it is written, and would take over a folder without
+    an owner."""
     seen, ftruncate = [], os.ftruncate
 
     def note_and_truncate(fd, length):
@@ -268,7 +267,7 @@ def test_a_bucket_has_one_owner_until_that_is_silent():
 
 
 def test_an_owner_that_has_released_writes_nothing_over_the_next_one():
-    """Its thread may be about to count up."""
+    """Its thread may be about to write the next beat."""
     renews, goes_on = threading.Event(), threading.Event()
 
     class Slow(InStore):
@@ -295,7 +294,8 @@ def test_an_owner_that_has_released_writes_nothing_over_the_next_one():
 
 @pytest.mark.parametrize("ends", ["takes over", "releases"])
 def test_an_owner_that_is_suspended_in_a_beat_writes_nothing_over_the_next_one(ends):
-    """It had read its own record, and wrote the next beat when it was continued."""
+    """Regression: it had read its own record, was suspended, and wrote the next beat when it was
+    continued."""
     store, second = MemoryStore(), []
 
     class Suspended(InStore):

@@ -1,8 +1,5 @@
-"""Which pieces of local checkpoints make up a whole one, which are sent, and whether there is
-room for them.
-
-In: what hosts have. Out: the newest whole step, transfers, errors.
-"""
+"""The pieces of local checkpoints that make up a whole one, their transfers between hosts, and the
+room for them."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ LEAVES = (Leaf("w", (4,), "float32"), Leaf("n", value=3))
 
 
 def local(step, *halves, writer="run"):
-    """A checkpoint with these halves of w."""
+    """A checkpoint with these halves of `w`."""
     pieces = [Piece(0, (half * 2,), (2,), 64 * half, 8) for half in halves]
     return Local(step, writer, 2, LEAVES, tuple(pieces))
 
@@ -64,7 +61,7 @@ def test_nothing_is_sent_where_everybody_has_what_it_needs():
 
 @st.composite
 def cut(draw):
-    """Cuts of a square, each into boxes."""
+    """Partitions of a square into boxes."""
     size = 6
 
     def cuts():

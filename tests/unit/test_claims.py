@@ -1,4 +1,4 @@
-"""What slices claim of a cluster's network is created with their workload, and goes with it."""
+"""The network claims of slices are created with their workload, and removed with it."""
 
 from __future__ import annotations
 

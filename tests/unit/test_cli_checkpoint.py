@@ -1,7 +1,5 @@
-"""`kinetic checkpoint`: what it lists, shows and removes, in folders and in buckets; sizes.
-
-In: files as Orbax and `kinetic.Checkpointer` write them. Out: tables, documents, fewer files.
-"""
+"""`kinetic checkpoint` lists, shows and removes checkpoints in folders and buckets, as Orbax and
+`kinetic.Checkpointer` write them."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(params=["folder", "bucket"])
 def saved(request: Any, tmp_path: Path) -> Any:
-    """A place with two steps and one that was cut off: its address, and a store of the same."""
+    """The address of two steps and an incomplete one, and a store on the same folder."""
     in_place = request.param == "bucket"
     where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
     store = open_store(where)
@@ -110,9 +108,9 @@ def test_the_newest_is_inspected(world: World, saved: Any, capsys: Capture) -> N
 @pytest.mark.parametrize(
     ("committed_at", "marked", "listed_as"),
     [
-        ([1, 1, 1], [2, 3], [True, True, True]),  # Orbax made no marks when step 1 was written
+        ([1, 1, 1], [2, 3], [True, True, True]),  # Step 1 was written when Orbax made no marks yet,
         ([1, 1, 1], [1, 2], [True, True, False]),
-        ([1, 1, None], [], [True, True, False]),  # and was written in place by Orbax
+        ([1, 1, None], [], [True, True, False]),  # and was written in place by Orbax.
         ([1, None, 1], [3], [True, False, True]),
         ([1, 1, 1], [], [True, True, True]),
     ],
@@ -186,7 +184,7 @@ def test_steps_are_removed(
 
 
 def answer_no(monkeypatch: Any) -> list[str]:
-    """Decline on a terminal; return what was asked."""
+    """Decline on a terminal; return the list of questions."""
     asked: list[str] = []
 
     def decline(text: str, **_: object) -> None:
@@ -266,7 +264,7 @@ def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
 
 @pytest.fixture(params=["folder", "bucket"])
 def foreign(request: Any, tmp_path: Path) -> Any:
-    """Checkpoints as Orbax's manager writes them for another program, and their store."""
+    """Checkpoints that Orbax's manager wrote for another program, and their store."""
     in_place = request.param == "bucket"
     where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
     store = open_store(where)
@@ -324,7 +322,7 @@ def test_folders_of_an_unknown_program_are_never_removed(
 def test_numbered_folders_beside_checkpoints_are_the_users(
     world: World, saved: Any, capsys: Capture
 ) -> None:
-    """A log of each host, in the output folder and, by mistake, among the steps."""
+    """The logs of each host are in the output folder and, by mistake, among the steps."""
     where, store = saved
     put(store, "1/log.txt", {})
     assert world("checkpoint", "rm", where, "--all", "--yes") == 0

@@ -127,7 +127,7 @@ def test_a_batch_goes_with_its_last_job(world: World, capsys: Capture) -> None:
             world.store.path(layout.GroupKeys(group_id).batch), (NOW - 30 * DAY, NOW - 30 * DAY)
         )
     world.succeed("job-00000001", ended=NOW - 30 * DAY)
-    world.store.put(layout.GroupKeys("grp-00000003").batch, b"{}")  # it has only just begun
+    world.store.put(layout.GroupKeys("grp-00000003").batch, b"{}")  # a batch that has just started
     assert world("jobs", "prune", "--yes") == 0
     assert [*world.store.list(layout.GROUPS)] == [
         layout.GroupKeys("grp-00000002").batch,
@@ -436,7 +436,7 @@ def test_waiting_tells_by_its_exit_code(world: World, capsys: Capture) -> None:
 def test_its_exit_code_stands_where_nobody_reads(
     world: World, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
-    """A pipe whose reader has gone."""
+    """The reader of the pipe has ended."""
     world.job("job-00000001")
     world.fail("job-00000001")
     reader, writer = os.pipe()

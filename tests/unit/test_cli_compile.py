@@ -1,4 +1,4 @@
-"""`kinetic compile`: what it compiles is found, or a sentence says why not."""
+"""`kinetic compile` finds the function to compile, or says why it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`kinetic run --dry-run -o yaml|json`: what would be created in a cluster, as kubectl takes it."""
+"""`kinetic run --dry-run -o yaml|json` prints the objects of a cluster in the form that kubectl
+accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ KINDS = [("jobset.x-k8s.io/v1alpha2", "JobSet"), ("v1", "Secret")]
 
 
 class Rendering(FakeBackend):
-    """A cluster that shows what it would create."""
+    """A cluster that renders its objects."""
 
     name = "gke"
 
@@ -31,7 +32,7 @@ class Rendering(FakeBackend):
 
 @pytest.fixture
 def dry_run(home, tmp_path, monkeypatch, capsys):
-    """Runs the command in a project with a cluster; returns what it printed."""
+    """Run the command in a project with a cluster; return its output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KINETIC_CLUSTER", "tpus")
     Path("train.py").touch()
@@ -80,7 +81,7 @@ def test_what_pods_get_is_shown(dry_run):
 
 
 def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
-    for name in ("kubernetes", "yaml"):  # The one brings the other.
+    for name in ("kubernetes", "yaml"):  # kubernetes brings yaml.
         monkeypatch.setitem(sys.modules, name, None)
     _, told = dry_run("--dry-run", "-o", "yaml")
     monkeypatch.undo()

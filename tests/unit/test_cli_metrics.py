@@ -1,4 +1,4 @@
-"""`kinetic jobs metrics` over a store: what it prints, draws and writes."""
+"""`kinetic jobs metrics` over a store: its text, drawings and files."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_chart_of_one_value_or_none_is_no_error(app, capsys, tmp_path):
     assert "nan" in capsys.readouterr().out
 
 
-@pytest.mark.starts_processes  # matplotlib asks fc-list for the fonts
+@pytest.mark.starts_processes  # matplotlib runs fc-list to find fonts
 def test_a_picture_has_a_chart_for_each_metric(app, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("loss.png", "loss.svg"):
@@ -135,7 +135,7 @@ def test_a_picture_has_a_chart_for_each_metric(app, capsys, tmp_path):
 def test_tensorboard_reads_what_was_written(app, capsys, tmp_path):
     pytest.importorskip("tensorboardX")
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for _ in range(2):  # what there is of a run is replaced
+    for _ in range(2):  # The second call replaces the first one's files.
         assert call(["jobs", "metrics", "--tensorboard", str(tmp_path / "runs"), ONE], app) == 0
         assert "Wrote 9 values to" in capsys.readouterr().err
     events = reading.EventAccumulator(str(tmp_path / "runs" / ONE)).Reload()

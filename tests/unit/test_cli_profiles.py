@@ -158,7 +158,7 @@ def test_a_profile_for_one_command(capsys: Capture, monkeypatch: pytest.MonkeyPa
     told = json.loads(capsys.readouterr().out)
     assert told["cluster"] == {"value": "ops", "source": "profile ops"}
     assert told["profile"] == {"value": "ops", "source": "flag"}
-    assert settings.load().profile == "dev"  # it is over with the command
+    assert settings.load().profile == "dev"  # The profile applies to that command only.
     assert kn("--profile", "opps", "jobs", "list") == 2
     assert settings.load().profile == "dev"
     assert kn("--profile", "ops", "profile", "ls") == 0
@@ -212,7 +212,7 @@ def test_without_profiles_none_of_their_code_is_loaded() -> None:
 
 
 def offered(*words: str) -> list[str]:
-    """What a shell would offer for the last word."""
+    """Return what a shell would offer for the last word."""
     *before, prefix = words
     completer = ShellComplete(root, {}, "kinetic", "")
     return [item.value for item in completer.get_completions(before, prefix)]
@@ -234,10 +234,10 @@ def test_names_are_completed(home: Path) -> None:
     assert offered("--profile", "") == ["dev", "ops"]
     assert offered("profile", "use", "o") == ["ops"]
     assert offered("comp") == ["compile", "completion"]
-    # a misspelt command must not spill its error into the line
+    # A misspelt command must not print its error into the line.
     assert offered("stauts", "") == offered("")
     assert "--all-hosts" in offered("run", "--a")
-    # Only the program knows its own arguments: the shell offers files.
+    # Arguments after -- belong to the program: the shell offers files.
     assert offered("run", "-a", "cpu", "train.py", "--a") == ["--a"]
     assert offered("run", "-a", "cpu:4", "--det") == ["--detach"]
     assert offered("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]

@@ -67,8 +67,8 @@ def test_cleanup_stops_a_running_job_and_gives_up_in_time(world: World, capsys: 
 
 
 def history(world: World) -> None:
-    """An old job, a young one, one that runs since long ago, and content: shared, unused, unused
-    but young."""
+    """An old job, a young one, one that has run for long, and content: shared, unused, unused but
+    young."""
     world.job("job-0000000d", age=30 * DAY)
     world.succeed("job-0000000d", ended=NOW - 20 * DAY)
     world.job("job-0000000e", age=2 * DAY)
@@ -88,7 +88,7 @@ def remaining(world: World) -> str:
 
 
 def contents(world: World) -> set[str]:
-    """The keys of all content."""
+    """Return the keys of all content."""
     prefixes = (layout.BLOBS, layout.PACKS, layout.TREES)
     return {key for prefix in prefixes for key in world.store.list(prefix)}
 
@@ -174,7 +174,7 @@ def test_prune_removes_what_a_killed_submission_left(
 
 
 def ship(world: World, folder: Path, *, age: float) -> str:
-    """Send a real tree, as a submission does, and let it age. Returns its digest."""
+    """Send a real tree, as a submission does, and let it age. Return its digest."""
     from kinetic._source import bundle
 
     before = contents(world)
@@ -207,8 +207,8 @@ def test_a_real_tree_is_kept_as_long_as_a_job_needs_it(world: World, tmp_path: P
 
 
 def test_old_content_of_a_young_tree_stays_with_its_record(world: World, tmp_path: Path) -> None:
-    """Or the next submission would find the record, send nothing, and the job would miss its
-    files. The same for a tree that a plan names."""
+    """Otherwise the next submission would find the tree's record, send nothing, and the job would
+    miss its files. The same for a tree that a plan names."""
     from kinetic._source import bundle
 
     plant(tmp_path / "tree", "first")
@@ -240,7 +240,7 @@ def test_a_sweep_that_is_killed_leaves_nothing_that_vouches_for_what_is_gone(
 def test_a_sweep_survives_content_that_vanishes_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host removes what it finds damaged, without a lock."""
+    """A host removes damaged content without a lock."""
     listed = LocalStore.entries
 
     def vanishing(store: LocalStore, prefix: str) -> Iterator[Entry]:
@@ -261,8 +261,8 @@ def test_prune_of_nothing(world: World, capsys: Capture) -> None:
 
 
 def test_a_sweep_waits_for_submissions_to_end(world: World) -> None:
-    """A submission finds old content in place, and names it in its plan only later: the sweep must
-    not come between."""
+    """A submission finds old content, and names it in its plan only later: a sweep must not come
+    between."""
     import threading
 
     content = world.blob("a")

@@ -1,4 +1,4 @@
-"""What makes the command line easy: the order of options, aliases, the newest job, durations, a
+"""Shortcuts of the command line: the order of options, aliases, the newest job, durations, a
 running job's hosts."""
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -
     for number, group in enumerate(("grp-aa000001", "grp-aa000002", None)):
         ref = replace(world.job(f"job-0000000{number}"), group_id=group)
         world.store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
-    world.store.put(layout.GroupKeys("grp-bb000001").batch, b"{}")  # nothing of it is submitted yet
+    world.store.put(layout.GroupKeys("grp-bb000001").batch, b"{}")  # nothing submitted yet
     for unknown in ("grp-0000000x", "x", "", "../x", "grp-bb"):
         assert world("jobs", "list", "--group", unknown) == 3
         out, err = capsys.readouterr()

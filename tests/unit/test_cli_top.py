@@ -67,11 +67,11 @@ def ref(job_id: str = "job-00000001", **changes: Any) -> JobRef:
 
 def test_the_share_of_a_processor_is_taken_between_two_tellings() -> None:
     rates = Rates()
-    assert rates.percent(("j", 0), 30.0, 60.0, 100.0) == 50.0  # the first time: since the job runs
-    assert rates.percent(("j", 0), 30.0, 60.1, 100.1) == 50.0  # the same telling, seen again
+    assert rates.percent(("j", 0), 30.0, 60.0, 100.0) == 50.0  # since the function started
+    assert rates.percent(("j", 0), 30.0, 60.1, 100.1) == 50.0  # the same report, read twice
     assert rates.percent(("j", 0), 32.0, 61.0, 101.0) == 200.0
     assert rates.percent(("j", 0), 32.0, 62.0, 102.0) == 0.0
-    assert rates.percent(("j", 0), 0.5, 1.0, 103.0) == 50.0  # another attempt
+    assert rates.percent(("j", 0), 0.5, 1.0, 103.0) == 50.0  # a new attempt
     assert rates.percent(("j", 1), 0.0, 0.0, 103.0) is None
 
 
@@ -158,7 +158,7 @@ def test_narrow_terminals_show_less() -> None:
 
 
 class Backend:
-    """Running jobs whose gangs say what a test wants."""
+    """Running jobs whose gangs report what a test wants."""
 
     def __init__(self) -> None:
         self.phases: dict[str, JobStatus] = {}
@@ -176,7 +176,7 @@ class Backend:
 
 
 class Client:
-    """A gang's coordinator, known by the job's id."""
+    """The coordinator of a gang, found by the job's id."""
 
     gangs: ClassVar[dict[str, Callable[[], dict[str, Any]]]] = {}
 

@@ -1,4 +1,4 @@
-"""Cloud Build, call by call, against a server that answers as its documentation says."""
+"""Cloud Build call by call, against a server that answers as its documentation says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data in a bucket, fetched on a host: folders, single objects, and what is wrong with them."""
+"""Data in a bucket, fetched on a host: folders, single objects, and their faults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_has_changed_is_fetched_anew(images, tmp_path):
     images.put("images/a.png", b"new")
     after = cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)
     assert found(after) == CONTENT | {"a.png": "new"}
-    assert found(before) == CONTENT  # of jobs that run
+    assert found(before) == CONTENT  # Running jobs still use the earlier copy.
 
 
 def test_a_single_object_is_a_file(images, tmp_path):

@@ -1,5 +1,5 @@
-"""Names, commands and options of keras-kinetic: those that are here go on working, those that are
-not say what to do instead."""
+"""Names, commands and options of keras-kinetic: those that exist still work, the others say what to
+use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every variable that scripts and shells for keras-kinetic set means here what it means there."""
+"""Every variable of keras-kinetic keeps its meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kinetic.errors import UsageError
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a package in it; the working directory is the package's folder."""
+    """A project with a package; the working directory is the package's folder."""
     top = tmp_path / "project"
     (top / "package" / ".venv").mkdir(parents=True)
     (top / "pyproject.toml").write_text("")

@@ -1,4 +1,4 @@
-"""The compiler's text, read: arrays with their padding, loops, operations, groups, lines."""
+"""Reading the compiler's text: arrays with their padding, loops, operations, groups, lines."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_what_a_loop_computes_counts_each_time(module: hlo.Module) -> None:
 
 def test_a_slice_of_an_array_costs_the_slice(module: hlo.Module) -> None:
     layer, hidden, made = 512 * 1024 * 2, 256 * 512 * 2, 256 * 1024 * 2
-    taken = 2 * layer  # from the array of all layers, and into its own
+    taken = 2 * layer  # read from the array of all layers, written to its own
     multiplied = hidden + layer + made
     gathered = made + 1024 * 1024 * 2
     counted = costs.count_bytes(module)
-    small = 5 * 5 * 512  # numbers of a loop
+    small = 5 * 5 * 512  # the counters of a loop
     assert 0 <= counted - 5 * (taken + multiplied + gathered) <= small
 
 
@@ -192,7 +192,7 @@ def test_collectives_are_named_by_the_axis_and_the_network(module: hlo.Module) -
     ("transfer", "kind", "parts", "sent"),
     [
         ("ALL_REDUCE", "all-reduce", 1, 1.5),
-        ("ALL_GATHER", "all-gather", 4, 3),  # what is sent is one of four parts
+        ("ALL_GATHER", "all-gather", 4, 3),  # one of four parts is sent
         ("REDUCE_SCATTER", "reduce-scatter", 1, 0.75),
         ("ALL_TO_ALL", "all-to-all", 1, 0.75),
         ("ONE_TO_ONE", "collective-permute", 1, 1),

@@ -1,4 +1,4 @@
-"""What the compiler says of a program that is too large, read and shortened."""
+"""The compiler's messages about programs that are too large, parsed and shortened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said while a compiler is waited for."""
+"""Progress while a compiler runs."""
 
 from __future__ import annotations
 

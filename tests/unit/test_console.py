@@ -1,4 +1,4 @@
-"""What a job printed, on this process's streams: unchanged, and whatever those streams are."""
+"""A job's output on this process's streams: unchanged, whatever the streams are."""
 
 from __future__ import annotations
 

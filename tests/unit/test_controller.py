@@ -1,8 +1,5 @@
-"""A function that is called again in its own process, with the losses of pathwaysutils' own
-simulator of faults: no part of kinetic's stand-in takes part.
-
-In: programs with four devices in two slices. Out: what they print.
-"""
+"""Repeated calls of a function in its own process, with the losses of pathwaysutils' own fault
+simulator instead of kinetic's stand-in. Programs run on four devices in two slices."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def forks():
 
 @pytest.fixture
 def run(forks, tmp_path):
-    """What a program prints, and what kinetic says in it."""
+    """Return a program's output, and kinetic's notices in it."""
 
     def run(program):
         forks.start(BEFORE + program, tmp_path, str(tmp_path))

@@ -1,4 +1,4 @@
-"""When the function of a single controller is called again, and when an error is its own."""
+"""The function of a single controller: when it is called once more, and when its error is final."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a gang up, from the stacks of its workers."""
+"""Finding the host that holds up a gang, from the stacks of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts whose connection breaks, or that fall silent: forgiven for as long as they may live."""
+"""Hosts whose connection breaks, or that fall silent, are given up only when they must be dead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ opened, serve = service_cases.opened, service_cases.serve
 
 
 def test_a_host_whose_connection_breaks_has_as_much_time_as_one_that_falls_silent():
-    """On a busy machine, a gang in which nobody had died was ended after 1.5 s."""
+    """Regression: on a busy machine, a gang without any dead host was ended after 1.5 s."""
     gang = gang_of(3)
     now = let_pass(gang, 0.0, 1.0, beating=(0, 1, 2))
     gang.mark_disconnected(1, now)
@@ -254,7 +254,7 @@ def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
 
 
 def test_a_connection_that_takes_a_second_is_waited_for(serve, opened):
-    """So does TLS with a distant cluster, or with a leader on a busy machine."""
+    """TLS takes that long with a distant cluster, or with a leader on a busy machine."""
     served = serve(1, "127.0.0.1:0")
     network = opened(Network(served.endpoint.target, delay_s=1.0))
     agent = opened(Agent(replace(served.endpoint, target=network.target), 0))
@@ -263,7 +263,7 @@ def test_a_connection_that_takes_a_second_is_waited_for(serve, opened):
 
 
 class Network:
-    """A network between two programs, which can be cut; each connection takes `delay_s`."""
+    """A network between two programs that can be cut. Each connection takes `delay_s`."""
 
     def __init__(self, target: str, delay_s: float = 0.0) -> None:
         self._delay_s = delay_s
@@ -291,7 +291,7 @@ class Network:
                     each.start()
 
     def cut(self) -> None:
-        """Break all connections; new ones are carried."""
+        """Break all connections; new ones work."""
         for end in self._ends:
             hang_up(end)
 

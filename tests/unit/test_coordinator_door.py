@@ -1,4 +1,4 @@
-"""Who may call a coordinator, and what is said when nobody answers."""
+"""Authentication of a coordinator's callers, and messages when nobody answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_bare_calls_are_refused(serve, metadata):
 
 @pytest.mark.parametrize("method", [codec.REPORT.path, codec.WATCH.path, "/no/such"])
 def test_a_stranger_is_refused_before_its_message_is_read(serve, method):
-    """Else every stranger could fill the leader's memory with a message of 64 MB."""
+    """Otherwise any stranger could fill the leader's memory with a message of 64 MB."""
     served, never = serve(1), threading.Event()
 
     def messages():
@@ -87,7 +87,7 @@ def test_only_so_many_may_connect(serve, monkeypatch, tmp_path):
         for each in idle:
             each.settimeout(PATIENCE_S)
             each.connect(str(tmp_path / "s"))
-        # A server greets whom it takes with its settings, and hangs up on others.
+        # A server greets an accepted caller with its settings, and hangs up on others.
         assert sorted(bool(each.recv(1)) for each in idle) == [False] * 6 + [True] * 3
 
 
@@ -155,7 +155,7 @@ for _ in range(300):
 
 @pytest.mark.starts_processes
 def test_the_first_messages_may_be_read_by_several_threads_at_once():
-    """A fork each, because only the first of a process are in danger."""
+    """In a fork each, because only the first messages of a process are at risk."""
     subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=True, timeout=PATIENCE_S)
 
 
@@ -173,7 +173,7 @@ def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, open
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE])
 def test_calls_that_a_busy_server_drops_are_made_again(code, tmp_path, opened):
-    """A machine with too much to do was seen to answer a heartbeat with CANCELLED."""
+    """An overloaded machine answered a heartbeat with CANCELLED."""
     answers = {
         codec.JOIN.path: codec.write(Gang(GangSpec(hosts=1), 0.0).view(0)),
         codec.HEARTBEAT.path: codec.write(1),
@@ -210,7 +210,7 @@ def test_an_agent_of_the_next_attempt_tries_again_until_its_leader_is_there(serv
 
 
 def test_hosts_join_the_leader_of_their_own_start_only(serve, opened):
-    """A cluster that restarts all hosts may start some while the leader before still ends."""
+    """When a cluster restarts all hosts, some may start while the previous leader still ends."""
     served = serve(1, restarts=1)
     early = opened(Agent(replace(served.endpoint, restarts=2), 0, clock=Hurried()))
     with pytest.raises(
@@ -273,7 +273,7 @@ def test_an_address_that_cannot_be_bound_says_so(tmp_path):
 
 
 class Hurried:
-    """A clock that moves ten seconds each time somebody looks."""
+    """A clock that advances ten seconds at each reading."""
 
     now = 0.0
 
@@ -299,7 +299,7 @@ def test_a_coordinator_that_vanishes_is_given_up(serve, opened):
     agent.join("a", "x")
     assert agent.heartbeat(Heartbeat(0))
     served.close()
-    assert not agent.heartbeat(Heartbeat(0))  # once is not enough
+    assert not agent.heartbeat(Heartbeat(0))  # One failure is not enough.
     with pytest.raises(CoordinatorLost, match="has not answered for 30 s"):
         all(not agent.heartbeat(Heartbeat(0)) for _ in range(10))
     with pytest.raises(CoordinatorLost):

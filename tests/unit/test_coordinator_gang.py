@@ -80,7 +80,7 @@ def test_an_agent_that_dies_while_others_join_fails_the_gang_at_once(host):
     assert gang.first_failure == (host,)
     assert gang.stop_reason == f"host {host} of 3: killed by SIGKILL"
     gang.report(ended(0, Exit.STOPPED), 1.1)
-    assert gang.finished  # nobody waits for hosts that are not there
+    assert gang.finished  # Nobody waits for hosts that never joined.
 
 
 def test_a_host_that_falls_silent_while_others_join_is_lost():
@@ -182,7 +182,7 @@ def test_a_host_that_is_silent_since_the_consequence_is_blamed_instead():
     now = let_pass(gang, 0.0, 5.0, beating=(0, 1, 2))
     gang.report(raised(0, consequence=True), now)
     now = let_pass(gang, now, 2.0, beating=(1,))
-    assert gang.phase is GangPhase.RUNNING  # host 2 has not shown that it is alive
+    assert gang.phase is GangPhase.RUNNING  # Host 2 has not reported since.
     let_pass(gang, now, 1.5, beating=(1,))
     assert gang.first_failure == (2,)
     assert gang.reports[1].exit is Exit.AGENT_LOST
@@ -239,7 +239,7 @@ def test_the_longest_silence_comes_first():
     gang = gang_of(3)
     now = let_pass(gang, 0.0, 1.0, beating=(0, 2))
     now = let_pass(gang, now, 9.0, beating=(2,))
-    gang.sweep(now + 1.9)  # nobody looked for a while: both are too late by now
+    gang.sweep(now + 1.9)  # The sweep comes late: both hosts have exceeded their time.
     assert gang.first_failure == (1, 0)
 
 
@@ -249,7 +249,7 @@ def test_a_frozen_coordinator_blames_nobody_for_its_own_sleep():
     gang.sweep(now + 3600)
     assert gang.phase is GangPhase.RUNNING
     let_pass(gang, now + 3600, 9.0)
-    assert gang.first_failure == (0, 1)  # but it goes on counting
+    assert gang.first_failure == (0, 1)  # The count continues.
 
 
 def test_time_that_runs_backwards_stands_still():

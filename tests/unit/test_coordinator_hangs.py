@@ -1,4 +1,4 @@
-"""Gangs that hang, hosts that fail alike, and whatever happens to a gang."""
+"""Hanging gangs, hosts that fail alike, and random events in a gang."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_hosts_that_fail_alike_have_a_moment_each_to_say_so():
     ("how", "waits"), [(Exit.RAISED, False), (Exit.SYS_EXIT, False), (Exit.UNPICKLE_FAILED, True)]
 )
 def test_nobody_waits_for_others_to_fail_alike_where_the_function_is_called_again(how, waits):
-    """Unless the failure is one that no other attempt would mend."""
+    """Unless no other attempt could avoid the failure."""
     gang = gang_of(4, peers_window_s=0.3, repeats=True)
     gang.report(ended(2, how), 1.0)
     assert (gang.phase is GangPhase.RUNNING) is waits
@@ -282,8 +282,8 @@ def test_a_big_gang_is_easy():
             gang.heartbeat(Heartbeat(host, Activity.RUNNING), float(step))
         gang.sweep(float(step))
         versions.add(gang.version)
-    assert len(versions) == 1  # beats wake nobody
-    assert gang.view(0) is gang.view(1023)  # one view for all
+    assert len(versions) == 1  # Heartbeats wake nobody.
+    assert gang.view(0) is gang.view(1023)  # All hosts share one view.
     for host in range(hosts):
         gang.report(ended(host), 20.0)
     assert gang.finished
@@ -358,7 +358,7 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
             views, told = {}, gang.version
         for host in range(HOSTS):
             view = gang.view(host)
-            # news come with a new version
+            # Every change has a new version.
             assert views.setdefault(host, view) == view == gang._make_view(view.stop_exit)
             assert not view.ready or joined == set(range(HOSTS))
             assert view.all_done == (exits(gang) == [Exit.RETURNED] * HOSTS)
@@ -408,7 +408,8 @@ STATES = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 
 
 def beat(gang, now, *states, stalled_s=61.0):
-    """Hosts with these states have stood still; None: it moves."""
+    """Send heartbeats of hosts that have stood still in these states; None for a host that
+    moves."""
     for host, state in enumerate(states):
         still_s = stalled_s if state is not None else 0.5
         gang.heartbeat(Heartbeat(host, state or Activity.RUNNING, stalled_s=still_s), now)

@@ -1,7 +1,4 @@
-"""What slices cost, and when a budget is used up.
-
-In: topologies, zones, a user's own prices, options, events. Out: prices, plans, the end of gangs.
-"""
+"""Prices of slices, and the end of a job whose budget is used up."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from kinetic._core.plan import Cost
         ("tpu-v6e-16", 43.2, "us-central1"),
         ("v4-8", 25.76, "us-central2"),
         ("v5p-8", 33.6, "us-central1"),
-        ("gpu-a100x16", 55.73951, "us-central1"),  # a machine of its own
+        ("gpu-a100x16", 55.73951, "us-central1"),  # a machine type of its own
         ("gpu-a100-80gb", 5.52382, "us-east5"),
         ("gpu-h100x8", 87.83247, "us-east4"),
         ("gpu-h200x8", 83.492, "us-central1"),
@@ -154,8 +151,8 @@ def test_processors_of_this_machine_cost_what_the_user_says(home, monkeypatch):
     view = plan_of(monkeypatch, "cpu:2", "cpu=1.5", budget="$6")
     assert view.plan.limits.budget_s == 7200
     assert "about $3.00 an hour (your price); stops after its budget of $6.00" in repr(view)
-    assert plan_of(monkeypatch, "cpu:2", budget=6).plan.cost is None  # nobody knows
-    assert plan_of(monkeypatch, "cpu", "cpu=0", budget=6).plan.limits.budget_s is None  # it is free
+    assert plan_of(monkeypatch, "cpu:2", budget=6).plan.cost is None  # The price is unknown.
+    assert plan_of(monkeypatch, "cpu", "cpu=0", budget=6).plan.limits.budget_s is None  # no cost
 
 
 @pytest.mark.starts_processes
@@ -201,7 +198,7 @@ def test_whichever_limit_is_reached_first():
 
 @pytest.mark.starts_processes
 def test_attempts_share_the_budget_and_fewer_slices_use_less_of_it(home, monkeypatch):
-    own = {"cpu": 3600.0}  # a dollar for each second of a slice
+    own = {"cpu": 3600.0}  # $1 for each second of a slice
     text = ",".join(f"{name}={usd}" for name, usd in own.items())
     plan = plan_of(monkeypatch, "cpu", text, slices=(1, 2), budget=60).plan
     policy = make_policy(plan)
@@ -209,7 +206,7 @@ def test_attempts_share_the_budget_and_fewer_slices_use_less_of_it(home, monkeyp
     policy.count_time(10.0)  # two slices: $20
     policy.slices = (1,)
     assert make_gang_spec(plan, policy, 1.0).budget_s == 40
-    policy.count_time(38.0)  # one: $38
+    policy.count_time(38.0)  # one slice: $38
     policy.slices = (0, 1)
     assert make_gang_spec(plan, policy, 1.0).budget_s == pytest.approx(1.0)
     policy.count_time(7.0)
@@ -234,9 +231,9 @@ def test_what_attempts_have_cost():
         event(EventKind.ENDED, 1, 110.0),
         event(EventKind.FORMED, 2, 115.0, slices=(1,), hosts=(0,)),
         event(EventKind.READY, 2, 120.0),
-        event(EventKind.FORMED, 3, 140.0, slices=(0, 1), hosts=(0, 1)),  # its leader was killed
+        event(EventKind.FORMED, 3, 140.0, slices=(0, 1), hosts=(0, 1)),  # The leader was killed.
         event(EventKind.READY, 3, 150.0),
     ]
     assert picture_of(elastic, 2).paid_s(2, 160.0) == 10 + 20 / 2 + 10
     assert picture_of([], 2).paid_s(2, 160.0) == 0
-    assert picture_of([event(EventKind.READY, 1, 5.0)], 2).paid_s(1, 4.0) == 0  # clocks differ
+    assert picture_of([event(EventKind.READY, 1, 5.0)], 2).paid_s(1, 4.0) == 0  # Clocks differ.
