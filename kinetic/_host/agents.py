@@ -92,10 +92,11 @@ class Agents:
         indices = {identity.index: identity for identity in identities}
 
         def run(request: dict[str, Any], fds: Sequence[int]) -> int:
-            who = replace(indices[request["index"]], start=request["start"])
-            if place := request["place"]:
-                who = who.take_place(from_document(HostAssignment, place, "The place of a host"))
-            return self._be_agent(who, alive, fds[0])
+            identity = replace(indices[request["index"]], start=request["start"])
+            if document := request["place"]:
+                place = from_document(HostAssignment, document, "The assignment of a host")
+                identity = identity.take_place(place)
+            return self._be_agent(identity, alive, fds[0])
 
         return ForkServer(run, f"kinetic-forks {self._plan.job_id}", without=[write_end])
 
@@ -232,13 +233,14 @@ def import_gang_modules() -> None:
         importlib.import_module(name)
 
 
-def log_files(who: Identity, store: Store) -> tuple[Path, Path]:
+def log_files(identity: Identity, store: Store) -> tuple[Path, Path]:
     """Return the paths of a host's log and its index in an attempt: in the store if that is a
     folder, else new files in the host's scratch folder."""
     if (folder := folder_of(store)) is not None:
-        key = layout.HostKeys(who.job_id, who.attempt, who.host).log
+        key = layout.HostKeys(identity.job_id, identity.attempt, identity.host).log
         return folder / key, folder / layout.log_index(key)
-    own = Path(who.scratch) / f"log-{who.index}", Path(who.scratch) / f"log-{who.index}.idx"
+    log = Path(identity.scratch) / f"log-{identity.index}"
+    own = log, log.with_name(f"{log.name}.idx")
     for file in own:  # Of an earlier attempt, whose log is already in the store.
         file.unlink(missing_ok=True)
     return own

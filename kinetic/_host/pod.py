@@ -98,15 +98,16 @@ def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
         return []
 
 
-def attempt_of(who: Identity, plan: Plan, store: Store) -> int:
+def attempt_of(identity: Identity, plan: Plan, store: Store) -> int:
     """Return the attempt that a pod joins. `restarts` does not tell it: a queue that stops and
     resumes all pods counts no restart.
 
     Raises:
         CoordinatorLost: host 0 did not come up within the start timeout.
     """
-    repeats = who.restarts or (plan.options.retries and attempts.newest(store, plan.job_id) > 1)
-    return _ask_leader(who, plan.limits.start_timeout_s) if repeats else 1
+    job_id, retries = plan.job_id, plan.options.retries
+    repeats = identity.restarts or (retries and attempts.newest(store, job_id) > 1)
+    return _ask_leader(identity, plan.limits.start_timeout_s) if repeats else 1
 
 
 def is_cancelled(store: Store, job_id: str) -> bool:
@@ -114,7 +115,7 @@ def is_cancelled(store: Store, job_id: str) -> bool:
     return cancellation.is_agreed(store, job_id)
 
 
-def _ask_leader(who: Identity, start_timeout_s: float) -> int:
+def _ask_leader(identity: Identity, start_timeout_s: float) -> int:
     """Ask host 0 for the attempt. Until the previous leader has ended, host 0's name resolves to
     it; that leader refuses hosts of a later start, so ask again."""
     from dataclasses import replace
@@ -127,7 +128,7 @@ def _ask_leader(who: Identity, start_timeout_s: float) -> int:
         if signal.SIGTERM in signal.sigpending():
             os._exit(128 + signal.SIGTERM)
         try:
-            with ControlClient(replace(who.endpoint, attempt=0)) as client:
+            with ControlClient(replace(identity.endpoint, attempt=0)) as client:
                 return int(client.snapshot()["attempt"])
         except CoordinatorLost as error:
             if time.monotonic() >= give_up_at:
@@ -135,5 +136,5 @@ def _ask_leader(who: Identity, start_timeout_s: float) -> int:
             if str(error) != reason:
                 reason = str(error)
                 sys.stderr.write(
-                    f"kinetic.runner: host {who.host} waits for its leader: {reason}\n"
+                    f"kinetic.runner: host {identity.host} waits for its leader: {reason}\n"
                 )

@@ -35,7 +35,7 @@ class AttemptLoop:
     def __init__(
         self, identity: Identity, plan: Plan, store: Store, *, logs: Logs, alive_fd: int
     ) -> None:
-        self._who = identity
+        self._identity = identity
         self._plan = plan
         self._store = store
         self._logs = logs
@@ -49,22 +49,22 @@ class AttemptLoop:
 
     def run(self) -> int:
         """Take part until no attempt follows; return the exit code of the agent process."""
-        who: Identity | None = self._who if self._who.start == 1 else None
+        identity: Identity | None = self._identity if self._identity.start == 1 else None
         worker, code = self._new_worker(), int(ProgramCode.DELIVERED)
         while True:
-            if who is None:
+            if identity is None:
                 place, over = self._await_place(worker)
                 if place is None:
                     # A cluster that judges all hosts of a job together needs each one's own code.
-                    is_last = over is ProgramCode.DELIVERED and not self._who.is_led_from_afar
+                    is_last = over is ProgramCode.DELIVERED and not self._identity.is_led_from_afar
                     return self._leave(worker, code if is_last else over)
-                who = self._who.take_place(place)
+                identity = self._identity.take_place(place)
             agent = Agent(
-                who,
+                identity,
                 self._plan,
                 self._store,
                 worker,
-                logs=self._logs(who),
+                logs=self._logs(identity),
                 alive_fd=self._alive_fd,
             )
             code = agent.run()
@@ -73,7 +73,7 @@ class AttemptLoop:
                 return code
             agent.release()
             worker.close()
-            worker, who = self._new_worker(), None
+            worker, identity = self._new_worker(), None
 
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._title, self._fork_server)
@@ -90,26 +90,28 @@ class AttemptLoop:
     def _patience_s(self) -> float:
         """Seconds for which the leader may be unreachable: in a pod, the time that a cluster takes
         to replace the leader's pod."""
-        who = self._who
-        return who.join_timeout_s if who.is_pod else who.unreachable_after_s
+        identity = self._identity
+        return identity.join_timeout_s if identity.is_pod else identity.unreachable_after_s
 
     def _await_place(self, worker: WorkerProcess) -> tuple[HostAssignment | None, ProgramCode]:
         """Wait for the assignment to the next attempt. Return None and an exit code if no attempt
         follows, the leader is lost, or the idle worker was killed."""
         answers: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
-        if self._who.is_led_from_afar:  # A cluster that takes the host away stops its pod.
+        if self._identity.is_led_from_afar:  # A cluster that takes the host away stops its pod.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(ProgramCode.DELIVERED))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
         def ask() -> None:
             from kinetic._rpc import client, codec
 
-            who = self._who
-            request = codec.PlaceRequest(who.assigned_index, who.start)
+            identity = self._identity
+            request = codec.PlaceRequest(identity.assigned_index, identity.start)
             try:
                 place = client.request_assignment(
-                    replace(who.endpoint, attempt=0), request, unreachable_after_s=self._patience_s
+                    replace(identity.endpoint, attempt=0),
+                    request,
+                    unreachable_after_s=self._patience_s,
                 )
                 answers[0] = place, ProgramCode.DELIVERED
             except KineticError:

@@ -150,14 +150,14 @@ class Link:
             AgentClient,  # Importing it takes longer than a small job, which does not need it.
         )
 
-        who = self._identity
+        identity = self._identity
         try:
             with processes.dying_when_stuck():
                 client = AgentClient(
-                    who.endpoint,
-                    who.host,
-                    unreachable_after_s=who.unreachable_after_s,
-                    join_timeout_s=who.join_timeout_s,
+                    identity.endpoint,
+                    identity.host,
+                    unreachable_after_s=identity.unreachable_after_s,
+                    join_timeout_s=identity.join_timeout_s,
                 )
             with contextlib.closing(client):
                 self._serve(client)

@@ -62,7 +62,7 @@ class Agent:
         logs: tuple[Path, Path],
         alive_fd: int = -1,
     ) -> None:
-        self._who = identity
+        self._identity = identity
         self._plan = plan
         self._store, self._worker = store, worker
         self._alive_fd, self._log_paths = alive_fd, logs
@@ -96,13 +96,14 @@ class Agent:
     def run(self) -> int:
         """Run until the attempt has ended on this host; return a `ProgramCode`."""
         self._memory = memory.Watch(self._worker.pid)
-        key = layout.HostKeys(self._who.job_id, self._who.attempt, self._who.host).log
-        self._log = open_log(self._store, key, self._log_paths, mirrored=self._who.is_mirrored)
-        self._metrics = MetricFile(self._who, self._store)
-        quiet = self._who.simulated and self._who.hosts > 1
+        identity = self._identity
+        key = layout.HostKeys(identity.job_id, identity.attempt, identity.host).log
+        self._log = open_log(self._store, key, self._log_paths, mirrored=identity.is_mirrored)
+        self._metrics = MetricFile(identity, self._store)
+        quiet = identity.simulated and identity.hosts > 1
         self._tees = open_tees(self._worker.out, self._worker.err, self._log, without_gloo=quiet)
         self._reporter = Reporter(
-            self._who,
+            identity,
             self._plan,
             self._store,
             log=self._log,
@@ -111,13 +112,13 @@ class Agent:
         )
         self._reporter.announce_attempt()
         self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))
-        self._link = Link(self._who, self._beat)
+        self._link = Link(identity, self._beat)
         self._link_at: float | None = time.monotonic() + ALONE_S if self._alone else None
         self._watch()
         if not self._alone:
             self._link.start()
         self._prepare()
-        self._ports, self._address = _reserve_ports(self._who)
+        self._ports, self._address = _reserve_ports(identity)
         self._link.join(self._address, self._ran_s)
         self._tell(self._machine.on_prepared, failed=self._end is not None)
         try:
@@ -155,7 +156,7 @@ class Agent:
         parent = self._supervisor if self._alive_fd >= 0 else 0
         try:
             with processes.dying_with(parent):
-                self._workspace = workspace.prepare(self._who, self._plan, self._store)
+                self._workspace = workspace.prepare(self._identity, self._plan, self._store)
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
@@ -270,9 +271,9 @@ class Agent:
 
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
-        if not self._who.is_program:
+        if not self._identity.is_program:
             self._on_coordinator_lost("The job's supervisor was killed.")
-        elif self._who.leads:
+        elif self._identity.leads:
             self._end_with(Exit.AGENT_LOST, "Its program, which led the gang, was killed.")
             self._tell(self._machine.on_lost, is_final=False)
         else:
@@ -286,7 +287,7 @@ class Agent:
             elif event.lost:
                 self._on_coordinator_lost(f"{event.lost} This host's agent gave up.")
                 # Clients would wait forever for a supervisor that lives but does not answer.
-                leads = not self._who.is_program or self._who.leads
+                leads = not self._identity.is_program or self._identity.leads
                 if self._alive_fd >= 0 and leads and os.getppid() == self._supervisor:
                     processes.kill(self._supervisor, signal.SIGKILL)
             elif event.reported:
@@ -294,7 +295,7 @@ class Agent:
 
     def _on_coordinator_lost(self, detail: str) -> None:
         self._end_with(Exit.STOPPED, detail)
-        self._tell(self._machine.on_lost, is_final=not self._who.is_led_from_afar)
+        self._tell(self._machine.on_lost, is_final=not self._identity.is_led_from_afar)
 
     def _end_with(self, how: Exit, detail: str) -> None:
         """Set the end that will be reported, unless the report exists already."""
@@ -353,7 +354,7 @@ class Agent:
         debugging = None if self._gate is None else self._gate.start_message()
         view = self._machine.view
         leader = view.addresses[0] if view is not None and view.ready else self._address
-        message = start_message(self._who, self._plan, self._workspace, leader, debugging)
+        message = start_message(self._identity, self._plan, self._workspace, leader, debugging)
         message["env"][metrics.VARIABLE] = str(self._metrics.path)
         self._worker.channel.send({"start": message})
 
@@ -377,7 +378,7 @@ class Agent:
         may_stall = self._machine.started and state in _MAY_STALL
         self._memory.read_group()
         beat = Heartbeat(
-            host=self._who.host,
+            host=self._identity.host,
             state=state,
             stalled_s=self._stall.observe(now) if may_stall else 0.0,
             rss_bytes=self._worker.rss_bytes,
@@ -426,7 +427,7 @@ class Agent:
             self._preemption.overriding_stop(
                 self._machine.view if self._machine.stopping else None
             ),
-            self._who.host,
+            self._identity.host,
             peak_bytes=self._worker.peak_bytes,
             memory=memory.MemoryVerdict() if self._end else self._memory.verdict(),
             moment=Moment(started=self._started_at > 0, ending=self._ending),
@@ -454,13 +455,13 @@ class Agent:
         ):
             self._reporter.keep_files(self._workspace)  # With the files of exit handlers.
         if not self._is_swept_up():
-            workspace.remove(Path(self._who.scratch) / f"host-{self._who.index}")
+            workspace.remove(Path(self._identity.scratch) / f"host-{self._identity.index}")
 
     def _is_swept_up(self) -> bool:
         """True if the supervisor removes this host's folder after it has written the verdict,
         which must not wait for the removal."""
-        is_last = not self._who.stays and self._plan.options.retries == 0
-        return self._who.simulated and is_last and os.getppid() == self._supervisor
+        is_last = not self._identity.stays and self._plan.options.retries == 0
+        return self._identity.simulated and is_last and os.getppid() == self._supervisor
 
     def release(self) -> None:
         """Free the link and descriptors, in a process that takes part in another attempt."""
@@ -470,19 +471,19 @@ class Agent:
             port.close()
 
 
-def _reserve_ports(who: Identity) -> tuple[list[socket.socket], str]:
+def _reserve_ports(identity: Identity) -> tuple[list[socket.socket], str]:
     """Return the reserved sockets and the address of this host for its peers. The leader reserves a
     port for JAX and one for other frameworks, and its address names both.
 
     The sockets stay bound without listening until the end: frameworks bind the same port with
     SO_REUSEPORT or SO_REUSEADDR, and the kernel gives it to no other process.
     """
-    if who.host != 0:
-        return [], who.address
+    if identity.host != 0:
+        return [], identity.address
     ports = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(2)]
     for port in ports:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             port.setsockopt(socket.SOL_SOCKET, option, 1)
-        port.bind((who.address if who.simulated else "", 0))
+        port.bind((identity.address if identity.simulated else "", 0))
     numbers = ",".join(str(port.getsockname()[1]) for port in ports)
-    return ports, f"{who.address}:{numbers}"
+    return ports, f"{identity.address}:{numbers}"

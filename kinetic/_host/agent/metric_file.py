@@ -26,10 +26,10 @@ class MetricFile:
         path: path of the file.
     """
 
-    def __init__(self, who: Identity, store: Store) -> None:
-        key = layout.HostKeys(who.job_id, who.attempt, who.host).metrics
+    def __init__(self, identity: Identity, store: Store) -> None:
+        key = layout.HostKeys(identity.job_id, identity.attempt, identity.host).metrics
         root = folder_of(store)
-        self.path = root / key if root else Path(who.scratch) / f"metrics-{who.index}"
+        self.path = root / key if root else Path(identity.scratch) / f"metrics-{identity.index}"
         self._segments: SegmentWriter | None = None
         if root is None:
             self.path.unlink(missing_ok=True)  # Of an earlier attempt: it is in the store.

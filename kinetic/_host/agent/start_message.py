@@ -30,12 +30,16 @@ _PYTHONPATH = "PYTHONPATH"
 
 
 def start_message(
-    who: Identity, plan: Plan, space: Workspace, leader: str, debugging: Mapping[str, Any] | None
+    identity: Identity,
+    plan: Plan,
+    space: Workspace,
+    leader: str,
+    debugging: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the message with which the worker runs the function.
 
     Args:
-        who: identity of the host.
+        identity: identity of the host.
         plan: plan of the job.
         space: workspace of the host.
         leader: "address:port,port": the leader's address, with the port of JAX's coordination
@@ -44,32 +48,33 @@ def start_message(
     """
     coordinator, _, port = leader.partition(",")
     # Simulated hosts imitate Pathways' devices only in jobs that may lose slices.
-    is_real = not who.simulated or plan.elastic_controller is not None
+    is_real = not identity.simulated or plan.elastic_controller is not None
     platform = plan.platform if is_real else plan.topology.kind
+    compiled = f"{identity.scratch}/compiled-{identity.index}"
     world = World(
         coordinator,
-        who.hosts,
-        who.host,
+        identity.hosts,
+        identity.host,
         plan.devices_per_host,
         platform,
-        who.simulated,
-        slices=_count_slices(who, plan),
+        identity.simulated,
+        slices=_count_slices(identity, plan),
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
-        compiled="" if plan.elastic_gang is None else f"{who.scratch}/compiled-{who.index}",
+        compiled="" if plan.elastic_gang is None else compiled,
     )
     return {
-        "attempt": who.attempt,
+        "attempt": identity.attempt,
         "places": list(space.data.places),
         "mounts": [asdict(mount) for mount in space.data.mounts],
         "home": None if space.home is None else asdict(space.home),
         "payload": str(space.payload),
         "payload_digest": plan.payload.digest,
         "function": "" if space.function is None else str(space.function),
-        "env": _environ(who, plan, space, world, debug=debugging is not None),
+        "env": _environ(identity, plan, space, world, debug=debugging is not None),
         "cwd": str(space.cwd),
-        "sys_path": [*space.sys_path, *_requested_path(who, plan, space)],
+        "sys_path": [*space.sys_path, *_requested_path(identity, plan, space)],
         "editable": list(space.editable),
         "scratch": str(space.root),
         "world": world.to_json(),
@@ -95,18 +100,18 @@ def _elastic(plan: Plan) -> dict[str, Any] | None:
 
 
 def _environ(
-    who: Identity, plan: Plan, space: Workspace, world: World, *, debug: bool
+    identity: Identity, plan: Plan, space: Workspace, world: World, *, debug: bool
 ) -> dict[str, str]:
     """Return the worker's environment. The caller's settings override all others."""
     own = {
-        "KINETIC_JOB_ID": who.job_id,
-        "JOB_ID": who.job_id,
-        "KINETIC_HOST_INDEX": str(who.host),
-        "KINETIC_HOSTS": str(who.hosts),
+        "KINETIC_JOB_ID": identity.job_id,
+        "JOB_ID": identity.job_id,
+        "KINETIC_HOST_INDEX": str(identity.host),
+        "KINETIC_HOSTS": str(identity.hosts),
         "KINETIC_ACCELERATOR": plan.topology.name,
-        "KINETIC_ATTEMPT": str(who.attempt),
-        "KINETIC_SLICE_INDEX": str(_slice_index(who, plan)),
-        "KINETIC_NUM_SLICES": str(_count_slices(who, plan)),
+        "KINETIC_ATTEMPT": str(identity.attempt),
+        "KINETIC_SLICE_INDEX": str(_slice_index(identity, plan)),
+        "KINETIC_NUM_SLICES": str(_count_slices(identity, plan)),
         "KINETIC_OUTPUT_DIR": space.output_dir,
         preemption.VARIABLE: str(space.root),
     }
@@ -114,23 +119,24 @@ def _environ(
         own["KINETIC_LEAST_SLICES"] = str(plan.options.elastic.least)
         own["KINETIC_MOST_SLICES"] = str(plan.options.most_slices)
         own["KINETIC_REFORM_FILE"] = str(space.root / REFORM_FILE)
-    if who.lost_at:
-        own["KINETIC_LOST_AT"] = str(who.lost_at)
+    if identity.lost_at:
+        own["KINETIC_LOST_AT"] = str(identity.lost_at)
     debugging: dict[str, str] = {}
     if debug:
         from kinetic._host.worker.debugger import ENVIRON  # few jobs are debugged
 
         debugging = ENVIRON
     options = plan.options
-    requested = dict(options.env) | dict(who.secrets)
-    if LOADER_PATH in who.base_env:  # It has the caller's value already, plus a GPU pod's folders.
+    requested = dict(options.env) | dict(identity.secrets)
+    # The inherited one has the caller's value already, plus a GPU pod's folders.
+    if LOADER_PATH in identity.base_env:
         requested.pop(LOADER_PATH, None)
-    overrides = own | debugging | requested | _python_path(who, plan, space, requested)
-    if who.is_led_from_afar and plan.topology.kind == "tpu":
-        base = {k: v for k, v in who.base_env.items() if k not in _MEGASCALE}
-        overrides = _megascale_variables(who, plan, world) | overrides
+    overrides = own | debugging | requested | _python_path(identity, plan, space, requested)
+    if identity.is_led_from_afar and plan.topology.kind == "tpu":
+        base = {k: v for k, v in identity.base_env.items() if k not in _MEGASCALE}
+        overrides = _megascale_variables(identity, plan, world) | overrides
     else:
-        base = dict(who.base_env)
+        base = dict(identity.base_env)
     base |= prefer_environment(
         base,
         executable=sys.executable,
@@ -140,27 +146,28 @@ def _environ(
     return jaxworld.environ(world, base, overrides, automatic=options.joins_jax == "program")
 
 
-def _megascale_variables(who: Identity, plan: Plan, world: World) -> dict[str, str]:
+def _megascale_variables(identity: Identity, plan: Plan, world: World) -> dict[str, str]:
     """Return the variables with which libtpu joins the slices of this attempt. Kubernetes sets them
     for all slices of the job, so that libtpu would wait for lost ones; Ray sets none."""
-    slices = _count_slices(who, plan)
-    if slices == 1 or who.simulated:
+    slices = _count_slices(identity, plan)
+    if slices == 1 or identity.simulated:
         return {}
-    address = world.coordinator.rpartition(":")[0]
-    return dict(zip(_MEGASCALE, (address, str(slices), str(_slice_index(who, plan))), strict=True))
+    address, index = world.coordinator.rpartition(":")[0], _slice_index(identity, plan)
+    return dict(zip(_MEGASCALE, (address, str(slices), str(index)), strict=True))
 
 
-def _slice_index(who: Identity, plan: Plan) -> int:
+def _slice_index(identity: Identity, plan: Plan) -> int:
     """Return the host's slice; 0 for a single process with the devices of all slices."""
-    return who.host * _count_slices(who, plan) // who.hosts
+    return identity.host * _count_slices(identity, plan) // identity.hosts
 
 
-def _count_slices(who: Identity, plan: Plan) -> int:
-    return plan.options.most_slices if who.assignment is None else len(who.assignment.slices)
+def _count_slices(identity: Identity, plan: Plan) -> int:
+    assignment = identity.assignment
+    return plan.options.most_slices if assignment is None else len(assignment.slices)
 
 
 def _python_path(
-    who: Identity, plan: Plan, space: Workspace, requested: Mapping[str, str]
+    identity: Identity, plan: Plan, space: Workspace, requested: Mapping[str, str]
 ) -> dict[str, str]:
     """Return PYTHONPATH, with which programs import from the tree. A value from the caller's env=
     is used with this host's paths."""
@@ -169,17 +176,17 @@ def _python_path(
         return {_PYTHONPATH: _move_path(requested[_PYTHONPATH], client_root=root, tree=tree)}
     value = make_search_path(
         (*space.sys_path, *space.editable),
-        who.base_env.get(_PYTHONPATH, ""),
+        identity.base_env.get(_PYTHONPATH, ""),
         client_root=root,
         tree=tree,
     )
     return {_PYTHONPATH: value} if value else {}
 
 
-def _requested_path(who: Identity, plan: Plan, space: Workspace) -> list[str]:
+def _requested_path(identity: Identity, plan: Plan, space: Workspace) -> list[str]:
     """Return the folders of the caller's PYTHONPATH for sys.path: the worker is started without
     it."""
-    requested = (dict(plan.options.env) | dict(who.secrets)).get(_PYTHONPATH, "")
+    requested = (dict(plan.options.env) | dict(identity.secrets)).get(_PYTHONPATH, "")
     moved = _move_path(requested, client_root=plan.client_root, tree=str(space.tree))
     return [str(space.cwd / entry) for entry in moved.split(os.pathsep) if entry]
 

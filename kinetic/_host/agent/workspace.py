@@ -268,12 +268,12 @@ def _output_dir(store: Store, plan: Plan) -> str:
     return str(folder)
 
 
-def _programs_dir(who: Identity, store: Store, plan: Plan) -> str:
+def _programs_dir(identity: Identity, store: Store, plan: Plan) -> str:
     """Return the folder for compiled programs: only for host 0 of a simulated slice, else ""."""
     root = folder_of(store)
-    if root is None or not (plan.options.compile_check and who.simulated) or who.host:
+    if root is None or not (plan.options.compile_check and identity.simulated) or identity.host:
         return ""
-    return str(root / layout.AttemptKeys(plan.job_id, who.attempt).programs)
+    return str(root / layout.AttemptKeys(plan.job_id, identity.attempt).programs)
 
 
 def remove(workspace_root: Path) -> None:
