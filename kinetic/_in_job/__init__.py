@@ -1,1 +1,1 @@
-"""What functions call on their hosts: which slice they are on, and meshes over slices."""
+"""Functions to call inside a job: slices, meshes, metrics, preemption, checkpoints."""

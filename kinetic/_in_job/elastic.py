@@ -1,10 +1,7 @@
-"""How a function of an elastic job makes room for a slice that is back.
+"""`kinetic.should_reform` and `kinetic.reform`: how an elastic job takes a slice back.
 
-In: what the worker left in the environment, a file that the agent makes. Out: the same answer on
-all hosts; the end of this attempt.
-
-A job that has lost slices goes on with those left. When a slice is back, it can take part only in
-another attempt: the function saves its state at a step and leaves.
+A job that has lost slices goes on with the remaining ones. A slice that comes back can only join a
+new attempt: the agent creates a file, all hosts agree on a step, save, and end the attempt.
 """
 
 from __future__ import annotations
@@ -23,28 +20,37 @@ LEAST, MOST = "KINETIC_LEAST_SLICES", "KINETIC_MOST_SLICES"
 
 
 def could_grow() -> bool:
-    """Return whether slices are missing that may come back; the same on all hosts."""
+    """True if slices are missing that may come back; the same on all hosts."""
     return slices.num_slices() < int(slices.read_variable(MOST) or "0")
 
 
 def could_shrink() -> bool:
-    """Return whether the job may go on with fewer slices; the same on all hosts."""
+    """True if the job may go on with fewer slices; the same on all hosts."""
     return int(slices.read_variable(LEAST) or "0") < int(slices.read_variable(MOST) or "0")
 
 
-def is_asked() -> bool:
-    """Return whether this host has been told that a slice is back. Others may hear of it later: see
-    `should_reform`."""
+def is_slice_back() -> bool:
+    """True if this host's agent has reported that a slice is back. Hosts learn of it at different
+    times: see `should_reform`."""
     file = slices.read_variable(FILE)
     return bool(file) and could_grow() and Path(file).exists()
 
 
 def should_reform() -> bool:
-    """Return whether a slice of this elastic job is back: the function should save its state and
-    call `reform`.
+    """True if a lost slice of this elastic job is back: save the state and call `reform`.
 
-    Call it on all hosts at the same step: all get the same answer. While no slice is missing, and
-    outside of elastic jobs, it costs nothing; else it is a small collective.
+    Call it on all hosts at the same step; all get the same answer. It is a small collective while
+    a slice is missing, and free otherwise. Always False outside elastic jobs.
+
+    Returns:
+        True on all hosts, or False on all hosts.
+
+    Example:
+        ```python
+        if kinetic.should_reform():
+            save(step, state)
+            kinetic.reform()
+        ```
     """
     if not could_grow():
         return False
@@ -53,32 +59,37 @@ def should_reform() -> bool:
     from jax.experimental import multihost_utils
 
     if jax.process_count() == 1:
-        return is_asked()
-    return bool(np.max(multihost_utils.process_allgather(np.array([is_asked()]))))
+        return is_slice_back()
+    return bool(np.max(multihost_utils.process_allgather(np.array([is_slice_back()]))))
 
 
 def reform() -> NoReturn:
-    """Leave, so that the function is called again on all slices that are there.
+    """End this attempt, so that the next one runs on all available slices.
 
-    Call it on all hosts, after `should_reform` and once the state is saved. It does not return, and
-    does not count as a failure. Hosts wait here for each other, up to a minute.
+    Call it on all hosts once the state is saved. It waits up to 60 s for all hosts to call it, and
+    does not return. The attempt does not count as a failure.
 
     Raises:
-        UsageError: no slice is missing; or other hosts have not called it within a minute.
+        UsageError: No slice is missing, or another host has not called it within 60 s.
+
+    Example:
+        ```python
+        if kinetic.should_reform():
+            save(step, state)
+            kinetic.reform()
+        ```
     """
-    _meet()
+    _wait_for_all_hosts()
     if not could_grow():
         raise UsageError(
-            "kinetic.reform() was called while no slice of this job was missing: the function "
-            "would begin again, and leave again, without end. Call it where "
-            "kinetic.should_reform() has returned True."
+            "kinetic.reform() was called while no slice of this job was missing: the job would "
+            "restart without end. Call it only after kinetic.should_reform() has returned True."
         )
     raise Leaving
 
 
-def _meet() -> None:
-    """Wait for all hosts: those that do not leave would wait for those that did in their next
-    collective."""
+def _wait_for_all_hosts() -> None:
+    """Wait until all hosts call `reform`: a host that did not would hang in its next collective."""
     world = peers.find_world(f"kinetic/leaving/{slices.attempt()}")
     if world is None:
         return
@@ -88,13 +99,13 @@ def _meet() -> None:
     except TimeoutError:
         try:
             hosts = world.get_all("here")
-        except Exception:  # noqa: BLE001 - the leader is lost, and the gang knows
+        except Exception:  # noqa: BLE001 - the leader is lost: the gang ends for that reason
             return
         if missing := [host for host in range(world.count) if str(host) not in hosts]:
             have = "has" if len(missing) == 1 else "have"
             raise UsageError(
                 f"kinetic.reform() was called on host {world.index}, and {name_hosts(missing)} "
                 f"{have} not called it within {_LIMIT_S:g} s. Call it on all hosts at the same "
-                "step: kinetic.should_reform() gives all of them the same answer. If some of them "
-                "still save, let all hosts wait for them first."
+                "step: kinetic.should_reform() gives all of them the same answer. If hosts are "
+                "still saving, let all hosts wait for them first."
             ) from None

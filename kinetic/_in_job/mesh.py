@@ -1,10 +1,8 @@
-"""A mesh over several slices: some axes between slices, over the data center's network (DCN), the
-others within each, over its own interconnect (ICI).
+"""`kinetic.make_mesh`: a JAX mesh over several slices.
 
-In: the sizes of the axes, JAX's devices. Out: a `jax.sharding.Mesh`.
-
-The devices of a slice are laid out by JAX's `mesh_utils.create_device_mesh`, which knows how chips
-are connected. Axes as in `mesh_utils.create_hybrid_device_mesh`; here they have names.
+Some axes run between slices, over the data center's network (DCN), the rest within each slice, over
+its interconnect (ICI). JAX's `mesh_utils.create_device_mesh`, which knows how chips are connected,
+lays out the devices of each slice. This is `mesh_utils.create_hybrid_device_mesh` with named axes.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 REST = -1
-"""As the size of an axis: the rest, given the other axes."""
+"""Size of an axis that takes what the other axes leave over."""
 
 
 def make_mesh(
@@ -32,22 +30,29 @@ def make_mesh(
     *,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """Return a mesh whose axes `dcn` go over slices, and whose axes `ici` stay within one.
+    """Make a mesh with some axes between slices and some within each slice.
 
-    The same on simulated and on real slices, and for those of `kinetic.compile_for`. The axes keep
-    their order, those of `dcn` first; an axis in both has the product of its sizes, slice by slice.
+    Works the same on real slices, on simulated ones and under `kinetic.compile_for`. The axes of
+    `dcn` come first, then those of `ici`. An axis in both has the product of its two sizes.
 
     Args:
-        dcn: sizes of the axes between slices, for example `{"data": 2}`; their product is the
-            number of slices. One of them may be -1, for the rest. By default one axis,
-            "data", over all slices.
-        ici: sizes of the axes within a slice, for example `{"fsdp": 4, "tensor": 4}`; their product
-            is the number of devices of a slice. By default one axis, "fsdp", over all of them.
-        devices: the devices to use; by default those of `jax.devices()` whose slice takes part:
-            all, unless an elastic job with a single controller has lost one.
+        dcn: Sizes of the axes between slices. Their product is the number of slices; one of them
+            may be -1, for the rest. By default one axis, "data", over all slices.
+        ici: Sizes of the axes within a slice. Their product is the number of devices per slice;
+            one of them may be -1. By default one axis, "fsdp", over all devices of a slice.
+        devices: The devices to use. By default all of `jax.devices()`, without those of slices that
+            an elastic job with a single controller has lost.
+
+    Returns:
+        A mesh with one axis per name.
 
     Raises:
-        UsageError: the sizes do not fit the slices of this job.
+        UsageError: The sizes do not fit the slices of this job.
+
+    Example:
+        ```python
+        mesh = kinetic.make_mesh(dcn={"data": 2}, ici={"fsdp": 4, "tensor": 4})  # 2 slices of 16
+        ```
     """
     import jax
 
@@ -72,37 +77,37 @@ def _lay_out_devices(
     between: Mapping[str, int],
     within: Mapping[str, int],
 ) -> Any:
-    """The devices as an array with one dimension for each name."""
+    """Arrange the devices in an array with one dimension for each name."""
     import numpy as np
     from jax.experimental import mesh_utils
 
     outer = [between.get(name, 1) for name in names]
     inner = [within.get(name, 1) for name in names]
     rank = len(names)
-    # As `jax.make_mesh` does: 64 x 4 on 16 x 16 chips parts an axis of the torus.
+    # Like `jax.make_mesh`: axes of 64 x 4 on 16 x 16 chips have to split an axis of the torus.
     lay_out = partial(mesh_utils.create_device_mesh, inner, allow_split_physical_axes=True)
-    laid = np.stack([lay_out(devices) for devices in slices])
-    # From (*outer, *inner) to outer and inner of each axis side by side.
+    stacked = np.stack([lay_out(devices) for devices in slices])
+    # From (*outer, *inner) to (outer[0], inner[0], outer[1], inner[1], …).
     order = [dimension for axis in range(rank) for dimension in (axis, rank + axis)]
     return (
-        laid.reshape(*outer, *inner)
+        stacked.reshape(*outer, *inner)
         .transpose(order)
-        .reshape([many * few for many, few in zip(outer, inner, strict=True)])
+        .reshape([between * within for between, within in zip(outer, inner, strict=True)])
     )
 
 
 def _find_devices() -> Sequence[Any]:
-    """The devices of this job, or of the slices that are compiled for."""
+    """Return the devices of this job, or those that `kinetic.compile_for` compiles for."""
     target = topologies.current.get()
     if target is not None:
         return topologies.describe(target)
     import jax
 
-    return _select_present(jax.devices())
+    return _select_taking_part(jax.devices())
 
 
-def _select_present(devices: Sequence[Any]) -> Sequence[Any]:
-    """Those devices whose slice takes part; a single controller sees the others as well."""
+def _select_taking_part(devices: Sequence[Any]) -> Sequence[Any]:
+    """Drop the devices of lost slices: JAX still lists them for a single controller."""
     taking_part = read_variable(SLICES)
     if not taking_part:
         return devices
@@ -110,10 +115,10 @@ def _select_present(devices: Sequence[Any]) -> Sequence[Any]:
 
 
 def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
-    """The devices of each slice, in the order of slices.
+    """Group devices by slice, in the order of slices.
 
-    Devices know their slice, except those of processors in some places: there, slices have equally
-    many processes, or one process has them all, in the order of slices.
+    CPU devices of simulated slices may all have the same `slice_index`. They are split evenly, by
+    process and id.
     """
     count = num_slices()
     indices = {getattr(device, "slice_index", 0) for device in devices}
@@ -122,22 +127,29 @@ def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
         size, rest = divmod(len(ordered), count)
         if rest:
             raise UsageError(
-                f"{len(ordered)} devices are no {count} equal slices: leave devices= away."
+                f"{len(ordered)} devices cannot be split into {count} equal slices. Omit devices= "
+                "to use all devices of the job."
             )
         return [ordered[start : start + size] for start in range(0, len(ordered), size)]
     slices = [
         [d for d in devices if getattr(d, "slice_index", 0) == index] for index in sorted(indices)
     ]
-    if len({len(index) for index in slices}) != 1:
-        sizes = ", ".join(str(len(index)) for index in slices)
-        raise UsageError(f"The slices have {sizes} devices: a mesh needs equally many of each.")
+    if len({len(members) for members in slices}) != 1:
+        sizes = ", ".join(str(len(members)) for members in slices)
+        raise UsageError(
+            f"The slices have {sizes} devices: a mesh needs the same number from each slice."
+        )
     return slices
 
 
 def _fill_rest(
     option: str, axes: Mapping[str, int], total: int, noun: str, where: str = ""
 ) -> dict[str, int]:
-    """The sizes with `REST` filled in."""
+    """Replace `REST` by the size that makes the product equal `total`.
+
+    Raises:
+        UsageError: The sizes do not fit, or several of them are `REST`.
+    """
     product = math.prod(size for size in axes.values() if size != REST)
     open_ = [name for name, size in axes.items() if size == REST]
     wrong = [size for size in axes.values() if size < 1 and size != REST]
@@ -147,7 +159,7 @@ def _fill_rest(
     if wrong or len(open_) > 1 or math.prod(filled.values()) != total:
         are = f"are {total} {noun}s" if total > 1 else f"is 1 {noun}"
         raise UsageError(
-            f"{option}={dict(axes)} does not fit: there {are}{where}, and the product "
-            f"of the sizes must be {total}; one of them may be -1, for what the others leave."
+            f"{option}={dict(axes)} does not fit: there {are}{where}, and the product of the sizes "
+            f"must be {total}. One size may be -1, for the rest."
         )
     return filled

@@ -1,7 +1,7 @@
 """`kinetic.log`: numbers of a training, step by step.
 
 A call costs microseconds: it waits neither for JAX nor for a disk. A thread appends the rows to the
-file of this host in its attempt, which the host's agent keeps (see `metric_sender`).
+file of this host and attempt, which the host's agent sends to the store (see `metric_sender`).
 """
 
 from __future__ import annotations
@@ -25,70 +25,74 @@ from kinetic._in_job import slices
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
 MOST_NAMES = 10_000
-"""Further ones are dropped: a name for each step would be a mistake."""
+"""Further names are dropped: a program that needs more puts the step into the name by mistake."""
 
-_Kind = Callable[[str, Any], Any]
-"""Makes a number of a value of one type, or returns an array of JAX as it is."""
+_Converter = Callable[[str, Any], Any]
+"""Converts a value of one type to a float; returns a JAX array unchanged, for the sender."""
 _monotonic = time.monotonic
 
 
 class _Log:
-    """What this process knows of what it logs."""
+    """The logging state of this process: its sender and the names in use."""
 
     def __init__(self) -> None:
         path = slices.read_variable(VARIABLE)
-        # A child of the worker may end without exit handlers: in os._exit, or with its pool.
+        # A child of the worker may end without running exit handlers, in os._exit or with its pool.
         is_child = os.getpgid(0) != os.getpid()
         self.sender = Sender(Path(path), at_once=is_child) if path else None
         self.names: set[str] = set()
-        self.is_told = False
+        self.has_warned = False
 
-    def take_name(self, name: str) -> bool:
-        """Check a name that is new; return whether there is room for it."""
+    def add_name(self, name: str) -> bool:
+        """Check and register a new name. False if there are too many names."""
         _check_name(name)
         if len(self.names) < MOST_NAMES:
             self.names.add(name)
             return True
         if self.sender is not None:
             self.sender.say(
-                f"there are more than {MOST_NAMES} names; those that come later are dropped. Give "
-                "a metric one name, and let the step count."
+                f"there are more than {MOST_NAMES} names; further names are dropped. Give a metric "
+                "the same name at all steps."
             )
         return False
 
-    def tell_outside(self) -> None:
-        """Say, once, that this is no job."""
-        if not self.is_told:
-            self.is_told = True
+    def warn_outside_job(self) -> None:
+        """Print once that nothing is recorded outside a job."""
+        if not self.has_warned:
+            self.has_warned = True
             streams.say(
-                "kinetic.log: this is no job of kinetic, so nothing is kept. In a job, `kinetic "
-                "jobs metrics` and handle.metrics() show it."
+                "kinetic.log: this process is not part of a job, so nothing is recorded. In a job, "
+                "`kinetic jobs metrics` and handle.metrics() show what was logged."
             )
 
 
 _log: _Log | None = None
 _STEPS = 1 << 63
-"""Steps are kept as numbers of 64 bits, with a sign."""
+"""Upper bound of steps, which are stored as signed 64-bit integers."""
 
 
 def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
-    """Keep numbers of a step with the job: `kinetic jobs metrics` and `handle.metrics()` show them
-    while it runs and afterwards.
+    """Record metrics of a training step with the job.
 
-    Arrays of JAX with one element are fetched in the background once they are computed; a call
-    takes some microseconds, and waits for nothing. Any host may log; each has its own curves, and
-    those of host 0 are shown first. A step that is trained again after a restore is shown once, as
-    it was trained last. Outside of a job it says once that nothing is kept.
+    `kinetic jobs metrics` and `handle.metrics()` show them while the job runs and afterwards. A
+    call takes microseconds and waits for nothing: JAX arrays are fetched in the background once
+    they are computed. Every host may log and has its own curves. If a step is logged again after a
+    restore, the last values count. Outside a job nothing is recorded.
 
     Args:
-        step: of the training, from 0.
-        values: numbers by name: ints, floats (also NaN and infinity), arrays with one element. Give
-            names with a slash as `**{"train/loss": loss}`.
+        step: Number of the training step, from 0.
+        values: Numbers by name: ints, floats (NaN and infinity too), arrays of any shape with one
+            element. Write a name with a slash as `**{"train/loss": loss}`.
 
     Raises:
-        UsageTypeError: a value is no number, as a string or an array of several.
-        UsageError: a name is empty, too long or not printable, or the step is negative
-            or has more than 63 bits.
+        UsageTypeError: A value is not a number.
+        UsageError: A name is empty, too long or not printable, or the step is negative or does not
+            fit in 63 bits.
+
+    Example:
+        ```python
+        kinetic.log(step=step, loss=loss, learning_rate=1e-3)
+        ```
     """
     now, state = _monotonic(), _log or _begin()
     try:
@@ -98,17 +102,17 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
             waits = type(step) is not int
         for name, value in values.items():
             if name not in state.names:
-                has_room = state.take_name(name) and has_room
+                has_room = state.add_name(name) and has_room
             kind = type(value)
             if kind is not float:
-                number = (_KINDS.get(kind) or _kind_of(name, value))(name, value)
+                number = (_CONVERTERS.get(kind) or _choose_converter(name, value))(name, value)
                 values[name] = number
                 waits = waits or type(number) is not float
     except (UsageError, UsageTypeError) as error:
         with hide_frames:
             raise error from None
     if state.sender is None:
-        return state.tell_outside()
+        return state.warn_outside_job()
     if not has_room:
         values = {name: value for name, value in values.items() if name in state.names}
     state.sender.add(MetricRow(now, step, values, waits))
@@ -116,14 +120,15 @@ def log(*, step: SupportsIndex, **values: SupportsFloat) -> None:
 
 
 def mark_step(step: int) -> None:
-    """Note that a step is done, for the time that steps take; nothing outside of a job."""
+    """Record the time at which a step ended; a no-op outside a job."""
     state = _log or _begin()
     if state.sender is not None:
         state.sender.add(MetricRow(_monotonic(), step, {}, False))
 
 
 def send_now() -> None:
-    """Send what was logged, without waiting: a step that is saved will not be logged again."""
+    """Start sending the logged rows, without waiting: after a restore, saved steps do not run, and
+    are not logged, a second time."""
     if _log is not None and _log.sender is not None:
         _log.sender.wake()
 
@@ -132,7 +137,7 @@ def _begin() -> _Log:
     global _log
     _log = _Log()
     if (pools := sys.modules.get("multiprocessing.util")) is not None:
-        # Its children end without `atexit`.
+        # Children of multiprocessing end without running `atexit` handlers.
         pools.Finalize(None, _finish, args=(True,), exitpriority=0)
     return _log
 
@@ -150,7 +155,7 @@ def _finish(returned: bool) -> None:
 
 os.register_at_fork(after_in_child=_forget_in_fork)
 worlds.on_end(_finish)
-atexit.register(_finish, True)  # in a program that the function has started
+atexit.register(_finish, True)  # For a program that the function has started.
 
 
 # -- what may be logged ----------------------------------------------------------------------------
@@ -186,32 +191,32 @@ def _check_name(name: str) -> None:
         )
 
 
-def _kind_of(name: str, value: Any) -> _Kind:
-    """How values of this type are made numbers.
+def _choose_converter(name: str, value: Any) -> _Converter:
+    """Return the converter for values of this type, and remember it.
 
     Raises:
-        UsageTypeError: they are none.
+        UsageTypeError: The value is not a number.
     """
-    kind: _Kind
+    convert: _Converter
     if _is_array_of_jax(value):
-        kind = _take_array
+        convert = _accept_array
     elif isinstance(value, (str, bytes, bytearray)):
         raise UsageTypeError(
-            f"kinetic.log({name}=…): {_describe(value)} is no number. Log numbers, and print text."
+            f"kinetic.log({name}=…): {_describe(value)} is not a number. Log numbers, print text."
         )
     elif hasattr(value, "shape") and hasattr(value, "item"):
-        kind = _fetch_item
+        convert = _fetch_item
     elif isinstance(value, Real) or (hasattr(value, "__float__") and not hasattr(value, "__len__")):
-        kind = _make_float
+        convert = _make_float
     else:
         raise UsageTypeError(
-            f"kinetic.log({name}=…): {_describe(value)} is no number. Log each number under a name "
-            'of its own, as in kinetic.log(step=step, **{"train/loss": loss}).'
+            f"kinetic.log({name}=…): {_describe(value)} is not a number. Log each number under a "
+            'name of its own, as in kinetic.log(step=step, **{"train/loss": loss}).'
         )
-    kind(name, value)  # it may be refused
-    if len(_KINDS) < 1000:  # a program that makes types without end is no reason to keep them
-        _KINDS[type(value)] = kind
-    return kind
+    convert(name, value)  # Raises if the value is refused: its type is not remembered then.
+    if len(_CONVERTERS) < 1000:  # A program may create types without end.
+        _CONVERTERS[type(value)] = convert
+    return convert
 
 
 def _is_array_of_jax(value: Any) -> bool:
@@ -219,11 +224,11 @@ def _is_array_of_jax(value: Any) -> bool:
     return jax is not None and isinstance(value, jax.Array)
 
 
-def _take_array(name: str, value: Any) -> Any:
-    """An array of JAX, which is fetched later."""
+def _accept_array(name: str, value: Any) -> Any:
+    """Return a JAX array with one element unchanged: the sender fetches it once it is computed."""
     if not hasattr(value, "is_ready"):
         _refuse_traced(name, value)
-        raise UsageTypeError(f"kinetic.log({name}=…): {_describe(value)} is no number.")
+        raise UsageTypeError(f"kinetic.log({name}=…): {_describe(value)} is not a number.")
     if value.size != 1:
         _refuse_shape(name, value.shape)
     return value
@@ -233,25 +238,25 @@ def _refuse_traced(name: str, value: Any) -> None:
     if isinstance(value, sys.modules["jax"].core.Tracer):
         raise UsageTypeError(
             f"kinetic.log({name}=…) was called while JAX traces a function (jit, grad, scan …), "
-            "where values are not known yet. Return the value from that function, and log it "
+            "where values are not known yet. Return the value from that function and log it "
             "outside."
         )
 
 
 def _fetch_item(name: str, value: Any) -> float:
-    """The number in an array or scalar of NumPy, or of another library."""
+    """Return the number in an array or scalar of NumPy, or of another library."""
     if math.prod(value.shape) != 1:
         _refuse_shape(name, tuple(value.shape))
     item = value.item()
     if isinstance(item, (str, bytes, complex)):
-        raise UsageTypeError(f"kinetic.log({name}=…): {_describe(item)} is no real number.")
+        raise UsageTypeError(f"kinetic.log({name}=…): {_describe(item)} is not a real number.")
     return _make_float(name, item)
 
 
 def _refuse_shape(name: str, shape: tuple[int, ...]) -> None:
     raise UsageTypeError(
-        f"kinetic.log({name}=…): an array of shape {shape} is no single number. Log its mean, or "
-        "each element under a name of its own."
+        f"kinetic.log({name}=…): an array of shape {shape} is not a single number. Log its mean, "
+        "or each element under a name of its own."
     )
 
 
@@ -262,7 +267,7 @@ def _make_float(name: str, value: Any) -> float:
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError) as error:
         raise UsageTypeError(
-            f"kinetic.log({name}=…): {_describe(value)} is no number: {error}"
+            f"kinetic.log({name}=…): {_describe(value)} is not a number: {error}"
         ) from None
 
 
@@ -271,5 +276,5 @@ def _describe(value: Any) -> str:
     return f"{a_type(value)} ({text if len(text) <= 40 else text[:37] + '...'})"
 
 
-_KINDS: dict[type, _Kind] = {int: _make_float, bool: _make_float}
-"""By type, so that a type is looked at once."""
+_CONVERTERS: dict[type, _Converter] = {int: _make_float, bool: _make_float}
+"""The converter of each type that has been logged."""

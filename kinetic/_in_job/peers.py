@@ -1,10 +1,7 @@
-"""What the processes of a job say to each other about checkpoints: the door to JAX's coordination
-service and to its collectives.
+"""Communication between the processes of a job: JAX's coordination service and its collectives.
 
-In: bytes, keys, names of barriers. Out: what the others said.
-
-There is no public interface to the key-value store of JAX's coordination service. Where its client
-is not what we know, a process that is not alone says so at once (`of_this_world`).
+The only module that uses the key-value store of JAX's coordination service, which has no public
+interface. If its client lacks a method that is needed, `connect` fails at once.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _worlds = itertools.count()
-"""Counts the groups of this process: all processes of a world make them in the same order."""
+"""Numbers the groups of processes: all processes of a job connect in the same order."""
 _SHORTEST_MS = 1
 
 
@@ -30,48 +27,48 @@ class Peers(Protocol):
     thread; the rest may be called from any thread.
 
     Attributes:
-        index: of this process.
-        count: how many there are.
+        index: Index of this process.
+        count: Number of processes.
     """
 
     index: int
     count: int
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return what each process gave."""
+        """Return the data of all processes, by index."""
         ...
 
     def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
-        """Return the bytes that the source has; the others give an array of the same size."""
+        """Return the bytes of process `source`; `data` has the same size in all processes."""
         ...
 
     def wait_at_barrier(self, name: str, limit_s: float) -> None:
-        """Wait until all processes are here.
+        """Wait until all processes have reached the barrier.
 
         Raises:
-            TimeoutError: they were not in time, or one of them is lost.
+            TimeoutError: A process was late or is lost.
         """
         ...
 
     def set(self, key: str, value: str) -> None:
-        """Set a key, which may be set already."""
+        """Set a key, or replace its value."""
         ...
 
     def get(self, key: str, limit_s: float) -> str | None:
-        """Wait until a key is set; None when that takes too long."""
+        """Wait until a key is set and return its value; None after the limit."""
         ...
 
     def get_all(self, folder: str) -> dict[str, str]:
-        """Return the keys below this one, without it, and their values."""
+        """Return the values of all keys below `folder`, by key relative to it."""
         ...
 
     def forget(self, key: str) -> None:
-        """Delete a key, and those below it."""
+        """Delete a key and all keys below it."""
         ...
 
 
 class Alone:
-    """The only process."""
+    """Peers of a process that is the only one of its job."""
 
     index = 0
     count = 1
@@ -81,30 +78,25 @@ class Alone:
         self._changed = threading.Condition()
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return it."""
         return [data]
 
     def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
-        """Return it."""
         return data
 
     def wait_at_barrier(self, name: str, limit_s: float) -> None:
-        """Nobody is waited for."""
+        """Return at once: no other process exists."""
 
     def set(self, key: str, value: str) -> None:
-        """Keep it."""
         with self._changed:
             self._messages[key] = value
             self._changed.notify_all()
 
     def get(self, key: str, limit_s: float) -> str | None:
-        """Return it, or None after the time."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._messages, limit_s)
             return self._messages.get(key)
 
     def get_all(self, folder: str) -> dict[str, str]:
-        """Return what is there."""
         with self._changed:
             texts = dict(self._messages)
         return {
@@ -114,14 +106,13 @@ class Alone:
         }
 
     def forget(self, key: str) -> None:
-        """Delete it."""
         with self._changed:
             for stored_key in [k for k in self._messages if k == key or k.startswith(f"{key}/")]:
                 del self._messages[stored_key]
 
 
 class WorldPeers:
-    """The processes of the world that JAX has joined."""
+    """The processes that `jax.distributed` has connected."""
 
     def __init__(self, client: Any, index: int, count: int, name: str) -> None:
         self.index = index
@@ -130,12 +121,12 @@ class WorldPeers:
         self._name = name
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Gather with two collectives: of the sizes, then of the content."""
+        """Gather the sizes in one collective, then the contents in another."""
         import numpy as np
         from jax.experimental import multihost_utils
 
         sizes = multihost_utils.process_allgather(np.array([len(data)], np.int64)).reshape(-1)
-        # Few different sizes: each is compiled once.
+        # Round up to a power of two: JAX compiles the collective once for each size.
         room = 1 << max(int(sizes.max()) - 1, 1023).bit_length()
         own = np.zeros(room, np.uint8)
         own[: len(data)] = np.frombuffer(data, np.uint8)
@@ -143,26 +134,24 @@ class WorldPeers:
         return [gathered[index, : int(size)].tobytes() for index, size in enumerate(sizes.tolist())]
 
     def broadcast(self, data: np.ndarray[Any, Any], source: int) -> np.ndarray[Any, Any]:
-        """Send over the devices' network."""
+        """Broadcast over the devices' network."""
         import numpy as np
         from jax.experimental import multihost_utils
 
-        sent = multihost_utils.broadcast_one_to_all(data, is_source=self.index == source)
-        return np.asarray(sent)
+        content = multihost_utils.broadcast_one_to_all(data, is_source=self.index == source)
+        return np.asarray(content)
 
     def wait_at_barrier(self, name: str, limit_s: float) -> None:
         """Wait at a barrier of the coordination service, which needs no device."""
         try:
             self._client.wait_at_barrier(f"{self._name}/{name}", _ms(limit_s))
         except Exception as error:
-            raise TimeoutError(f"not all hosts came to {name!r}: {error}") from error
+            raise TimeoutError(f"not all hosts reached barrier {name!r}: {error}") from error
 
     def set(self, key: str, value: str) -> None:
-        """Set it in the coordination service."""
         self._client.key_value_set(f"{self._name}/{key}", value, allow_overwrite=True)
 
     def get(self, key: str, limit_s: float) -> str | None:
-        """Wait in the coordination service."""
         try:
             return str(self._client.blocking_key_value_get(f"{self._name}/{key}", _ms(limit_s)))
         except Exception as error:
@@ -171,22 +160,21 @@ class WorldPeers:
             raise
 
     def get_all(self, folder: str) -> dict[str, str]:
-        """Ask the coordination service."""
         prefix = f"{self._name}/{folder}/"
         entries = self._client.key_value_dir_get(prefix)
         return {str(key).removeprefix(prefix): str(value) for key, value in entries}
 
     def forget(self, key: str) -> None:
-        """Delete it in the coordination service, where that is still there."""
+        """Delete a key and all keys below it; a no-op if the service has already shut down."""
         with contextlib.suppress(Exception):
             self._client.key_value_delete(f"{self._name}/{key}")
 
 
-def of_this_world() -> Peers:
-    """Return the processes that JAX has joined.
+def connect() -> Peers:
+    """Return the processes that JAX has connected, as a new group with keys of its own.
 
     Raises:
-        CheckpointError: this JAX has no coordination service that we know.
+        CheckpointError: The coordination service of this JAX lacks a method.
     """
     import jax
 
@@ -196,9 +184,9 @@ def of_this_world() -> Peers:
     from jax._src import distributed
 
     client = getattr(getattr(distributed, "global_state", None), "client", None)
-    if client is None or not _is_known(client):
+    if client is None or not _is_supported(client):
         raise CheckpointError(
-            f"kinetic.Checkpointer does not know the coordination service of JAX "
+            f"kinetic.Checkpointer does not support the coordination service of JAX "
             f"{jax.__version__}, which the hosts of a job need to agree on a step. Use another "
             "version of JAX, or one process."
         )
@@ -206,20 +194,20 @@ def of_this_world() -> Peers:
 
 
 def find_world(name: str) -> WorldPeers | None:
-    """Return the processes that this one has joined, under a name that they all use; None if it has
-    joined none, or as far as this JAX has no coordination service that we know."""
+    """Return the connected processes as a group of this name, without importing JAX. None if this
+    process is alone, or if the coordination service of this JAX is not supported."""
     if "jax" not in sys.modules:
         return None
     from jax._src import distributed
 
     state: Any = getattr(distributed, "global_state", None)
     client, count = getattr(state, "client", None), getattr(state, "num_processes", None) or 1
-    if client is None or count == 1 or not _is_known(client):
+    if client is None or count == 1 or not _is_supported(client):
         return None
     return WorldPeers(client, int(state.process_id), count, name)
 
 
-def _is_known(client: Any) -> bool:
+def _is_supported(client: Any) -> bool:
     needed = ("wait_at_barrier", "key_value_set", "blocking_key_value_get", "key_value_dir_get")
     return all(hasattr(client, name) for name in needed)
 

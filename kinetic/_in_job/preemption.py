@@ -1,7 +1,6 @@
-"""Preemption, as the function sees it: a machine of the job is taken away, and there is time to
-save.
+"""`kinetic.preempted`: tells the function that a host is being taken away, with time to save.
 
-In: what the agent of the host leaves in a folder. Out: whether a host is taken away.
+The host's agent and the function talk through files in a folder.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from kinetic._core.preemption import NOTICE, NOTICED, POLLING, VARIABLE
 
 
 class Preempted(SystemExit):
-    """The function ends because a host is taken away, and has saved what it wanted to."""
+    """Ends the function after it has saved its state because a host is being taken away."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
@@ -26,12 +25,22 @@ _marked: set[str] = set()
 
 
 def preempted() -> bool:
-    """Whether a host of this job is being taken away: a spot machine is preempted, a node drained.
+    """True if a host of this job is being taken away: its machine is preempted or drained.
 
-    Becomes True on all hosts, not on all in the same step: let them agree on the step to save at.
-    The first call says that the function looks for preemption itself: it is not sent SIGTERM then,
-    and has the whole grace to save, and to return or raise on all hosts. The attempt ends as
-    preempted, and with `retries=` another one follows. Always False outside a job.
+    Becomes True on all hosts, but not at the same step: let the hosts agree on a step to save at,
+    as `kinetic.Checkpointer` does. After the first call, a preemption no longer sends SIGTERM to
+    the function: it has the whole grace period to save, and should then return or raise on all
+    hosts. The attempt ends as preempted; with `retries=`, another one follows.
+
+    Returns:
+        True once a preemption was announced; always False outside a job.
+
+    Example:
+        ```python
+        if kinetic.preempted():  # in a job with one host
+            save(step, state)
+            return
+        ```
     """
     folder = os.environ.get(VARIABLE)
     if folder is None:
@@ -44,11 +53,13 @@ def preempted() -> bool:
 
 
 def end_function() -> NoReturn:
-    """End the function, which has saved as the hosts have agreed: it may know from another host
-    what its own agent has not told it yet.
+    """End the function after all hosts have saved.
+
+    The mark tells the agent that the function has noticed the preemption, which it may know from
+    another host before its own agent announces it.
 
     Raises:
-        Preempted: always.
+        Preempted: Always.
     """
     if (folder := os.environ.get(VARIABLE)) is not None:
         _mark(folder, NOTICED)
@@ -56,7 +67,7 @@ def end_function() -> NoReturn:
 
 
 def _mark(folder: str, name: str) -> None:
-    """Leave a file for the agent, once."""
+    """Create a file for the agent, once per process."""
     path = f"{folder}/{name}"
     if path not in _marked:
         with contextlib.suppress(OSError):

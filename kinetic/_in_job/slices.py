@@ -1,7 +1,6 @@
 """The attempt and the slices of a job, as its function sees them.
 
-In: what the worker left in the environment. Out: the attempt, the index of this host's slice,
-and how many there are.
+The only module that reads the variables which the worker sets for the function.
 """
 
 from __future__ import annotations
@@ -15,20 +14,38 @@ INDEX = "KINETIC_SLICE_INDEX"
 COUNT = "KINETIC_NUM_SLICES"
 ATTEMPT = "KINETIC_ATTEMPT"
 SLICES = "KINETIC_SLICES"
-"""Those that take part, where a single controller of an elastic job has them all: "0,2"."""
+"""Slices that take part, such as "0,2"; set for the single controller of an elastic job."""
 LOST_AT = "KINETIC_LOST_AT"
-"""When the slice was lost from whose loss this attempt recovers, on the host's monotonic clock."""
+"""Time, on the host's monotonic clock, of the slice loss from which this attempt recovers."""
 
 
 def slice_index() -> int:
-    """Return the index of the slice that this host belongs to, from 0; 0 outside a job, and where
-    one process has the devices of all slices."""
+    """Return the index of this host's slice.
+
+    Returns:
+        The index, from 0. 0 outside a job, and in a process that has the devices of all slices.
+
+    Example:
+        ```python
+        if kinetic.slice_index() == 0:
+            print("on the first slice")
+        ```
+    """
     return int(os.environ.get(INDEX, "0"))
 
 
 def num_slices() -> int:
-    """Return the number of slices of this job that take part, or of those that are compiled for; 1
-    outside a job."""
+    """Return the number of slices that take part in this attempt.
+
+    Returns:
+        The number of slices, without those that an elastic job has lost. Under
+        `kinetic.compile_for`, the number compiled for; outside a job 1.
+
+    Example:
+        ```python
+        batch_size = 256 * kinetic.num_slices()
+        ```
+    """
     target = topologies.current.get()
     if target is not None:
         return target.slices
@@ -36,21 +53,31 @@ def num_slices() -> int:
 
 
 def attempt() -> int:
-    """Return which start of the function this is, from 1: retries of a job, and every new beginning
-    of an elastic one, count; 1 outside a job."""
+    """Return the number of this attempt.
+
+    Returns:
+        The number, from 1: every retry, and every re-forming of an elastic job, adds one. 1 outside
+        a job.
+
+    Example:
+        ```python
+        if kinetic.attempt() > 1:
+            print("restarted")
+        ```
+    """
     return int(os.environ.get(ATTEMPT, "1"))
 
 
 def job_id() -> str:
-    """Return the job that this process is part of; "" outside of jobs."""
+    """Return the id of the job that this process is part of; "" outside jobs."""
     return read_variable("KINETIC_JOB_ID") if settings.on_host() else ""
 
 
 def is_shown() -> bool:
-    """True on host 0, whose output the caller sees; JAX may number another one 0."""
+    """True on host 0, whose output the caller sees. JAX's process 0 may be another host."""
     return read_variable("KINETIC_HOST_INDEX") == "0"
 
 
 def read_variable(name: str) -> str:
-    """Return what the worker told the function in this variable; "" if nothing."""
+    """Return a variable that the worker has set for the function; "" if it is not set."""
     return os.environ.get(name, "")

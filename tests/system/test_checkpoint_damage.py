@@ -27,9 +27,9 @@ def test_damage_is_found_on_every_mesh(tmp_path):
         assert (name, *zero[name]) == (name, step, True)
         assert (name, *one[name]) == (name, step, name != "not verified")
     # In which order Orbax writes the leaves into one file is luck: the bit may be of either.
-    told = re.findall(r"step 2 in .*leaf \['(w|half)'\] is not what was saved", job.logs())
+    told = re.findall(r"step 2 in .*leaf \['(w|half)'\] differs from what was saved", job.logs())
     assert len(told) == 4, job.logs()
     assert len(set(told)) == 1
     alone = kinetic.run("cpu", output_dir=str(tmp_path))(restore_alone).run_async()
     assert alone.result() == (1, True)
-    assert f"leaf ['{told[0]}'] is not what was saved" in alone.logs()
+    assert f"leaf ['{told[0]}'] differs from what was saved" in alone.logs()

@@ -66,7 +66,7 @@ def test_elastic() -> None:
     told = done.stdout + done.stderr
     assert "slice 1 lost (failure 1 of at most 3): host 0 of slice 1:" in told
     assert "begins at step 11 on 1 of 2 slices" in told
-    left = re.search(r"step (\d+) is saved on all hosts, which begin again on all slices", told)
+    left = re.search(r"step (\d+) is saved on all hosts, which restart on all slices", told)
     assert left is not None, told
     assert f"begins at step {int(left[1]) + 1} on 2 of 2 slices" in told
     assert re.fullmatch(

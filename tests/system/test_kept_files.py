@@ -111,5 +111,5 @@ def checkpoint():
 
 def test_a_checkpointer_in_the_work_folder_is_refused(home):
     """Its second training would begin at step 0, silently."""
-    with pytest.raises(UsageError, match=r"'checkpoints' lies in the work folder"):
+    with pytest.raises(UsageError, match=r"'checkpoints' is in the work folder"):
         checkpoint()

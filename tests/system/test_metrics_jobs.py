@@ -114,7 +114,7 @@ def test_arrays_that_are_lost_cost_themselves_and_a_line(home):
 
 def test_traced_values_are_refused(home):
     handle = kinetic.run("cpu")(log_where_it_cannot_work).run_async()
-    with pytest.raises(UsageTypeError, match="Return the value from that function, and log it"):
+    with pytest.raises(UsageTypeError, match="Return the value from that function and log it"):
         handle.result(timeout=LIMIT_S)
 
 

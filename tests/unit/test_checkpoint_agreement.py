@@ -489,7 +489,7 @@ def test_sizes_are_text(size, words):
 def test_what_orbax_lacks_for_a_bucket_is_named():
     missing = ImportError("Please install gcsfs to access Google Storage")
     with (
-        pytest.raises(CheckpointError, match="name it in the project's dependencies"),
+        pytest.raises(CheckpointError, match="add it to the project's dependencies"),
         persistent.explain_errors("opened", "gs://bucket/run"),
     ):
         raise missing

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from kinetic._in_job.checkpoint.pieces import Local, Piece, newest, overlap, transfers
+from kinetic._in_job.checkpoint.pieces import Local, Piece, find_newest, overlap, plan_transfers
 from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic._system import machine
 from kinetic.errors import CorruptRecord
@@ -38,25 +38,25 @@ def local(step, *halves, writer="run"):
     ],
 )
 def test_the_newest_step_that_is_whole(found, step):
-    whole = newest(found)
+    whole = find_newest(found)
     assert (whole and whole.step) == step
 
 
 def test_a_piece_is_sent_once_to_all_who_need_it():
-    whole = newest([[local(1, 0)], [local(1, 1)], []])
+    whole = find_newest([[local(1, 0)], [local(1, 1)], []])
     halves = [((0,), (2,)), ((2,), (2,))]
     mine = {0: {halves[0]}, 1: {halves[1]}, 2: {halves[0]}}
     assert [
-        (j.source, j.piece.start, set(j.needed_by)) for j in transfers(whole, [mine, {}], 3)
+        (j.source, j.piece.start, set(j.needed_by)) for j in plan_transfers(whole, [mine, {}], 3)
     ] == [(0, (0,), {2})]
     everything = {-1: {((0,), (4,))}}
-    found = [(j.source, set(j.needed_by)) for j in transfers(whole, [everything, {}], 3)]
+    found = [(j.source, set(j.needed_by)) for j in plan_transfers(whole, [everything, {}], 3)]
     assert found == [(0, {1, 2}), (1, {0, 2})]
 
 
 def test_nothing_is_sent_where_everybody_has_what_it_needs():
-    whole = newest([[local(1, 0)], [local(1, 1)]])
-    assert transfers(whole, [{0: {((0,), (2,))}, 1: {((2,), (2,))}}, {}], 2) == []
+    whole = find_newest([[local(1, 0)], [local(1, 1)]])
+    assert plan_transfers(whole, [{0: {((0,), (2,))}, 1: {((2,), (2,))}}, {}], 2) == []
 
 
 @st.composite
@@ -102,11 +102,11 @@ def test_after_the_transfers_every_host_can_build_what_it_needs(case):
         ]
         for host in range(hosts)
     ]
-    whole = newest(found)
+    whole = find_newest(found)
     needed = {}
     for host, box in zip(needing, wanted, strict=True):
         needed.setdefault(host, set()).add(box)
-    sent = transfers(whole, [needed], hosts)
+    sent = plan_transfers(whole, [needed], hosts)
     for host, boxes in needed.items():
         there = [s for n, s in enumerate(saved) if host in having[n]]
         there += [(j.piece.start, j.piece.shape) for j in sent if host in j.needed_by]

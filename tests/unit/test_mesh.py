@@ -52,7 +52,7 @@ def test_slices_that_are_not_alike(job):
     job(2)
     with pytest.raises(UsageError, match="have 8, 3 devices"):
         mesh._by_slice(devices(2)[5:])
-    with pytest.raises(UsageError, match="11 devices are no 2 equal slices"):
+    with pytest.raises(UsageError, match="11 devices cannot be split into 2 equal slices"):
         mesh._by_slice(devices(2, told=False)[5:])
 
 
@@ -61,7 +61,7 @@ def test_slices_that_are_not_alike(job):
     [
         ({"data": 3}, 2, "dcn={'data': 3} does not fit: there are 2 slices, and the product"),
         ({"data": 2}, 1, "there is 1 slice,"),
-        ({"data": -1, "more": -1}, 2, "one of them may be -1"),
+        ({"data": -1, "more": -1}, 2, "One size may be -1"),
         ({"data": 0}, 2, "must be 2"),
         ({"data": -2, "more": -1}, 2, "must be 2"),
         ({"data": -1, "more": 3}, 8, "must be 8"),

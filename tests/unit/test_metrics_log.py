@@ -82,12 +82,12 @@ def test_numbers_of_all_kinds_are_kept(logged):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("0.5", r"loss=….: a str \('0.5'\) is no number. Log numbers, and print text"),
-        (b"1", "is no number"),
-        (None, "a NoneType .None. is no number"),
+        ("0.5", r"loss=….: a str \('0.5'\) is not a number. Log numbers, print text"),
+        (b"1", "is not a number"),
+        (None, "a NoneType .None. is not a number"),
         ([1.0, 2.0], "under a name of its own"),
         ({"a": 1}, "under a name of its own"),
-        (1j, "is no number"),
+        (1j, "is not a number"),
     ],
 )
 def test_what_is_no_number_is_refused_with_what_to_do(logged, value, words):
@@ -98,13 +98,13 @@ def test_what_is_no_number_is_refused_with_what_to_do(logged, value, words):
 
 def test_arrays_of_several_elements_are_refused(logged):
     np = pytest.importorskip("numpy")
-    with pytest.raises(UsageTypeError, match=r"shape \(8,\) is no single number. Log its mean"):
+    with pytest.raises(UsageTypeError, match=r"shape \(8,\) is not a single number. Log its mean"):
         kinetic.log(step=0, loss=np.zeros(8))
     with pytest.raises(UsageTypeError, match=r"shape \(0,\)"):
         kinetic.log(step=0, loss=np.zeros(0))
-    with pytest.raises(UsageTypeError, match="is no real number"):
+    with pytest.raises(UsageTypeError, match="is not a real number"):
         kinetic.log(step=0, loss=np.complex64(1))
-    with pytest.raises(UsageTypeError, match="is no real number"):
+    with pytest.raises(UsageTypeError, match="is not a real number"):
         kinetic.log(step=0, loss=np.array("1.5"))
 
 
@@ -149,7 +149,7 @@ def test_outside_of_a_job_it_says_so_once_and_checks_all_the_same(monkeypatch, c
     metrics._forget_in_fork()
     for step in range(3):
         kinetic.log(step=step, loss=1.0)
-    assert capfd.readouterr().err.count("this is no job of kinetic, so nothing is kept") == 1
+    assert capfd.readouterr().err.count("not part of a job, so nothing is recorded") == 1
     with pytest.raises(UsageTypeError):
         kinetic.log(step=0, loss="x")
     metrics._forget_in_fork()
@@ -184,7 +184,7 @@ class Array:
 def arrays(monkeypatch) -> None:
     monkeypatch.setattr(metrics, "_is_array_of_jax", lambda value: isinstance(value, Array))
     monkeypatch.setattr(metrics, "_refuse_traced", lambda *_: None)
-    monkeypatch.setattr(metrics, "_KINDS", dict(metrics._KINDS))
+    monkeypatch.setattr(metrics, "_CONVERTERS", dict(metrics._CONVERTERS))
 
 
 def test_values_that_are_not_computed_yet_are_not_waited_for(logged, arrays):

@@ -237,7 +237,7 @@ def test_a_note_that_an_earlier_version_left_does_not_make_a_folder_ours(tmp_pat
     (tmp_path / "run/kinetic-owner.json").write_text("")
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
         assert ckpt.restore(state(0))[1] == 4
-        with pytest.raises(CheckpointError, match="nothing is written beside them"):
+        with pytest.raises(CheckpointError, match="writes nothing beside them"):
             ckpt.save(4, state())
 
 
@@ -269,7 +269,7 @@ def test_a_training_starts_from_another_one(tmp_path):
     assert (jax.random.key_data(found["k"]) == jax.random.key_data(ours["k"])).all()
     with (
         kinetic.Checkpointer(tmp_path / "one" / "4", local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match="nothing is written beside them"),
+        pytest.raises(CheckpointError, match="writes nothing beside them"),
     ):
         ckpt.save(0, ours)
 
@@ -323,7 +323,7 @@ def test_the_first_step_that_is_being_written_is_no_checkpoint(tmp_path, monkeyp
     assert (step.step, step.is_committed) == (3, False)
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
         assert ckpt.restore({"x": 1}) == ({"x": 1}, 0)
-        with pytest.raises(CheckpointError, match="nothing is written beside them"):
+        with pytest.raises(CheckpointError, match="writes nothing beside them"):
             ckpt.save(0, {"x": 1}, force=True)
 
 

@@ -278,6 +278,11 @@ def test_a_later_save_of_another_state_is_told(tmp_path, caplog):
         assert caplog.text == ""
         for step in (1, 2):
             ckpt.save(step, {"a": np.ones(2), "new": 1})
-    assert caplog.text.count("of step 1, whose state is another one than before, does not fit") == 1
+    assert (
+        caplog.text.count(
+            "of step 1, whose state differs from that of the step before, does not fit"
+        )
+        == 1
+    )
     assert "the state of restore() has no ['new']" in caplog.text
     assert "of step 2" not in caplog.text

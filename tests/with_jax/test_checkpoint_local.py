@@ -23,7 +23,7 @@ from kinetic._in_job.checkpoint import tree
 from kinetic._in_job.checkpoint.assembly import LocalRestore
 from kinetic._in_job.checkpoint.local_saves import Due, LocalSaves
 from kinetic._in_job.checkpoint.local_tier import LocalSaveFailed, LocalTier
-from kinetic._in_job.checkpoint.pieces import newest
+from kinetic._in_job.checkpoint.pieces import find_newest
 from kinetic._system import machine
 from kinetic.errors import CheckpointError, CheckpointMismatch
 
@@ -33,7 +33,7 @@ def written(tier, number, writer="run"):
 
 
 def read(tier, like):
-    whole = newest([tier.list_committed()])
+    whole = find_newest([tier.list_committed()])
     now = tree.take_apart(like).as_saved(whole.leaves)
     assembly = LocalRestore(tier, Crowd(1).hosts()[0], whole)
     assembly.fetch(now)
@@ -131,7 +131,7 @@ def test_steps_of_another_run_are_removed(tmp_path):
     tier = LocalTier(tmp_path)
     written(tier, 1)
     written(tier, 2, writer="another")
-    whole = newest([[each for each in tier.list_committed() if each.step == 1]])
+    whole = find_newest([[each for each in tier.list_committed() if each.step == 1]])
     tier.keep_only(whole)
     assert [each.step for each in tier.list_committed()] == [1]
     tier.keep_only(None)
@@ -183,7 +183,7 @@ def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path,
         assert on_all(Crowd(3).hosts(), lambda host: run(host, [1, 2, 3])) == [[0]] * 3
     assert [len(each) for each in warned.values()] == [1, 1, 1], "the leader's is shown"
     assert "host 1: The local checkpoint of step 1 could not be written" in warned[0][0]
-    assert "ask for at least 295 B" in warned[0][0]
+    assert "request at least 295 B" in warned[0][0]
     assert on_all(Crowd(3).hosts(), lambda host: run(host, [4, 5])) == [[5]] * 3
 
 
@@ -247,7 +247,7 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
 
     first = LocalTier(tmp_path / "0")
     first.commit(first.stage(5, "run", 3, tree.take_apart(without_devices(5))))
-    whole = newest([first.list_committed(), [], []])
+    whole = find_newest([first.list_committed(), [], []])
 
     def restore(host):
         assembly = LocalRestore(LocalTier(tmp_path / str(host.index)), host, whole)

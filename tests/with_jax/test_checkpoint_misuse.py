@@ -172,7 +172,7 @@ def test_a_folder_that_goes_with_the_job_is_refused(tmp_path, monkeypatch, in_jo
     link.symlink_to(in_job)
     path = str(link / "tree" / "run") if path == "absolute" else path
     folders = {"directory": str(tmp_path / "run")} | {option: path}
-    with pytest.raises(UsageError, match=rf"{option}='.*' lies in the work folder.*output_dir="):
+    with pytest.raises(UsageError, match=rf"{option}='.*' is in the work folder.*output_dir="):
         kinetic.Checkpointer(**folders)
     monkeypatch.chdir(tmp_path)
     kinetic.Checkpointer("run", local_directory="memory")

@@ -339,7 +339,7 @@ def test_a_folder_that_cannot_be_written_does_not_keep_the_training_from_going_o
         with monkeypatch.context() as patched:
             patched.setattr(persistent.Persistent, "save", refuse)
             assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
-        assert "step 5 is not saved for good: there is no room" in caplog.text
+        assert "step 5 is not saved to the persistent tier: there is no room" in caplog.text
         assert ckpt.save(6, {"n": 6}, force=True) == ("persistent",)
 
 

@@ -136,7 +136,7 @@ def test_damage_to_the_folder_is_never_restored(trained, caplog):
     silent = [what for what, (step, said) in seen.items() if step != 2 and "step 2" not in said]
     assert silent == []
     assert {step for step, _ in seen.values()} == {1, 2}
-    found = [what for what, (_, said) in seen.items() if "is not what was saved" in said]
+    found = [what for what, (_, said) in seen.items() if "differs from what was saved" in said]
     run = trained / "run"  # how many files the numbers are in depends on who was first
     most = max(files(run), key=lambda name: (name.parts[0] == "2", (run / name).stat().st_size))
     missed = {f"{most} flipped at {n}/4" for n in (1, 2, 3)} - {*found}
@@ -195,7 +195,11 @@ class NoFolder:
             2,
             r"host 1: .*of step 2.*damaged.*leaf \['w'\].*A copy of another host is used",
         ),
-        ([(0, 2), (1, 2)], 1, r"host 0: .*of step 2.*No other host has a copy: the newest whole"),
+        (
+            [(0, 2), (1, 2)],
+            1,
+            r"host 0: .*of step 2.*No other host has a copy: the newest remaining",
+        ),
         ([(0, 2), (1, 2), (0, 1)], 1, r"host 0: .*of step 1.* A copy of another host is used"),
     ],
 )
@@ -240,7 +244,7 @@ def test_what_arrives_is_checked(tmp_path):
 
     for error in on_all(Crowd(2).hosts(), run):
         assert isinstance(error, CheckpointError)
-        assert "what host 0 has sent of step 1 is not what was saved" in str(error)
+        assert "a part of step 1 from host 0 differs from what was saved" in str(error)
 
 
 def test_where_nothing_is_left_it_is_an_error_that_says_what_to_do(trained):
@@ -251,7 +255,7 @@ def test_where_nothing_is_left_it_is_an_error_that_says_what_to_do(trained):
         checkpointer(folder) as ckpt,
         pytest.raises(
             CheckpointError,
-            match=r"No step that was saved .*step 3.*damaged.*step 2 in .*step 1 in .*directory=",
+            match=r"None of the saved steps .*step 3.*damaged.*step 2 in .*step 1 in .*directory=",
         ),
     ):
         ckpt.restore(state(0))

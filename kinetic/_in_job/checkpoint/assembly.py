@@ -1,7 +1,7 @@
-"""A state made from the pieces that hosts have in their local tiers.
+"""Restore a state from the pieces in the hosts' local tiers.
 
-In: a whole step, the state of today as a pattern. Out: the same state with the saved content, laid
-out as today's; which pieces are damaged: then that state is worth nothing.
+In: a complete step, the current state as a pattern. Out: the same state with the saved content, in
+the current layout; the damaged pieces, with which the result must be discarded.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from kinetic._in_job.checkpoint.pieces import (
     Piece,
     Region,
     Transfer,
+    locate_box,
     overlap,
-    slices_of,
-    transfers,
+    plan_transfers,
 )
-from kinetic._in_job.checkpoint.tree import Leaf, TreeState, box, boxes_of
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState, list_boxes, make_box
 from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
 
 _ROOM_BYTES = 1 << 24
-"""How much is sent at a time: it lies on every device for a moment."""
+"""Size of one broadcast, which every device holds for a moment."""
 _LEAST_ROOM = 1 << 12
 
 
 class LocalRestore:
-    """Puts a step together; collective.
+    """Assembles one step from all hosts' pieces; collective.
 
     Args:
-        tier: of this host.
-        peers: the hosts.
-        whole: what they have.
+        tier: This host's local tier.
+        peers: The hosts.
+        whole: The step, with the pieces that each host has.
 
     Attributes:
-        received_from: the hosts that have sent something to this one.
-        damaged: pieces that are not what was saved, as far as this host has seen, by the host that
-            has them; and why.
+        received_from: Hosts that have sent a piece to this one.
+        damaged: Reasons why pieces that this host has read are damaged, by (host, part).
     """
 
     def __init__(self, tier: LocalTier, peers: Peers, whole: CompleteStep) -> None:
@@ -55,43 +54,45 @@ class LocalRestore:
         self.damaged: dict[tuple[int, Region], str] = {}
 
     def fetch(self, state: TreeState) -> None:
-        """Bring here what today's layout needs on this host and other hosts have."""
+        """Receive the pieces that this host needs in the current layout and does not have; send
+        those that other hosts need."""
         needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
         for number, value in state.arrays():
-            needed[self._numbers[state.leaves[number].name]] = boxes_of(value)
-        for transfer in transfers(self._whole, needed, self._peers.count):
-            self._carry_out(transfer)
+            needed[self._numbers[state.leaves[number].name]] = list_boxes(value)
+        for transfer in plan_transfers(self._whole, needed, self._peers.count):
+            self._send_piece(transfer)
 
-    def _carry_out(self, transfer: Transfer) -> None:
+    def _send_piece(self, transfer: Transfer) -> None:
         import numpy as np
 
         source, piece, needed_by = transfer
-        mine, wanted = self._peers.index == source, self._peers.index in needed_by
+        is_source, is_needed = self._peers.index == source, self._peers.index in needed_by
         content = (
             self._read_piece(piece)
-            if mine
-            else np.empty(piece.size_bytes if wanted else 0, np.uint8)
+            if is_source
+            else np.empty(piece.size_bytes if is_needed else 0, np.uint8)
         )
         for start in range(0, piece.size_bytes, _ROOM_BYTES):
             size = min(_ROOM_BYTES, piece.size_bytes - start)
-            # Few different sizes: each is compiled once.
+            # Round up to a power of two: JAX compiles the broadcast once for each size.
             room = np.zeros(max(1 << (size - 1).bit_length(), _LEAST_ROOM), np.uint8)
-            if mine:
+            if is_source:
                 room[:size] = content[start : start + size]
-            sent = self._peers.broadcast(room, source)
-            if wanted:
-                content[start : start + size] = sent[:size]
-        if wanted:
+            received = self._peers.broadcast(room, source)
+            if is_needed:
+                content[start : start + size] = received[:size]
+        if is_needed:
             self.received_from.add(source)
             self._content[piece.part] = content
             if not self._tier.is_copy(piece, content):
                 self.damaged[source, piece.part] = (
-                    f"what host {source} has sent of step {self._whole.step} is not what was saved."
+                    f"a part of step {self._whole.step} from host {source} differs from what was "
+                    "saved."
                 )
 
     def _read_piece(self, piece: Piece) -> Any:
-        """The content of a piece of this host; anything, once it is known to be damaged: other
-        hosts wait for it, and nobody uses what comes of it."""
+        """Read a piece of this host. For a damaged one, note it and return zeros: other hosts wait
+        for the broadcast, and the result is discarded."""
         import numpy as np
 
         assert self._own is not None
@@ -102,8 +103,7 @@ class LocalRestore:
             return np.zeros(piece.size_bytes, np.uint8)
 
     def value(self, leaf: Leaf, like: Any) -> Any:
-        """Return the saved content of a leaf, as `like` is laid out; an array's type is that of
-        `like`."""
+        """Return the saved content of a leaf, with the layout and dtype of `like`."""
         import jax
 
         number = self._numbers[leaf.name]
@@ -111,31 +111,31 @@ class LocalRestore:
         if not leaf.dtype:
             return (self._own or self._whole).leaves[number].value
         if getattr(like, "sharding", None) is None:
-            content = self._box(number, saved, ((0,) * len(saved.shape), saved.shape))
+            content = self._fill_box(number, saved, ((0,) * len(saved.shape), saved.shape))
             return content.astype(like.dtype, copy=False)
 
-        def part(index: tuple[slice, ...]) -> Any:
-            content = self._box(number, saved, box(index, saved.shape))
+        def make_part(index: tuple[slice, ...]) -> Any:
+            content = self._fill_box(number, saved, make_box(index, saved.shape))
             return content.astype(like.dtype, copy=False)
 
-        return jax.make_array_from_callback(saved.shape, like.sharding, part)
+        return jax.make_array_from_callback(saved.shape, like.sharding, make_part)
 
-    def _box(self, number: int, saved: Leaf, wanted: Box) -> Any:
-        """The content of a part of a leaf, in memory of its own."""
+    def _fill_box(self, number: int, saved: Leaf, wanted: Box) -> Any:
+        """Copy a part of a leaf together, into new memory."""
         import numpy as np
 
         dtype = np.dtype(saved.dtype)
         result = np.empty(wanted[1], dtype)
-        for (leaf, part), content in self._pieces(number):
+        for (leaf, part), content in self._list_pieces(number):
             common = overlap(part, wanted)
             if leaf != number or common is None:
                 continue
             raw = content() if callable(content) else content
             array = raw.view(dtype).reshape(part[1])
-            result[slices_of(common, wanted)] = array[slices_of(common, part)]
+            result[locate_box(common, wanted)] = array[locate_box(common, part)]
         return result
 
-    def _pieces(self, number: int) -> list[tuple[Region, Any]]:
+    def _list_pieces(self, number: int) -> list[tuple[Region, Any]]:
         pieces: list[tuple[Region, Any]] = [
             (part, content) for part, content in self._content.items() if part[0] == number
         ]

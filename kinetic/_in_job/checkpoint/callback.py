@@ -1,8 +1,4 @@
-"""Callbacks of Keras: checkpoints and metrics of `model.fit`.
-
-In: a model that is trained. Out: the same model, optimizer and epoch after a restart; curves. The
-only module that imports Keras.
-"""
+"""Keras callbacks: checkpoints and metrics of `model.fit`. The only module that imports Keras."""
 
 from __future__ import annotations
 
@@ -18,19 +14,24 @@ try:
     import keras as library
 except ImportError as missing:
     raise PreflightError(
-        "kinetic.keras needs Keras, which is not installed here: pip install keras."
+        "kinetic.keras needs Keras, which is not installed: pip install keras."
     ) from missing
 
 
 class KerasMetrics(library.callbacks.Callback):  # type: ignore[misc]
-    """Logs what `model.fit` reports, as `kinetic.log` does: each batch, and at the end of an epoch
-    what is validated.
+    """Callback that records the metrics of `model.fit` with `kinetic.log`.
 
-    A step is a batch, counted by the optimizer: training that goes on from a checkpoint goes on
-    with its curves. Numbers are those that Keras's progress bar shows: means of the epoch so far.
+    A step is a batch, counted by the optimizer: after a restore, the curves go on. The values are
+    those of Keras's progress bar: means over the epoch so far.
 
     Args:
-        each_batch: also log batches; False logs the ends of epochs only.
+        each_batch: Log every batch, and validation metrics at the end of an epoch. False logs only
+            at the end of an epoch.
+
+    Example:
+        ```python
+        model.fit(x, y, callbacks=[kinetic.keras.Metrics()])
+        ```
     """
 
     async_safe = True
@@ -41,45 +42,51 @@ class KerasMetrics(library.callbacks.Callback):  # type: ignore[misc]
         self._begin = self._done = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note with which step the epoch begins."""
+        """Record the step at which the epoch begins."""
         self._begin, self._done = int(self.model.optimizer.iterations), 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log a batch."""
+        """Log the metrics of a batch."""
         self._done = max(self._done, batch)
         if self._each_batch and logs:
             log(step=self._begin + batch, **logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log what comes once per epoch."""
-        of_batches = "loss", *self.model.metrics_names
+        """Log the metrics that Keras computes once per epoch."""
+        batch_metrics = "loss", *self.model.metrics_names
         values = {
             name: value
             for name, value in (logs or {}).items()
-            if not (self._each_batch and name in of_batches)
+            if not (self._each_batch and name in batch_metrics)
         }
         if values:
             log(step=self._begin + self._done, **values)
 
 
 class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
-    """Saves what `model.fit` trains, and goes on where it was: weights, optimizer and epoch.
+    """Callback that saves the state of `model.fit` and resumes it: weights, optimizer and epoch.
 
-    As `kinetic.Checkpointer`, which explains the tiers and the options; a step is a batch, or the
-    end of an epoch. Every epoch's end is saved to the persistent tier, with the epoch's logs as
-    metrics. An epoch that was cut off begins again, with the weights that it had when it was saved
-    last.
+    It is a `kinetic.Checkpointer`, which explains tiers and options. A step is a batch or the end
+    of an epoch. An interrupted epoch runs again from its beginning, with the weights of its last
+    save.
 
     Args:
-        directory: of the persistent tier; by default `checkpoints` below `KINETIC_OUTPUT_DIR`.
-        each_epoch: save to the persistent tier at the end of every epoch.
-        every: also save so often there, in batches, or a length of time.
-        at_least_every: also save there when nothing was saved for so long; None for never.
-        local_every: save so often to the local tier, in batches; None to have none.
-        keep: how many of the newest persistent checkpoints stay; None for all.
-        best: name of a log, such as "val_loss": the best checkpoint by it stays, too.
+        directory: Path or URI of the persistent tier; by default `checkpoints` below
+            `KINETIC_OUTPUT_DIR`.
+        each_epoch: Save to the persistent tier at the end of every epoch, with its logs as metrics.
+        every: Save to the persistent tier every so many batches, or after a length of time ("10m").
+        at_least_every: Save to the persistent tier if nothing was saved there for this time; None
+            for never.
+        local_every: Save to the local tier every so many batches; None for no local tier.
+        keep: Number of newest persistent checkpoints to keep; None for all.
+        best: Name of a log, such as "val_loss": the best checkpoint by it is kept as well.
         best_is: "min" or "max".
-        verify: keep digests of what is saved, and check what is restored.
+        verify: Save digests and check them on restore.
+
+    Example:
+        ```python
+        model.fit(x, y, epochs=10, callbacks=[kinetic.keras.Checkpointer()])
+        ```
     """
 
     def __init__(
@@ -112,9 +119,9 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
         self._step = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Bring back the newest checkpoint."""
+        """Restore the newest checkpoint."""
         if self._checkpointer is not None:
-            self._checkpointer._give_up(waits=True)  # the fit before this one has raised
+            self._checkpointer._give_up(waits=True)  # The previous `fit` has raised.
         self._checkpointer = self._make_checkpointer().__enter__()
         model = self.model
         if not model.optimizer.built:
@@ -125,18 +132,18 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
             for name, variables in self._variables().items():
                 for variable, value in zip(variables, state[name], strict=True):
                     variable.assign(value)
-            model._initial_epoch = self._epoch  # as BackupAndRestore does: there is no other way
+            model._initial_epoch = self._epoch  # Like Keras's BackupAndRestore: no public way.
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note the epoch."""
+        """Record the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Save, if it is due."""
+        """Save the state, if a save is due."""
         self._save(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Save to the persistent tier."""
+        """Save the state, with the epoch's logs as metrics."""
         self._epoch = epoch + 1
         self._save(self._epoch, logs, force=self._each_epoch)
 
@@ -148,7 +155,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self, epoch: int, logs: dict[str, Any] | None = None, *, force: bool = False) -> None:
         assert self._checkpointer is not None  # Keras calls on_train_begin first
-        # The model is only looked at when a save is due: it costs Keras time.
+        # Make the state only if a save is due: reading the variables costs Keras time.
         step, self._step = self._step, self._step + 1
         self._checkpointer._save(step, lambda: self._state(epoch), metrics=logs, force=force)
 

@@ -1,8 +1,6 @@
-"""`kinetic.Checkpointer`: saves the state of a training in two tiers, and brings back the newest
-one.
+"""`kinetic.Checkpointer`: saves the state of a training in two tiers, and restores the newest one.
 
-In: a state (a pytree), steps. Out: checkpoints; after a restart the state and the step to go on
-with. Used inside a job, on all hosts alike.
+All hosts of a job call it with the same steps, and agree on what is saved and restored.
 """
 
 from __future__ import annotations
@@ -51,37 +49,48 @@ from kinetic.errors import (
 S = TypeVar("S")
 _log = logging.getLogger(__name__)
 _AFTER_AN_ERROR_S = 10.0
-"""How long saves that have begun may take to end when the function has raised."""
+"""Time for saves in progress to end after the function has raised."""
 
 
 class Checkpointer:
     """Saves and restores the state of a training, on all hosts of a job.
 
-    Two tiers: the *persistent* one is a folder or bucket that all hosts share, where Orbax writes.
-    The *local* one is a folder in the memory of each host, which is quick to write and read, and
-    stays while the job's hosts are restarted. A host that has lost its own part gets it from
-    another host that has a copy, as the hosts of other slices have in data-parallel training.
+    Checkpoints go to two tiers. The *persistent* tier is a folder or bucket that all hosts share;
+    Orbax writes it. The *local* tier is a folder in the memory of each host: fast, and kept while
+    the job's hosts restart. A host that has lost its part receives it from a host with a copy, for
+    example of another slice in data-parallel training.
 
-    Every method is called on all hosts, with the same steps.
+    Call every method on all hosts, with the same steps. Use it as a context manager: it waits for
+    saves when the block ends.
 
     Args:
-        directory: of the persistent tier, a path or URI; by default `checkpoints` below
+        directory: Path or URI of the persistent tier; by default `checkpoints` below
             `KINETIC_OUTPUT_DIR`.
-        every: save steps divisible by this to the persistent tier; or a length of time ("10m").
-        at_least_every: also save to it when nothing was saved there for so long; None for never.
-        local_every: save steps divisible by this to the local tier; None to have none.
-        keep: how many of the newest persistent checkpoints stay; None for all.
-        keep_every: steps divisible by this stay, too.
-        best: name of a metric: the best checkpoint by it stays, too.
+        every: Save steps divisible by this to the persistent tier; or a length of time ("10m").
+        at_least_every: Save to the persistent tier if nothing was saved there for this time; None
+            for never.
+        local_every: Save steps divisible by this to the local tier; None for no local tier.
+        keep: Number of newest persistent checkpoints to keep; None for all.
+        keep_every: Also keep steps divisible by this.
+        best: Name of a metric: the best checkpoints by it are kept as well.
         best_is: "min" or "max".
-        keep_best: how many of the best stay.
-        local_directory: this host's folder for the local tier; by default below
-            `KINETIC_LOCAL_DIR`, and without that there is no such tier.
-        verify: keep digests of what is saved, and check what is restored; what is damaged is not
-            restored, but another copy or an older step.
+        keep_best: Number of best checkpoints to keep.
+        local_directory: Folder of the local tier on this host; by default below
+            `KINETIC_LOCAL_DIR`. Without either there is no local tier.
+        verify: Save digests and check them on restore: a damaged checkpoint is skipped in favor of
+            another copy or an older step.
 
     Raises:
-        UsageError: an option cannot work, or there is no directory.
+        UsageError: An option is invalid, or no folder is configured.
+
+    Example:
+        ```python
+        with kinetic.Checkpointer(every=1000) as checkpointer:
+            state, start = checkpointer.restore(state)
+            for step in range(start, 10_000):
+                state = train_step(state)
+                checkpointer.save(step, state)
+        ```
     """
 
     def __init__(
@@ -113,23 +122,24 @@ class Checkpointer:
         self._peers: peers.Peers = peers.Alone()
         self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
-        self._last = self._finished = -1  # steps: saved or restored, saved for good by restore()
-        self._pattern: list[Leaf] | None = None  # of restore()
-        self._before: list[Leaf] | None = None  # of the save before, since restore()
-        self._has_iterator = False  # restore() was given one
-        self._casts = False  # restore() may lose numbers
+        self._last = -1  # The last step saved or restored.
+        self._finished = -1  # The step that restore() has completed in the persistent tier.
+        self._pattern: list[Leaf] | None = None  # The leaves of the state given to restore().
+        self._before: list[Leaf] | None = None  # The leaves of the previous save since restore().
+        self._has_iterator = False  # restore() had data=.
+        self._casts = False  # restore() had cast=True.
         self._is_closed = self._has_stepped = False
-        self._owner = 0  # The process that has opened the tiers; forks of it have only their copy.
+        self._owner = 0  # The process that has opened the tiers: its forks must not use them.
         self.restored: Restored | None = None
 
     @property
     def directory(self) -> str:
-        """Of the persistent tier."""
+        """Path or URI of the persistent tier."""
         return self._directory
 
     @property
     def local_directory(self) -> str | None:
-        """Of this host's local tier; None where there is none."""
+        """Path of this host's local tier; None without a local tier."""
         return None if self._local is None else str(self._local)
 
     def restore(
@@ -141,33 +151,31 @@ class Checkpointer:
         cast: bool = False,
         start_from: str | os.PathLike[str] | None = None,
     ) -> tuple[S, int]:
-        """Bring back the newest checkpoint of either tier.
+        """Restore the newest checkpoint of either tier.
 
-        A folder with checkpoints of another program is read as well, and never written to.
+        Checkpoints that another program has written with Orbax are read too, and never changed.
 
         Args:
-            state: the state as a new training begins: its structure, shapes and layout over the
-                devices are those of the result; what was saved on another mesh is laid out anew.
-                Leaves come back as they were saved: weakly typed, as a number, or as an array of
-                shape (). Do not use the arrays afterwards: where a device has no room for two
-                states, they are freed. `jax.ShapeDtypeStruct`s with shardings stand for arrays.
-            init: makes the state of a new training, and is called where nothing was saved.
-            data: an iterator with `get_state` and `set_state`, to be put where it was.
-            cast: whether arrays may be cast to types that cannot hold all their numbers, as from
-                float32 to bfloat16.
-            start_from: a folder or URI with checkpoints of another training or program, the newest
-                of which is read where this training has not saved anything.
+            state: The initial state of the training, a pytree. The result has its structure, shapes
+                and layout over the devices, also if it was saved on another mesh. Do not use its
+                arrays afterwards: they are freed if a device has no room for two states.
+                `jax.ShapeDtypeStruct`s with shardings may stand for arrays.
+            init: Makes the initial state; called only if nothing was saved.
+            data: An iterator with `get_state` and `set_state`, which is set to its saved position.
+            cast: Allow casts that lose precision, such as from float32 to bfloat16.
+            start_from: Folder or URI with checkpoints of another training or program; the newest is
+                read if this training has not saved anything.
 
         Returns:
-            the state, and the step to go on with. If nothing was saved, what `init` makes, else
-            `state` itself, or None where that describes arrays; and 0. 0 also after a checkpoint
-            without a number.
+            The state, and the step to continue with. If nothing was saved: the result of `init`, or
+            `state` (None if it only describes arrays), and step 0. The step is 0 as well after a
+            checkpoint without a number.
 
         Raises:
-            CheckpointMismatch: what was saved does not fit `state` or `data`.
-            UsageTypeError: `data` is no such iterator.
-            CheckpointInUse: another job writes the folder.
-            CheckpointError: the checkpoint cannot be read.
+            CheckpointMismatch: The checkpoint does not fit `state` or `data`.
+            UsageTypeError: `data` lacks `get_state` or `set_state`.
+            CheckpointInUse: Another job writes to the folder.
+            CheckpointError: The checkpoint cannot be read.
         """
         self._has_iterator, self._casts = data is not None, cast
         if self._has_iterator:
@@ -176,9 +184,9 @@ class Checkpointer:
         opened, self._pattern, self._before = self._open(), now.leaves, None
         if self._local_saves is not None:
             self._local_saves.wait()
-        assert self._restoring is not None  # as soon as it is open
-        place = None if start_from is None else arguments.absolute(start_from)
-        saved = self._restoring.restore(now, cast=cast, start_from=place)
+        assert self._restoring is not None  # Set by _open.
+        origin = None if start_from is None else arguments.absolute(start_from)
+        saved = self._restoring.restore(now, cast=cast, start_from=origin)
         result: Any = None if now.is_abstract() else state
         if saved is not None:
             result = saved.state
@@ -196,7 +204,9 @@ class Checkpointer:
             return result, saved.restored.step + 1
         if data is not None:
             if len(saved.data) not in (0, self._peers.count) and not positions.is_elastic(data):
-                self._warn(positions.OF_OTHER_HOSTS.format(len(saved.data), self._peers.count))
+                self._warn(
+                    positions.SAVED_ON_OTHER_HOSTS.format(len(saved.data), self._peers.count)
+                )
             positions.put_back(data, saved.data, self._peers.index, self._peers.count)
         self.restored, self._last = saved.restored, saved.restored.step
         self._say(f"{_name_step(self._last)} is restored from {saved.where}.")
@@ -213,37 +223,38 @@ class Checkpointer:
         data: Any = None,
         force: bool = False,
     ) -> tuple[str, ...]:
-        """Save the state after a step, if it is due; called after every step.
+        """Save the state after a step, if a save is due. Call it after every step.
 
-        Returns when the state has been copied out of the devices; it is written in the background.
+        Returns once the state is copied out of the devices; writing goes on in the background.
 
         Args:
-            step: that has been done; `restore` returns the one after it.
-            state: with the same structure as that of `restore`.
-            metrics: numbers that are kept with persistent checkpoints.
-            data: an iterator with `get_state` and `set_state`, whose position is kept.
-            force: save to the persistent tier in any case.
+            step: The step that is done; `restore` returns the next one.
+            state: A pytree with the structure of the state given to `restore`.
+            metrics: Numbers to store with persistent checkpoints.
+            data: An iterator with `get_state` and `set_state`, whose position is saved.
+            force: Save to the persistent tier even if no save is due.
 
         Returns:
-            the tiers that the step is being saved to: "local", "persistent", both or none.
+            The tiers that the step is saved to: "local", "persistent", both or none.
 
         Raises:
-            CheckpointError: this save cannot begin, or an earlier one has failed.
-            CheckpointMismatch: this first save would not fit the state of `restore`.
-            Preempted: a host is taken away, and the step has been saved on all hosts: let it pass.
+            CheckpointError: This save cannot begin, or an earlier one has failed.
+            CheckpointMismatch: The first save does not fit the state given to `restore`.
+            Preempted: A host is being taken away, and all hosts have saved this step. Do not
+                catch it.
         """
         return self._save(step, lambda: state, metrics=metrics, data=data, force=force)
 
     def _save(
         self,
         step: int,
-        state_of: Callable[[], Any],
+        make_state: Callable[[], Any],
         *,
         metrics: Mapping[str, Any] | None = None,
         data: Any = None,
         force: bool = False,
     ) -> tuple[str, ...]:
-        """Save as `save` does a state that is only made if it is due."""
+        """Save like `save`, but make the state only if a save is due."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
         self._check_usable()
@@ -257,8 +268,8 @@ class Checkpointer:
         requested = sync_points.call()
         if step <= self._last and not (step == self._last and (force or requested)):
             raise CheckpointError(
-                f"Step {step} was saved or restored before (the last one is {self._last}). Go on "
-                "with the step that restore() returns.",
+                f"Step {step} was saved or restored before (the last step is {self._last}). "
+                "Continue with the step that restore() returns.",
                 step=step,
             )
         if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
@@ -274,15 +285,15 @@ class Checkpointer:
             send_now()
             position = None if data is None else positions.take_position(data)
             numbers = arguments.read_metrics(metrics) if to["persistent"] else None
-            due = Due(next(self._numbers), step, tree.take_apart(state_of()), position, numbers)
+            due = Due(next(self._numbers), step, tree.take_apart(make_state()), position, numbers)
             self._check_structure(due)
             if self._local_saves is not None and to["local"] and step > self._last:
                 self._local_saves.begin(due)
             if to["persistent"]:
-                data_of_all = local_saves.of_all_hosts(
+                positions_of_hosts = local_saves.gather_positions(
                     self._peers, f"positions/{due.number}", due.position
                 )
-                is_new = self._save_for_good(opened, due, data_of_all)
+                is_new = self._save_persistent(opened, due, positions_of_hosts)
                 to["persistent"] = is_new or step == self._finished
             self._last = step
         if requested in (SyncRequest.PREEMPTED, SyncRequest.REFORM):
@@ -290,10 +301,10 @@ class Checkpointer:
         return tuple(tier for tier, is_due in to.items() if is_due)
 
     def wait(self) -> None:
-        """Wait until everything that was saved is committed on all hosts.
+        """Wait until all saves are committed on all hosts.
 
         Raises:
-            CheckpointError: a save has failed.
+            CheckpointError: A save has failed.
         """
         if self._local_saves is not None:
             self._local_saves.wait()
@@ -301,10 +312,10 @@ class Checkpointer:
             self._opened.persistent.wait()
 
     def close(self) -> None:
-        """Wait as `wait` does, and let others write the folder. Idempotent.
+        """Wait until all saves are committed, and release the folder to other jobs. Idempotent.
 
         Raises:
-            CheckpointError: a save has failed.
+            CheckpointError: A save has failed.
         """
         if self._is_closed or self._is_forked():
             return
@@ -317,7 +328,7 @@ class Checkpointer:
             self._free()
 
     def __enter__(self) -> Checkpointer:
-        preemption.preempted()  # says that this function looks for it
+        preemption.preempted()  # Registers that this function handles preemption itself.
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -333,8 +344,8 @@ class Checkpointer:
         if self._opened is not None:
             return self._opened
         self._owner = os.getpid()
-        persistent.orbax()  # whether it is there, before anything is done together
-        self._peers = peers.of_this_world()
+        persistent.orbax()  # Fail before the first collective if Orbax is not installed.
+        self._peers = peers.connect()
         self._opened = opening.open_checkpoints(
             self._directory,
             self._local,
@@ -351,15 +362,15 @@ class Checkpointer:
         self._restoring = Restoring(self._opened, self._peers, self._directory, self._warn)
         self._sync_points = SyncPoints(self._peers, find_request, self._cadence.every_s)
         if self._local is None and self._cadence.local_every is not None:
-            self._tell_why_not_local()
+            self._warn_without_local_tier()
         return self._opened
 
-    def _tell_why_not_local(self) -> None:
+    def _warn_without_local_tier(self) -> None:
         job = slices.job_id()
         if job and (fault := memory_folder.fault_of(job, "local")):
             self._warn(
-                f"there are no local checkpoints, as this machine gives its hosts no folder in "
-                f"memory ({fault}). Clear the way, give local_directory= a folder, or say "
+                f"there are no local checkpoints: this machine has no folder in memory for its "
+                f"hosts ({fault}). Remove the obstacle, set local_directory= to a folder, or set "
                 "local_every=None."
             )
 
@@ -371,12 +382,12 @@ class Checkpointer:
             raise UsageError("This Checkpointer is closed: make a new one.")
         if self._is_forked():
             raise UsageError(
-                f"This Checkpointer is that of process {self._owner}, of which this one is a fork: "
-                "save and restore there."
+                f"This Checkpointer belongs to process {self._owner}, of which this one is a fork: "
+                "save and restore in that process."
             )
 
     def _begin_without_restore(self) -> None:
-        assert self._restoring is not None  # as soon as it is open
+        assert self._restoring is not None  # Set by _open.
         if self._opened is not None and isinstance(self._opened.persistent, foreign.Guest):
             self._opened.persistent.check()
         step = self._restoring.newest_step()
@@ -387,12 +398,12 @@ class Checkpointer:
             )
 
     def _check_structure(self, due: Due) -> None:
-        """Tell now, not when a host has been lost, that a restart would not find what it needs."""
+        """Report at the save, not after the loss of a host, that a restart could not restore it."""
         before, leaves = self._before, due.state.leaves
         if before is None and self._pattern is not None:
             self._check_first(due, self._pattern)
         elif before is not None and pieces.differ(before, leaves):
-            where = f"of step {due.step}, whose state is another one than before,"
+            where = f"of step {due.step}, whose state differs from that of the step before,"
             try:
                 tree.check_same(leaves, self._pattern or before, where, cast=self._casts)
             except CheckpointMismatch as error:
@@ -400,35 +411,35 @@ class Checkpointer:
         self._before = leaves
 
     def _check_first(self, due: Due, pattern: list[Leaf]) -> None:
-        """Check whether `restore`, called as it was, would find what it needs in the first save."""
+        """Check that the first save fits the arguments that `restore` was called with."""
         where = f"of step {due.step}, which was to be saved,"
         tree.check_same(due.state.leaves, pattern, where, cast=self._casts)
         if due.position is None and self._has_iterator:
             raise CheckpointMismatch(
-                "restore() was given data=, and save() was not: nothing could tell it where to put "
-                "the iterator. Give data= to save(), too."
+                "restore() was called with data= and save() without: the position of the iterator "
+                "would not be saved. Give data= to save(), too."
             )
         if due.position is not None and elastic.could_shrink():
             name = f"first-positions/{due.number}"
-            all_hosts = local_saves.of_all_hosts(self._peers, name, due.position)
-            if any(each != all_hosts[0] for each in all_hosts):
+            all_hosts = local_saves.gather_positions(self._peers, name, due.position)
+            if any(position != all_hosts[0] for position in all_hosts):
                 self._warn(positions.NOT_SHARED)
 
     def _say(self, words: str) -> None:
-        """Tell those who read the job's output, once for all hosts."""
+        """Print a notice to the job's output, from one host. Called on all hosts."""
         _log.info(words)
         if slices.is_shown() and slices.job_id():
             streams.say(f"kinetic: {words}")
 
     def _warn(self, words: str) -> None:
-        """Warn those who read the job's output; called on all hosts."""
+        """Print a warning to the job's output, from one host. Called on all hosts."""
         if not slices.job_id():
             _log.warning(words)
         elif slices.is_shown():
             streams.say(f"kinetic: warning: {words}")
 
     def _give_up(self, *, waits: bool) -> None:
-        """End after an error; `waits`: for saves that have begun, a moment."""
+        """Release everything after an error; with `waits`, let saves in progress end first."""
         try:
             if waits:
                 self._wait_a_moment()
@@ -441,11 +452,11 @@ class Checkpointer:
                 self.wait()
             with contextlib.suppress(Exception):
                 if self._opened is not None and self._peers.count == 1:
-                    self._opened.persistent.close()  # The process may live on.
+                    self._opened.persistent.close()  # The process may go on without this training.
 
         threading.Thread(target=wait, name="kinetic-checkpoint-end", daemon=True).start()
         if not worlds.settle(_AFTER_AN_ERROR_S):
-            _log.warning("a checkpoint that was being saved was not finished")
+            _log.warning("a save in progress was abandoned: that checkpoint is incomplete")
 
     def _free(self) -> None:
         self._is_closed = True
@@ -456,19 +467,19 @@ class Checkpointer:
             self._opened.lease.release()
 
     def _free_memory(self, opened: Opened) -> None:
-        """Free the job's memory of what the persistent tier has as well: nobody else reads it, and
-        the job may wait for long to be cleaned up."""
+        """Remove the local tier if the persistent tier has its last step: the memory would stay in
+        use until the job is cleaned up."""
         if opened.local is None or not self._has_job_folder or self._last < 0:
             return
         if isinstance(opened.persistent, Persistent) and opened.persistent.has(self._last):
             opened.local.remove()
 
     def _leave(self, why: SyncRequest | None, step: int) -> None:
-        """Every host has saved this step: wait until it is committed, and go."""
+        """Wait until the step that all hosts have saved is committed, then end the function."""
         self.wait()
         self._peers.wait_at_barrier("left", opening.LIMIT_S)
         if why is SyncRequest.REFORM:
-            self._say(f"step {step} is saved on all hosts, which begin again on all slices.")
+            self._say(f"step {step} is saved on all hosts, which restart on all slices.")
             elastic.reform()
         self._say(f"step {step} is saved on all hosts, which end now.")
         preemption.end_function()
@@ -476,18 +487,19 @@ class Checkpointer:
     # -- the tiers ---------------------------------------------------------------------------------
 
     def _finish_save(self, opened: Opened, saved: SavedState, metrics: Any) -> None:
-        """Save a restored step for good, as it was to be: nothing may be left to do after it."""
+        """Complete the persistent save of a restored step, which was due when its attempt ended. If
+        it is the last step of the training, no later save replaces it."""
         state = tree.take_apart(saved.state)
         due = Due(next(self._numbers), self._last, state, None, metrics)
         try:
-            self._finished = self._last if self._save_for_good(opened, due, saved.data) else -1
+            self._finished = self._last if self._save_persistent(opened, due, saved.data) else -1
         except CheckpointInUse:
             raise
         except CheckpointError as error:
-            self._warn(f"{_name_step(self._last)} is not saved for good: {error}")
+            self._warn(f"{_name_step(self._last)} is not saved to the persistent tier: {error}")
 
-    def _save_for_good(self, opened: Opened, due: Due, data: list[Any]) -> bool:
-        """Save to the persistent tier; `data`: the positions of iterators, by host."""
+    def _save_persistent(self, opened: Opened, due: Due, data: list[Any]) -> bool:
+        """Save to the persistent tier. `data` has the positions of iterators, by host."""
         if opened.lease is not None:
             opened.lease.check()
         record = {

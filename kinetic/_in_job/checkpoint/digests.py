@@ -1,8 +1,6 @@
-"""Digests of what is saved: the only module that imports xxhash.
+"""Digests of checkpoints: the only module that imports xxhash.
 
-In: arrays of bytes, JSON objects. Out: short texts, which differ if a bit does.
-
-XXH3 finds damage, not forgery. It is quicker than copying, and lets other threads run meanwhile.
+XXH3 detects damage, not forgery. It is faster than a copy and releases the GIL.
 """
 
 from __future__ import annotations
@@ -20,40 +18,40 @@ _NAME = "digest"
 
 
 def is_available() -> bool:
-    """Whether the library is installed."""
+    """True if xxhash is installed."""
     return importlib.util.find_spec("xxhash") is not None
 
 
 def digest_of(content: Any) -> str:
-    """Return the digest of bytes, or of an array of bytes."""
+    """Return the hex digest of bytes, or of an array of bytes."""
     import xxhash
 
     return str(xxhash.xxh3_64_hexdigest(content))
 
 
 def sign(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with a digest of itself; as it is where the library is missing."""
+    """Add to a JSON object its own digest; without xxhash, return it unchanged."""
     if not is_available():
         return dict(record)
     return {_NAME: digest_of(json.dumps(record).encode()), **record}
 
 
 def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object without its digest; one that has none is not checked.
+    """Check a JSON object against its digest, if it has one, and return it without.
 
     Raises:
-        CorruptRecord: it is another one than was signed.
+        CorruptRecord: The object is not the one that was signed.
     """
     rest = {name: value for name, value in record.items() if name != _NAME}
     digest = record.get(_NAME)
     if digest is not None and is_available() and digest != digest_of(json.dumps(rest).encode()):
-        raise CorruptRecord("its record is not what was written")
+        raise CorruptRecord("its record differs from what was written")
     return rest
 
 
 class Digesting:
-    """Digests in a thread of its own, so that contents can be copied meanwhile. They may change
-    after `finish`."""
+    """Digests contents in a thread, while the caller copies them. They must not change before
+    `finish` returns."""
 
     def __init__(self) -> None:
         self._contents: SimpleQueue[Any] = SimpleQueue()
@@ -61,11 +59,11 @@ class Digesting:
         self._thread = threading.Thread(target=self._run, name="kinetic-digests", daemon=True)
 
     def add(self, content: Any) -> None:
-        """Digest this, too."""
+        """Queue a content."""
         self._contents.put(content)
 
     def finish(self) -> list[str]:
-        """Return the digests, in the order of the contents."""
+        """Wait for the thread and return the digests, in the order of the contents."""
         self._contents.put(None)
         self._thread.join()
         return self._digests

@@ -1,7 +1,4 @@
-"""Checkpoints that other programs have written with Orbax: read, never written.
-
-In: a folder, a state as a pattern. Out: the same state with the saved content.
-"""
+"""Checkpoints that other programs have written with Orbax: read, never written."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ from kinetic.errors import CheckpointError, NotFound
 
 
 def is_foreign(directory: str) -> bool:
-    """Whether a folder has checkpoints of other programs, and none of kinetic's; or is one
-    checkpoint itself, which nothing can be added to."""
+    """True if a folder has checkpoints of other programs and none of kinetic's, or is a single
+    checkpoint itself, to which no step can be added."""
     return bool(Checkpoints(directory).program)
 
 
 class Guest:
-    """The checkpoints of a folder that is only read; the same methods as `Persistent`.
+    """Read-only stand-in for `Persistent`, for checkpoints of another program or training.
 
     Args:
-        directory: with checkpoints of another program, or of another training.
+        directory: Path or URI of their folder.
     """
 
     def __init__(self, directory: str) -> None:
@@ -34,63 +31,67 @@ class Guest:
         self._directory = directory
 
     def steps(self) -> list[int]:
-        """Return the committed steps; -1 stands for one without a number.
+        """Return the committed steps; -1 stands for a checkpoint without a number.
 
         Raises:
-            CheckpointError: nothing that is there can be read.
+            CheckpointError: The folder is missing, or its checkpoints are not in Orbax's format.
         """
         try:
-            steps = [each.step for each in self._checkpoints.steps() if each.is_committed]
+            steps = [step.step for step in self._checkpoints.steps() if step.is_committed]
         except NotFound as error:
             raise CheckpointError(str(error)) from error
         if not steps and self._checkpoints.program not in ("", ORBAX):
             raise CheckpointError(
                 f"{self._directory} has checkpoints of {self._checkpoints.program}, which are not "
                 "in the format of Orbax: kinetic leaves them alone. Read them with that program, "
-                "and give this training a folder of its own, with directory= or output_dir=."
+                "and give this training another folder, with directory= or output_dir=."
             )
         return steps
 
     def record(self, step: int) -> dict[str, Any]:
-        """Nothing is known of what others have written."""
+        """Return an empty record: other programs write none."""
         return {}
 
     def restore(self, step: int, now: TreeState, *, cast: bool) -> tuple[Any, str]:
-        """Return a state with the content of a step, and whose that is.
+        """Read a step into the structure and layout of `now`.
 
         Args:
-            step: that is there.
-            now: how the state is laid out.
-            cast: whether numbers may be lost by a cast.
+            step: A committed step.
+            now: The current state, as a pattern.
+            cast: Allow casts that lose precision.
+
+        Returns:
+            The state, and a description of the checkpoint for messages.
 
         Raises:
-            StepUnreadable: it is damaged, or was not committed.
-            CheckpointError: it cannot be read, or it is not clear what of it is the state.
-            CheckpointMismatch: it does not fit.
+            StepUnreadable: The step is damaged, or was not committed.
+            CheckpointError: The step cannot be read, or has several pytrees.
+            CheckpointMismatch: The step does not fit `now`.
         """
         try:
             guest_step = self._checkpoints.step(step)
         except NotFound as error:
             raise StepUnreadable(
-                f"step {step} in {self._directory} cannot be read: it was not committed, or has "
-                "lost its files.",
+                f"step {step} in {self._directory} cannot be read: it was not committed, or its "
+                "files are missing.",
                 step=step,
             ) from error
         path = self._checkpoints.path(guest_step)
         where = f"of {guest_step.layout.program or 'kinetic'} in {path}"
         if guest_step.layout.item is None:
-            raise CheckpointError(self._is_unclear(guest_step, path))
+            raise CheckpointError(_explain_unclear_item(guest_step, path))
         item = f"{path}/{guest_step.layout.item}".rstrip("/")
         with explain_errors("read", item, step):
             files = OrbaxTree(item)
-        if guest_step.leaves is not None:  # as kinetic describes them
+        if guest_step.leaves is not None:  # Written by kinetic, in another training.
             names = list(now.in_files())
             saved = [Leaf.from_json(leaf) for leaf in guest_step.leaves]
         else:
-            is_array = now.joined == [""] and len(files.names) == 1  # alone, it has no key
+            is_array = now.joined == [""] and len(files.names) == 1  # A bare array has no key.
             names = files.names if is_array else now.joined
             own = dict(zip(names, now.leaves, strict=True))
-            saved = [_leaf(*each, own) for each in zip(files.names, files.about, strict=True)]
+            described = zip(files.names, files.about, strict=True)
+            saved = [_make_leaf(name, about, own) for name, about in described]
         tree.check_same(saved, now.leaves, where, cast=cast)
         now.make_room()
         now = now.as_saved(saved)
@@ -99,47 +100,52 @@ class Guest:
         whose = guest_step.layout.program or "kinetic"
         return now.with_values(values.__getitem__), f"{path}, a checkpoint of {whose}"
 
-    def _is_unclear(self, step: Step, path: str) -> str:
-        trees = ", ".join(step.layout.trees)
-        what = f"several pytrees ({trees})" if trees else "no pytree that is known here"
-        return (
-            f"{path} is a checkpoint of {step.layout.program} with {what}, so it is not clear what "
-            "the state is. Read it with orbax.checkpoint, and give this training a folder of its "
-            "own, with directory= or output_dir=."
-        )
-
     def continue_after(self, step: int) -> None:
-        """Nothing is written here."""
+        """Do nothing: this folder is read-only."""
 
     def check(self) -> None:
-        """Say that nothing is written here.
+        """Refuse to write to this folder.
 
         Raises:
-            CheckpointError: always.
+            CheckpointError: Always.
         """
         program = self._checkpoints.program or "another training"
         raise CheckpointError(
-            f"{self._directory} has checkpoints of {program}: they are read, and nothing is "
-            "written beside them. Give this training a folder of its own, with directory= or "
-            "output_dir=, and let it begin with them: "
+            f"{self._directory} has checkpoints of {program}: kinetic reads them, and writes "
+            "nothing beside them. Give this training another folder, with directory= or "
+            "output_dir=, and start from these checkpoints with "
             f"restore(state, start_from={self._directory!r})."
         )
 
     def save(self, *_: Any) -> bool:
-        """Never: see `check`."""
+        """Refuse to save.
+
+        Raises:
+            CheckpointError: Always.
+        """
         self.check()
         return False
 
     def wait(self) -> None:
-        """Nothing is being written."""
+        """Return at once: nothing is ever being written."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is open."""
 
 
-def _leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
-    """What Orbax knows of a leaf; `now`: those of the state, by Orbax's names. The data of a typed
-    key are an array to it."""
+def _explain_unclear_item(step: Step, path: str) -> str:
+    trees = ", ".join(step.layout.trees)
+    content = f"several pytrees ({trees})" if trees else "no pytree that kinetic can read"
+    return (
+        f"{path} is a checkpoint of {step.layout.program} with {content}, so it is not clear which "
+        "one is the state. Read it with orbax.checkpoint, and give this training another folder, "
+        "with directory= or output_dir=."
+    )
+
+
+def _make_leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
+    """Return the leaf that Orbax's metadata describe. `now` has the leaves of the current state by
+    Orbax's names: a typed key is a plain array to Orbax, and only the state tells them apart."""
     import numpy as np
 
     dtype, like = np.dtype(about.dtype), now.get(name, Leaf(name))

@@ -1,7 +1,6 @@
-"""Which persistent checkpoints stay. Pure but for one callback.
+"""Retention of persistent checkpoints, as preservation policies for Orbax.
 
-In: options, Orbax's policies, the damaged steps. Out: policies as Orbax asks for them; the steps
-that are about to be removed.
+Pure but for the callback with the steps that are about to be removed.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from kinetic._core.values import dataclass
 
 @dataclass(frozen=True)
 class Keep:
-    """Which persistent checkpoints stay.
+    """Rules for the persistent checkpoints to keep. A step stays if any rule keeps it.
 
     Attributes:
-        newest: so many of the newest; None for all.
-        every: and those of steps that this divides.
-        best: and the best ones by the metric of this name; "" for none.
+        newest: Number of newest steps; None for all.
+        every: Steps divisible by this; None for no such rule.
+        best: Name of the metric that ranks steps; "" for none.
         best_is: "min" or "max".
-        best_count: so many of the best.
+        best_count: Number of best steps.
     """
 
     newest: int | None = 3
@@ -32,35 +31,36 @@ class Keep:
     best_count: int = 1
 
 
-def metric_of(keep: Keep) -> Callable[[Any], float]:
-    """What the best checkpoint is chosen by; one that was saved without it is the worst."""
+def make_rank(keep: Keep) -> Callable[[Any], float]:
+    """Return the function that ranks a checkpoint by its metrics. Checkpoints without the metric,
+    or with NaN, rank last."""
     worst = math.inf if keep.best_is == "min" else -math.inf
 
-    def of(metrics: Mapping[str, float] | None) -> float:
+    def rank(metrics: Mapping[str, float] | None) -> float:
         number = float((metrics or {}).get(keep.best, worst))
         return worst if math.isnan(number) else number
 
-    return of
+    return rank
 
 
-def policy_of(keep: Keep, of_others: list[int], policies: Any) -> Any:
-    """Return a policy for Orbax.
+def make_policy(keep: Keep, foreign_steps: list[int], policies: Any) -> Any:
+    """Return the preservation policy for Orbax.
 
     Args:
-        keep: which steps stay.
-        of_others: steps that another program has saved, which stay as well.
-        policies: Orbax's.
+        keep: The rules.
+        foreign_steps: Steps saved by another program, which are always kept.
+        policies: Orbax's module of checkpoint managers.
     """
     newest = policies.LatestN(keep.newest)
     chosen: list[Any] = [newest]
-    if keep.newest is not None and of_others:
-        chosen.append(policies.CustomSteps(of_others))
+    if keep.newest is not None and foreign_steps:
+        chosen.append(policies.CustomSteps(foreign_steps))
     if keep.newest is not None and keep.every is not None:
         chosen.append(policies.EveryNSteps(keep.every))
     if keep.newest is not None and keep.best:
         chosen.append(
             policies.BestN(
-                get_metric_fn=metric_of(keep),
+                get_metric_fn=make_rank(keep),
                 reverse=keep.best_is == "min",
                 n=keep.best_count,
                 keep_checkpoints_without_metrics=False,
@@ -70,7 +70,8 @@ def policy_of(keep: Keep, of_others: list[int], policies: Any) -> Any:
 
 
 class Undamaged:
-    """A policy for steps that are not damaged. Those that are stay until there is a newer one."""
+    """Policy that does not count damaged steps, and keeps them only until a newer good step
+    exists."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Undamaged:
         self._damaged = damaged
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Decide as Orbax asks for it."""
+        """Return for each checkpoint whether it stays; Orbax calls this."""
         good = [checkpoint for checkpoint in checkpoints if checkpoint.step not in self._damaged]
         newest = max((checkpoint.step for checkpoint in good), default=-1)
         stays = self._policy.should_preserve(good, context=context)

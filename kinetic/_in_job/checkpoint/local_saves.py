@@ -1,7 +1,6 @@
-"""Saves to the local tier: the state is copied at once, and committed on all hosts in the
-background.
+"""Saves to the local tier: copy the state at once, commit it on all hosts in the background.
 
-In: steps with their states, the hosts. Out: on every host the same last step.
+All hosts end up with the same last committed step.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _log = logging.getLogger(__name__)
 
 
 class Due(NamedTuple):
-    """A step that is to be saved.
+    """A step that is due to be saved.
 
     Attributes:
-        number: of the save, the same on all hosts.
-        step: of the training.
-        state: after it.
-        position: of the iterator, or None.
-        metrics: if it is saved to the persistent tier as well; else None.
+        number: Number of the save, the same on all hosts.
+        step: Step of the training.
+        state: State after the step.
+        position: Position of the iterator, or None.
+        metrics: Metrics of a step that goes to the persistent tier as well; else None.
     """
 
     number: int
@@ -44,16 +43,16 @@ class Due(NamedTuple):
 
 
 class LocalSaves:
-    """Saves one step after the other, on all hosts alike.
+    """Saves steps to the local tier, one at a time, on all hosts.
 
-    Where one host has no room for a step, all hosts give it up, and the step before it stays. That
-    costs a warning, not the training.
+    If one host has no room for a step, all hosts drop it, keep the step before, and warn once. The
+    training goes on.
 
     Args:
-        tier: of this host.
-        writer: marks what this run writes.
-        peers: the hosts.
-        warn: takes what those who read the job's output should know.
+        tier: This host's local tier.
+        writer: Id of this run, stored with each step.
+        peers: The hosts.
+        warn: Prints a warning to the job's output.
     """
 
     def __init__(
@@ -71,14 +70,14 @@ class LocalSaves:
         self._is_idle.set()
 
     def prepare(self, state: TreeState) -> None:
-        """Have memory for a state ready, in the background, when the first one is saved."""
+        """Reserve memory for the first save of such a state, in the background."""
         self._start(self._prepare, size_of(state))
 
     def begin(self, due: Due) -> None:
-        """Copy a state; returns when it may change. Waits for the save before.
+        """Wait for the previous save, then copy the state, which may change afterwards.
 
         Raises:
-            CheckpointError: this save cannot begin, or the one before has failed.
+            CheckpointError: This save cannot begin, or the previous one has failed.
         """
         self.wait()
         local: Local | None = None
@@ -97,9 +96,11 @@ class LocalSaves:
         """Wait until the last step is committed on all hosts.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: The step could not be written.
         """
-        self._is_idle.wait()  # After a `join` that a signal has ended, another one returns at once.
+        # An event, not `Thread.join`: after a signal interrupts a join, the next one returns at
+        # once.
+        self._is_idle.wait()
         if self._error is not None:
             raise self._error
 
@@ -115,7 +116,7 @@ class LocalSaves:
 
     def _finish(self, due: Due, local: Local | None, failed: str) -> None:
         try:
-            data = of_all_hosts(self._peers, f"local-positions/{due.number}", due.position)
+            data = gather_positions(self._peers, f"local-positions/{due.number}", due.position)
             if local is not None:
                 try:
                     self._tier.commit(replace(local, data=data, metrics=due.metrics))
@@ -128,42 +129,42 @@ class LocalSaves:
             self._prepare(size_of(due.state))
         except CheckpointError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - a peer is lost; the step before this one stays
+        except Exception as error:  # noqa: BLE001 - a peer is lost: the step before stays
             _log.debug("the local checkpoint of step %d was not committed: %s", due.step, error)
         finally:
             self._mark.clear()
 
     def _is_committed(self, failed: str) -> bool:
-        """Whether all hosts have committed this step; `failed`: why this host has not."""
+        """True if all hosts have committed this step. `failed` is this host's reason if not."""
         number = next(self._numbers)
-        # Two places in turn: a host may already be at the next save while another one reads.
-        place = f"local-failed/{number % 2}"
+        # Two folders in turn: a host may be at the next save while another host still reads.
+        folder = f"local-failed/{number % 2}"
         if failed:
-            self._peers.set(f"{place}/{self._peers.index}", f"{number} {failed}")
+            self._peers.set(f"{folder}/{self._peers.index}", f"{number} {failed}")
         self._peers.wait_at_barrier(f"local/{number}", opening.LIMIT_S)
-        answers = {host: text.split(" ", 1) for host, text in self._peers.get_all(place).items()}
-        why = {host: words for host, (save, words) in answers.items() if save == str(number)}
-        if why and not self._has_warned:
+        answers = {host: text.split(" ", 1) for host, text in self._peers.get_all(folder).items()}
+        reasons = {host: reason for host, (save, reason) in answers.items() if save == str(number)}
+        if reasons and not self._has_warned:
             self._has_warned = True
-            host, words = min(why.items())
+            host, reason = min(reasons.items())
             self._warn(
-                f"host {host}: {words} The training goes on, and the local checkpoint before this "
-                "one stays. This is not said again."
+                f"host {host}: {reason} The training goes on, and the previous local checkpoint is "
+                "kept. Further failures are not reported."
             )
-        return not why
+        return not reasons
 
     def _prepare(self, size_bytes: int) -> None:
         try:
             self._tier.prepare(size_bytes)
         except CheckpointError as error:
-            _log.debug("%s", error)  # the next save tries again
+            _log.debug("%s", error)  # The next save tries again.
 
 
-def of_all_hosts(hosts: Peers, name: str, position: Any) -> list[Any]:
-    """Return the positions of the iterators of all hosts; empty when none was given."""
+def gather_positions(hosts: Peers, name: str, position: Any) -> list[Any]:
+    """Return the iterator positions of all hosts; empty without an iterator. Collective."""
     if position is None:
         return []
-    values = [json.loads(each) for each in opening.exchange(hosts, name, json.dumps(position))]
+    values = [json.loads(text) for text in opening.exchange(hosts, name, json.dumps(position))]
     hosts.wait_at_barrier(f"{name}/read", opening.LIMIT_S)
     if hosts.index == 0:
         hosts.forget(name)

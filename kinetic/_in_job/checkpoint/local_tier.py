@@ -1,12 +1,10 @@
 """The local tier: each host's parts of the state, in a folder in its own memory.
 
-In: a state, a folder. Out: `STEP/index.json` and `STEP/data`, complete or not there; what of it is
-damaged.
-
-A step is copied from the devices into the mapped file `writing/data`, and the folder is then
-renamed. The step before it stays until all hosts have committed; after that its file is written
-over for the next one, because fresh memory is what writing costs most. So there are two files at
-most, and a process that is killed leaves what it has copied: the kernel keeps mapped files.
+A step is `STEP/index.json` and `STEP/data`, and is either complete or absent: it is copied from the
+devices into the mapped file `writing/data`, and the folder is then renamed. The previous step stays
+until all hosts have committed the new one; then its file is reused for the next step, because
+allocating memory costs more than filling it. So a host holds at most two steps. The content
+survives the process: the kernel keeps mapped files.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from kinetic._core.checkpoint_size import in_gigabytes, quantity, room_for
 from kinetic._in_job.checkpoint import digests
 from kinetic._in_job.checkpoint.digests import Digesting
 from kinetic._in_job.checkpoint.pieces import CompleteStep, Local, Piece
-from kinetic._in_job.checkpoint.tree import ArrayPart, TreeState, parts_here
+from kinetic._in_job.checkpoint.tree import ArrayPart, TreeState, list_parts
 from kinetic._system import machine
 from kinetic.errors import CheckpointError, CorruptRecord
 
@@ -37,20 +35,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 class LocalSaveFailed(CheckpointError):
-    """There was no room for a local checkpoint, or its folder was removed: the next one may
-    succeed."""
+    """No room for a local checkpoint, or its folder was removed: the next save may succeed."""
 
 
 def size_of(state: TreeState) -> int:
-    """Return how many bytes this process's parts of a state take in a file."""
+    """Return the size in bytes of the file with this process's parts of a state."""
     return _lay_out_parts(state)[2]
 
 
 def _lay_out_parts(state: TreeState) -> tuple[list[ArrayPart], tuple[Piece, ...], int]:
-    """This process's parts, where they lie in the file, and its size."""
+    """Return this process's parts of a state, their pieces in the file, and its size in bytes."""
     parts, pieces, end = [], [], 0
     for number, value in state.arrays():
-        for part in parts_here(value):
+        for part in list_parts(value):
             size = int(part.data.nbytes)
             parts.append(part)
             pieces.append(Piece(number, part.start, part.shape, end, size))
@@ -59,11 +56,11 @@ def _lay_out_parts(state: TreeState) -> tuple[list[ArrayPart], tuple[Piece, ...]
 
 
 class LocalTier:
-    """One host's local checkpoints. One thread at a time may use it.
+    """The local checkpoints of one host. One thread at a time may use it.
 
     Args:
-        folder: of this host alone; created when it is first written to.
-        verify: keep a digest of every piece, and check it when the piece is read.
+        folder: Folder of this host alone; created on the first write.
+        verify: Store a digest of every piece, and check it when the piece is read.
     """
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
@@ -73,38 +70,38 @@ class LocalTier:
 
     @property
     def folder(self) -> Path:
-        """Where the steps lie."""
+        """Folder of the steps."""
         return self._folder
 
     def open(self) -> None:
-        """Make the folder, and remove what a process that was killed has left.
+        """Create the folder, and remove incomplete steps of a killed process.
 
         Raises:
-            CheckpointError: the folder cannot be used.
+            CheckpointError: The folder cannot be used.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise CheckpointError(
                 f"The folder for local checkpoints {self._folder} cannot be used: "
-                f"{error.strerror or error}. Give local_directory= a folder that this host may "
-                "write to, or say local_every=None."
+                f"{error.strerror or error}. Set local_directory= to a folder that this host may "
+                "write to, or set local_every=None."
             ) from error
         for name in (_WRITING, _REMOVING):
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def list_committed(self) -> list[Local]:
-        """Return what is committed; what is damaged is left out."""
-        return self.look()[0]
+        """Return the committed steps, without damaged ones."""
+        return self.read_steps()[0]
 
-    def look(self) -> tuple[list[Local], dict[int, str]]:
-        """Return what is committed, and what is wrong with the steps that cannot be read."""
+    def read_steps(self) -> tuple[list[Local], dict[int, str]]:
+        """Return the committed steps, and the reasons why damaged ones cannot be read, by step."""
         committed, faults = [], {}
         for path in self._steps():
             try:
                 committed.append(_read_committed(path))
             except (OSError, ValueError, CorruptRecord) as error:
-                why = str(error) if isinstance(error, CorruptRecord) else "its index is no JSON"
+                why = str(error) if isinstance(error, CorruptRecord) else "its index is not JSON"
                 if isinstance(error, OSError):
                     why = error.strerror or why
                 faults[int(path.name)] = f"the local checkpoint {path} is damaged: {why}"
@@ -115,17 +112,17 @@ class LocalTier:
             entries = list(self._folder.iterdir())
         except OSError:
             return []
-        return sorted((each for each in entries if each.name.isdigit()), key=lambda p: int(p.name))
+        return sorted((path for path in entries if path.name.isdigit()), key=lambda p: int(p.name))
 
     def prepare(self, size_bytes: int) -> None:
-        """Have the memory for the next step ready, which takes longer than filling it.
+        """Allocate the memory for the next step, which takes longer than filling it.
 
         Raises:
-            LocalSaveFailed: there is no room, or the folder was removed.
-            CheckpointError: the folder cannot be written to.
+            LocalSaveFailed: No room is left, or the folder was removed.
+            CheckpointError: The folder cannot be written to.
         """
         try:
-            self._space(size_bytes)
+            self._allocate(size_bytes)
         except OSError as error:
             raise _explain_error(error, None, self._folder, size_bytes) from error
 
@@ -133,8 +130,8 @@ class LocalTier:
         """Copy this host's parts out of the devices; afterwards the state may change.
 
         Raises:
-            LocalSaveFailed: there is no room, or the folder was removed.
-            CheckpointError: the folder cannot be written to.
+            LocalSaveFailed: No room is left, or the folder was removed.
+            CheckpointError: The folder cannot be written to.
         """
         import numpy as np
 
@@ -143,7 +140,7 @@ class LocalTier:
             if hasattr(part.data, "copy_to_host_async"):
                 part.data.copy_to_host_async()
         try:
-            space = self._space(size_bytes)
+            space = self._allocate(size_bytes)
         except OSError as error:
             raise _explain_error(error, step, self._folder, size_bytes) from error
         with Digesting() if self._verify else contextlib.nullcontext() as digesting:
@@ -159,9 +156,9 @@ class LocalTier:
                 pieces = tuple(piece._replace(digest=digest) for piece, digest in digested)
         return Local(step, writer, hosts, tuple(state.leaves), pieces)
 
-    def _space(self, size_bytes: int) -> Any:
-        """The memory of `writing/data`, of this size and with room for all of it: writing to
-        mapped memory that a full file system cannot give would end the process."""
+    def _allocate(self, size_bytes: int) -> Any:
+        """Map `writing/data` with this size. Every page is written first: a later write to mapped
+        memory without room in the file system would kill the process."""
         import numpy as np
 
         writing = self._folder / _WRITING
@@ -196,16 +193,16 @@ class LocalTier:
             os.close(fd)
 
     def commit(self, local: Local) -> None:
-        """Commit the step that was staged on this host; the one that it replaces stays.
+        """Commit the step that was staged on this host; the previous step stays.
 
         Raises:
-            LocalSaveFailed: there is no room, or the folder was removed.
-            CheckpointError: the folder cannot be written to.
+            LocalSaveFailed: No room is left, or the folder was removed.
+            CheckpointError: The folder cannot be written to.
         """
         target, writing = self._folder / str(local.step), self._folder / _WRITING
         try:
             (writing / _INDEX).write_text(json.dumps(digests.sign(local.to_json())))
-            if target.exists():  # of a run that was rewound
+            if target.exists():  # Saved before this training went back to an earlier step.
                 self._remove(target)
             writing.rename(target)
         except OSError as error:
@@ -213,24 +210,24 @@ class LocalTier:
             raise _explain_error(error, local.step, self._folder, size) from error
 
     def retire(self, newest: int) -> None:
-        """Give up all steps but this one, which all hosts have committed."""
+        """Drop all steps but this one, which all hosts have committed."""
         for path in self._steps():
             if path.name != str(newest):
-                self._give_up(path)
+                self._recycle(path)
 
     def withdraw(self, step: int) -> None:
-        """Give up a step that another host could not commit; the one before it stays."""
-        self._give_up(self._folder / str(step))
+        """Drop a step that another host could not commit; the previous step stays."""
+        self._recycle(self._folder / str(step))
 
-    def _give_up(self, path: Path) -> None:
-        """The next step is written over one of those that are not needed."""
+    def _recycle(self, path: Path) -> None:
+        """Reuse the memory of a step for the next save."""
         try:
             path.rename(self._folder / _WRITING)
-        except OSError:  # there is one already
+        except OSError:  # `writing` exists already.
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a step. It loses its name first: a process that is killed leaves no half of it."""
+        """Remove a step. Rename it first: a killed process must not leave half a step."""
         shutil.rmtree(self._folder / _REMOVING, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.rename(self._folder / _REMOVING)
@@ -238,13 +235,13 @@ class LocalTier:
         shutil.rmtree(path, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove everything: it is not needed any more."""
+        """Remove all steps and the folder."""
         self._mapped.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def keep_only(self, whole: CompleteStep | None) -> None:
-        """Remove every step but this one, for good: what a later run writes must not be mixed with
-        what an earlier one had written."""
+        """Remove every step but this one: pieces of an earlier run must not be mixed with those
+        that this run writes."""
         names = {
             str(local.step)
             for local in self.list_committed()
@@ -258,7 +255,7 @@ class LocalTier:
         """Return the bytes of a piece.
 
         Raises:
-            CheckpointError: it is not there any more, or is not what was saved.
+            CheckpointError: The piece was removed or is damaged.
         """
         import numpy as np
 
@@ -280,13 +277,13 @@ class LocalTier:
         if not self.is_copy(piece, content):
             raise CheckpointError(
                 f"The local checkpoint of step {local.step} in {self._folder} is damaged: its "
-                "content is not what was saved.",
+                "content differs from what was saved.",
                 step=local.step,
             )
         return content
 
     def is_copy(self, piece: Piece, content: Any) -> bool:
-        """Whether a content is what was saved, as far as it is verified."""
+        """True if a content is what was saved, or if nothing is verified."""
         return not self._verify or piece.is_copy(content)
 
 
@@ -294,7 +291,7 @@ def _read_committed(path: Path) -> Local:
     """Read the index of a committed step.
 
     Raises:
-        OSError, ValueError, CorruptRecord: it is damaged, or its data is.
+        OSError, ValueError, CorruptRecord: The index or the data are damaged.
     """
     local = Local.from_json(digests.check_signed(json.loads((path / _INDEX).read_text())))
     size = (path / _DATA).stat().st_size
@@ -313,9 +310,9 @@ def _explain_error(
     if error.errno in _FULL:
         return LocalSaveFailed(
             f"{failure}: no space is left for {in_gigabytes(size_bytes)}. The local tier needs "
-            f"twice that on each host: ask for at least {in_gigabytes(room_for(size_bytes))} of "
-            f'memory there (on a cluster: local_storage="{quantity(room_for(size_bytes))}"), or '
-            "say local_every=None.",
+            f"twice that on each host: request at least {in_gigabytes(room_for(size_bytes))} of "
+            f'memory (on a cluster: local_storage="{quantity(room_for(size_bytes))}"), or set '
+            "local_every=None.",
             step=step,
         )
     kind = LocalSaveFailed if error.errno == errno.ENOENT else CheckpointError

@@ -1,7 +1,7 @@
-"""The beginning of a checkpointer, on all hosts at once: nobody else writes the folder, all hosts
-see the same one.
+"""Opening a checkpointer on all hosts at once.
 
-In: folders, the hosts. Out: `Opened`, or the same error on every host.
+Afterwards this job alone writes the folder, and all hosts see the same folder. An error of one host
+is raised on every host.
 """
 
 from __future__ import annotations
@@ -32,30 +32,29 @@ from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch,
 
 _log = logging.getLogger(__name__)
 LIMIT_S = 600.0
-"""How long hosts may wait for each other; a host that is lost ends the job much sooner."""
+"""Time that hosts wait for each other; the loss of a host ends the attempt much sooner."""
 _SHARED_WITHIN_S = 5.0
-"""How long a file of the leader may take to be seen by the others."""
+"""Time until all hosts must see a file that host 0 has written."""
 _IN_TRAINING = "/"
 ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
-"""What a host meets whose peer is lost: nothing more can be committed together, and the gang tells
-why."""
+"""Errors of a host whose peer is lost: no save can be committed, and the gang reports the cause."""
 unclosed: dict[object, Callable[[], object]] = {}
-"""How to wait for each checkpointer of a job that is open. Where the function returns and nobody
-closes it, what it has saved is committed all the same, and its error is told."""
+"""The `wait` of each open checkpointer in a job: saves are committed, and their errors raised, even
+if the function returns without closing it."""
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, CheckpointInUse, CheckpointMismatch)}
 _ATTRIBUTES = ("job_id", "step")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What a checkpointer works with.
+    """The open tiers of a checkpointer.
 
     Attributes:
-        lease: held by the leader; on other hosts None.
-        writer: marks what this run writes: its training, and the run.
-        persistent: the persistent tier; a guest where the folder is of another program.
-        local: the local tier; None where there is none.
-        verify: whether digests are kept and checked.
+        lease: Lease on the folder, on host 0; None on other hosts.
+        writer: Id of the training and of this run, stored with local checkpoints.
+        persistent: The persistent tier; a `Guest` if the folder belongs to another program.
+        local: The local tier, or None.
+        verify: True if digests are stored and checked.
     """
 
     lease: Lease | None
@@ -66,7 +65,7 @@ class Opened:
 
 
 def exchange(peers: Peers, name: str, text: str) -> list[str]:
-    """Return what each host said under this name, which is used once; collective."""
+    """Return the texts of all hosts, by index; collective. Use each name only once."""
     peers.set(f"{name}/{peers.index}", text)
     peers.wait_at_barrier(name, LIMIT_S)
     texts = peers.get_all(name)
@@ -74,10 +73,10 @@ def exchange(peers: Peers, name: str, text: str) -> list[str]:
 
 
 def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
-    """Let every host act, and return what each answers; collective.
+    """Call `act` on every host, and return all answers, by index; collective.
 
     Raises:
-        KineticError: of the first host that failed, on all hosts.
+        KineticError: `act` failed on a host: all hosts raise the error of the first one.
     """
     failed: KineticError | None = None
     try:
@@ -111,42 +110,42 @@ def open_checkpoints(
     """Open both tiers; collective.
 
     Args:
-        directory: of the persistent tier.
-        local: of the local tier on this host; None for none.
-        keep: which persistent checkpoints stay.
-        peers: the hosts.
-        verify: keep and check digests.
-        warn: called where digests cannot be made.
+        directory: Path or URI of the persistent tier.
+        local: Folder of the local tier on this host; None for none.
+        keep: The persistent checkpoints to keep.
+        peers: The hosts.
+        verify: Store and check digests.
+        warn: Prints a warning if digests cannot be computed.
 
     Raises:
-        CheckpointInUse: another job writes there.
-        CheckpointError: a folder cannot be used.
+        CheckpointInUse: Another job writes to the folder.
+        CheckpointError: A folder cannot be used.
     """
     if verify and not digests.is_available():
         verify = False
         warn(
             "Without the package xxhash on the hosts, damage to a checkpoint may go unnoticed: "
-            "install it there, or say verify=False."
+            "install it there, or set verify=False."
         )
     token = os.urandom(8).hex()
-    held: list[Lease] = []
+    leases: list[Lease] = []
 
-    def own() -> str:
+    def acquire() -> str:
         if peers.index == 0:
-            if foreign.is_foreign(directory):  # Nothing is written into it, not even our name.
+            if foreign.is_foreign(directory):  # Write nothing into it, not even a lease.
                 return ""
-            held.append(_take_lease(directory, token))
+            leases.append(_take_lease(directory, token))
             training = "" if local is None else _identify_training(directory)
             return f"{training}{_IN_TRAINING}{token}"
         return token
 
     try:
-        writer = agree(peers, "owner", own)[0]
+        writer = agree(peers, "owner", acquire)[0]
         if not writer:
             return Opened(None, token, Guest(directory), None)
         tier = None if local is None else LocalTier(local, verify=verify)
 
-        def look() -> str:
+        def open_folders() -> str:
             if peers.index > 0:
                 _check_shared(directory, writer.rpartition(_IN_TRAINING)[2])
             if tier is None:
@@ -154,22 +153,22 @@ def open_checkpoints(
             tier.open()
             return ""
 
-        agree(peers, "folders", look)
+        agree(peers, "folders", open_folders)
         persistent = Persistent(directory, keep, peers.index)
     except BaseException:
-        for lease in held:
+        for lease in leases:
             lease.release()
         raise
-    return Opened(held[0] if held else None, writer, persistent, tier, verify)
+    return Opened(leases[0] if leases else None, writer, persistent, tier, verify)
 
 
 def _take_lease(directory: str, token: str) -> Lease:
     me = Owner(slices.job_id(), token, os.getpid(), socket.gethostname())
-    held = Lease(lease.open_record(directory), f"folder of checkpoints {directory}", me)
-    before = held.acquire()
+    acquired = Lease(lease.open_record(directory), f"folder of checkpoints {directory}", me)
+    before = acquired.acquire()
     if before is not None and before.job_id != me.job_id:
-        _log.info("%s has left the folder of checkpoints %s without a word", before, directory)
-    return held
+        _log.info("%s ended without releasing the folder of checkpoints %s", before, directory)
+    return acquired
 
 
 def _identify_training(directory: str) -> str:
@@ -183,7 +182,11 @@ def _identify_training(directory: str) -> str:
 
 
 def _check_shared(directory: str, token: str) -> None:
-    """Check that this host sees what the leader has written."""
+    """Check that this host sees the lease that host 0 has written.
+
+    Raises:
+        CheckpointError: The folder is not shared between hosts.
+    """
     record = lease.open_record(directory)
     deadline = time.monotonic() + _SHARED_WITHIN_S
     while True:
@@ -192,38 +195,43 @@ def _check_shared(directory: str, token: str) -> None:
             return
         if time.monotonic() > deadline:
             raise CheckpointError(
-                f"This host does not see what the leader writes to {directory}: the folder of "
-                "checkpoints must be one that all hosts share. Give directory= or output_dir= a "
-                "bucket, or a folder on a shared disk."
+                f"This host does not see what host 0 writes to {directory}: all hosts must share "
+                "the folder of checkpoints. Set directory= or output_dir= to a bucket, or to a "
+                "folder on a shared disk."
             )
         time.sleep(0.1)
 
 
-def look(
+def list_checkpoints(
     opened_: Opened, peers: Peers
 ) -> tuple[list[int], list[list[Local]], dict[tuple[int, int], str]]:
-    """Return what there is, the same on all hosts: the steps of the persistent tier, what each host
-    has in its memory, and what is wrong there, by host and step."""
+    """Return the same lists on all hosts; collective.
+
+    Returns:
+        The steps of the persistent tier, the local checkpoints of each host, and why damaged local
+        checkpoints cannot be read, by (host, step).
+    """
     listings = exchange(peers, "steps", json.dumps(opened_.persistent.steps()))
     steps: list[int] = json.loads(listings[0])
     if opened_.local is None:
         return steps, [], {}
-    committed, faults = opened_.local.look()
+    committed, faults = opened_.local.read_steps()
     training = opened_.writer.partition(_IN_TRAINING)[0]
-    committed = [each for each in committed if each.writer.partition(_IN_TRAINING)[0] == training]
-    own = {"found": [local.to_json() for local in committed], "faults": [*faults.items()]}
-    packed = zlib.compress(json.dumps(own).encode(), 1)
-    every = [json.loads(zlib.decompress(data)) for data in peers.gather(packed)]
-    on_hosts = [[Local.from_json(each) for each in host["found"]] for host in every]
+    committed = [own for own in committed if own.writer.partition(_IN_TRAINING)[0] == training]
+    listing = {"found": [local.to_json() for local in committed], "faults": [*faults.items()]}
+    packed = zlib.compress(json.dumps(listing).encode(), 1)
+    hosts = [json.loads(zlib.decompress(data)) for data in peers.gather(packed)]
+    on_hosts = [[Local.from_json(record) for record in host["found"]] for host in hosts]
     return (
         steps,
         on_hosts,
-        {(n, step): text for n, host in enumerate(every) for step, text in host["faults"]},
+        {(n, step): text for n, host in enumerate(hosts) for step, text in host["faults"]},
     )
 
 
 def _wait_for_unclosed(returned: bool) -> None:
-    """Wait for all of them, also where one has failed; what interrupts this may call it again."""
+    """Wait for all open checkpointers, even after one has failed. May be called again after an
+    interruption."""
     failed: list[KineticError] = []
     for checkpointer, wait in list(unclosed.items()):
         try:

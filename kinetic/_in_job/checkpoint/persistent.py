@@ -1,7 +1,7 @@
 """The persistent tier: Orbax's files in a folder that all hosts share, or in a bucket.
 
-In: a state, a folder. Out: `STEP/`, as Orbax's `CheckpointManager` writes it: visible when it is
-whole. The only module that imports Orbax.
+A step is a folder that Orbax's `CheckpointManager` writes; it is visible only when complete. The
+only module that imports Orbax.
 """
 
 from __future__ import annotations
@@ -27,34 +27,38 @@ from kinetic._in_job.checkpoint.verifying import ShardDigests
 from kinetic.errors import CheckpointError, CorruptRecord, PreflightError
 
 STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
-"""Names of what a checkpoint holds: the state, what is known about it, digests of its parts."""
+"""Names of a checkpoint's items: the state, kinetic's record of it, and the digests of its
+parts."""
 _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
-"""What waits for other hosts gets this error when its world ends."""
+"""Name of the error, and start of its text, that a waiting host gets when its world ends."""
 _COMMITTED = "commit_success.txt"
-"""What a step in a bucket has when it is whole."""
-_OF_ALL_STEPS = "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED"
+"""File that marks a step in a bucket as complete."""
+_SYSTEMIC_ERRORS = (
+    "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED"
+)
 _LIMIT_S = 600
-"""How long Orbax lets the hosts wait for each other."""
+"""Time that Orbax lets the hosts wait for each other."""
 
 
 _ORBAX = "/orbax/checkpoint/"
 _ENDS_SAVES = "save_finalize"
-"""How the name of Orbax's thread begins that ends a save."""
+"""Prefix of the name of Orbax's thread that finishes a save."""
 _REMOVED = "kinetic-removed.json"
-"""Beside the steps: those of ours that are being removed, of which a kill may leave a part."""
+"""File beside the steps that lists kinetic's steps being removed: a kill may leave a part of
+them."""
 _log = logging.getLogger(__name__)
 
 
 class StepUnreadable(CheckpointError):
-    """A step is damaged: an older one may do."""
+    """A step is damaged; an older one may be readable."""
 
 
 class StepReading(NamedTuple):
-    """What a process has read of a step.
+    """The leaves of a step that one process has read.
 
     Attributes:
-        values: of the leaves; None where another process has read them for all.
-        shared: where those come from, by the number of the leaf.
+        values: Values of all leaves; None for a leaf that another process has read for all.
+        shared: Sources of the leaves that some processes read for all, by the number of the leaf.
     """
 
     values: list[Any]
@@ -62,11 +66,11 @@ class StepReading(NamedTuple):
 
     @property
     def readers(self) -> frozenset[int]:
-        """The processes that have read for others; none if each has read for itself."""
-        return frozenset(reader for each in self.shared.values() for reader in each.readers)
+        """Processes that have read for others; empty if each has read for itself."""
+        return frozenset(reader for source in self.shared.values() for reader in source.readers)
 
     def spread(self, now: TreeState, process: int) -> list[Any]:
-        """Return the values of all leaves, laid out as those of a state; collective."""
+        """Return the values of all leaves, laid out like those of `now`; collective."""
         values = [*self.values]
         likes = [now.values[n] for n in self.shared]
         read = [values[n] if process in s.readers else None for n, s in self.shared.items()]
@@ -78,15 +82,15 @@ class StepReading(NamedTuple):
 
 
 class OrbaxTree:
-    """A pytree that Orbax has written. Errors are Orbax's.
+    """A pytree that Orbax has written. Its methods raise Orbax's errors.
 
     Args:
-        path: of its folder.
-        like: one with the same nodes, if it is known: finding out takes time.
+        path: Folder of the pytree.
+        like: A pytree with the same nodes, if known: reading them from the metadata takes time.
 
     Attributes:
-        names: what Orbax calls its leaves.
-        about: what is known of each.
+        names: Orbax's names of the leaves.
+        about: Orbax's metadata of each leaf.
     """
 
     def __init__(self, path: Any, like: Any = None) -> None:
@@ -102,18 +106,18 @@ class OrbaxTree:
         self.about = [about for _, about in with_paths]
 
     def read(self, wanted: Mapping[str, Any]) -> list[Any]:
-        """Return all leaves, typed keys as plain arrays. `wanted`: how each is laid out, by Orbax's
-        names; Orbax's placeholder for one that is not read."""
+        """Return all leaves, typed keys as plain arrays. `wanted` maps Orbax's names to the layout
+        of each leaf, or to Orbax's placeholder for a leaf not to be read."""
         import jax
 
         if not wanted:
             return []
         ocp = orbax()
         item = jax.tree_util.tree_unflatten(self._structure, [wanted[name] for name in self.names])
-        how = ocp.checkpoint_utils.construct_restore_args(item)
-        # This handler reads what each of Orbax's handlers of pytrees has written.
+        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        # This handler reads what any of Orbax's handlers of pytrees has written.
         restored = ocp.PyTreeCheckpointHandler().restore(
-            self._path, args=ocp.args.PyTreeRestore(item, restore_args=how)
+            self._path, args=ocp.args.PyTreeRestore(item, restore_args=restore_args)
         )
         values = dict(zip(self.names, jax.tree_util.tree_leaves(restored), strict=True))
         data = jax.random.key_data
@@ -121,16 +125,17 @@ class OrbaxTree:
 
 
 class Persistent:
-    """Orbax's manager of a folder; every method is collective, except `steps`.
+    """Orbax's manager of a folder. Every method is collective, except `steps`, `has`, `record`,
+    `digests` and those that read.
 
     Args:
-        directory: the folder.
-        keep: which steps stay.
-        process: this one.
+        directory: Path or URI of the folder.
+        keep: The steps to keep.
+        process: Index of this process.
 
     Raises:
         PreflightError: Orbax is not installed, or too old.
-        CheckpointError: the folder cannot be used.
+        CheckpointError: The folder cannot be used.
     """
 
     def __init__(self, directory: str, keep: Keep, process: int = 0) -> None:
@@ -144,22 +149,22 @@ class Persistent:
         self._damaged: set[int] = set()
         if process == 0 and not is_bucket(directory):
             _remove_empty_steps(directory)
-        of_others = _steps_of_others(directory)
-        policy = keeping.policy_of(keep, of_others, ocp.checkpoint_managers)
+        foreign_steps = _list_foreign_steps(directory)
+        policy = keeping.make_policy(keep, foreign_steps, ocp.checkpoint_managers)
         options = ocp.CheckpointManagerOptions(
             cleanup_tmp_directories=True,
             preservation_policy=keeping.Undamaged(
                 policy, keep.newest is None, self._damaged, self._note_removal
             ),
-            best_fn=keeping.metric_of(keep),
+            best_fn=keeping.make_rank(keep),
             best_mode=keep.best_is,
-            async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S, barrier_sync_fn=_meet),
+            async_options=ocp.AsyncOptions(timeout_secs=_LIMIT_S, barrier_sync_fn=_wait_at_barrier),
         )
         with explain_errors("opened", directory):
             if process == 0:
                 _replace_damaged_metrics(directory)
             self._manager = ocp.CheckpointManager(
-                directory, options=options, handler_registry=_registry(process)
+                directory, options=options, handler_registry=_make_registry(process)
             )
             self._newest = max(self.steps(), default=-1)
 
@@ -168,10 +173,10 @@ class Persistent:
         return sorted(int(step) for step in self._manager.all_steps())
 
     def record(self, step: int) -> dict[str, Any]:
-        """Return what is known about a step; empty for one that another program has written.
+        """Return kinetic's record of a step; empty if another program has written the step.
 
         Raises:
-            StepUnreadable: it is damaged.
+            StepUnreadable: The step is damaged.
         """
         with explain_errors("read", self._directory, step):
             folder = self._manager.directory / str(step) / RECORD
@@ -180,27 +185,28 @@ class Persistent:
             return digests.check_signed(orbax().JsonCheckpointHandler().restore(folder) or {})
 
     def continue_after(self, step: int) -> None:
-        """Let a training go on after this step, since what is newer is damaged. Nothing of that is
-        removed before the training has come as far again."""
-        self._damaged.update(each for each in self.steps() if each > step)
-        self._newest = max((each for each in self.steps() if each <= step), default=-1)
+        """Continue a training after this step because newer ones are damaged. They are removed only
+        when the training reaches them again."""
+        steps = self.steps()
+        self._damaged.update(newer for newer in steps if newer > step)
+        self._newest = max((older for older in steps if older <= step), default=-1)
 
     def digests(self, step: int, files: int) -> list[Any]:
-        """Return this process's share of the digests of a step; all processes have all of them.
+        """Return this process's share of a step's digests; all processes together have all of them.
 
         Args:
-            step: the step.
-            files: how many processes have written them.
+            step: The step.
+            files: Number of processes that have written digests.
 
         Raises:
-            StepUnreadable: they are damaged.
+            StepUnreadable: The digests are damaged.
         """
         import jax
 
         rows = []
         with explain_errors("read", self._directory, step):
             for number in range(self._process, files, jax.process_count()):
-                file = self._manager.directory / str(step) / DIGESTS / _file(number)
+                file = self._manager.directory / str(step) / DIGESTS / _name_file(number)
                 rows += digests.check_signed(json.loads(file.read_text()))[DIGESTS]
         return rows
 
@@ -210,10 +216,14 @@ class Persistent:
         state: Any,
         record: Mapping[str, Any],
         metrics: Mapping[str, float],
-        digests_here: ShardDigests | None = None,
+        own_digests: ShardDigests | None = None,
     ) -> bool:
-        """Begin to save; return whether this was a new step. Waits for the save before. The step
-        gets its name when the digests of all processes are there."""
+        """Wait for the previous save, then begin this one. The step gets its name once the digests
+        of all processes are written.
+
+        Returns:
+            False if the step exists already.
+        """
         if step <= self._newest:
             return False
         if step in self._damaged:
@@ -226,12 +236,12 @@ class Persistent:
             STATE: ocp.args.StandardSave(state),
             RECORD: ocp.args.JsonSave(digests.sign(record)),
         }
-        if digests_here is not None:
-            items[DIGESTS] = ocp.args.JsonSave(digests_here)
+        if own_digests is not None:
+            items[DIGESTS] = ocp.args.JsonSave(own_digests)
         self.wait()
         self._saving = step
         with self._explain_writing():
-            # The caller decides; Orbax would refuse what is older than a damaged step.
+            # force: Orbax would refuse a step that is older than a damaged one.
             args = ocp.args.Composite(**items)
             self._mark.set(step)
             try:
@@ -242,15 +252,15 @@ class Persistent:
         return True
 
     def read(self, step: int, now: TreeState, process: int) -> StepReading:
-        """Read what this process has to, for itself and for others. It waits for no other: any of
-        them may find damage.
+        """Read what this process needs, and what it reads for others. Not collective: a process may
+        find damage while others do not.
 
         Raises:
-            StepUnreadable: the step is damaged.
+            StepUnreadable: The step is damaged.
         """
         import jax
 
-        sources = {n: replicas.source_of(value) for n, value in now.arrays()}
+        sources = {n: replicas.choose_source(value) for n, value in now.arrays()}
         shared = {n: source for n, source in sources.items() if source is not None}
         wanted = now.in_files()
         names = list(wanted)
@@ -278,7 +288,7 @@ class Persistent:
         path = self._manager.directory / str(step) / STATE
         try:
             return OrbaxTree(path, now.plain()).read(wanted)
-        except ValueError:  # Nodes without leaves may be other ones than then.
+        except ValueError:  # The nodes without leaves may have changed since the save.
             return OrbaxTree(path).read(wanted)
 
     def _note_removal(self, steps: list[int]) -> None:
@@ -286,33 +296,33 @@ class Persistent:
             (self._manager.directory / _REMOVED).write_text(json.dumps(steps))
 
     def has(self, step: int) -> bool:
-        """Whether a step is committed, as far as this process sees it now."""
+        """True if a step is committed, as far as this process can see."""
         with contextlib.suppress(OSError):
             folder = self._manager.directory / str(step)
             return bool((folder / _COMMITTED if is_bucket(self._directory) else folder).exists())
         return False
 
     def check(self) -> None:
-        """Raise what a save in the background has met."""
+        """Raise the error of a save in the background, if it has failed."""
         with self._explain_writing():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Wait until all that was saved is committed."""
+        """Wait until all saves are committed."""
         with self._explain_writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait, and free what the manager holds."""
+        """Wait until all saves are committed, and release the manager."""
         with self._explain_writing():
             self._manager.close()
 
     @contextlib.contextmanager
     def _explain_writing(self) -> Iterator[None]:
-        """Name the step that is being saved in an error."""
-        done = "written" if self._saving is None else f"written (step {self._saving})"
+        """Add the step that is being saved to errors."""
+        action = "written" if self._saving is None else f"written (step {self._saving})"
         try:
-            with explain_errors(done, self._directory):
+            with explain_errors(action, self._directory):
                 yield
         except CheckpointError as error:
             error.step = self._saving
@@ -320,9 +330,9 @@ class Persistent:
             raise
 
 
-def _meet(*, key: str, timeout_ms: int) -> None:
-    """Orbax's barrier. A host on which a save has failed waits for nobody: the others wait at an
-    earlier one, and would do so until the time is over."""
+def _wait_at_barrier(*, key: str, timeout_ms: int) -> None:
+    """Wait at Orbax's barrier. A host whose save has failed raises its error at once: the other
+    hosts are stuck at an earlier barrier until the time limit."""
     error = sys.exc_info()[1]
     if error is not None and threading.current_thread().name.startswith(_ENDS_SAVES):
         raise error
@@ -330,28 +340,31 @@ def _meet(*, key: str, timeout_ms: int) -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of Orbax's log says what is said nowhere else: not that a save was cut off
-    because the hosts' world has ended, which the leader tells. Of an error of its own, one line is
-    left of many pages: who waits for the save gets it with its traceback."""
+    """Filter Orbax's log: True for records to keep.
+
+    Records about saves that failed because the hosts' world has ended are dropped: the leader
+    reports the cause. Tracebacks are reduced to one line: whoever waits for the save gets the full
+    error.
+    """
     error = raised = record.exc_info[1] if record.exc_info else None
     while error is not None:
         if type(error).__name__ == _BROKEN and str(error).startswith(_ENDED):
             return False
         error = error.__cause__ or error.__context__
     if raised is not None and _ORBAX in record.pathname:
-        words, why = record.getMessage(), str(raised)
-        record.msg, record.args = words if why in words else f"{words}: {why}", None
+        message, why = record.getMessage(), str(raised)
+        record.msg, record.args = message if why in message else f"{message}: {why}", None
         record.exc_info = record.exc_text = None
     return True
 
 
 def orbax() -> Any:
-    """Return Orbax, ready for use.
+    """Return the module `orbax.checkpoint`, ready for use.
 
     Raises:
-        PreflightError: it is not installed, or too old.
+        PreflightError: Orbax is not installed, or too old.
     """
-    if importlib.util.find_spec("orbax") is None or not _has("orbax.checkpoint"):
+    if importlib.util.find_spec("orbax") is None or not _is_installed("orbax.checkpoint"):
         raise PreflightError(
             "kinetic.Checkpointer needs Orbax, which is not installed on this host: "
             "pip install orbax-checkpoint. On a cluster, name it in the project's dependencies."
@@ -367,42 +380,42 @@ def orbax() -> Any:
     return ocp
 
 
-def _has(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     with contextlib.suppress(ModuleNotFoundError, ValueError):
         return importlib.util.find_spec(module) is not None
     return False
 
 
 def _parse_flags() -> None:
-    """Let absl's flags be read, as Orbax does: where nobody has parsed them it raises on some hosts
-    only, and the others wait. A program may still parse them."""
+    """Mark absl's flags as parsed. Otherwise Orbax raises on some hosts only, and the others hang.
+    A program can still parse them."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
 
 
-def _file(process: int) -> str:
+def _name_file(process: int) -> str:
     return f"host-{process}.json"
 
 
-def _registry(process: int) -> Any:
-    """Where digests are written: each process has a file of its own."""
+def _make_registry(process: int) -> Any:
+    """Return Orbax's handlers, with one for digests: each process writes a file of its own."""
     ocp = orbax()
 
     class DigestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
-        """Makes and writes digests in the background, beside the state."""
+        """Computes and writes digests in the background, in parallel with the state."""
 
         async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[Any]:
             args.item.fetch()
 
             async def write() -> None:
                 signed = digests.sign({DIGESTS: args.item.compute()})
-                (directory / _file(process)).write_text(json.dumps(signed))
+                (directory / _name_file(process)).write_text(json.dumps(signed))
 
             return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name=DIGESTS)]
 
-    handler = DigestHandler(_file(process))
+    handler = DigestHandler(_name_file(process))
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     registry.add(DIGESTS, ocp.args.JsonSave, handler)
     registry.add(DIGESTS, ocp.args.JsonRestore, handler)
@@ -410,88 +423,91 @@ def _registry(process: int) -> Any:
 
 
 def _remove_empty_steps(directory: str) -> None:
-    """Remove folders of steps with nothing in them: Orbax would take each for a checkpoint."""
+    """Remove empty folders of steps, which Orbax would take for checkpoints."""
     for folder in Path(directory).glob("[0-9]*"):
         if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # there is something
+            with contextlib.suppress(OSError):  # It is not empty.
                 folder.rmdir()
 
 
 def _replace_damaged_metrics(directory: str) -> None:
-    """Let steps of which only the metrics are damaged count as ones without: Orbax would not open
-    the folder. The other processes are waited for before it reads them."""
+    """Replace damaged metrics of kinetic's steps by empty ones, or Orbax could not open the folder.
+    The other processes read them only after a barrier."""
     from etils import epath
 
     for file in epath.Path(directory).glob("*/metrics/metrics"):
         step = file.parent.parent
         if not step.name.isdigit() or not (step / RECORD).exists():
-            continue  # another program's
+            continue  # Saved by another program.
         try:
             is_damaged = not isinstance(json.loads(file.read_text()), dict)
         except ValueError:
             is_damaged = True
         if is_damaged:
             _log.warning(
-                "the metrics of step %s in %s are damaged: none count", step.name, directory
+                "the metrics of step %s in %s are damaged: they are ignored", step.name, directory
             )
             file.write_text("{}")
 
 
-def _steps_of_others(directory: str) -> list[int]:
-    """The steps that another program has saved here, which stay; ours that were being removed
-    when a process was killed may look like them."""
+def _list_foreign_steps(directory: str) -> list[int]:
+    """List the steps in this folder that another program has saved, which must stay. Remains of
+    kinetic's own steps that were being removed are not among them."""
     from etils import epath
 
     folder = epath.Path(directory)
     with explain_errors("opened", directory):
         steps = (
-            [each for each in folder.iterdir() if each.name.isdigit()] if folder.exists() else []
+            [path for path in folder.iterdir() if path.name.isdigit()] if folder.exists() else []
         )
-        of_others = {int(each.name) for each in steps if not (each / RECORD).exists()}
-        if of_others and (folder / _REMOVED).exists():
+        foreign_steps = {int(path.name) for path in steps if not (path / RECORD).exists()}
+        if foreign_steps and (folder / _REMOVED).exists():
             with contextlib.suppress(ValueError):
-                of_others -= {*json.loads((folder / _REMOVED).read_text())}
-        return sorted(of_others)
+                foreign_steps -= {*json.loads((folder / _REMOVED).read_text())}
+        return sorted(foreign_steps)
 
 
 @contextlib.contextmanager
-def explain_errors(done: str, directory: str, step: int | None = None) -> Iterator[None]:
-    """Make a vendor's errors ours; `step`: one that is being read, which may be damaged."""
+def explain_errors(action: str, directory: str, step: int | None = None) -> Iterator[None]:
+    """Turn Orbax's errors into kinetic's. `step` is a step being read: errors that could be damage
+    raise `StepUnreadable`."""
     try:
         yield
     except (CheckpointError, PreflightError):
         raise
     except CorruptRecord as error:
-        raise StepUnreadable(_of_step(step, directory, f"{error}."), step=step) from error
+        raise StepUnreadable(
+            _explain_unreadable(step, directory, f"{error}."), step=step
+        ) from error
     except Exception as error:
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _is_echo(error):
-            raise  # a peer is lost, and the gang knows why
-        advice = _advice(error)
-        if step is not None and not _would_hit_others(error):
+            raise  # A peer is lost: the gang reports the cause.
+        advice = _advise(error)
+        if step is not None and not _is_systemic(error):
             raise StepUnreadable(
-                _of_step(step, directory, _first_line(error)), step=step
+                _explain_unreadable(step, directory, _first_line(error)), step=step
             ) from error
-        what = "" if step is None else f" (step {step})"
+        which = "" if step is None else f" (step {step})"
         raise CheckpointError(
-            f"The folder of checkpoints {directory} could not be {done}{what}: "
+            f"The folder of checkpoints {directory} could not be {action}{which}: "
             f"{_first_line(error)}{advice}",
             step=step,
         ) from error
 
 
-def _of_step(step: int | None, directory: str, why: str) -> str:
+def _explain_unreadable(step: int | None, directory: str, why: str) -> str:
     return f"step {step} in {directory} cannot be read: {why}"
 
 
-def _would_hit_others(error: BaseException) -> bool:
-    """Whether another step would meet it, too: it is no damage."""
+def _is_systemic(error: BaseException) -> bool:
+    """True if reading any other step would fail too: the step is not damaged."""
     kinds = (ImportError, MemoryError, PermissionError, ConnectionError, TimeoutError)
-    return isinstance(error, kinds) or re.search(_OF_ALL_STEPS, str(error)) is not None
+    return isinstance(error, kinds) or re.search(_SYSTEMIC_ERRORS, str(error)) is not None
 
 
 def _is_echo(error: BaseException) -> bool:
-    words = str(error).lower()
-    return any(word in words for word in ("barrier", "coordination", "gloo", "heartbeat", "peer"))
+    text = str(error).lower()
+    return any(word in text for word in ("barrier", "coordination", "gloo", "heartbeat", "peer"))
 
 
 def _first_line(error: BaseException) -> str:
@@ -499,25 +515,25 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(". ") + "."
 
 
-def _advice(error: BaseException) -> str:
-    words = str(error)
-    if isinstance(error, ImportError) and "gcsfs" in words:
+def _advise(error: BaseException) -> str:
+    text = str(error)
+    if isinstance(error, ImportError) and "gcsfs" in text:
         return (
-            " Orbax needs the package gcsfs for buckets: name it in the project's dependencies, or "
-            "have it in the image."
+            " Orbax needs the package gcsfs for buckets: add it to the project's dependencies, or "
+            "to the image."
         )
-    if "No space left" in words or "Disk quota" in words:
+    if "No space left" in text or "Disk quota" in text:
         return " Free some space there, or keep fewer checkpoints with keep=."
-    if isinstance(error, PermissionError) or "ermission denied" in words:
+    if isinstance(error, PermissionError) or "ermission denied" in text:
         return " Choose a folder that the job may write to, with output_dir= or directory=."
     return ""
 
 
 def is_bucket(directory: str) -> bool:
-    """Whether the directory is a URI of another kind than a folder of this machine."""
+    """True if the directory is a URI, not a folder on this machine."""
     return "://" in directory
 
 
 def join_path(directory: str, name: str) -> str:
-    """Return the path of something below a folder or URI."""
+    """Return the path of an entry below a folder or URI."""
     return f"{directory.rstrip('/')}/{name}"

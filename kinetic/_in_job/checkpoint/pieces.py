@@ -1,7 +1,5 @@
-"""Which pieces of local checkpoints make up a whole one, and which host sends what to whom. Pure.
-
-In: what each host has. Out: the newest whole step; the transfers between hosts.
-"""
+"""Pieces of local checkpoints: the newest step that hosts have completely between them, and the
+transfers that bring each host what it needs. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +14,20 @@ from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic.errors import CorruptRecord
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a part of an array begins, and its shape."""
+"""Start and shape of a part of an array."""
 Region = tuple[int, Box]
-"""The number of a leaf, and a part of it."""
+"""Number of a leaf, and a part of it."""
 
 
 class Piece(NamedTuple):
     """A part of a leaf in a host's file.
 
     Attributes:
-        leaf: the number of the leaf.
-        start, shape: the part of the array.
-        offset: of its content in the file.
-        size_bytes: of its content.
-        digest: of its content; "" where none was made.
+        leaf: Number of the leaf.
+        start, shape: The part of the array.
+        offset: Offset of its content in the file, in bytes.
+        size_bytes: Size of its content.
+        digest: Digest of its content; "" if none was computed.
     """
 
     leaf: int
@@ -41,11 +39,11 @@ class Piece(NamedTuple):
 
     @property
     def part(self) -> Region:
-        """What it is a copy of."""
+        """The leaf and the part of it that the piece holds."""
         return self.leaf, (self.start, self.shape)
 
     def is_copy(self, content: Any) -> bool:
-        """Whether a content is what was saved, as far as its digest tells."""
+        """True if a content matches the digest, or if the piece has none."""
         return not self.digest or digest_of(content) == self.digest
 
 
@@ -54,13 +52,13 @@ class Local:
     """A local checkpoint on one host, as its index describes it.
 
     Attributes:
-        step: of the training.
-        writer: the run that has written it: two runs of one job may both have come to a step.
-        hosts: how many hosts that run had.
-        leaves: of the state.
-        pieces: what of it lies on this host.
-        data: the positions of iterators, by host; None where none was given.
-        metrics: of the step, if it was to be saved to the persistent tier as well; else None.
+        step: Step of the training.
+        writer: Id of the run that has written it: two runs of one job may have saved the same step.
+        hosts: Number of hosts of that run.
+        leaves: Leaves of the state.
+        pieces: Pieces that this host has.
+        data: Positions of iterators, by host; None without an iterator.
+        metrics: Metrics of a step that was due in the persistent tier as well; else None.
     """
 
     step: int
@@ -72,7 +70,6 @@ class Local:
     metrics: Mapping[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "format": 1,
             "step": self.step,
@@ -86,10 +83,10 @@ class Local:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Local:
-        """Rebuild from `to_json`.
+        """Rebuild a checkpoint from `to_json`.
 
         Raises:
-            CorruptRecord: it is something else.
+            CorruptRecord: The record is malformed.
         """
         try:
             if data["format"] != 1:
@@ -111,11 +108,11 @@ class Local:
 
 
 class CompleteStep(NamedTuple):
-    """A step that the hosts have whole together.
+    """A step of which the hosts together have every part.
 
     Attributes:
-        step: of the training.
-        on: what each host has of it, by its index; hosts that have nothing are not in it.
+        step: Step of the training.
+        on: The local checkpoint of each host that has a part, by host.
     """
 
     step: int
@@ -123,22 +120,22 @@ class CompleteStep(NamedTuple):
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Of the state."""
+        """Leaves of the state."""
         return self._any.leaves
 
     @property
     def writer(self) -> str:
-        """The run that has written it."""
+        """Id of the run that has written the step."""
         return self._any.writer
 
     @property
     def data(self) -> list[Any]:
-        """The positions of iterators, by host."""
+        """Positions of iterators, by host."""
         return self._any.data or []
 
     @property
     def metrics(self) -> Mapping[str, float] | None:
-        """If it was to be saved to the persistent tier as well; else None."""
+        """Metrics, if the step was due in the persistent tier as well; else None."""
         return self._any.metrics
 
     @property
@@ -146,8 +143,12 @@ class CompleteStep(NamedTuple):
         return next(iter(self.on.values()))
 
 
-def newest(on_hosts: Sequence[Sequence[Local]]) -> CompleteStep | None:
-    """Return the newest step of which the hosts have every part; `on_hosts`: what each host has."""
+def find_newest(on_hosts: Sequence[Sequence[Local]]) -> CompleteStep | None:
+    """Return the newest step of which the hosts together have every part, or None.
+
+    Args:
+        on_hosts: Local checkpoints of each host.
+    """
     kinds = {(local.step, local.writer) for local_steps in on_hosts for local in local_steps}
     for step, writer in sorted(kinds, reverse=True):
         on = {
@@ -161,21 +162,27 @@ def newest(on_hosts: Sequence[Sequence[Local]]) -> CompleteStep | None:
     return None
 
 
-def without(
+def drop_pieces(
     on_hosts: Sequence[Sequence[Local]],
     whole: CompleteStep,
     damaged: Collection[tuple[int, Region]],
 ) -> list[list[Local]]:
-    """Return what each host has but for these regions of a step on these hosts."""
+    """Return the local checkpoints of each host without the damaged pieces.
 
-    def rest(host: int, local: Local) -> Local:
+    Args:
+        on_hosts: Local checkpoints of each host.
+        whole: The step that the damaged pieces belong to.
+        damaged: Damaged pieces, as (host, region).
+    """
+
+    def drop_from(host: int, local: Local) -> Local:
         if (local.step, local.writer) != (whole.step, whole.writer):
             return local
         return replace(
             local, pieces=tuple(p for p in local.pieces if (host, p.part) not in damaged)
         )
 
-    return [[rest(host, local) for local in each] for host, each in enumerate(on_hosts)]
+    return [[drop_from(host, local) for local in row] for host, row in enumerate(on_hosts)]
 
 
 def _is_whole(locals_: Iterable[Local]) -> bool:
@@ -195,14 +202,14 @@ def _is_whole(locals_: Iterable[Local]) -> bool:
 
 
 def differ(one: Sequence[Leaf], other: Sequence[Leaf]) -> bool:
-    """Whether two hosts describe different states; plain values may be each host's own."""
+    """True if two hosts describe different states. Values that are not arrays may differ."""
     return [(leaf.name, leaf.shape, leaf.dtype) for leaf in one] != [
         (leaf.name, leaf.shape, leaf.dtype) for leaf in other
     ]
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """Return the common part of two boxes; None if there is none, also of empty ones."""
+    """Return the common part of two boxes; None if it is empty."""
     begin = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
     ends = [
         min(a + m, b + n) for a, m, b, n in zip(one[0], one[1], other[0], other[1], strict=True)
@@ -211,8 +218,8 @@ def overlap(one: Box, other: Box) -> Box | None:
     return None if any(size <= 0 for size in shape) else (begin, shape)
 
 
-def slices_of(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Return where a box lies within another one."""
+def locate_box(inner: Box, outer: Box) -> tuple[slice, ...]:
+    """Return the slices that select a box within an outer one."""
     return tuple(
         slice(start - offset, start - offset + size)
         for start, size, offset in zip(inner[0], inner[1], outer[0], strict=True)
@@ -220,12 +227,12 @@ def slices_of(inner: Box, outer: Box) -> tuple[slice, ...]:
 
 
 class Transfer(NamedTuple):
-    """A piece that other hosts need.
+    """A piece that a host sends to others.
 
     Attributes:
-        source: the host that sends it.
-        piece: of the source's file.
-        needed_by: the hosts.
+        source: Host that sends the piece.
+        piece: Piece in the source's file.
+        needed_by: Hosts that need the piece.
     """
 
     source: int
@@ -233,32 +240,32 @@ class Transfer(NamedTuple):
     needed_by: frozenset[int]
 
 
-def transfers(
+def plan_transfers(
     whole: CompleteStep, needed: Sequence[Mapping[int, set[Box]]], hosts: int
 ) -> list[Transfer]:
     """Return the transfers that bring each host what it needs, in the same order on all hosts.
 
     Args:
-        whole: what is where.
-        needed: for each leaf, the boxes that each host needs; those under -1 every host.
-        hosts: how many there are.
+        whole: The step, with the pieces of each host.
+        needed: For each leaf, the boxes that each host needs; key -1 means all hosts.
+        hosts: Number of hosts.
     """
     holders: dict[tuple[int, Box], dict[int, Piece]] = {}
     for host, local in sorted(whole.on.items()):
         for piece in local.pieces:
             holders.setdefault(piece.part, {}).setdefault(host, piece)
-    sending: list[Transfer] = []
-    for (leaf, part), having in sorted(holders.items()):
+    plan: list[Transfer] = []
+    for (leaf, part), copies in sorted(holders.items()):
         for_all = needed[leaf].get(-1, set())
-        wanting = frozenset(
+        needed_by = frozenset(
             host
             for host in range(hosts)
-            if host not in having
-            and any(overlap(part, transfer) for transfer in needed[leaf].get(host, set()) | for_all)
+            if host not in copies
+            and any(overlap(part, box) for box in needed[leaf].get(host, set()) | for_all)
         )
-        if wanting:
-            # Spread over those that have it.
-            sources = sorted(having)
-            source = sources[len(sending) % len(sources)]
-            sending.append(Transfer(source, having[source], wanting))
-    return sorted(sending, key=lambda transfer: (transfer.source, transfer.piece.offset))
+        if needed_by:
+            # Spread the load over the hosts that have a copy.
+            sources = sorted(copies)
+            source = sources[len(plan) % len(sources)]
+            plan.append(Transfer(source, copies[source], needed_by))
+    return sorted(plan, key=lambda transfer: (transfer.source, transfer.piece.offset))

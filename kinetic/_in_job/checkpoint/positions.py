@@ -1,8 +1,4 @@
-"""The positions of data iterators: what `get_state` returns, as JSON, and back.
-
-In: an iterator, or what was saved of those of all hosts. Out: JSON values; an iterator that is
-where it was.
-"""
+"""Positions of data iterators: the result of `get_state` as JSON, and back."""
 
 from __future__ import annotations
 
@@ -13,34 +9,34 @@ from typing import Any
 from kinetic.errors import CheckpointMismatch, UsageTypeError, a_type
 
 NOT_SHARED = (
-    "the hosts' iterators are at different positions, so a checkpoint of today cannot be restored "
-    "on fewer hosts, as this elastic job would do if it lost a slice: it would end. Let all hosts "
-    "read the same data, and take their part of each batch."
+    "the hosts' iterators are at different positions, so this checkpoint cannot be restored on "
+    "fewer hosts: this elastic job would end when it loses a slice. Let all hosts read the same "
+    "data, and take their part of each batch."
 )
-OF_OTHER_HOSTS = (
+SAVED_ON_OTHER_HOSTS = (
     "The iterators' positions were saved on {} hosts, and now there are {}: some examples may be "
-    "seen twice, and others never. Grain's ElasticIterator is exact on any number of hosts."
+    "repeated and others skipped. Grain's ElasticIterator is exact on any number of hosts."
 )
 _BYTES, _TUPLE, _ARRAY = "__bytes__", "__tuple__", "__array__"
 
 
 def check(data: Any) -> None:
-    """Check that an iterator has a position.
+    """Check that an iterator has `get_state` and `set_state`.
 
     Raises:
-        UsageTypeError: it has none.
+        UsageTypeError: A method is missing.
     """
     if not callable(getattr(data, "get_state", None)) or not callable(
         getattr(data, "set_state", None)
     ):
         raise UsageTypeError(
-            f"data= takes an iterator that has get_state() and set_state(), as Grain's do; this is "
+            f"data= takes an iterator that has get_state() and set_state(), like Grain's; this is "
             f"{a_type(data)}."
         )
 
 
 def is_elastic(data: Any) -> bool:
-    """Whether an iterator's position is right on any number of hosts, as of Grain's."""
+    """True if the iterator's position is valid on any number of hosts, like that of Grain's."""
     return any(kind.__name__ == "ElasticIterator" for kind in type(data).__mro__)
 
 
@@ -48,34 +44,35 @@ def take_position(data: Any) -> Any:
     """Return the position of an iterator as a JSON value.
 
     Raises:
-        UsageTypeError: it has none, or one that cannot be kept.
+        UsageTypeError: The iterator has no position, or one that JSON cannot hold.
     """
     check(data)
     return _encode_value(data.get_state())
 
 
 def put_back(data: Any, saved: Sequence[Any], host: int, hosts: int) -> None:
-    """Set an iterator to where this host's was.
+    """Set an iterator to its saved position on this host.
 
     Args:
-        data: the iterator.
-        saved: positions, by host.
-        host: this one.
-        hosts: how many there are now.
+        data: The iterator.
+        saved: Positions by host.
+        host: Index of this host.
+        hosts: Number of hosts now.
 
     Raises:
-        CheckpointMismatch: each of the hosts was elsewhere, and now there are more or fewer.
+        CheckpointMismatch: No position was saved, or the positions differ and the number of hosts
+            has changed.
     """
     if not saved:
         raise CheckpointMismatch(
             "The checkpoint has no position of an iterator: save() was called without data=. Leave "
             "data= out of restore(), too."
         )
-    if len(saved) != hosts and any(each != saved[0] for each in saved):
+    if len(saved) != hosts and any(position != saved[0] for position in saved):
         raise CheckpointMismatch(
             f"The checkpoint has the positions of {len(saved)} hosts' iterators, which differ, and "
-            f"now there are {hosts} hosts: they cannot be shared out. Leave data= out of restore() "
-            "and set the iterator yourself, or use as many hosts as before."
+            f"now there are {hosts} hosts. Leave data= out of restore() and set the iterator "
+            f"yourself, or use {len(saved)} hosts again."
         )
     data.set_state(_decode_value(saved[host] if len(saved) == hosts else saved[0]))
 
@@ -95,8 +92,8 @@ def _encode_value(value: Any) -> Any:
         raw = base64.b64encode(value.tobytes()).decode()
         return {_ARRAY: [value.dtype.name, list(value.shape), raw]}
     raise UsageTypeError(
-        f"The iterator's get_state() holds {a_type(value)}; a checkpoint keeps numbers, text, "
-        "bytes, arrays, and lists, tuples and dicts (with text as keys) of them."
+        f"The iterator's get_state() contains {a_type(value)}. A checkpoint can hold numbers, "
+        "text, bytes, arrays, and lists, tuples and dicts (with text as keys) of them."
     )
 
 

@@ -1,10 +1,8 @@
-"""Restoring what several hosts need alike: one replica of it is read, and sent to the others.
+"""Restoring arrays that several hosts need alike: one replica is read and sent to the others.
 
-In: arrays as they are to be laid out. Out: who reads which of them; the arrays, on all devices.
-
-In data-parallel training the slices are replicas of each other. Reading is what takes time with a
-bucket, and the devices' network is quicker, so only the hosts that have the first replica read.
-Every array says for itself, by its sharding, whether it has replicas on other hosts.
+In data-parallel training the slices are replicas of each other. Reading from a bucket is slow and
+the devices' network is fast, so only the hosts with the first replica read. The sharding of each
+array tells whether it has replicas on other hosts.
 """
 
 from __future__ import annotations
@@ -15,19 +13,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 _AT_ONCE_BYTES = 1 << 28
-"""How much is sent at a time, on each device: it lies there twice for a moment."""
+"""Size of one transfer, on each device, which holds it twice for a moment."""
 _LEAST_BYTES = 1 << 20
-"""Smaller arrays are quicker read than sent."""
+"""Below this size, every host reads for itself: that is faster than sending."""
 _SIZE = re.compile(r"\d+")
 
 
 class ArraySource(NamedTuple):
-    """Where an array comes from.
+    """The replica that an array is read from.
 
     Attributes:
-        axis: of the mesh; along it, all devices have the same content.
-        sharding: of the array over the devices of the first replica.
-        readers: the processes that have these devices.
+        axis: Axis of the mesh along which all devices have the same content.
+        sharding: Sharding of the array over the devices of the first replica.
+        readers: Processes that have these devices.
     """
 
     axis: str
@@ -35,29 +33,32 @@ class ArraySource(NamedTuple):
     readers: frozenset[int]
 
 
-def source_of(like: Any) -> ArraySource | None:
-    """Return who reads an array for all hosts; None if each host reads what it needs.
+def choose_source(like: Any) -> ArraySource | None:
+    """Choose the processes that read an array for all; None if each host reads what it needs.
 
     Args:
-        like: an array, or a description of one, as it is to be laid out.
+        like: An array, or a description of one, with the layout of the result.
     """
     import jax
 
     sharding = getattr(like, "sharding", None)
-    if not isinstance(sharding, jax.sharding.NamedSharding) or _integer_type_of(like.dtype) is None:
+    if (
+        not isinstance(sharding, jax.sharding.NamedSharding)
+        or _find_integer_type(like.dtype) is None
+    ):
         return None
     size_bytes = like.size * like.dtype.itemsize
     if size_bytes < _LEAST_BYTES or sharding.memory_kind not in (None, _usual_memory(sharding)):
         return None
     mesh = sharding.mesh
-    used = {name for axes in sharding.spec for name in _names(axes)}
-    everyone = _processes(mesh.devices)
+    used = {name for axes in sharding.spec for name in _list_axes(axes)}
+    all_processes = _list_processes(mesh.devices)
     for number, axis in enumerate(mesh.axis_names):
         first = mesh.devices.take([0], axis=number)
-        readers = _processes(first)
-        if axis not in used and readers < everyone:
-            few = jax.sharding.Mesh(first, mesh.axis_names)
-            return ArraySource(axis, jax.sharding.NamedSharding(few, sharding.spec), readers)
+        readers = _list_processes(first)
+        if axis not in used and readers < all_processes:
+            replica = jax.sharding.Mesh(first, mesh.axis_names)
+            return ArraySource(axis, jax.sharding.NamedSharding(replica, sharding.spec), readers)
     return None
 
 
@@ -66,13 +67,13 @@ def _usual_memory(sharding: Any) -> str:
     return str(device.default_memory().kind)
 
 
-def _names(axes: Any) -> tuple[str, ...]:
+def _list_axes(axes: Any) -> tuple[str, ...]:
     if axes is None:
         return ()
     return axes if isinstance(axes, tuple) else (axes,)
 
 
-def _processes(devices: Any) -> frozenset[int]:
+def _list_processes(devices: Any) -> frozenset[int]:
     return frozenset(device.process_index for device in devices.flat)
 
 
@@ -82,12 +83,12 @@ def spread_arrays(
     """Return the arrays on all their devices; collective.
 
     Args:
-        likes: as they are to be laid out.
-        sources: where they come from.
-        read: what this process has read of each, and is freed; None where it is no reader.
+        likes: Arrays, or descriptions, with the layout of the result.
+        sources: The source of each.
+        read: What this process has read of each, or None. The arrays are freed.
     """
     arrays: list[Any] = []
-    for start, end in _at_once(likes, sources):
+    for start, end in _group_arrays(likes, sources):
         arrays += _spread_group(likes[start:end], sources[start:end], read[start:end])
         for array in read[start:end]:
             if array is not None:
@@ -95,13 +96,15 @@ def spread_arrays(
     return arrays
 
 
-def _at_once(likes: Sequence[Any], sources: Sequence[ArraySource]) -> Iterator[tuple[int, int]]:
-    """Rows of arrays on the same devices that are sent together."""
+def _group_arrays(
+    likes: Sequence[Any], sources: Sequence[ArraySource]
+) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of arrays, on the same devices, that are sent together."""
     start = size = 0
     for number, (like, _) in enumerate(zip(likes, sources, strict=True)):
         more = like.dtype.itemsize * math.prod(like.sharding.shard_shape(like.shape))
-        apart = like.sharding.mesh != likes[start].sharding.mesh
-        if number > start and (apart or size + more > _AT_ONCE_BYTES):
+        is_new_mesh = like.sharding.mesh != likes[start].sharding.mesh
+        if number > start and (is_new_mesh or size + more > _AT_ONCE_BYTES):
             yield start, number
             start, size = number, 0
         size += more
@@ -125,7 +128,7 @@ def _spread_group(
 
 
 def _strip_axis_types(sharding: Any) -> Any:
-    """The same over a mesh whose axes are not part of the arrays' types."""
+    """Return the sharding over a mesh whose axes are not part of the arrays' types."""
     import jax
 
     mesh = jax.sharding.Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
@@ -133,38 +136,38 @@ def _strip_axis_types(sharding: Any) -> Any:
 
 
 def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
-    """An array with one replica after the other: the first is what was read, the others are
-    zero."""
+    """Return an array with one replica after the other: the first is what was read, the rest are
+    zeros."""
     import jax
     import numpy as np
 
     plain = _strip_axis_types(like.sharding)
-    over = jax.sharding.NamedSharding(
+    stacked = jax.sharding.NamedSharding(
         plain.mesh, jax.sharding.PartitionSpec(source.axis, *plain.spec)
     )
     shape = (plain.mesh.shape[source.axis], *like.shape)
-    shards = {} if read is None else {each.device: each.data for each in read.addressable_shards}
-    zeros = np.zeros(over.shard_shape(shape), like.dtype)
+    shards = {} if read is None else {part.device: part.data for part in read.addressable_shards}
+    zeros = np.zeros(stacked.shard_shape(shape), like.dtype)
     parts = [
         shards[device][None] if device in shards else jax.device_put(zeros, device)
-        for device in over.addressable_devices
+        for device in stacked.addressable_devices
     ]
-    return jax.make_array_from_single_device_arrays(shape, over, parts)
+    return jax.make_array_from_single_device_arrays(shape, stacked, parts)
 
 
 def _sum_replicas(stacked: Any) -> Any:
-    """The replicas' sum, bit by bit: -0.0 and every NaN stay what they are."""
+    """Return the sum of the replicas as integers: -0.0 and every NaN keep their bits."""
     import jax
 
-    bits = _integer_type_of(stacked.dtype)
+    bits = _find_integer_type(stacked.dtype)
     if stacked.dtype == bool:
         return stacked.astype(bits).sum(axis=0, dtype=bits).astype(bool)
     as_bits = jax.lax.bitcast_convert_type(stacked, bits)
     return jax.lax.bitcast_convert_type(as_bits.sum(axis=0, dtype=bits), stacked.dtype)
 
 
-def _integer_type_of(dtype: Any) -> Any:
-    """The type of integers with as many bits; None for types that are not sent."""
+def _find_integer_type(dtype: Any) -> Any:
+    """Return the integer type with as many bits; None for types that are not sent."""
     import numpy as np
 
     types = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}

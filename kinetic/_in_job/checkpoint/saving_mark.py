@@ -1,6 +1,6 @@
-"""Tells the agent of this host that a checkpoint is being written, for those who watch the job.
+"""Files that tell the agent of this host which checkpoint is being written.
 
-In: a tier, steps. Out: a file in the host's folder, for as long as a save goes on.
+A file exists in the host's folder exactly while a save is in progress.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kinetic._core.preemption import SAVING, VARIABLE
 from kinetic._in_job import slices
 
 _POLL_S = 0.1
-"""Agents look once a second."""
+"""Shorter than the second between two reads of the agent."""
 
 
 class SavingMark:
-    """The mark of one tier, which saves one step after the other. Outside of a job it does nothing.
+    """Marks the step that one tier is saving; a no-op outside a job.
 
     Args:
         tier: "local" or "persistent".
@@ -32,7 +32,7 @@ class SavingMark:
         self._lock = threading.Lock()
 
     def set(self, step: int) -> None:
-        """A save of this step begins."""
+        """Mark that a save of this step has begun."""
         with self._lock:
             self._step = step
             if self._path is not None:
@@ -40,12 +40,12 @@ class SavingMark:
                     self._path.write_text(str(step))
 
     def clear(self) -> None:
-        """It is over."""
+        """Mark that the save is over."""
         with self._lock:
             self._remove()
 
     def clear_after(self, is_saving: Callable[[], bool], limit_s: float) -> None:
-        """Clear it in the background when the save is over, at the latest after this time."""
+        """Clear the mark in the background once `is_saving` returns False, or after the limit."""
         if self._path is not None:
             args = self._step, is_saving, time.monotonic() + limit_s
             threading.Thread(
@@ -56,7 +56,7 @@ class SavingMark:
         while self._step == step and is_saving() and time.monotonic() < until:
             time.sleep(_POLL_S)
         with self._lock:
-            if self._step == step:  # else the next save has begun
+            if self._step == step:  # Otherwise the next save has begun.
                 self._remove()
 
     def _remove(self) -> None:

@@ -1,11 +1,8 @@
-"""Points at which all hosts do the same: what one requests, all do at one call of `save`.
+"""Agreement on the call of `save` at which all hosts fulfil a request of one of them.
 
-In: requests (a host is about to be taken away, time for a persistent checkpoint), calls of
-`save`. Out: at one call, the same on all hosts, the request.
-
-Asking the others at every step would cost a collective each. Instead a thread of each host waits
-for a request in the coordination service. Then all hosts say how many calls they have begun, and
-`save` waits meanwhile; the point is the call after the furthest of them.
+A collective at every step would be too slow. Instead a thread of each host waits for a request in
+the coordination service. Then all hosts publish how many calls of `save` they have begun, `save`
+blocks meanwhile, and the request is fulfilled at the call after the furthest of them.
 """
 
 from __future__ import annotations
@@ -20,40 +17,39 @@ from kinetic._in_job import elastic, preemption
 from kinetic._in_job.peers import Peers
 
 _log = logging.getLogger(__name__)
-_ASKED_EVERY_S = 10.0
+_POLL_S = 10.0
 _LIMIT_S = 60.0
-"""How long the hosts may take to say where they are: a host that is lost must not hold the others
-for longer."""
+"""Time for all hosts to publish their calls: a lost host must not hold up the others for longer."""
 
 
 class SyncRequest(StrEnum):
-    """What a host requests. Of several in one round the last one counts; the others are made again
-    in the next."""
+    """A request of a host. If several hosts make requests in one round, the last one counts; the
+    others are repeated in the next round."""
 
     TIME = "time"
-    """Enough time has passed for a persistent checkpoint."""
+    """A persistent checkpoint is due by time."""
     PREEMPTED = "preempted"
-    """A host will be taken away: save, then leave."""
+    """A host will be taken away: save, then end."""
     REFORM = "reform"
-    """A slice of an elastic job is back: save, then begin again on all slices."""
+    """A slice of an elastic job is back: save, then restart on all slices."""
 
 
 def find_request() -> SyncRequest | None:
-    """Return what makes this host's function leave, as far as it knows by itself."""
+    """Return the request of this host for all hosts to end the attempt, or None."""
     if preemption.preempted():
         return SyncRequest.PREEMPTED
-    return SyncRequest.REFORM if elastic.is_asked() else None
+    return SyncRequest.REFORM if elastic.is_slice_back() else None
 
 
 class SyncPoints:
     """Agrees on the calls at which requests are fulfilled.
 
     Args:
-        peers: the hosts.
-        find_request: what this host knows of that makes the hosts leave, or None; asked at every
-            call.
-        every_s: the leader requests a checkpoint when none was made for so long; None for never.
-        clock: seconds, monotonic.
+        peers: The hosts.
+        find_request: Returns this host's request, or None; called at every call of `save`.
+        every_s: Host 0 requests a persistent checkpoint after so many seconds without one; None for
+            never.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -82,37 +78,38 @@ class SyncPoints:
         self._thread.start()
 
     def call(self) -> SyncRequest | None:
-        """Count a call of `save`; return what all hosts do at this one."""
+        """Count a call of `save`; return the request that all hosts fulfil at this call, or
+        None."""
         wanted = self._find_request()
         if wanted is not None and wanted not in self._past_requests:
             if self._peers.count == 1:
                 self._past_requests.add(wanted)
                 return wanted
-            self._tell(wanted)
+            self._publish(wanted)
         with self._lock:
             self._calls += 1
             if self._agreed is None or self._calls < self._agreed[0]:
                 return None
-            what = self._agreed[1]
+            request = self._agreed[1]
             self._agreed = None
-            if what is not SyncRequest.TIME:
-                self._past_requests.add(what)
+            if request is not SyncRequest.TIME:
+                self._past_requests.add(request)
             self._fulfilled.set()
-            return what
+            return request
 
-    def _tell(self, what: SyncRequest) -> None:
-        """Tell the others, once in each round: one request may come too late for it."""
+    def _publish(self, request: SyncRequest) -> None:
+        """Publish a request, once per round: it may be too late for the current one."""
         round_ = self._round
-        if self._announcement != (what, round_):
-            self._peers.set(f"request/{round_}", what)
-            self._announcement = (what, round_)
+        if self._announcement != (request, round_):
+            self._peers.set(f"request/{round_}", request)
+            self._announcement = (request, round_)
 
     def note_save(self) -> None:
-        """A persistent checkpoint was made: the time counts from now."""
+        """Restart the clock: a persistent checkpoint was made."""
         self._saved_at = self._clock()
 
     def close(self) -> None:
-        """End the thread as soon as it looks up. Idempotent."""
+        """Tell the thread to end. Idempotent."""
         self._closed.set()
         self._fulfilled.set()
 
@@ -122,17 +119,16 @@ class SyncPoints:
                 self._run_round()
         except Exception as error:  # noqa: BLE001 - the world has ended, or is about to
             if not self._closed.is_set():
-                _log.debug("no more requests are heard: %s", error)
-            # Nobody must wait for an agreement that will not come.
-            self._agreed = None
+                _log.debug("requests of other hosts are no longer received: %s", error)
+            self._agreed = None  # No agreement will come: `save` must not wait for it.
 
     def _run_round(self) -> None:
-        heard = self._peers.get(f"request/{self._round}", self._patience_s())
+        request = self._peers.get(f"request/{self._round}", self._patience_s())
         if self._closed.is_set():
             return
-        if heard is None:
+        if request is None:
             if self._every_s is not None and self._clock() - self._saved_at >= self._every_s:
-                self._tell(SyncRequest.TIME)
+                self._publish(SyncRequest.TIME)
             return
         with self._lock:
             round_, self._round = self._round, self._round + 1
@@ -141,7 +137,7 @@ class SyncPoints:
             except TimeoutError as error:
                 _log.warning(
                     "a checkpoint was requested (%s), but not all hosts have answered: %s",
-                    heard,
+                    request,
                     error,
                 )
                 return
@@ -152,23 +148,23 @@ class SyncPoints:
         self._fulfilled.wait()
 
     def _agree(self, round_: int) -> tuple[int, SyncRequest]:
-        """The call, and what is done at it: the leader decides, because hosts may
-        request different things at once."""
+        """Return the call, and the request fulfilled at it. Host 0 decides: hosts may make
+        different requests at once."""
         folder = f"calls/{round_}"
         self._peers.set(f"{folder}/{self._peers.index}", str(self._calls))
         self._peers.wait_at_barrier(folder, _LIMIT_S)
         if self._peers.index == 0:
             begun = [int(calls) for calls in self._peers.get_all(folder).values()]
-            what = self._peers.get(f"request/{round_}", _LIMIT_S)
-            self._peers.set(f"point/{round_}", f"{max(begun) + 1} {what}")
-        decided = self._peers.get(f"point/{round_}", _LIMIT_S)
-        if decided is None:
-            raise TimeoutError("the leader does not answer")
-        call, what = decided.split()
-        return int(call), SyncRequest(what)
+            request = self._peers.get(f"request/{round_}", _LIMIT_S)
+            self._peers.set(f"point/{round_}", f"{max(begun) + 1} {request}")
+        decision = self._peers.get(f"point/{round_}", _LIMIT_S)
+        if decision is None:
+            raise TimeoutError("host 0 does not answer")
+        call, request = decision.split()
+        return int(call), SyncRequest(request)
 
     def _patience_s(self) -> float:
         if self._every_s is None:
-            return _ASKED_EVERY_S
-        left_s = self._saved_at + self._every_s - self._clock()
-        return min(max(left_s, 0.001), _ASKED_EVERY_S)
+            return _POLL_S
+        remaining_s = self._saved_at + self._every_s - self._clock()
+        return min(max(remaining_s, 0.001), _POLL_S)

@@ -1,8 +1,5 @@
-"""The state of a training, leaf by leaf: what its parts are called, and which part of each array
-this process has.
-
-In: a pytree. Out: `Leaf`s, `ArrayPart`s; a pytree from them.
-"""
+"""The state of a training, leaf by leaf: names, types, and the parts of each array that this
+process has."""
 
 from __future__ import annotations
 
@@ -17,24 +14,24 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CheckpointError, CheckpointMismatch, a_type, name_some
 
 _PLAIN = (bool, int, float)
-_NO_NUMBERS = "OSUMm"
-"""Kinds of numpy's types that cannot be saved: objects, text, times."""
-_NAMED = 3
+_UNSAVABLE_KINDS = "OSUMm"
+"""Kinds of NumPy types that cannot be saved: objects, text, times."""
+_MOST_NAMED = 3
 _WEAK, _SCALAR = "weak", "scalar"
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is known of a leaf on all hosts.
+    """The description of a leaf, the same on all hosts.
 
     Attributes:
-        name: its path in the pytree, for example "['params']['w']".
-        shape: of the whole array; () for what is no array.
-        dtype: numpy's name of its type; "" for a plain value.
-        key: how random numbers are made of it, for a typed key of JAX; else "".
-        value: of a leaf that is no array.
-        kind: "weak" for a weakly typed array of JAX, as `jnp.asarray(0.1)`; "scalar" for a number
-            of numpy; "" for other arrays; None where it is not known.
+        name: Path in the pytree, for example "['params']['w']".
+        shape: Shape of the whole array; () for a value that is not an array.
+        dtype: NumPy's name of the type; "" for a plain value.
+        key: Implementation of a typed JAX key, such as "threefry2x32"; else "".
+        value: Value of a leaf that is not an array.
+        kind: "weak" for a weakly typed JAX array such as `jnp.asarray(0.1)`; "scalar" for a NumPy
+            number; "" for other arrays; None if not recorded.
     """
 
     name: str
@@ -46,11 +43,11 @@ class Leaf:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this is an array without content, as one of shape (0, 3)."""
+        """True for an array without content, such as one of shape (0, 3)."""
         return 0 in self.shape
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object, without what is not given."""
+        """Return a JSON object, without fields that do not apply."""
         if not self.dtype:
             return {"name": self.name, "value": self.value}
         named = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
@@ -58,7 +55,6 @@ class Leaf:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Leaf:
-        """Rebuild from `to_json`."""
         return cls(
             data["name"],
             tuple(data.get("shape", ())),
@@ -71,7 +67,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """A box of an array, and where its content is."""
+    """A box of an array, and its content."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -82,14 +78,14 @@ class TreeState(NamedTuple):
     """A pytree, taken apart.
 
     Attributes:
-        leaves: what is known of them on all hosts.
-        values: what is behind them; typed keys as plain arrays, and arrays that each host has for
-            itself as arrays of numpy; or descriptions of the arrays.
-        structure: as JAX knows it.
-        placed: on which devices of this host the latter lie, by their numbers; None for arrays
-            that JAX moves to where they are needed ("uncommitted"), as `jnp.zeros(3)` makes them.
-        joined: what Orbax calls the leaves.
-        described: the arrays whose descriptions are among the values.
+        leaves: Descriptions of the leaves, the same on all hosts.
+        values: Their values. Typed keys are plain arrays, and process-local arrays are NumPy
+            arrays. Or descriptions of the arrays.
+        structure: JAX's structure of the pytree.
+        placed: Shardings of process-local arrays, by number of the leaf; None for arrays that JAX
+            may move ("uncommitted"), such as `jnp.zeros(3)`.
+        joined: Orbax's names of the leaves.
+        described: The arrays that descriptions among the values stand for.
     """
 
     leaves: list[Leaf]
@@ -100,21 +96,21 @@ class TreeState(NamedTuple):
     described: Sequence[Any] = ()
 
     def is_abstract(self) -> bool:
-        """Whether arrays are described that do not exist."""
+        """True if some descriptions stand for arrays that do not exist."""
         return len(self.described) < sum(hasattr(value, "sharding") for value in self.values)
 
     def make_room(self) -> None:
-        """Free the arrays that are described here where a device has no room for as many again."""
+        """Free the described arrays if a device has no room for as many again."""
         arrays = [array for array in self.described if not array.is_deleted()]
         sizes: collections.Counter[Any] = collections.Counter()
         for shard in (shard for array in arrays for shard in array.addressable_shards):
             sizes[shard.device] += shard.data.nbytes
-        if any(_free_bytes(device) < 2 * size for device, size in sizes.items()):
+        if any(_read_free_bytes(device) < 2 * size for device, size in sizes.items()):
             for array in arrays:
                 array.delete()
 
-    def look_alike(self) -> list[str]:
-        """Return the names of leaves that Orbax would write to one place: those of "a.b" and of
+    def list_clashing(self) -> list[str]:
+        """Return the names of leaves that Orbax would write to the same place, such as "a.b", and
         "b" below "a"."""
         counts = collections.Counter(self.joined)
         return [
@@ -124,24 +120,27 @@ class TreeState(NamedTuple):
         ]
 
     def plain(self) -> Any:
-        """Return the same pytree, with plain arrays for typed keys; of one array alone a dict, as
-        Orbax wants it. It saves no empty arrays and no empty states: a zero stands for each. Where
-        leaves look alike to it, it is a dict of them by our names."""
+        """Return the pytree as Orbax saves it.
+
+        Typed keys are plain arrays, empty arrays and states are zeros, and a bare array is in a
+        dict: Orbax cannot save these. If Orbax's names of leaves clash, it is a dict by kinetic's
+        names.
+        """
         import jax
         import numpy as np
 
         files = self.in_files()
         if not files:
             return {"nothing": np.zeros((), np.int8)}
-        if self.joined == [""] or self.look_alike():
+        if self.joined == [""] or self.list_clashing():
             return files
         return jax.tree_util.tree_unflatten(self.structure, files.values())
 
     def in_files(self) -> dict[str, Any]:
-        """Return the values that `plain` has, by what Orbax calls them."""
+        """Return the values of `plain`, by Orbax's names."""
         import numpy as np
 
-        names = [leaf.name for leaf in self.leaves] if self.look_alike() else self.joined
+        names = [leaf.name for leaf in self.leaves] if self.list_clashing() else self.joined
         values = [
             np.zeros((), np.int8) if leaf.is_empty else value
             for leaf, value in zip(self.leaves, self.values, strict=True)
@@ -157,10 +156,11 @@ class TreeState(NamedTuple):
         ]
 
     def as_saved(self, leaves: Sequence[Leaf]) -> TreeState:
-        """Return this state with the kind that was saved where one is a number and the other an
-        array of shape (), or a number of another kind: a number of the first state is an array
-        after a compiled step, and JAX computes with that in another precision. It does so with
-        weakly typed arrays, too."""
+        """Return this state with scalars of the kind that was saved.
+
+        A Python number in the first state is an array of shape () after a compiled step, and JAX
+        computes with it in another precision. The same goes for weakly typed arrays.
+        """
         import numpy as np
 
         saved = {leaf.name: leaf for leaf in leaves}
@@ -178,10 +178,10 @@ class TreeState(NamedTuple):
         return laid_out
 
     def with_values(self, value_of: Callable[[int], Any]) -> Any:
-        """Return a pytree of this structure.
+        """Return a pytree of this structure with new values.
 
         Args:
-            value_of: the new content of a leaf that is not empty, from its number.
+            value_of: Returns the value of a leaf that is not empty, by its number.
         """
         import jax
         import jax.numpy as jnp
@@ -198,7 +198,7 @@ class TreeState(NamedTuple):
             else:
                 new = jnp.zeros(like.shape, like.dtype, device=where)
             if isinstance(new, np.ndarray) and isinstance(like, np.ndarray):
-                new = new.astype(like.dtype, copy=False)  # whose bytes may be in another order
+                new = new.astype(like.dtype, copy=False)  # The byte order may differ.
             if number in self.placed:
                 where = self.placed[number]
                 new = jnp.asarray(np.asarray(new)) if where is None else jax.device_put(new, where)
@@ -214,33 +214,35 @@ def take_apart(state: Any, *, describes: bool = False) -> TreeState:
     """Take a pytree apart.
 
     Args:
-        state: the pytree.
-        describes: also take `jax.ShapeDtypeStruct`s, which stand for arrays; and put one in the
-            place of each array, so that these can be freed.
+        state: The pytree.
+        describes: Accept `jax.ShapeDtypeStruct`s in place of arrays, and replace all arrays by
+            descriptions, so that they can be freed.
 
     Raises:
-        CheckpointError: a leaf is neither an array nor a number, or has the name of another one.
+        CheckpointError: A leaf is neither an array nor a number, or two leaves have the same name.
     """
     import jax
     import numpy as np
 
     with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
-    pairs = [_leaf(jax.tree_util.keystr(path), value, describes) for path, value in with_paths]
-    leaves, values = [leaf for leaf, _ in pairs], [behind for _, behind in pairs]
+    pairs = [
+        _describe_leaf(jax.tree_util.keystr(path), value, describes) for path, value in with_paths
+    ]
+    leaves, values = [leaf for leaf, _ in pairs], [value for _, value in pairs]
     names = collections.Counter(leaf.name for leaf in leaves)
-    if twice := [name for name, count in names.items() if count > 1]:
+    if duplicates := [name for name, count in names.items() if count > 1]:
         raise CheckpointError(
-            f"The state has two leaves of the name {twice[0]}, so a checkpoint cannot tell them "
-            "apart: let the node of the pytree that they belong to give each a key of its own."
+            f"The state has two leaves of the name {duplicates[0]}, so a checkpoint cannot tell "
+            "them apart. Let the pytree node that they belong to give each its own key."
         )
     placed = {
         n: None if _is_movable(value) else value.sharding
         for n, value in enumerate(values)
-        if _is_own(value) or _is_movable(value)
+        if _is_process_local(value) or _is_movable(value)
     }
     joined = [join_keys(path) for path, _ in with_paths]
     if not describes:
-        values = [np.asarray(value) if _is_own(value) else value for value in values]
+        values = [np.asarray(value) if _is_process_local(value) else value for value in values]
         return TreeState(leaves, values, structure, placed, joined)
     arrays = [value for value in values if isinstance(value, jax.Array)]
     for n in (n for n, value in enumerate(values) if hasattr(value, "sharding")):
@@ -249,16 +251,16 @@ def take_apart(state: Any, *, describes: bool = False) -> TreeState:
     return TreeState(leaves, values, structure, placed, joined, arrays)
 
 
-def _free_bytes(device: Any) -> float:
-    """How much memory a device has left; infinite where it does not tell, as processors."""
-    with contextlib.suppress(Exception):  # some proxies of devices raise
+def _read_free_bytes(device: Any) -> float:
+    """Return the free memory of a device; infinite if unknown, as for CPUs."""
+    with contextlib.suppress(Exception):  # Some device proxies raise.
         about = device.memory_stats()
         return float(about["bytes_limit"] - about["bytes_in_use"])
     return math.inf
 
 
 def _make_weak(value: Any) -> Any:
-    """The same array, weakly typed, on the same devices."""
+    """Return the array weakly typed, on the same devices."""
     import jax
 
     make = jax.lax.convert_element_type_p.bind
@@ -267,20 +269,19 @@ def _make_weak(value: Any) -> Any:
 
 
 def join_keys(path: Iterable[Any]) -> str:
-    """Return what Orbax calls the leaf at a path: its keys, joined by dots."""
-    return ".".join(_key(key) for key in path)
+    """Return Orbax's name of the leaf at a path: its keys, joined by dots."""
+    return ".".join(_name_key(key) for key in path)
 
 
-def _key(key: Any) -> str:
-    """What Orbax calls a key of a path."""
+def _name_key(key: Any) -> str:
     for name in ("key", "idx", "name"):  # of a dict, a sequence, an object
         if hasattr(key, name):
             return str(getattr(key, name))
     return str(key)
 
 
-def _is_own(value: Any) -> bool:
-    """Whether each of several processes has this array for itself, as `jnp.zeros(3)` makes it."""
+def _is_process_local(value: Any) -> bool:
+    """True if each of several processes has this array for itself, such as `jnp.zeros(3)`."""
     import jax
 
     where = getattr(value, "sharding", None)
@@ -288,7 +289,7 @@ def _is_own(value: Any) -> bool:
 
 
 def _is_movable(value: Any) -> bool:
-    """Whether this array may be in a computation with arrays on other devices."""
+    """True if JAX may move this array to the devices of others in a computation."""
     import jax
 
     if isinstance(value, jax.ShapeDtypeStruct):
@@ -297,13 +298,13 @@ def _is_movable(value: Any) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    """Whether this is a typed key of JAX, or describes one."""
+    """True if this is a typed JAX key, or a description of one."""
     import jax
 
     return bool(jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key))
 
 
-def _impl_of(key: Any) -> str:
+def _find_impl(key: Any) -> str:
     import jax
 
     impls: list[Any] = []
@@ -311,25 +312,26 @@ def _impl_of(key: Any) -> str:
     return str(impls[0])
 
 
-def _leaf(name: str, value: Any, describes: bool) -> tuple[Leaf, Any]:
+def _describe_leaf(name: str, value: Any, describes: bool) -> tuple[Leaf, Any]:
     import jax
     import numpy as np
 
-    is_taken = describes and isinstance(value, jax.ShapeDtypeStruct)
-    if is_key(value) and (is_taken or isinstance(value, jax.Array)):
-        if is_taken:
+    is_described = describes and isinstance(value, jax.ShapeDtypeStruct)
+    if is_key(value) and (is_described or isinstance(value, jax.Array)):
+        if is_described:
             data = jax.eval_shape(jax.random.key_data, value)
             data = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=value.sharding)
         else:
             data = jax.random.key_data(value)
-        return Leaf(name, tuple(data.shape), data.dtype.name, _impl_of(value), kind=""), data
-    if is_taken or isinstance(value, jax.Array | np.ndarray | np.generic):
+        return Leaf(name, tuple(data.shape), data.dtype.name, _find_impl(value), kind=""), data
+    if is_described or isinstance(value, jax.Array | np.ndarray | np.generic):
         is_record = value.dtype.type is np.void
-        if value.dtype.kind in _NO_NUMBERS or is_record:
-            what = "Python objects" if value.dtype == object else value.dtype.name
-            what = "records" if is_record else what
+        if value.dtype.kind in _UNSAVABLE_KINDS or is_record:
+            content = "Python objects" if value.dtype == object else value.dtype.name
+            content = "records" if is_record else content
             raise CheckpointError(
-                f"The state's leaf {name} is an array of {what}: make it one of numbers."
+                f"The state's leaf {name} is an array of {content}: a checkpoint holds arrays of "
+                "numbers."
             )
         kind = _WEAK if getattr(value, "weak_type", False) else ""
         array = value
@@ -338,8 +340,8 @@ def _leaf(name: str, value: Any, describes: bool) -> tuple[Leaf, Any]:
         return Leaf(name, tuple(array.shape), array.dtype.name, kind=kind), array
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise CheckpointError(
-            f"The state's leaf {name} is an int of {value.bit_length()} bits, and Orbax saves "
-            "those of 64. Keep it as an array of smaller ones."
+            f"The state's leaf {name} is an int of {value.bit_length()} bits; Orbax saves at most "
+            "64. Store it as an array of smaller ints."
         )
     if isinstance(value, _PLAIN):
         return Leaf(name, value=value), value
@@ -349,9 +351,8 @@ def _leaf(name: str, value: Any, describes: bool) -> tuple[Leaf, Any]:
     )
 
 
-def parts_here(value: Any) -> list[ArrayPart]:
-    """Return the parts of an array that this process has, each once; their data are arrays of
-    devices or of numpy, not copied."""
+def list_parts(value: Any) -> list[ArrayPart]:
+    """Return the distinct parts of an array that this process has, without copying them."""
     shards = getattr(value, "addressable_shards", None)
     if shards is None:
         import numpy as np
@@ -360,52 +361,54 @@ def parts_here(value: Any) -> list[ArrayPart]:
         return [ArrayPart((0,) * array.ndim, tuple(array.shape), array)]
     parts: dict[tuple[tuple[int, ...], tuple[int, ...]], ArrayPart] = {}
     for shard in shards:
-        start, shape = box(shard.index, value.shape)
+        start, shape = make_box(shard.index, value.shape)
         parts.setdefault((start, shape), ArrayPart(start, shape, shard.data))
     return list(parts.values())
 
 
-def boxes_of(value: Any) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """Return the boxes of an array that each process needs, by its index; -1 stands for every
-    process, which needs all of an array that lies on no devices."""
+def list_boxes(value: Any) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """Return the boxes of an array that each process needs, by process; key -1 means all processes,
+    for an array on no device."""
     sharding = getattr(value, "sharding", None)
     if sharding is None:
         return {-1: {((0,) * len(value.shape), tuple(value.shape))}}
     needed: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     for device, index in sharding.devices_indices_map(tuple(value.shape)).items():
-        needed.setdefault(device.process_index, set()).add(box(index, value.shape))
+        needed.setdefault(device.process_index, set()).add(make_box(index, value.shape))
     return needed
 
 
-def box(index: Sequence[slice], shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where a box begins, and its shape."""
-    spans = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
+def make_box(
+    index: Sequence[slice], shape: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the start and shape of a box."""
+    spans = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
     return tuple(a for a, _ in spans), tuple(b - a for a, b in spans)
 
 
 def check_same(
     saved: Sequence[Leaf], now: Sequence[Leaf], where: str, *, cast: bool = False
 ) -> None:
-    """Check that what was saved fits into the state of today; a number fits an array of shape ().
+    """Check that the saved leaves fit the current ones; a number fits an array of shape ().
 
     Args:
-        saved: the leaves of then.
-        now: those of today.
-        where: what was saved, for the message.
-        cast: whether numbers may be lost by a cast.
+        saved: Leaves of the checkpoint.
+        now: Leaves of the current state.
+        where: Description of the checkpoint, for the message.
+        cast: Allow casts that lose precision.
 
     Raises:
-        CheckpointMismatch: it does not; the message names the leaves.
+        CheckpointMismatch: Leaves are missing or differ; the message names them.
     """
     old, new = {leaf.name: leaf for leaf in saved}, {leaf.name: leaf for leaf in now}
     faults = []
     if missing := [name for name in old if name not in new]:
-        faults.append(f"the state of restore() has no {name_some(missing, _NAMED)}")
+        faults.append(f"the state of restore() has no {name_some(missing, _MOST_NAMED)}")
     if added := [name for name in new if name not in old]:
-        faults.append(f"the checkpoint has no {name_some(added, _NAMED)}")
+        faults.append(f"the checkpoint has no {name_some(added, _MOST_NAMED)}")
     pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
     faults += _join_first(
-        f"{leaf.name} was {_shape(was)} and is {_shape(leaf)}"
+        f"{leaf.name} was {_describe_shape(was)} and is {_describe_shape(leaf)}"
         for was, leaf in pairs
         if (was.key, was.shape) != (leaf.key, leaf.shape)
     )
@@ -417,7 +420,7 @@ def check_same(
     faults += _join_first(f"{leaf.name} was {was.dtype} and is {leaf.dtype}" for was, leaf in loses)
     if faults:
         types = ", shapes and types" if loses else " and shapes"
-        allow = "; cast=True allows a cast that can lose" if loses else ""
+        allow = "; cast=True allows a cast that loses precision" if loses else ""
         raise CheckpointMismatch(
             f"The checkpoint {where} does not fit: {'; '.join(faults)}. Give restore() a state of "
             f"the same structure{types}{allow}, or choose another folder for a new training."
@@ -425,12 +428,12 @@ def check_same(
 
 
 def _join_first(faults: Iterable[str]) -> list[str]:
-    """The first of them, and how many there are more, as one fault or none."""
+    """Join the first faults, and the number of further ones, to one text; empty without faults."""
     names = [*faults]
-    return [name_some(names, _NAMED, "; ")] if names else []
+    return [name_some(names, _MOST_NAMED, "; ")] if names else []
 
 
-def _shape(leaf: Leaf) -> str:
+def _describe_shape(leaf: Leaf) -> str:
     if leaf.key:
         return f"a key of {leaf.key}"
     if not leaf.dtype:
@@ -439,7 +442,7 @@ def _shape(leaf: Leaf) -> str:
 
 
 def can_lose(saved: str, now: str) -> bool:
-    """Whether there are numbers of the one type that the other one has not."""
+    """True if the type `saved` has numbers that the type `now` cannot represent."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -448,7 +451,7 @@ def can_lose(saved: str, now: str) -> bool:
         return False
     if other == np.dtype(bool) or (_is(one, jnp.complexfloating) > _is(other, jnp.complexfloating)):
         return True
-    one, other = _real_type_of(one), _real_type_of(other)
+    one, other = _find_real_type(one), _find_real_type(other)
     if _is(one, jnp.integer):
         least, most = int(jnp.iinfo(one).min), int(jnp.iinfo(one).max)
         if _is(other, jnp.integer):
@@ -470,8 +473,8 @@ def _is(dtype: Any, kind: Any) -> bool:
     return bool(jnp.issubdtype(dtype, kind))
 
 
-def _real_type_of(dtype: Any) -> Any:
-    """The type of a complex number's parts."""
+def _find_real_type(dtype: Any) -> Any:
+    """Return the type of a complex number's parts."""
     import numpy as np
 
     return np.empty(0, dtype).real.dtype if dtype.kind == "c" else dtype

@@ -1,10 +1,10 @@
-"""Digests of all shards in the persistent tier: made when a state is saved, compared when it is
+"""Digests of all shards in the persistent tier: computed when a state is saved, checked when it is
 restored on any devices.
 
-Each shard is digested by the process that has its first replica, in the background, from the copy
-in the host's memory that Orbax writes as well. The regions are those of the saving mesh: a host
-checks each of them that lies within its part of today's arrays. Regions that no host has whole,
-since the state is cut otherwise now, are read once more, by one of the hosts.
+The process with the first replica of a shard digests it in the background, from the host copy that
+Orbax writes as well. The regions are those of the mesh at saving: each host checks those that lie
+within its part of the current arrays. A region that no host has completely is read a second time,
+by one host.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kinetic._in_job.checkpoint.digests import digest_of
-from kinetic._in_job.checkpoint.pieces import Box, Region, overlap, slices_of
-from kinetic._in_job.checkpoint.tree import Leaf, TreeState, parts_here
-from kinetic._in_job.checkpoint.tree import box as box_of
+from kinetic._in_job.checkpoint.pieces import Box, Region, locate_box, overlap
+from kinetic._in_job.checkpoint.tree import Leaf, TreeState, list_parts, make_box
 from kinetic._in_job.peers import Peers
 
 _NARROW = ("int2", "int4", "uint2", "uint4", "float4", "float6")
-"""Types of which not every bit in memory counts."""
+"""Prefixes of types that do not use all bits of their memory."""
 
 
 class ShardDigests:
     """The digests of the shards of which this process has the first replica.
 
     Args:
-        state: that is saved.
-        process: this one. What lies on no devices the first process saves for all.
+        state: The state being saved.
+        process: Index of this process. Process 0 also digests arrays that are on no device.
     """
 
     def __init__(self, state: TreeState, process: int) -> None:
@@ -39,7 +38,7 @@ class ShardDigests:
         self._rows: list[list[Any]] = []
         self._shards: list[tuple[int, tuple[int, ...], Any, Any]] = []
         if "proxy" in (jax.config.jax_platforms or ""):
-            return  # Their content would have to come here from all machines.
+            return  # The content of all machines' shards would have to come to this process.
         for number, value in state.arrays():
             if state.leaves[number].is_empty:
                 continue
@@ -49,13 +48,13 @@ class ShardDigests:
                     for shard in value.addressable_shards
                     if shard.replica_id == 0
                 ]
-            elif process == 0:  # Now: the function may change it in place.
-                (part,) = parts_here(value)
+            elif process == 0:  # Digest at once: the function may change the array in place.
+                (part,) = list_parts(value)
                 self._rows.append([number, part.start, part.shape, _digest(part.data)])
 
     def fetch(self) -> None:
-        """Keep the copies in the host's memory, which JAX makes once for all who ask: the devices'
-        memory may be used for something else after this."""
+        """Copy the shards to the host's memory; JAX shares the copy with Orbax. Afterwards the
+        devices may free theirs."""
         import numpy as np
 
         for *_, data in self._shards:
@@ -63,15 +62,16 @@ class ShardDigests:
         self._shards = [(*shard, np.asarray(data)) for *shard, data in self._shards]
 
     def compute(self) -> list[list[Any]]:
-        """Return the digests, as JSON: leaf, start, shape, digest. Called in the background."""
+        """Return the digests as JSON rows of leaf, start, shape and digest. Called in the
+        background."""
         while self._shards:
             leaf, shape, index, data = self._shards.pop()
-            self._rows.append([leaf, *box_of(index, shape), _digest(data)])
+            self._rows.append([leaf, *make_box(index, shape), _digest(data)])
         return self._rows
 
 
 def _digest(content: Any) -> str:
-    """The digest of an array's numbers, however they lie in memory."""
+    """Return the digest of an array's numbers, whatever their layout in memory."""
     import numpy as np
 
     array = np.asarray(content)
@@ -85,10 +85,10 @@ class Verification:
     """Compares a step with its digests; collective.
 
     Args:
-        peers: the hosts.
-        exchange: gives each host's text to all.
-        saved: the leaves, as they were saved.
-        read_again: reads a leaf as it was saved; None if that is not possible.
+        peers: The hosts.
+        exchange: Sends a text to all hosts and returns the texts of all, by host.
+        saved: Leaves as they were saved.
+        read_again: Reads a leaf as it was saved; returns None if that fails.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class Verification:
     def find_differing(
         self, own: Sequence[Any], now: TreeState, values: Sequence[Any]
     ) -> list[str]:
-        """Return the names of leaves that are not what was saved.
+        """Return the names of leaves that differ from what was saved.
 
         Args:
-            own: a share of the digests, such that all hosts together have them all.
-            now: the state as it is laid out today.
-            values: its restored leaves.
+            own: This host's share of the digests; all hosts together have all of them.
+            now: The state in its current layout.
+            values: Its restored leaves.
         """
         packed = zlib.compress(json.dumps(own).encode(), 1)
         shares = [json.loads(zlib.decompress(share)) for share in self._peers.gather(packed)]
@@ -123,7 +123,7 @@ class Verification:
         regions = sorted(digests)
         new = {leaf.name: (leaf, value) for leaf, value in zip(now.leaves, values, strict=True)}
         wrong: set[int] = set()
-        open_: list[int] = []
+        unchecked: list[int] = []
         parts: dict[int, list[tuple[Box, Any]]] = {}
         for number, region in enumerate(regions):
             saved = self._saved[region[0]]
@@ -131,32 +131,30 @@ class Verification:
             content = None
             if value.dtype.name == saved.dtype:
                 if region[0] not in parts:
-                    parts = {region[0]: [((p.start, p.shape), p.data) for p in parts_here(value)]}
+                    parts = {region[0]: [((p.start, p.shape), p.data) for p in list_parts(value)]}
                 content = cut_out(parts[region[0]], region[1])
             if content is None:
-                open_.append(number)
+                unchecked.append(number)
             elif _digest(content) != digests[region]:
                 wrong.add(region[0])
         for number, leaf in enumerate(self._saved):
             if not leaf.dtype and not _is_same(new[leaf.name][1], leaf.value):
                 wrong.add(number)
-        answers = [json.loads(each) for each in self._exchange(json.dumps([[*wrong], open_]))]
+        answers = [json.loads(text) for text in self._exchange(json.dumps([[*wrong], unchecked]))]
         wrong = {number for bad, _ in answers for number in bad}
-        unread = set.intersection(*(set(nobody) for _, nobody in answers))
-        wrong |= self._differing_in_files(sorted(regions[number] for number in unread), digests)
+        unread = set.intersection(*(set(open_) for _, open_ in answers))
+        wrong |= self._check_files(sorted(regions[number] for number in unread), digests)
         return [self._saved[number].name for number in sorted(wrong)]
 
-    def _differing_in_files(
-        self, regions: Sequence[Region], digests: Mapping[Region, str]
-    ) -> set[int]:
-        """The leaves of which these regions differ; each is read by one of the hosts."""
+    def _check_files(self, regions: Sequence[Region], digests: Mapping[Region, str]) -> set[int]:
+        """Return the leaves of which these regions differ. One host reads each leaf."""
         leaves = sorted({leaf for leaf, _ in regions})
         wrong = []
         for leaf in leaves[self._peers.index :: self._peers.count]:
-            those = [box for number, box in regions if number == leaf]
+            boxes = [box for number, box in regions if number == leaf]
             value = self._read_again(self._saved[leaf])
             whole = [] if value is None else [(((0,) * value.ndim, value.shape), value)]
-            for box in those:
+            for box in boxes:
                 content = cut_out(whole, box)
                 if content is None or _digest(content) != digests[leaf, box]:
                     wrong.append(leaf)
@@ -166,8 +164,8 @@ class Verification:
 
 
 def cut_out(parts: Sequence[tuple[Box, Any]], wanted: Box) -> Any:
-    """Return the content of a box that lies within these parts, each of other numbers than the
-    others; None if it does not."""
+    """Return the content of a box that these parts cover; None if they do not. The parts must not
+    overlap."""
     import numpy as np
 
     for box, data in parts:
@@ -178,7 +176,7 @@ def cut_out(parts: Sequence[tuple[Box, Any]], wanted: Box) -> Any:
         return None
     result = np.empty(wanted[1], common[0][1].dtype)
     for box, data, both in common:
-        result[slices_of(both, wanted)] = np.asarray(data)[slices_of(both, box)]
+        result[locate_box(both, wanted)] = np.asarray(data)[locate_box(both, box)]
     return result
 
 
