@@ -505,7 +505,7 @@ def _list_data_paths(
         # Only pickling finds data inside objects, globals and closures.
         from kinetic._pickling import call
 
-        declared += cast("tuple[Data, ...]", call.instances(kind, func, calls))
+        declared += cast("tuple[Data, ...]", call.find_instances(kind, func, calls))
     return list(dict.fromkeys(Path(data.path) for data in declared if data.is_local))
 
 

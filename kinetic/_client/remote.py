@@ -70,7 +70,7 @@ class RemoteCallable(Generic[P, R_co]):
                 "once."
             )
         spec.check_function(func)
-        origin.see(func)
+        origin.remember_namespace(func)
         is_function = inspect.isroutine(func)
         functools.update_wrapper(self, func, updated=("__dict__",) if is_function else ())
         if not hasattr(self, "__qualname__"):
@@ -469,7 +469,7 @@ class RemoteCallable(Generic[P, R_co]):
         return self._derive(self._options, (first,))
 
     def __reduce__(self) -> tuple[Any, ...] | str:
-        if origin.is_found(self) and not origin.is_cloudpickle(sys._getframe(1)):
+        if origin.is_importable(self) and not origin.is_cloudpickle(sys._getframe(1)):
             return self.__qualname__
         # Pickle the plain function, with the standard library only: unpickling must not need
         # kinetic.

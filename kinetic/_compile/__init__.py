@@ -1,1 +1,1 @@
-"""The real TPU compiler without a TPU: programs of JAX, as they would be on a slice."""
+"""The real TPU compiler without a TPU: JAX programs compiled as they would be on a slice."""

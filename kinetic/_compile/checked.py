@@ -1,7 +1,6 @@
-"""The programs of a run on a simulated slice, as its leader leaves them; and what the compiler of
-the real slice says of all of them.
+"""Compile check of a simulated run: its programs, compiled for the real slice.
 
-In: a folder. Out: `Lowered` programs, largest first; `CheckReport`.
+The leader of the run leaves its lowered programs in a folder.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kinetic.errors import CorruptRecord
 SKIPPED = "skipped.json"
 _WORTH_ALL = (CompileVerdict.TOO_LARGE, CompileVerdict.REFUSED)
 MOST_COMPILED = 24
-"""The largest programs of a run: a training has two or three that matter."""
+"""Number of programs to compile, largest first: a training has two or three that matter."""
 
 
 def name_files(number: int) -> tuple[str, str]:
@@ -35,12 +34,12 @@ def name_files(number: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Skipped(Record, called="The count of programs"):
-    """What was not kept: at least so many programs.
+    """Lower bounds of the numbers of programs that a run has not saved.
 
     Attributes:
-        tree: where the source lay on the host.
-        small: single operations.
-        beyond: more than are kept.
+        tree: Folder of the source on the host.
+        small: Programs of a single operation.
+        beyond: Programs beyond the limit.
     """
 
     tree: str = ""
@@ -50,13 +49,13 @@ class Skipped(Record, called="The count of programs"):
 
 @dataclass(frozen=True)
 class CheckReport(Record, called="The report of the check"):
-    """What the compiler of the real slice says of the programs of a run.
+    """The compiler's results for the programs of a run.
 
     Attributes:
-        accelerator: the slice.
-        reports: of programs, largest first.
-        small: programs of one operation, which were not looked at, at least.
-        left_out: programs beyond the number that is compiled, at least.
+        accelerator: The slice.
+        reports: Reports of programs, largest program first.
+        small: Lower bound of programs of a single operation, which are not checked.
+        left_out: Lower bound of programs beyond the number that is compiled.
     """
 
     accelerator: str
@@ -66,13 +65,13 @@ class CheckReport(Record, called="The report of the check"):
 
     @property
     def ok(self) -> bool:
-        """Whether all programs that were compiled fit."""
+        """True if all compiled programs fit."""
         return all(report.fits for report in self.reports)
 
     def text(self, width: int | None = None) -> str:
-        """Return it for people: the largest program of the caller's own in full, and those that do
-        not fit; the others in a line each."""
-        own = (n for n, each in enumerate(self.reports) if not hlo.is_of_library(each.source))
+        """Return the check as text: the caller's largest program and those that do not fit in full,
+        and a line for each of the rest."""
+        own = (n for n, report in enumerate(self.reports) if not hlo.is_library(report.source))
         first = next(own, 0)
         texts = [
             report.text(width)
@@ -82,42 +81,42 @@ class CheckReport(Record, called="The report of the check"):
         ]
         verdicts = Counter(str(report.verdict) for report in self.reports)
         counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
-        count = _count(len(self.reports))
+        count = _format_count(len(self.reports))
         head = f"{count} compiled for {self.accelerator}: {counts or 'nothing'}"
         return "\n\n".join([head, *texts, *self._name_rest()])
 
     def _name_rest(self) -> Iterator[str]:
         if self.small:
             were = "was" if self.small == 1 else "were"
-            yield f"At least {_count(self.small)} of one operation {were} not looked at."
+            yield f"At least {_format_count(self.small)} of one operation {were} not checked."
         if self.left_out:
-            yield f"At least {_count(self.left_out)} smaller than these were not compiled."
+            yield f"At least {_format_count(self.left_out)} smaller than these were not compiled."
 
     def __str__(self) -> str:
         return self.text()
 
 
-def _count(programs: int) -> str:
+def _format_count(programs: int) -> str:
     return f"{programs} program{'' if programs == 1 else 's'}"
 
 
 def read_programs(folder: Path) -> list[Lowered]:
-    """Return what was kept in a folder, largest first."""
+    """Return the saved programs in a folder, largest first."""
     programs = []
-    for place in sorted(folder.glob("[0-9]*.json")):
+    for path in sorted(folder.glob("[0-9]*.json")):
         with contextlib.suppress(OSError, CorruptRecord):
-            program = LoweredProgram.read(place.read_bytes())
-            programs.append(Lowered(program, place.with_suffix(".mlir").read_bytes()))
+            program = LoweredProgram.read(path.read_bytes())
+            programs.append(Lowered(program, path.with_suffix(".mlir").read_bytes()))
     return sorted(programs, key=lambda lowered: -lowered.program.weight)
 
 
 class ProgramCheck:
-    """Compiles what a run has left."""
+    """Compiles the programs that a run has saved."""
 
     def __init__(
         self, folder: Path, target: CompileTarget, compilers: Compilers, *, client_root: str = ""
     ) -> None:
-        """`client_root`: where the source lies here, for the lines that are shown."""
+        """`client_root` is the folder of the source on this machine, for lines in reports."""
         self._target = target
         self._compilers = compilers
         self._client_root = client_root
@@ -128,11 +127,11 @@ class ProgramCheck:
 
     @property
     def count(self) -> int:
-        """How many programs will be compiled."""
+        """Number of programs to compile."""
         return min(len(self._programs), MOST_COMPILED)
 
     def compile(self) -> Iterator[CompileReport]:
-        """Yield the reports as they are ready; afterwards `report` has them all."""
+        """Yield each report when it is ready; afterwards `report` has all of them."""
         chosen = self._programs[:MOST_COMPILED]
         self._reports: dict[int, CompileReport] = {}
         for number, lowered in enumerate(chosen):
@@ -147,7 +146,7 @@ class ProgramCheck:
             yield self._note(open_[at], report)
 
     def _note(self, number: int, report: CompileReport) -> CompileReport:
-        """Keep a report, with the caller's own files in it."""
+        """Store a report, with its files renamed to the caller's."""
         if self._skipped.tree and self._client_root:
             report = _rename_files(report, self._skipped.tree, self._client_root)
         self._reports[number] = report
@@ -155,7 +154,7 @@ class ProgramCheck:
 
     @property
     def report(self) -> CheckReport:
-        """All of it, once it was compiled."""
+        """All reports, once `compile` has ended."""
         left_out = len(self._programs) - self.count + self._skipped.beyond
         reports = tuple(report for _, report in sorted(self._reports.items()))
         return CheckReport(
@@ -165,7 +164,7 @@ class ProgramCheck:
     def _find_refusal(self, program: LoweredProgram) -> str:
         real = self._target.devices_per_slice * self._target.slices
         if not program.refused and max(program.positions, default=0) >= real:
-            return f"it uses {max(program.positions) + 1} devices, and the slices have {real}"
+            return f"it uses {max(program.positions) + 1} devices, but the slices have {real}"
         return program.refused
 
 

@@ -1,9 +1,9 @@
-"""One program, compiled by the real compiler in a process of its own, which may crash or use up
-all memory without harm to anybody, and whose environment may be another one than the program's:
-it needs jaxlib and libtpu, and not JAX, which would take a second to import.
+"""The process that compiles one program with the real compiler.
 
-In: a folder with `program.json`, `target.json` and `module.mlir`. Out: `report.json` in it; what
-the compiler's C++ has to say on stderr.
+It may crash or use up all memory without harm to the caller, and has an environment of its own. It
+needs jaxlib and libtpu, but not JAX, which would take a second to import. It reads `program.json`,
+`target.json` and `module.mlir` in a folder, writes `report.json` there, and its stderr has the
+output of the compiler's C++.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _BUFFERS = 12
 
 
 def main() -> None:
-    """Compile what lies in the folder that the command names, and leave the report there; end with
-    the process whose id it names. The compiler's versions and file are named, too."""
+    """Compile the program in the folder that the command line names, and write the report there.
+    The process ends with its parent."""
     folder = Path(sys.argv[1])
     processes.die_with_parent(int(sys.argv[2]))
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads spin, and have nothing to do
-    gc.disable()  # much is made here, and kept to the end
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads would spin idly.
+    gc.disable()  # Almost all objects live until the process ends.
     compiler = TpuCompiler(*sys.argv[3:])
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
     target = CompileTarget.read((folder / TARGET).read_bytes())
@@ -47,7 +47,7 @@ def main() -> None:
 def compile_program(
     program: LoweredProgram, target: CompileTarget, folder: Path, compiler: TpuCompiler
 ) -> CompileReport:
-    """Compile the module in a folder, here."""
+    """Compile the module in a folder, in this process."""
     begun = time.monotonic()
     about: dict[str, Any] = {
         "name": program.name,
@@ -62,7 +62,7 @@ def compile_program(
         devices = topologies.describe(target, compiler.library)
         own = [devices[at] for at in program.positions]
         executable = _compile(program, folder, own)
-    except Exception as error:  # noqa: BLE001 - whatever the compiler raises, it is what it says
+    except Exception as error:  # noqa: BLE001 - the compiler's message is the result
         took_s = time.monotonic() - begun
         return _report_error(str(error), about | {"took_s": took_s}, folder)
     fits = CompileReport(
@@ -74,7 +74,7 @@ def compile_program(
     try:
         read = _read_dump(folder, _OPTIMIZED)
     except (OSError, StopIteration):
-        return replace(fits, detail="The compiler has not left its program: only memory is known.")
+        return replace(fits, detail="The compiler did not dump its program: only memory is known.")
     return replace(
         fits,
         buffers=tuple(costs.find_buffers(read, _BUFFERS)),
@@ -86,11 +86,11 @@ def compile_program(
 
 
 def _compile(program: LoweredProgram, folder: Path, devices: list[Any]) -> Any:
-    """Have libtpu compile a module, as `jax.stages.Lowered.compile` does, and write its program
-    down: `as_text` reads only what is no newer than jaxlib, and libtpu often is."""
+    """Have libtpu compile a module, like `jax.stages.Lowered.compile`, and dump its program:
+    `as_text` cannot read the output of a libtpu that is newer than jaxlib, as it often is."""
     from jaxlib import _jax, xla_client  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import sdy  # noqa: F401 - the context is to know it
+    from jaxlib.mlir.dialects import sdy  # noqa: F401 - registers the dialect with the context
 
     with ir.Context() as context:
         module = _jax.mlir.deserialize_portable_artifact((folder / MODULE).read_bytes(), context)
@@ -111,7 +111,7 @@ def _make_options(program: LoweredProgram, folder: Path, devices: list[Any]) -> 
     ids = np.array([[device.id for device in devices]])
     options.device_assignment = xla_client.DeviceAssignment.create(ids)
     options.parameter_is_tupled_arguments = program.tuples
-    options.profile_version = -1  # none is looked for
+    options.profile_version = -1  # Do not search for a profile.
     build = options.executable_build_options
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = program.shardy
@@ -143,7 +143,7 @@ def _read_dump(folder: Path, pattern: str) -> hlo.Module:
 
 
 def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileReport:
-    """What the compiler refused, and by how much a program is too large, where it says so."""
+    """Report a refusal, or by how much a program is too large, if the compiler says that."""
     try:
         lowered = _read_dump(folder, _LOWERED)
     except (OSError, StopIteration):
@@ -162,9 +162,9 @@ def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileR
 
 
 def _lay_out(program: LoweredProgram, devices: list[Any]) -> DeviceLayout:
-    """The mesh as the compiled program sees it: libtpu makes a program for one slice, whose
-    partitions are those of the first."""
-    slices = [topologies.slice_of(device) for device in devices]
+    """Return the mesh as the compiled program sees it: libtpu makes a program for one slice, with
+    the partitions of the first."""
+    slices = [topologies.find_slice(device) for device in devices]
     own = [at for at, index in enumerate(slices) if index == slices[0]]
     return DeviceLayout(
         program.axes,

@@ -1,12 +1,9 @@
-"""What a program costs one device each time it runs: operations, bytes of memory, bytes between
-chips, and its largest arrays.
-
-In: the program (`hlo.Module`), where devices lie in the mesh. Out: `Collective`s, `Buffer`s, sums.
-Pure.
+"""Cost of one run of a program on one device: operations, bytes of memory, bytes between chips, and
+its largest arrays. Pure.
 
 The compiler's own `cost_analysis` counts the body of a loop once, so that a model whose layers are
-a `scan` looks like one layer. Here each instruction counts as often as it runs. What custom kernels
-do inside is not counted: their arrays are.
+a `scan` looks like one layer. Here each instruction counts as often as it runs. The operations
+inside custom kernels are not counted; their arrays are.
 """
 
 from __future__ import annotations
@@ -27,10 +24,11 @@ _FREE = frozenset(
         *("send", "send-done", "recv", "recv-done", "async-start", "async-update"),
     )
 )
-"""They move nothing in memory themselves: where they call a computation, its instructions do."""
+"""Instructions that move nothing in memory themselves. The instructions of a computation that they
+call do."""
 _MOVES = _FREE | {"copy"}
-"""They make no array that is not there already."""
-_KINDS = (
+"""Instructions that make no new array."""
+_COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("ragged-all-to-all", "collective-broadcast"),
 )
@@ -38,21 +36,21 @@ _TAKE_PARTS = ("dynamic-slice", "slice", "gather")
 _PUT_PARTS = ("dynamic-update-slice", "scatter")
 _LEAST_BUFFER = 1 << 20
 _MOST_POSITIONS = 1 << 22
-"""Of a window, in one dimension: more are counted as if none were padding."""
+"""Positions of a window in one dimension to count exactly; beyond this, padding counts as data."""
 Cost = Callable[[str, Instruction], float]
-"""What an instruction of the named computation costs each time that it runs."""
+"""Cost of one run of an instruction in the named computation."""
 
 
 def count_runs(module: Module, cost: Cost) -> dict[str, float]:
-    """Return how often each computation runs at least, fusions included. Loops whose length cannot
-    be read count once; of branches the one that costs least counts, and the others 0 times."""
+    """Return a lower bound of the runs of each computation, fusions included. A loop of unknown
+    length counts once. Of branches, the cheapest counts, and the others 0 times."""
     runs_of: dict[str, dict[str, float]] = {}
 
     def count(name: str) -> dict[str, float]:
         if name not in runs_of:
             runs: dict[str, float] = defaultdict(float, {name: 1.0})
             for instruction in module.computations.get(name, {}).values():
-                for called, repeats in _calls_of(module, name, instruction, weigh):
+                for called, repeats in _list_calls(module, name, instruction, weigh):
                     for inner, times in count(called).items():
                         runs[inner] += times * repeats
             runs_of[name] = dict(runs)
@@ -73,74 +71,78 @@ def _sum_up(module: Module, runs: Mapping[str, float], cost: Cost) -> float:
     )
 
 
-def _calls_of(
+def _list_calls(
     module: Module, where: str, instruction: Instruction, weigh: Callable[[str], float]
 ) -> Iterator[tuple[str, float]]:
     if instruction.opcode == "while":
-        yield instruction.attribute("body"), _trips(module, module.computations[where], instruction)
+        yield (
+            instruction.attribute("body"),
+            _count_trips(module, module.computations[where], instruction),
+        )
     elif instruction.opcode == "conditional":
-        branches = _branches(instruction)
+        branches = _list_branches(instruction)
         cheapest = min(branches, key=weigh)
         yield from ((name, float(name == cheapest)) for name in branches)
     elif instruction.opcode in ("fusion", "call", "async-start"):
         yield instruction.attribute("calls") or instruction.attribute("to_apply"), 1.0
 
 
-def _branches(conditional: Instruction) -> list[str]:
-    """The computations that a conditional chooses from, each once."""
+def _list_branches(conditional: Instruction) -> list[str]:
+    """Return the computations that a conditional chooses from, each once."""
     listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
     two = ("true_computation", "false_computation")
     names = listed[1].split(",") if listed else map(conditional.attribute, two)
     return list(dict.fromkeys(name.strip().lstrip("%") for name in names))
 
 
-def _trips(module: Module, where: Computation, loop: Instruction) -> float:
-    """How often the loop's body runs: from its limit, where its counter begins, and what each run
-    adds to it; once where one of these is not a number."""
+def _count_trips(module: Module, where: Computation, loop: Instruction) -> float:
+    """Return the number of runs of a loop's body, from its counter's start, step and limit; 1 if
+    one of these is not a constant."""
     known_count = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
     if known_count:
         return float(known_count[1])
     condition = module.computations.get(loop.attribute("condition"), {})
-    test = _root(condition)
+    test = _find_root(condition)
     if test is None or test.opcode != "compare" or "direction=LT" not in test.rest:
         return 1.0
-    counter, limit = (_original(condition, name) for name in test.operands[:2])
+    counter, limit = (_skip_copies(condition, name) for name in test.operands[:2])
     index = counter.attribute("index") if counter is not None else ""
     begins = where.get(loop.operands[0]) if loop.operands else None
-    first = _constant(_element(where, begins, index))
-    most = _constant(limit)
-    step = _step(module.computations.get(loop.attribute("body"), {}), index)
+    first = _read_constant(_find_element(where, begins, index))
+    most = _read_constant(limit)
+    step = _find_step(module.computations.get(loop.attribute("body"), {}), index)
     if first is None or most is None or not step:
         return 1.0
     return float(max(math.ceil((most - first) / step), 0))
 
 
-def _step(body: Computation, index: str) -> int:
-    """What a run of the body adds to an element of its state; 0 if it does something else to it."""
-    element = _element(body, _root(body), index)
+def _find_step(body: Computation, index: str) -> int:
+    """Return the constant that the body of a loop adds to an element of its state; 0 if it does
+    something else."""
+    element = _find_element(body, _find_root(body), index)
     if element is None or element.opcode != "add":
         return 0
-    terms = [_original(body, name) for name in element.operands]
+    terms = [_skip_copies(body, name) for name in element.operands]
     has_own = any(
         term is not None and term.opcode == "get-tuple-element" and term.attribute("index") == index
         for term in terms
     )
-    added = [number for number in map(_constant, terms) if number is not None]
+    added = [number for number in map(_read_constant, terms) if number is not None]
     return max(added[0], 0) if has_own and len(added) == 1 else 0
 
 
-def _root(computation: Computation) -> Instruction | None:
+def _find_root(computation: Computation) -> Instruction | None:
     return next((instruction for instruction in computation.values() if instruction.is_root), None)
 
 
-def _element(where: Computation, state: Instruction | None, index: str) -> Instruction | None:
+def _find_element(where: Computation, state: Instruction | None, index: str) -> Instruction | None:
     if state is None or state.opcode != "tuple" or not index.isdigit():
         return None
-    return _original(where, state.operands[int(index)])
+    return _skip_copies(where, state.operands[int(index)])
 
 
-def _original(where: Computation, name: str) -> Instruction | None:
-    """The instruction behind copies."""
+def _skip_copies(where: Computation, name: str) -> Instruction | None:
+    """Return the instruction whose result copies and bitcasts pass on."""
     instruction = where.get(name)
     while (
         instruction is not None
@@ -151,7 +153,7 @@ def _original(where: Computation, name: str) -> Instruction | None:
     return instruction
 
 
-def _constant(instruction: Instruction | None) -> int | None:
+def _read_constant(instruction: Instruction | None) -> int | None:
     number = re.match(r"(-?\d+)", instruction.rest) if instruction is not None else None
     return (
         int(number[1])
@@ -164,24 +166,24 @@ def _constant(instruction: Instruction | None) -> int | None:
 
 
 def count_flops(module: Module) -> float:
-    """Return the operations of all matrix multiplications and convolutions; what else is computed
-    is small beside them, and never bounds a matrix unit."""
+    """Return the operations of all matrix multiplications and convolutions. All other computation
+    is small in comparison, and does not run on matrix units."""
 
     def cost(name: str, instruction: Instruction) -> float:
         is_product = instruction.opcode in ("dot", "convolution")
-        return _flops_of(module.computations[name], instruction) if is_product else 0.0
+        return _count_product_flops(module.computations[name], instruction) if is_product else 0.0
 
     return _sum_up(module, count_runs(module, cost), cost)
 
 
 def count_kernels(module: Module) -> int:
-    """Return how many custom kernels a program has: what they multiply is in no count."""
+    """Return the number of custom kernels, whose multiplications are not counted."""
     instructions = (one for own in module.computations.values() for one in own.values())
     return sum('"tpu_custom_call"' in one.rest for one in instructions)
 
 
-def _flops_of(where: Computation, instruction: Instruction) -> float:
-    lhs, rhs = (_array_of(where, name) for name in instruction.operands[:2])
+def _count_product_flops(where: Computation, instruction: Instruction) -> float:
+    lhs, rhs = (_find_array(where, name) for name in instruction.operands[:2])
     if lhs is None or rhs is None or not instruction.arrays:
         return 0.0
     result = instruction.arrays[0]
@@ -189,22 +191,22 @@ def _flops_of(where: Computation, instruction: Instruction) -> float:
         over = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
         axes = [int(axis) for axis in over[1].split(",") if axis] if over else []
         return 2.0 * math.prod(result.dims) * math.prod(lhs.dims[axis] for axis in axes)
-    return _flops_of_window(instruction, lhs, rhs, result)
+    return _count_window_flops(instruction, lhs, rhs, result)
 
 
-def _flops_of_window(instruction: Instruction, lhs: Array, rhs: Array, result: Array) -> float:
+def _count_window_flops(instruction: Instruction, lhs: Array, rhs: Array, result: Array) -> float:
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
     if not labels:
         return 0.0
-    of_left, of_right, of_made = labels[1], labels[2], labels[3]
-    features = result.dims[of_made.index("f")] * result.dims[of_made.index("b")]
-    flops = 2.0 * features * rhs.dims[of_right.index("i")]
-    for number, axis in enumerate(sorted(letter for letter in of_made if letter.isdigit())):
-        flops *= _positions(
+    lhs_axes, rhs_axes, result_axes = labels[1], labels[2], labels[3]
+    features = result.dims[result_axes.index("f")] * result.dims[result_axes.index("b")]
+    flops = 2.0 * features * rhs.dims[rhs_axes.index("i")]
+    for number, axis in enumerate(sorted(letter for letter in result_axes if letter.isdigit())):
+        flops *= _count_positions(
             _Window(instruction.rest, number),
-            lhs.dims[of_left.index(axis)],
-            rhs.dims[of_right.index(axis)],
-            result.dims[of_made.index(axis)],
+            lhs.dims[lhs_axes.index(axis)],
+            rhs.dims[rhs_axes.index(axis)],
+            result.dims[result_axes.index(axis)],
         )
     return flops
 
@@ -219,28 +221,28 @@ class _Window:
         self._number = number
 
     def value(self, name: str, default: int) -> int:
-        """Return the number that this field has in this dimension."""
+        """Return the value of a field in this dimension."""
         text = self._fields.get(name, "")
         return int(text.split("x")[self._number].split("_")[0]) if text else default
 
 
-def _positions(window: _Window, inputs: int, kernel: int, outputs: int) -> int:
-    """How often, over all outputs of one dimension, an element of the kernel meets one of the
-    input."""
+def _count_positions(window: _Window, inputs: int, kernel: int, outputs: int) -> int:
+    """Return how often, over all outputs of one dimension, an element of the kernel meets one of
+    the input."""
     stride, low = window.value("stride", 1), window.value("pad", 0)
     between, dilation = window.value("lhs_dilate", 1), window.value("rhs_dilate", 1)
     if outputs * kernel > _MOST_POSITIONS:
         return min(outputs, inputs) * kernel if between == 1 else inputs
     end = (inputs - 1) * between + 1
-    met = 0
-    for out in range(outputs):
-        for at in range(kernel):
-            place = out * stride - low + at * dilation
-            met += 0 <= place < end and not place % between
-    return met
+    count = 0
+    for output in range(outputs):
+        for element in range(kernel):
+            position = output * stride - low + element * dilation
+            count += 0 <= position < end and not position % between
+    return count
 
 
-def _array_of(where: Computation, name: str) -> Array | None:
+def _find_array(where: Computation, name: str) -> Array | None:
     instruction = where.get(name)
     return instruction.arrays[0] if instruction is not None and instruction.arrays else None
 
@@ -249,20 +251,20 @@ def _array_of(where: Computation, name: str) -> Array | None:
 
 
 def count_bytes(module: Module) -> float:
-    """Return at least how many bytes are read from and written to the chip's memory. Of arrays that
-    an instruction only takes or puts a part of, that part counts."""
+    """Return a lower bound of the bytes read from and written to the chip's memory. An instruction
+    that reads or writes a part of an array counts with that part."""
     fused = _find_fused(module)
 
     def cost(name: str, instruction: Instruction) -> float:
         if name in fused or instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
             return 0.0
-        return _bytes_of(module, module.computations[name], instruction)
+        return _count_instruction_bytes(module, module.computations[name], instruction)
 
     return _sum_up(module, count_runs(module, cost), cost)
 
 
 def _find_fused(module: Module) -> set[str]:
-    """The computations of fusions, whose instructions have no arrays of their own."""
+    """Return the computations of fusions, whose instructions have no arrays of their own."""
     return {
         instruction.attribute("calls")
         for computation in module.computations.values()
@@ -271,47 +273,48 @@ def _find_fused(module: Module) -> set[str]:
     }
 
 
-def _bytes_of(module: Module, where: Computation, instruction: Instruction) -> float:
+def _count_instruction_bytes(module: Module, where: Computation, instruction: Instruction) -> float:
     inner = (
         module.computations.get(instruction.attribute("calls"), {})
         if instruction.opcode == "fusion"
         else {}
     )
     read_bytes = [
-        _bytes_read(where, name, inner, number) for number, name in enumerate(instruction.operands)
+        _count_read_bytes(where, name, inner, number)
+        for number, name in enumerate(instruction.operands)
     ]
     part = (
         0
         if instruction.opcode in _PUT_PARTS
         else sum(array.padded_bytes for array in instruction.arrays)
     )
-    for number in range(len(_wholes(instruction))):
+    for number in range(len(_list_wholes(instruction))):
         read_bytes[number] = min(read_bytes[number], part)
-    return sum(read_bytes) + _bytes_written(where, instruction, inner)
+    return sum(read_bytes) + _count_written_bytes(where, instruction, inner)
 
 
-def _bytes_read(where: Computation, name: str, inner: Computation, number: int) -> float:
-    array = _array_of(where, name)
+def _count_read_bytes(where: Computation, name: str, inner: Computation, number: int) -> float:
+    array = _find_array(where, name)
     if array is None or not array.in_hbm:
         return 0.0
-    own = _parameter(inner, number)
+    own = _find_parameter(inner, number)
     users = [user for user in inner.values() if own is not None and own.name in user.operands]
-    if users and all(own is not None and own.name in _wholes(user) for user in users):
+    if users and all(own is not None and own.name in _list_wholes(user) for user in users):
         return float(
             sum(user.arrays[0].padded_bytes for user in users if user.opcode in _TAKE_PARTS)
         )
     return float(array.padded_bytes)
 
 
-def _wholes(instruction: Instruction) -> Sequence[str]:
-    """The operands that an instruction takes a part of, or puts one in: a scatter has as many of
-    them as of updates, with the indices between."""
+def _list_wholes(instruction: Instruction) -> Sequence[str]:
+    """Return the operands of which an instruction reads or writes a part. A scatter has as many of
+    these as updates, with the indices between."""
     if instruction.opcode == "scatter":
         return instruction.operands[: len(instruction.operands) // 2]
     return instruction.operands[:1] if instruction.opcode in _TAKE_PARTS + _PUT_PARTS else ()
 
 
-def _parameter(inner: Computation, number: int) -> Instruction | None:
+def _find_parameter(inner: Computation, number: int) -> Instruction | None:
     return next(
         (
             instruction
@@ -322,23 +325,23 @@ def _parameter(inner: Computation, number: int) -> Instruction | None:
     )
 
 
-def _bytes_written(where: Computation, instruction: Instruction, inner: Computation) -> float:
+def _count_written_bytes(where: Computation, instruction: Instruction, inner: Computation) -> float:
     updates = [of for of in inner.values() if of.opcode in _PUT_PARTS]
     if instruction.opcode in _PUT_PARTS:
         updates, inner = [instruction], where
     if updates:
-        return sum(_bytes_put(inner, update) for update in updates)
+        return sum(_count_put_bytes(inner, update) for update in updates)
     arrays = instruction.arrays[:1] if instruction.opcode.endswith("-start") else instruction.arrays
     return float(sum(array.padded_bytes for array in arrays if array.in_hbm))
 
 
-def _bytes_put(where: Computation, instruction: Instruction) -> float:
-    """Of an array that has fewer bytes than what is put into it, each byte once."""
-    names = _wholes(instruction)
-    wholes = [_array_of(where, name) for name in names]
-    parts = [_array_of(where, name) for name in instruction.operands[-len(names) :]]
+def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
+    """Return the bytes that an instruction writes into arrays: at most the size of each array."""
+    names = _list_wholes(instruction)
+    wholes = [_find_array(where, name) for name in names]
+    parts = [_find_array(where, name) for name in instruction.operands[-len(names) :]]
     if instruction.opcode == "dynamic-update-slice":
-        parts = [_array_of(where, instruction.operands[1])]
+        parts = [_find_array(where, instruction.operands[1])]
     return float(
         sum(
             min(whole.padded_bytes, part.padded_bytes)
@@ -349,20 +352,20 @@ def _bytes_put(where: Computation, instruction: Instruction) -> float:
 
 
 def find_buffers(module: Module, most: int) -> list[Buffer]:
-    """Return the largest arrays in the chip's memory, with the lines that made them; arguments by
-    their names. Of equal ones from one line the first. There is room for those of all branches."""
+    """Return the largest arrays in the chip's memory, with the lines that made them, or with the
+    names of arguments. Equal arrays from one line count once; all branches have memory."""
     buffers: dict[tuple[str, str], Buffer] = {}
     fused = _find_fused(module)
     for name in count_runs(module, lambda *_: 0.0):
         for instruction in module.computations.get(name, {}).values() if name not in fused else ():
-            if _is_given(instruction, name == module.entry):
+            if _has_memory(instruction, name == module.entry):
                 for array in instruction.arrays:
                     _note_buffer(buffers, module, instruction, array)
     return sorted(buffers.values(), key=lambda buffer: -buffer.bytes)[:most]
 
 
-def _is_given(instruction: Instruction, in_entry: bool) -> bool:
-    """Whether it has memory of its own."""
+def _has_memory(instruction: Instruction, in_entry: bool) -> bool:
+    """True if the instruction's result has memory of its own."""
     if instruction.opcode == "parameter":
         return in_entry
     return instruction.opcode not in _MOVES and not instruction.opcode.endswith(
@@ -376,14 +379,14 @@ def _note_buffer(
     if not array.in_hbm or array.padded_bytes < _LEAST_BUFFER:
         return
     is_argument = instruction.opcode == "parameter"
-    source = "" if is_argument else module.source_of(instruction)
-    what = (
+    source = "" if is_argument else module.find_source(instruction)
+    name = (
         f"argument {instruction.op_name}" if is_argument else instruction.op_name.rpartition("/")[2]
     )
     buffers.setdefault(
-        (array.text, source or what),
+        (array.text, source or name),
         Buffer(
-            array.text, array.padded_bytes, array.data_bytes, what or instruction.opcode, source
+            array.text, array.padded_bytes, array.data_bytes, name or instruction.opcode, source
         ),
     )
 
@@ -392,8 +395,7 @@ def _note_buffer(
 
 
 def find_collectives(module: Module, layout: DeviceLayout) -> list[Collective]:
-    """Return what is sent between chips and slices, the same kinds over the same axes together,
-    the most bytes first."""
+    """Return the transfers between chips and slices, summed by kind and axes, largest first."""
 
     def cost(name: str, instruction: Instruction) -> float:
         return _describe_transfer(module, name, instruction, layout)[2]
@@ -422,14 +424,14 @@ def _describe_transfer(
     kind = instruction.opcode.removesuffix("-start")
     if instruction.opcode == "send" and "xla_megascale" in instruction.rest:
         return _describe_transfer_between(instruction, layout)
-    if kind not in _KINDS or not instruction.arrays:
+    if kind not in _COLLECTIVES or not instruction.arrays:
         return _NOTHING
     group = layout.read_group(instruction.rest)
     if len(group) < 2:
         return _NOTHING
-    size = float(max(_sizes(module.computations[where], instruction)))
+    size = float(max(_measure_sizes(module.computations[where], instruction)))
     if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
-        kind = "reduce-scatter"  # as this compiler writes one
+        kind = "reduce-scatter"  # libtpu's form of one.
     wire = size * _share_sent(kind, len(group))
     return kind, size, wire, layout.name_axes(group), layout.crosses(group)
 
@@ -437,7 +439,8 @@ def _describe_transfer(
 def _describe_transfer_between(
     instruction: Instruction, layout: DeviceLayout
 ) -> tuple[str, float, float, str, bool]:
-    """What a slice sends to others: its whole operand, which is one part of what a gather makes."""
+    """Describe a transfer between slices. A slice sends its whole operand, which is one part of the
+    result of a gather."""
     transfer = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
     kind = transfer[1].lower().replace("_", "-") if transfer else "send"
     kind = "collective-permute" if kind == "one-to-one" else kind
@@ -449,16 +452,16 @@ def _describe_transfer_between(
 
 
 def _share_sent(kind: str, members: int) -> float:
-    """The part of an array that each of the members must send at least, whatever the algorithm."""
+    """Return the part of an array that each member must send, whatever the algorithm."""
     if kind.startswith("collective") or kind == "send":
         return 1.0
     return (members - 1) / members * (2 if kind == "all-reduce" else 1)
 
 
-def _sizes(where: Computation, instruction: Instruction) -> Sequence[int]:
-    """The bytes of what goes in and of what comes out: the whole of a gather is its result, that
-    of a scatter its operand."""
-    operands = [_array_of(where, name) for name in instruction.operands]
+def _measure_sizes(where: Computation, instruction: Instruction) -> Sequence[int]:
+    """Return the bytes of the operands and of the results: the whole array is the result of a
+    gather, and the operand of a scatter."""
+    operands = [_find_array(where, name) for name in instruction.operands]
     return (
         sum(array.data_bytes for array in operands if array is not None),
         max(array.data_bytes for array in instruction.arrays)

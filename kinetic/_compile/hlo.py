@@ -1,9 +1,8 @@
-"""The compiler's program as text, read: computations, instructions, and where they come from.
+"""Parser of the compiler's program as text: computations, instructions, and their source lines.
+Pure.
 
-In: the text of an optimized HLO module. Out: `Module`. Pure.
-
-XLA has no public reader of this text in Python, and the protocol buffers of the same need classes
-that nobody installs. What is not understood is left out, never guessed.
+XLA has no public reader of this text in Python, and reading its protocol buffers needs classes that
+are rarely installed. Text that is not understood is skipped, never guessed.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class Array(NamedTuple):
     """The type of an array.
 
     Attributes:
-        dtype: as XLA calls it.
-        dims: its shape on one device.
-        layout: the order of its axes and its tiles; "" if not said.
+        dtype: XLA's name of the element type.
+        dims: Shape on one device.
+        layout: Order of its axes and its tiles; "" if not given.
     """
 
     dtype: str
@@ -39,7 +38,7 @@ class Array(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As people write it: "bf16[8,128]"."""
+        """Type and shape for people: "bf16[8,128]"."""
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
     @property
@@ -52,12 +51,12 @@ class Array(NamedTuple):
 
     @property
     def data_bytes(self) -> int:
-        """Without padding."""
+        """Bytes without padding."""
         return int(math.prod(self.dims) * self.item_bytes)
 
     @property
     def padded_bytes(self) -> int:
-        """With what the tiles of the layout add."""
+        """Bytes with the padding to the layout's tiles."""
         order, _, tiles = self.layout.partition(":")
         tile = re.match(r"T\(([\d,]+)\)", tiles)
         if not tile:
@@ -72,7 +71,7 @@ class Array(NamedTuple):
 
     @property
     def in_hbm(self) -> bool:
-        """Whether it lies in the chip's memory, not in one of its scratchpads or on the host."""
+        """True if the array is in the chip's main memory, not in a scratchpad or on the host."""
         return "S(" not in self.layout
 
 
@@ -80,12 +79,12 @@ class Instruction(NamedTuple):
     """One instruction.
 
     Attributes:
-        name: in its computation.
+        name: Name within its computation.
         opcode: "fusion", "all-gather", ...
-        arrays: what it makes; several for a tuple.
-        operands: names of instructions.
-        rest: its attributes, as text.
-        is_root: whether it is what its computation returns.
+        arrays: Types of its results; several for a tuple.
+        operands: Names of instructions.
+        rest: Attributes, as text.
+        is_root: True if its result is that of its computation.
     """
 
     name: str
@@ -96,13 +95,13 @@ class Instruction(NamedTuple):
     is_root: bool = False
 
     def attribute(self, name: str) -> str:
-        """Return the computation or plain word that the attribute names; "" without one."""
+        """Return the computation or plain word that an attribute names; "" without one."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else ""
 
     @property
     def op_name(self) -> str:
-        """The path of names that JAX gave it."""
+        """The path of names that JAX gave the operation."""
         match = re.search(r'op_name="([^"]*)"', self.rest)
         return match[1].replace("\\'", "'") if match else ""
 
@@ -114,17 +113,18 @@ class Module(NamedTuple):
     """A program.
 
     Attributes:
-        entry: the name of the computation that runs.
-        computations: by name, their instructions by name.
-        frames: for each frame of a stack, the file, the line, the function and the frame outside.
+        entry: Name of the computation that runs.
+        computations: Instructions by name, by computation.
+        frames: File, line, function and parent of each stack frame.
     """
 
     entry: str
     computations: Mapping[str, Computation]
     frames: Mapping[int, tuple[str, int, str, int]]
 
-    def source_of(self, instruction: Instruction) -> str:
-        """Return "file:line (function)" of the user's line that made it; "" if it is not known."""
+    def find_source(self, instruction: Instruction) -> str:
+        """Return "file:line (function)" of the user's line that made an instruction; "" if
+        unknown."""
         frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         if frame:
             return self._name_frame(int(frame[1]))
@@ -140,35 +140,39 @@ class Module(NamedTuple):
             ),
             None,
         )
-        return self.source_of(root) if root is not None else ""
+        return self.find_source(root) if root is not None else ""
 
     def _name_frame(self, frame: int) -> str:
-        places: list[tuple[str, str]] = []
-        at = frame
-        while at in self.frames and len(places) < 100:
-            file, line, function, outside = self.frames[at]
-            places.append((file, f"{file}:{line} ({function})"))
-            if outside == at:
+        frames: list[tuple[str, str]] = []
+        number = frame
+        while number in self.frames and len(frames) < 100:
+            file, line, function, parent = self.frames[number]
+            frames.append((file, f"{file}:{line} ({function})"))
+            if parent == number:
                 break
-            at = outside
-        return name_frame(places)
+            number = parent
+        return choose_frame(frames)
 
 
-def name_frame(places: Iterable[tuple[str, str]]) -> str:
-    """Return the text of the innermost frame that is not a library's, of files and texts from the
-    inside out; else the innermost; "" of none."""
-    frames = list(places)
-    own = (text for file, text in frames if not is_of_library(file))
+def choose_frame(frames: Iterable[tuple[str, str]]) -> str:
+    """Return the text of the innermost frame that is not a library's, or else the innermost; ""
+    without frames.
+
+    Args:
+        frames: File and text of each frame, innermost first.
+    """
+    frames = list(frames)
+    own = (text for file, text in frames if not is_library(file))
     return next(own, frames[0][1] if frames else "")
 
 
-def is_of_library(file: str) -> bool:
-    """Return whether a file is Python's or an installed package's, or nobody's."""
+def is_library(file: str) -> bool:
+    """True if a file belongs to Python or an installed package, or is unknown."""
     return not file or any(part in file for part in _LIBRARIES)
 
 
 def read(text: str) -> Module:
-    """Return the module that this is the text of."""
+    """Parse the text of a module."""
     computations: dict[str, Computation] = {}
     entry, current = "", None
     tables: dict[str, dict[int, str]] = {}
@@ -222,7 +226,7 @@ def _split_type(text: str) -> tuple[str, str]:
 
 
 def _split_parentheses(text: str) -> tuple[str, str]:
-    """The text in the parentheses that it begins with, and what follows them."""
+    """Return the text in the parentheses at the start, and the text after them."""
     depth = 0
     for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -233,15 +237,15 @@ def _split_parentheses(text: str) -> tuple[str, str]:
 
 def _read_frames(tables: Mapping[str, dict[int, str]]) -> dict[int, tuple[str, int, str, int]]:
     files, functions = tables.get("FileNames", {}), tables.get("FunctionNames", {})
-    places = {
+    locations = {
         number: {name: int(value) for name, value in _ROW.findall(row)}
         for number, row in tables.get("FileLocations", {}).items()
     }
     frames = {}
     for number, row in tables.get("StackFrames", {}).items():
         fields = {name: int(value) for name, value in _ROW.findall(row)}
-        place = places.get(fields.get("file_location_id", 0), {})
-        file = files.get(place.get("file_name_id", 0), "").strip('"')
-        function = functions.get(place.get("function_name_id", 0), "").strip('"')
-        frames[number] = (file, place.get("line", 0), function, fields.get("parent_frame_id", 0))
+        location = locations.get(fields.get("file_location_id", 0), {})
+        file = files.get(location.get("file_name_id", 0), "").strip('"')
+        function = functions.get(location.get("function_name_id", 0), "").strip('"')
+        frames[number] = (file, location.get("line", 0), function, fields.get("parent_frame_id", 0))
     return frames

@@ -1,14 +1,10 @@
-"""From a function to the program that the compiler takes, without running anything: the door to
-JAX's lowering.
+"""Lowering of functions to StableHLO for the compiler, through JAX, without running anything.
 
-In: a function with its arguments, or what JAX compiles anyway. Out: `Lowered`: a `LoweredProgram`
-and the bytes of its StableHLO module.
-
-The module crosses to the compiler's process as the portable artifact that `jax.export` has in it,
-which jaxlibs of other versions read, and not through `jax.export` itself: that wants the package
+The module goes to the compiler's process as the portable artifact that is inside of `jax.export`,
+which jaxlibs of other versions read. `jax.export` itself will not do: it needs the package
 flatbuffers and registered classes for every tree of arguments, drops which arguments are donated
-and what the compiler may choose, and knows no wrapper but `jax.jit`. Cost: parts of JAX that are
-not public, all of them in this file, in `topologies` and in `compiler`.
+and what the compiler may choose, and accepts no wrapper but `jax.jit`. The price is the use of
+private parts of JAX, all of them in this module, in `topologies` and in `compiler`.
 """
 
 from __future__ import annotations
@@ -40,12 +36,14 @@ _MAP = (
     "simulated slice (compile_check)."
 )
 _ENTRANCE = "_pjit_lower"
-"""Through it go all programs of a process, whatever wrapped them."""
+"""JAX's function through which all programs of a process are lowered, whatever wraps them."""
 _OURS = "_is_of_kinetic"
 _Replacement = Callable[..., Any]
-_installing = threading.Lock()
-_instead_here: ContextVar[_Replacement | None] = ContextVar("kinetic_lowering", default=None)
-_instead_everywhere: _Replacement | None = None
+_install_lock = threading.Lock()
+_replacement_in_context: ContextVar[_Replacement | None] = ContextVar(
+    "kinetic_lowering", default=None
+)
+_replacement_for_process: _Replacement | None = None
 _PALLAS_CHIPS = {
     "v3": ("v3", 1),
     "v4": ("v4", 2),
@@ -54,7 +52,7 @@ _PALLAS_CHIPS = {
     "v6e": ("v6e", 1),
     "tpu7x": ("7x", 1),
 }
-"""What Pallas calls the chips of a family, and how many cores of one are a device."""
+"""Pallas's name of the chips of a family, and the number of their cores that are one device."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -66,16 +64,16 @@ class Lowered(NamedTuple):
 
 
 def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowered:
-    """Lower a function for the chips of a target. Arrays among the arguments are taken for their
-    shapes.
+    """Lower a function for the chips of a target. Of arrays among the arguments, only the shape
+    counts.
 
     Raises:
-        UsageError: the function cannot be lowered for a TPU, and why.
+        UsageError: The function cannot be lowered for a TPU.
     """
     own = f"{origins.name_function(function)} ({origins.name_source(function)})"
     if "pmap" in getattr(getattr(function, "lower", None), "__qualname__", ""):
-        raise UsageError(f"{own} is one of jax.pmap, which takes the devices that are here. {_MAP}")
-    with answering_for_chip(target.topology.family):
+        raise UsageError(f"{own} uses jax.pmap, which always takes this machine's devices. {_MAP}")
+    with emulate_chip(target.topology.family):
         try:
             return _lower(target, function, args, kwargs)
         except ValueError as error:
@@ -85,7 +83,7 @@ def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lower
 
 
 def calls_back(error: Exception) -> bool:
-    """Return whether a program was not lowered because of a callback to the host."""
+    """True if lowering failed because of a callback to the host."""
     return "specified backend cpu" in str(error)
 
 
@@ -94,21 +92,21 @@ def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowe
 
     source, name = origins.name_source(function), origins.name_function(function)
     _refuse_keras(name, jax.tree.leaves((args, kwargs)))
-    args, kwargs = jax.tree.map(_shape_of, (args, kwargs))
+    args, kwargs = jax.tree.map(_describe_shape, (args, kwargs))
     _check_sizes(name, jax.tree.leaves((args, kwargs)))
     names = list[tuple[str, Any]]()
     maker = type(function).__module__.partition(".")[0]
     if not hasattr(function, "lower") or maker == "equinox":
         names = _name_arrays(function, args, kwargs)
-        function, args, kwargs = _wrap(function, args, kwargs)
-    elif maker == "flax":  # it gives JAX the leaves of its modules by number
+        function, args, kwargs = _wrap_arrays(function, args, kwargs)
+    elif maker == "flax":  # Flax numbers the leaves of its modules.
         names = _name_arrays(function, args, kwargs)
-    with _lowering_for_tpus(names) as computations:
+    with _lower_for_tpus(names) as computations:
         function.lower(*args, **kwargs)
     if not computations:
         raise UsageError(
-            f"{function!r} has a method lower() that lowers nothing of JAX: give the function that "
-            "it wraps."
+            f"{function!r} has a method lower() that lowers nothing with JAX: pass the function "
+            "that it wraps."
         )
     return describe(computations[-1], target, source)
 
@@ -117,15 +115,15 @@ def _check_sizes(name: str, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if not all(isinstance(length, int) for length in getattr(leaf, "shape", ())):
             raise UsageError(
-                f"An argument of {name} has the shape {leaf.shape}: a TPU's program is for one "
-                "size. Give numbers, and compile once for each that matters."
+                f"An argument of {name} has the shape {leaf.shape}, but a TPU program has fixed "
+                "sizes. Give numbers, and compile once for each size that matters."
             )
 
 
-def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """A jitted function of the arrays alone, and these: what else is in the arguments is constant,
-    as in Equinox, whose own `lower` takes shapes for constants too. What a jit within donates stays
-    donated."""
+def _wrap_arrays(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Return a jitted function of the arrays alone, and the arrays. All other arguments are
+    constants, as in Equinox, whose own `lower` takes shapes for constants too. Arguments that a jit
+    within donates stay donated."""
     import jax
 
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -139,7 +137,7 @@ def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
     call.__name__ = origins.name_function(function)
     call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
-    # for the line in JAX's errors
+    # JAX's errors name the line of the wrapped function.
     call.__wrapped__ = origins.unwrap(function)  # type: ignore[attr-defined]
     shapes = [leaves[at] for at in numbers]
     return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
@@ -148,7 +146,7 @@ def _wrap(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
     """Refuse models, layers and optimizers of Keras: what changes in them is no argument."""
     for leaf in leaves:
-        if _is_of_keras(leaf) and hasattr(leaf, "variables"):
+        if _is_from_keras(leaf) and hasattr(leaf, "variables"):
             raise UsageError(
                 f"{name} is given {type(leaf).__name__} of Keras, whose variables are not among "
                 "its arguments. Write the step with stateless_call and stateless_apply, and give "
@@ -157,16 +155,16 @@ def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
             )
 
 
-def _is_of_keras(leaf: Any) -> bool:
+def _is_from_keras(leaf: Any) -> bool:
     return any(base.__module__.partition(".")[0] == "keras" for base in type(leaf).__mro__)
 
 
 def _name_arrays(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
-    """The arrays of a call with their names, as `jax.jit` would name them: `params['w']`."""
+    """Return the arrays of a call with the names that `jax.jit` gives them: `params['w']`."""
     import jax
 
     own: list[str] = []
-    with contextlib.suppress(TypeError, ValueError):  # it has no signature
+    with contextlib.suppress(TypeError, ValueError):  # It has no signature.
         parameters = inspect.signature(function).parameters.values()
         own = [
             parameter.name
@@ -184,7 +182,7 @@ def _name_arrays(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]
 
 
 def _find_donated(call: Any, shapes: Sequence[Any]) -> tuple[int, ...]:
-    """The arguments that jitted functions within are given to use up."""
+    """Return the arguments that jitted functions within donate."""
     import jax
 
     jaxpr = jax.make_jaxpr(call)(*shapes).jaxpr
@@ -195,13 +193,14 @@ def _find_donated(call: Any, shapes: Sequence[Any]) -> tuple[int, ...]:
             equation.invars, equation.params.get("donated_invars", ()), strict=False
         )
         if is_donated
-        if not hasattr(variable, "val")  # a literal
+        if not hasattr(variable, "val")  # Skip literals.
     }
     return tuple(at for at, variable in enumerate(jaxpr.invars) if variable in donated)
 
 
-def _shape_of(leaf: Any) -> Any:
-    """The shape of an array, and how it is split if that was said; anything else as it is."""
+def _describe_shape(leaf: Any) -> Any:
+    """Return the shape of an array, with its sharding if it is committed; anything else
+    unchanged."""
     import jax
     import numpy as np
 
@@ -210,16 +209,23 @@ def _shape_of(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     if isinstance(leaf, np.ndarray):
         return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
-    if _is_of_keras(leaf) and hasattr(leaf, "dtype") and hasattr(leaf, "shape"):  # a variable
-        value = getattr(leaf, "_value", None)  # None where it is not initialized
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if value is None else _shape_of(value)
+    if _is_from_keras(leaf) and hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        value = getattr(leaf, "_value", None)  # None if the variable is not initialized.
+        return (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            if value is None
+            else _describe_shape(value)
+        )
     return leaf
 
 
 @contextlib.contextmanager
-def _lowering_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
-    """Lower whatever is lowered in the block for TPUs, with these names of its arguments if there
-    are any; yields what was."""
+def _lower_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
+    """Lower everything in the block for TPUs, and yield the list of lowered computations.
+
+    Args:
+        names: Names and shapes of the arguments; may be empty.
+    """
     computations: list[Any] = []
 
     def lower_for_tpus(original: Callable[..., Any], jaxpr: Any, *args: Any, **options: Any) -> Any:
@@ -230,12 +236,12 @@ def _lowering_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
         )
         return computations[-1]
 
-    with replacing_entrance(lower_for_tpus):
+    with override_entrance(lower_for_tpus):
         yield computations
 
 
 def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
-    """With these names, if they are those of its arguments."""
+    """Give a program's arguments these names, if the shapes are theirs."""
     shapes = [aval.shape for _, aval in names]
     if not names or shapes != [getattr(aval, "shape", None) for aval in closed.in_avals]:
         return closed
@@ -244,9 +250,8 @@ def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
 
 
 @contextlib.contextmanager
-def answering_for_chip(family: str) -> Iterator[None]:
-    """Have Pallas, which asks the device that is here what its chip can do, be answered for a chip
-    of this family in the block."""
+def emulate_chip(family: str) -> Iterator[None]:
+    """Answer Pallas's questions about the local chip for a chip of this family in the block."""
     if not any(name.startswith("jax._src.pallas") for name in sys.modules):
         yield
         return
@@ -263,41 +268,41 @@ def answering_for_chip(family: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing_entrance(instead: Callable[..., Any]) -> Iterator[None]:
-    """Have JAX call this for each program that is lowered in the block, with its own function
-    first. What other threads lower meanwhile is left alone."""
+def override_entrance(replacement: Callable[..., Any]) -> Iterator[None]:
+    """Have JAX call this function for each program lowered in the block, with JAX's own function
+    first. Other threads are not affected."""
     _install_entrance()
-    token = _instead_here.set(instead)
+    token = _replacement_in_context.set(replacement)
     try:
         yield
     finally:
-        _instead_here.reset(token)
+        _replacement_in_context.reset(token)
 
 
-def replace_entrance(instead: Callable[..., Any]) -> None:
-    """Have JAX call this for each program that this process lowers from now on."""
-    global _instead_everywhere
-    _instead_everywhere = instead
+def replace_entrance(replacement: Callable[..., Any]) -> None:
+    """Have JAX call this function for each program that this process lowers from now on."""
+    global _replacement_for_process
+    _replacement_for_process = replacement
     _install_entrance()
 
 
 def _install_entrance() -> None:
-    """Put a function that looks for a replacement in the place of JAX's, once for the process: to
-    put things back would undo what another thread has put there since."""
+    """Replace JAX's function by one that calls a replacement if there is one. It stays for the life
+    of the process: to restore JAX's could undo what another thread has installed since."""
     from jax._src import pjit
 
-    with _installing:
+    with _install_lock:
         original = getattr(pjit, _ENTRANCE)
         if hasattr(original, _OURS):
             return
         _hide_frames()
 
         def enter(*args: Any, **options: Any) -> Any:
-            instead = _instead_here.get() or _instead_everywhere
+            replacement = _replacement_in_context.get() or _replacement_for_process
             return (
                 original(*args, **options)
-                if instead is None
-                else instead(original, *args, **options)
+                if replacement is None
+                else replacement(original, *args, **options)
             )
 
         setattr(enter, _OURS, True)
@@ -306,8 +311,8 @@ def _install_entrance() -> None:
 
 @functools.cache
 def _hide_frames() -> None:
-    """Have JAX leave out kinetic's frames where it leaves out its own: in tracebacks of users'
-    errors, and in the lines that operations are from."""
+    """Have JAX leave out kinetic's frames, like its own, in tracebacks of users' errors and in the
+    source lines of operations."""
     from jax._src import source_info_util, traceback_util
 
     own = f"{Path(__file__).parents[1]}/"
@@ -318,7 +323,7 @@ def _hide_frames() -> None:
 def describe(
     computation: Any, target: CompileTarget | None, source: str = "", name: str = ""
 ) -> Lowered:
-    """Return a computation that JAX has lowered as a program with its bytes."""
+    """Return a computation that JAX has lowered, as a program with its bytes."""
     from jax._src import config
     from jax._src.interpreters import pxla
 
@@ -330,10 +335,10 @@ def describe(
     devices = computation._device_list
     mesh = _find_mesh(about)
     lines = origins.read_origins(lowered.operation.get_asm(enable_debug_info=True))
-    if hlo.is_of_library(source):  # Equinox and `jax.pmap` jit a function of their own
+    if hlo.is_library(source):  # Equinox and `jax.pmap` jit a function of their own.
         name, source = origins.find_own(name, lines) or (name, source)
     program = LoweredProgram(
-        name=name or _plain_name(computation._name),
+        name=name or _strip_jit(computation._name),
         positions=topologies.find_positions(target, tuple(devices)),
         digest=_digest(lowered),
         origins=lines,
@@ -344,14 +349,14 @@ def describe(
         tuples=bool(about["tuple_args"]),
         shardy=bool(config.use_shardy_partitioner.value),
         options=_read_efforts() | dict(computation._compiler_options_kvs),
-        weight=sum(map(size_of, (*about["global_in_avals"], *about["global_out_avals"]))),
+        weight=sum(map(measure_size, (*about["global_in_avals"], *about["global_out_avals"]))),
     )
     return Lowered(program, _serialize(lowered))
 
 
 def _serialize(module: Any) -> bytes:
-    """A module for compilers that may be a month older, or any number of years newer, than the JAX
-    that has made it."""
+    """Serialize a module for compilers that may be a month older than this JAX, or any time
+    newer."""
     from jax._src.lib import _jax
     from jax._src.lib.mlir.dialects import hlo
 
@@ -362,11 +367,11 @@ def _serialize(module: Any) -> bytes:
 
 
 _LEVELS = {"UNKNOWN": 0, "O0": 9, "O1": 19, "O2": 29, "O3": 39}
-"""XLA's numbers for the values of such a setting; https://openxla.org/xla/effort_levels."""
+"""XLA's numbers for the values of an effort level; https://openxla.org/xla/effort_levels."""
 
 
 def _read_efforts() -> dict[str, Any]:
-    """How much JAX is set to have the compiler do, where that is not the default."""
+    """Return JAX's settings of the compiler's effort that differ from the defaults."""
     from jax._src import config
 
     names = (name for name in sorted(EFFORTS) if hasattr(config, name))
@@ -376,18 +381,19 @@ def _read_efforts() -> dict[str, Any]:
 
 
 def _digest(module: Any) -> str:
-    """The SHA-256 of a module, wherever its lines are: editing a file compiles nothing anew."""
+    """Return the SHA-256 of a module without source lines: an edit that moves lines compiles
+    nothing anew."""
     return hashlib.sha256(module.operation.get_asm(enable_debug_info=False).encode()).hexdigest()
 
 
-def _plain_name(name: str) -> str:
-    """The function's name, of the module's: "jit(step)" or "jit_step"."""
+def _strip_jit(name: str) -> str:
+    """Return the name of the function in the name of a module: "jit(step)" or "jit_step"."""
     inner = name.removeprefix("jit")
     return inner[1:-1] if inner.startswith("(") else inner.removeprefix("_") or name
 
 
 def _find_mesh(about: dict[str, Any]) -> Any:
-    """The mesh that the arrays of a program are split by; None without one."""
+    """Return the mesh over which a program's arrays are split; None without one."""
     shardings = (*about["in_shardings"], *about["out_shardings"], *about["intermediate_shardings"])
     meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
     context_mesh = about["context_mesh"]
@@ -397,34 +403,34 @@ def _find_mesh(about: dict[str, Any]) -> Any:
     return None if mesh_of_program is None or mesh_of_program.empty else mesh_of_program
 
 
-def size_of(aval: Any) -> int:
-    """Return the bytes of an abstract value as a whole."""
+def measure_size(aval: Any) -> int:
+    """Return the bytes of a whole abstract value."""
     item_bytes = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return math.prod(getattr(aval, "shape", ())) * int(item_bytes)
 
 
 def find_origin(closed: Any) -> tuple[str, str]:
-    """Return the name of the function whose program this is, and where it is, "file:line" or "".
-    Where that is JAX's own, such as of `jax.pmap` or of a kernel that is called outside of
-    `jax.jit`: those of the first function within that is nobody's library."""
-    own = (_read_origin(inner) for inner in _walk(closed.jaxpr))
-    origin = next((inner for inner in own if not hlo.is_of_library(inner[1])), None)
+    """Return the name of the function of a program, and its "file:line" or "". If that function is
+    JAX's own, as for `jax.pmap` or a kernel called outside of `jax.jit`, it is the first function
+    within that is not a library's."""
+    own = (_read_origin(inner) for inner in _walk_programs(closed.jaxpr))
+    origin = next((inner for inner in own if not hlo.is_library(inner[1])), None)
     return origin or _read_origin(closed.jaxpr)
 
 
 def count_equations(closed: Any) -> int:
-    """Return how many equations a program has, with those within it."""
-    return sum(len(inner.eqns) for inner in _walk(closed.jaxpr))
+    """Return the number of equations of a program, with those within it."""
+    return sum(len(inner.eqns) for inner in _walk_programs(closed.jaxpr))
 
 
-def _walk(jaxpr: Any) -> Iterator[Any]:
-    """A program, and those within it."""
+def _walk_programs(jaxpr: Any) -> Iterator[Any]:
+    """Yield a program and those within it."""
     from jax._src import core
 
     yield jaxpr
     for equation in jaxpr.eqns:
         for inner in core.jaxprs_in_params(equation.params):
-            yield from _walk(inner)
+            yield from _walk_programs(inner)
 
 
 def _read_origin(jaxpr: Any) -> tuple[str, str]:

@@ -1,9 +1,5 @@
-"""The lines that a program's operations come from, before it is compiled: so that a report that was
-made of the same program names the lines of where it is now.
-
-In: a StableHLO module as text, with its locations; functions. Out: a line for each operation; a
-report with other lines; names and lines of functions, and whose they are. Pure.
-"""
+"""Source lines of a program's operations before it is compiled. With them, a cached report of the
+same program names the current lines. Pure."""
 
 from __future__ import annotations
 
@@ -25,22 +21,26 @@ _PLACE = re.compile(r'"([^"]*)":(\d+)')
 _NAMED = re.compile(r'"([^"]*)"\(#(loc\d*)\)')
 _CALL = re.compile(r"callsite\(#(loc\d*) at #(loc\d*)\)")
 _DEEPEST = 100
-_OF_JAX = "/jax/_src/"
-_OF_PMAP = "_fun"
-"""What `jax.pmap` calls every function."""
+_JAX_FOLDER = "/jax/_src/"
+_PMAP_NAME = "_fun"
+"""Name that `jax.pmap` gives every function."""
 
 Frame = tuple[str, str, str]
 """A file, a line in it, and a function."""
 
 
 def read_origins(text: str) -> tuple[str, ...]:
-    """Return "file:line (function)" of each operation, in order: of the user's line, as in the
-    reports; "" where none is known."""
+    """Return "file:line (function)" of each operation, in order: of the user's line, as in reports;
+    "" if unknown.
+
+    Args:
+        text: A StableHLO module with its locations.
+    """
     table = dict(_TABLE.findall(text))
 
     @functools.cache
     def name_origin(name: str) -> str:
-        return hlo.name_frame((file, f"{file}:{line} ({function})") for file, line, function in
+        return hlo.choose_frame((file, f"{file}:{line} ({function})") for file, line, function in
                               _read_frames(table, name))  # fmt: skip
 
     body = text[: _find_end(text)]
@@ -48,12 +48,12 @@ def read_origins(text: str) -> tuple[str, ...]:
 
 
 def _find_end(text: str) -> int:
-    """Where the operations end, and the table of their locations begins."""
+    """Return where the operations end and the table of their locations begins."""
     return text.rfind("\n}") + 1 or len(text)
 
 
 def _read_frames(table: Mapping[str, str], name: str, depth: int = 0) -> Iterator[Frame]:
-    """The frames of a location, the innermost first."""
+    """Yield the frames of a location, innermost first."""
     location = table.get(name, "")
     if depth > _DEEPEST:
         return
@@ -70,7 +70,7 @@ def _read_frames(table: Mapping[str, str], name: str, depth: int = 0) -> Iterato
 def rename_origins(
     report: CompileReport, before: Sequence[str], now: Sequence[str]
 ) -> CompileReport:
-    """Return a report of the same program when its lines were others, with those of now."""
+    """Return a report with the current lines of its program, in place of those at the time."""
     moved = dict(zip(before, now, strict=False))
     buffers = tuple(
         replace(buffer, source=moved.get(buffer.source, buffer.source)) for buffer in report.buffers
@@ -82,7 +82,7 @@ def rename_origins(
 
 
 def name_source(function: Any) -> str:
-    """Return "file:line" of a function, under whatever wraps it; "" if it has none."""
+    """Return "file:line" of a function under its wrappers; "" if it has none."""
     with contextlib.suppress(TypeError, OSError, ValueError):
         code = getattr(unwrap(function), "__code__", None)
         if code is not None:
@@ -91,7 +91,7 @@ def name_source(function: Any) -> str:
 
 
 def unwrap(function: Any) -> Any:
-    """Return the function under whatever wraps it; an object's, if that is what can be called."""
+    """Return the function under its wrappers; for a callable object, its `__call__`."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -99,7 +99,7 @@ def unwrap(function: Any) -> Any:
 
 
 def name_function(function: Any) -> str:
-    """Return the name of a function; of an object that can be called, that of its class."""
+    """Return the name of a function; for a callable object, that of its class."""
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -107,21 +107,25 @@ def name_function(function: Any) -> str:
 
 
 def is_own(name: str, source: str) -> bool:
-    """Return whether a function is no library's, as `find_origin` tells it."""
-    return name == _OF_PMAP or not hlo.is_of_library(source)
+    """True if a function is not a library's.
+
+    Args:
+        name, source: From `lowering.find_origin`.
+    """
+    return name == _PMAP_NAME or not hlo.is_library(source)
 
 
-def is_of_jax(source: str) -> bool:
-    """Return whether a function is JAX's own."""
-    return _OF_JAX in source
+def is_from_jax(source: str) -> bool:
+    """True if a function is JAX's own."""
+    return _JAX_FOLDER in source
 
 
 def find_own(name: str, origins: Sequence[str]) -> tuple[str, str] | None:
-    """Return the function of this name that operations are from, and its first line; under
-    `jax.pmap`, which has no name, the one that most are from."""
-    places = [each.removesuffix(")").rpartition(" (") for each in origins]
-    own = [(function.rpartition(".")[2], line) for line, _, function in places
-           if not hlo.is_of_library(line)]  # fmt: skip
+    """Return the function of this name that operations come from, and its first line. Under
+    `jax.pmap`, whose functions have no name, return the one that most operations come from."""
+    parts = [origin.removesuffix(")").rpartition(" (") for origin in origins]
+    own = [(function.rpartition(".")[2], line) for line, _, function in parts
+           if not hlo.is_library(line)]  # fmt: skip
     most = Counter(function for function, _ in own).most_common(1)
-    wanted = most[0][0] if most and name == _OF_PMAP else name
-    return next((each for each in own if each[0] == wanted), None)
+    wanted = most[0][0] if most and name == _PMAP_NAME else name
+    return next((origin for origin in own if origin[0] == wanted), None)

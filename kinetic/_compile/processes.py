@@ -1,11 +1,9 @@
-"""Compilers, each a process of its own, as many at once as memory and processors permit.
+"""Compiler processes, as many at once as memory and processors permit, and the cache of their
+reports.
 
-In: lowered programs, the slices. Out: `CompileReport`s, as they are ready; those of programs that
-were compiled before, from the cache.
-
-A compiler that crashes, takes all memory or does not end costs nothing but its own report. So a
-fork of the caller would not do: its memory and threads would be in the crash as well, and JAX may
-have started a backend there. A new interpreter costs two seconds beside a compile of ten.
+A compiler that crashes, takes all memory or hangs costs only its own report. A fork of the caller
+would not do: it has the caller's memory and threads, and JAX may have started a backend. A new
+interpreter costs two seconds in front of a compile of ten.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ from kinetic.errors import CorruptRecord, StoreError
 from kinetic.version import __version__
 
 TIMEOUT_S = 600.0
-"""Longer than the compiler takes for any step that we know."""
+"""Longer than any known program takes to compile."""
 _BYTES_EACH = 3 << 30
-"""What a compiler of a large program was seen to take."""
-_RULES = 2
-"""Another number makes reports that were kept count no more."""
+"""Memory of the compiler of a large program, as measured."""
+_ANALYSIS_VERSION = 2
+"""Version of the analysis: a change invalidates cached reports."""
 _LAST_WORDS = 1500
 _NOISE = re.compile(r"I\d{4} |PC: @|\s+@ +0x|https://symbolize|[0-9a-f,]{80}")
 _FOLDER = "kinetic-compile-"
@@ -58,16 +56,16 @@ _START = (
     "import sys; sys.path.insert(0, {!r}); import kinetic; del sys.path[0]; "
     "from kinetic._compile import compiler; compiler.main()"
 )
-"""With this kinetic, which may be on the path of this process alone."""
+"""The child's program: it uses this kinetic, which may only be on the path of this process."""
 
 
 class Compiling(NamedTuple):
-    """What is waited for.
+    """Progress of the compilers.
 
     Attributes:
-        names: of the programs that are compiled now.
-        left: how many wait for their turn.
-        elapsed_s: since the first of these was begun.
+        names: Programs that are being compiled.
+        left: Number of programs that wait for their turn.
+        elapsed_s: Seconds since the first of them started.
     """
 
     names: tuple[str, ...]
@@ -76,12 +74,14 @@ class Compiling(NamedTuple):
 
 
 Watch = Callable[[Compiling | None], None]
-"""Is called every second with what is waited for, and with None before anything else is said."""
+"""Called every second with the progress, and with None before anything else is printed."""
 
 
 class _Running(NamedTuple):
-    """A compiler at work on one of the programs. Its pipe `ends` when it has; while its folder is
-    locked, somebody waits for it."""
+    """A running compiler.
+
+    Its pipe `ends` is closed when it exits. Its folder is locked while its caller lives.
+    """
 
     number: int
     name: str
@@ -95,7 +95,7 @@ class _Running(NamedTuple):
 
 @dataclass(frozen=True)
 class _CacheEntry(Record, called="The kept report"):
-    """A report, and the lines that its program was from."""
+    """A report, and the source lines of its program at the time."""
 
     report: CompileReport
     origins: tuple[str, ...] = ()
@@ -115,9 +115,17 @@ class Compilers:
         price: Price | None = None,
         flags: Mapping[str, str] | None = None,
     ) -> None:
-        """`cache`: the folder that keeps reports; None: none is kept. `price`: of one slice.
-        `flags`: the variables of this environment that compilers heed; what was compiled with
-        others is not looked at."""
+        """Set up compilers; they start in `compile`.
+
+        Args:
+            target: The slices.
+            cache: Folder of cached reports; None for no cache.
+            timeout_s: Limit of one compile, in seconds.
+            at_once: Number of processes; by default as many as the machine has room for.
+            watch: Shows the progress.
+            price: Price of one slice.
+            flags: Environment variables that compilers heed; part of the cache key.
+        """
         self._target = target
         self._cache = cache
         self._timeout_s = timeout_s
@@ -127,8 +135,8 @@ class Compilers:
         self._flags = dict(flags or {})
 
     def compile(self, programs: Sequence[Lowered]) -> Iterator[tuple[int, CompileReport]]:
-        """Yield the index of each program and its report, as they are ready. To leave the loop, or
-        to interrupt it, ends the compilers that run."""
+        """Yield the index of each program and its report when it is ready. Leaving or interrupting
+        the loop ends the running compilers."""
         waiting, running = list[int](), list[_Running]()
         for index, lowered in enumerate(programs):
             if (report_before := self._read_cache(lowered.program)) is not None:
@@ -139,15 +147,16 @@ class Compilers:
         if waiting:
             _remove_abandoned(Path(tempfile.gettempdir()))
         try:
-            # An interrupt reaches the main thread alone, and none is lost that was being started.
+            # Start processes in a thread: interrupts only reach the main thread, so a process that
+            # is being started is never lost.
             with ThreadPoolExecutor(1) as starter:
-                starter.submit(int).result()  # The executor waits for threads that have begun.
+                starter.submit(int).result()  # On exit, the executor waits for started threads.
                 while waiting or running:
                     while waiting and len(running) < self._at_once:
                         index = waiting.pop()
                         try:
                             starter.submit(self._start, index, programs[index], running).result()
-                        except (OSError, StoreError) as error:  # a full disk, say
+                        except (OSError, StoreError) as error:  # For example a full disk.
                             why = f"The compiler could not be started: {error}"
                             yield index, self._report_end(programs[index].program, why)
                     for ended in self._wait(running, len(waiting)) if running else ():
@@ -158,16 +167,16 @@ class Compilers:
         finally:
             self._watch(None)
             for compiler_run in running:
-                _end(compiler_run)
+                _stop(compiler_run)
 
     def _start(self, index: int, lowered: Lowered, running: list[_Running]) -> None:
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            held = os.open(folder, os.O_RDONLY)
-            undo.callback(os.close, held)
-            locks.hold(held)
-            running.append(self._start_in(folder, held, index, lowered))
+            lock = os.open(folder, os.O_RDONLY)
+            undo.callback(os.close, lock)
+            locks.hold(lock)
+            running.append(self._start_in(folder, lock, index, lowered))
             undo.pop_all()
 
     def _start_in(self, folder: Path, lock: int, index: int, lowered: Lowered) -> _Running:
@@ -180,7 +189,7 @@ class Compilers:
         start = _START.format(str(Path(__file__).resolve().parents[2]))
         own = (str(folder), str(os.getpid()), *topologies.find_compiler())
         command = [sys.executable, "-P", "-c", start, *own]
-        ends, held = os.pipe()
+        ends, write_end = os.pipe()
         try:
             with open(folder / "stderr", "wb") as err:
                 process = subprocess.Popen(
@@ -188,21 +197,21 @@ class Compilers:
                     stdin=subprocess.DEVNULL,
                     stdout=err,
                     stderr=err,
-                    start_new_session=True,  # Ctrl-C is ours to pass on.
-                    pass_fds=(held,),
+                    start_new_session=True,  # Ctrl-C goes to this process only.
+                    pass_fds=(write_end,),
                 )
         except BaseException:
             os.close(ends)
             raise
         finally:
-            os.close(held)
+            os.close(write_end)
         begun = time.monotonic()
         until = begun + self._timeout_s
         return _Running(index, lowered.program.name, begun, process, ends, folder, lock, until)
 
     def _wait(self, running: Sequence[_Running], waiting: int) -> list[_Running]:
-        """Those that have ended, and those whose time is up."""
-        poll = select.poll()  # select() takes no descriptor beyond 1023
+        """Wait for compilers, and return those that have ended or whose time is up."""
+        poll = select.poll()  # select() accepts no descriptor beyond 1023.
         for compiler_run in running:
             poll.register(compiler_run.ends)
         names = tuple(compiler_run.name for compiler_run in running)
@@ -232,18 +241,18 @@ class Compilers:
         except (OSError, CorruptRecord):
             _kill(ended.process)
             code = ended.process.returncode
-            last_words = _read_words(words)
-            reason = _name_end(code, f"{self._timeout_s:g} s" if is_late else "")
+            last_words = _read_last_words(words)
+            reason = _explain_end(code, f"{self._timeout_s:g} s" if is_late else "")
             return self._report_end(program, reason, last_words)
         finally:
-            _end(ended)
+            _stop(ended)
         self._write_cache(program, report)
         return report
 
     def _report_end(
         self, program: LoweredProgram, reason: str, last_words: str = ""
     ) -> CompileReport:
-        detail = f"{reason} Its last words:\n{last_words}" if last_words else reason
+        detail = f"{reason} Its last output:\n{last_words}" if last_words else reason
         target, devices = self._target, len(program.positions)
         return describe_refusal(
             program.name,
@@ -260,64 +269,64 @@ class Compilers:
         whole, origin = self._price.usd_per_hour * self._target.slices, self._price.origin
         return replace(report, usd_per_hour=whole, price_origin=origin)
 
-    # -- what was compiled before ------------------------------------------------------------------
+    # -- cache of reports --------------------------------------------------------------------------
 
-    def _place(self, program: LoweredProgram) -> Path | None:
+    def _locate_entry(self, program: LoweredProgram) -> Path | None:
         if self._cache is None:
             return None
         fixed = replace(program, source="", origins=())
         compiled_by = str(topologies.find_compiler())
         target = self._target.to_json()
-        about = [_RULES, fixed.to_json(), target, __version__, compiled_by, self._flags]
+        about = [_ANALYSIS_VERSION, fixed.to_json(), target, __version__, compiled_by, self._flags]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         return self._cache / f"{digest.hexdigest()[:40]}.json"
 
     def _read_cache(self, program: LoweredProgram) -> CompileReport | None:
-        place = self._place(program)
+        path = self._locate_entry(program)
         with contextlib.suppress(OSError, CorruptRecord):
-            entry = None if place is None else _CacheEntry.read(files.content(place))
+            entry = None if path is None else _CacheEntry.read(files.content(path))
             if entry is not None:
                 report = rename_origins(entry.report, entry.origins, program.origins)
                 return replace(report, source=program.source)
         return None
 
     def _write_cache(self, program: LoweredProgram, report: CompileReport) -> None:
-        """Keep what would be the same next time: not what is missing because a disk was full. Where
-        it cannot be kept, it is compiled again."""
-        place = self._place(program)
+        """Cache a report that would be the same next time: none that lacks something because a disk
+        was full. Errors are ignored."""
+        path = self._locate_entry(program)
         is_whole = report.verdict is CompileVerdict.TOO_LARGE or (report.fits and not report.detail)
-        if place is None or not is_whole:
+        if path is None or not is_whole:
             return
         text = json.dumps(_CacheEntry(report, program.origins).to_json()).encode()
         with contextlib.suppress(OSError, StoreError):
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.save(place, [text])
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.save(path, [text])
 
 
 def count_at_once() -> int:
-    """Return how many compilers this machine has room for."""
+    """Return the number of compilers that this machine has room for."""
     available = machine.available_memory_bytes()
     by_memory = machine.usable_cpus() if available is None else available // _BYTES_EACH
     return max(1, min(machine.usable_cpus(), by_memory))
 
 
-def _read_words(place: Path) -> str:
-    """The end of what a compiler said, without stacks, which have no names, and news."""
-    lines = place.read_text(errors="replace").splitlines(keepends=True)
+def _read_last_words(path: Path) -> str:
+    """Return the end of a compiler's output, without log lines and stacks, which have no names."""
+    lines = path.read_text(errors="replace").splitlines(keepends=True)
     return "".join(line for line in lines if not _NOISE.match(line))[-_LAST_WORDS:].strip()
 
 
-def _name_end(code: int, limit: str) -> str:
+def _explain_end(code: int, limit: str) -> str:
     if limit:
-        return f"The compiler did not finish within {limit}, and was ended: nothing is known."
+        return f"The compiler did not finish within {limit} and was stopped: nothing is known."
     if code == -signal.SIGKILL:
         return "The compiler was killed (SIGKILL), most likely because memory ran out."
     if code < 0:
         return f"The compiler crashed ({signal_name(-code)})."
-    return f"The compiler's process exited with code {code} and left no report."
+    return f"The compiler's process exited with code {code} without a report."
 
 
-def _end(running: _Running) -> None:
+def _stop(running: _Running) -> None:
     _kill(running.process)
     os.close(running.ends)
     shutil.rmtree(running.folder, ignore_errors=True)
@@ -328,14 +337,14 @@ def _remove_abandoned(temporary: Path) -> None:
     """Remove the folders of compilers whose callers were killed."""
     for folder in temporary.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):
-            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                about = os.fstat(held)
-                is_old = time.time() - about.st_mtime > _YOUNG_S  # a new one is not locked yet
-                if is_old and about.st_uid == os.getuid() and locks.try_hold(held):
+                about = os.fstat(lock)
+                is_old = time.time() - about.st_mtime > _YOUNG_S  # A new folder is not locked yet.
+                if is_old and about.st_uid == os.getuid() and locks.try_hold(lock):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
-                os.close(held)
+                os.close(lock)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

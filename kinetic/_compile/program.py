@@ -1,7 +1,6 @@
-"""A program on its way to the compiler: what one process has lowered and another one compiles.
+"""The description of a lowered program: one process lowers it, another compiles it.
 
-In: figures of a lowered program. Out: `LoweredProgram`: frozen, kept as JSON beside the bytes of
-the StableHLO module, in the form that other versions of JAX can read.
+It is stored as JSON beside the bytes of the StableHLO module, which other versions of JAX can read.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ EFFORTS = frozenset(
         *("optimization_level", "memory_fitting_level"),
     )
 )
-"""Options that JAX has settings of the same names for, with `jax_` before them; since
-JAX 0.12 only for the levels."""
+"""Compiler options for which JAX has settings of the same names, prefixed with `jax_`; since JAX
+0.12 only for the levels."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,19 @@ class LoweredProgram(Record, called="The description of a program"):
     """A lowered program.
 
     Attributes:
-        name: of its function.
-        source: where the function is; "" if it is not known.
-        positions: of its devices among those of the slices, in the program's order.
-        axes: of its mesh, (name, size); none for one device.
-        inputs_open, outputs_open: of each, whether the compiler chooses how it is split.
-        tuples: whether its arguments are one tuple.
-        shardy: whether its shardings are Shardy's, not GSPMD's.
-        options: of the compiler, that the program's author set.
-        digest: SHA-256 of the module's text, without the lines that it is from.
-        origins: of each of its operations, the line that it is from.
-        refused: why it is not for the compiler; "" if it is.
-        weight: larger programs first: bytes of arguments and results, as wholes.
+        name: Name of its function.
+        source: "file:line" of the function; "" if unknown.
+        positions: Positions of its devices among those of the slices, in the program's order.
+        axes: Axes of its mesh, (name, size); none for one device.
+        inputs_open, outputs_open: For each input or output, True if the compiler chooses how it is
+            split.
+        tuples: True if its arguments are one tuple.
+        shardy: True if its shardings are Shardy's, not GSPMD's.
+        options: Compiler options that the program's author has set.
+        digest: SHA-256 of the module's text, without source lines.
+        origins: Source line of each of its operations.
+        refused: Reason why it cannot be compiled; "" if it can.
+        weight: Bytes of whole arguments and results: larger programs are compiled first.
     """
 
     name: str

@@ -1,7 +1,5 @@
-"""What the compiler of the real chip says of a program: frozen values.
-
-In: figures. Out: `CompileReport`, as a value, as JSON, as text and for notebooks.
-"""
+"""`kinetic.CompileReport`: the compiler's result for a program, as a value, as JSON, as text and
+for notebooks."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 
 _PADDING_WORTH = 0.1
-"""Arrays are named for their padding when it is more than this part of them."""
+"""Arrays are listed for their padding if it is more than this part of them."""
 _ROWS = 6
 _LINES = 8
-"""Of what the compiler says."""
+"""Lines of the compiler's message to show."""
 
 
 class CompileVerdict(StrEnum):
-    """What became of the program."""
+    """The compiler's verdict on a program."""
 
     FITS = "fits"
     TOO_LARGE = "too large"
@@ -34,19 +32,17 @@ class CompileVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes on each device.
+    """Memory on each device, in bytes.
 
     Attributes:
-        arguments: what the program is given.
-        outputs: what it returns.
-        aliased: the part of its outputs that takes the place of arguments (donated).
-        temporaries: what it needs while it runs.
-        code: the program itself.
-        host: arrays that it keeps in the host's memory, beside all of these.
-        needed: all of it together, as the compiler says it where the program is too large; 0 if
-            it does not.
-        available: what the compiler may use, as it says it where the program is too large; else
-            what the chip has.
+        arguments: The program's arguments.
+        outputs: Its results.
+        aliased: Part of the results that takes the place of (donated) arguments.
+        temporaries: Memory that it needs while it runs.
+        code: The program itself.
+        host: Arrays in the host's memory, not part of the others.
+        needed: Total according to the compiler, if the program is too large; 0 if not known.
+        available: Memory that the compiler may use, if the program is too large; 0 if not known.
     """
 
     arguments: int = 0
@@ -60,7 +56,7 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """All of it together."""
+        """Total memory on the device, in bytes."""
         parts = self.arguments + self.outputs - self.aliased + self.temporaries + self.code
         return max(self.needed, parts)
 
@@ -70,11 +66,11 @@ class Buffer:
     """An array in a device's memory.
 
     Attributes:
-        array: its type and shape on one device.
-        bytes: what it takes.
-        data_bytes: ... without what pads it to the tiles of the chip.
-        what: an argument's name, or the operation.
-        source: the line that made it; "" if it is not known.
+        array: Type and shape on one device.
+        bytes: Size with padding to the chip's tiles.
+        data_bytes: Size without padding.
+        what: Name of the argument, or of the operation.
+        source: Line that made it; "" if unknown.
     """
 
     array: str
@@ -86,15 +82,15 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Collective:
-    """What devices send each other each time the program runs.
+    """Transfers between devices in one run of a program, of one kind over the same axes.
 
     Attributes:
         kind: "all-gather", ...
-        axes: the axes of the mesh along which it goes.
-        between_slices: whether over the data center's network (DCN), not within a slice (ICI).
-        count: how many there are, those in loops as often as they run.
-        bytes: of the arrays, together.
-        wire_bytes: what each device must send at least.
+        axes: Axes of the mesh, such as "fsdp, tensor".
+        between_slices: True if over the data center's network (DCN), False if within a slice (ICI).
+        count: Number of transfers; those in loops count as often as they run.
+        bytes: Size of the arrays, together.
+        wire_bytes: Lower bound of the bytes that each device sends.
     """
 
     kind: str
@@ -107,26 +103,35 @@ class Collective:
 
 @dataclass(frozen=True)
 class CompileReport(Record, called="The report of the compiler"):
-    """What the compiler of the real chip says of a program.
+    """The result of compiling a program for a real slice.
 
     Attributes:
-        name: the program: of its function.
-        source: where the function is; "" if it is not known.
-        accelerator: the slice that it was compiled for.
-        slices: how many of them.
-        devices: that the program uses.
-        verdict: whether it fits.
-        detail: what the compiler said, if it does not.
-        memory: of each device.
-        buffers: the largest arrays, largest first.
-        collectives: what devices send each other, most bytes first.
-        flops: operations of matrix units in each run, on each device.
-        hbm_bytes: of memory that are read and written at least in each run, on each device.
-        took_s: how long the compiler took.
-        versions: of jaxlib and libtpu.
-        usd_per_hour: what all slices together cost; None where that is not known.
-        price_origin: where this price is from.
-        kernels: kernels of Pallas among it, whose multiplications are not in `flops`.
+        name: Name of the program's function.
+        source: "file:line" of the function; "" if unknown.
+        accelerator: Slice that it was compiled for, such as "tpu-v6e-16".
+        family: Family of the chips, such as "v6e".
+        slices: Number of slices.
+        devices: Number of devices that the program uses.
+        verdict: `CompileVerdict`: "fits", "too large", "does not compile" or "not compiled".
+        detail: The compiler's message; "" if the program fits.
+        memory: Memory on each device, in bytes.
+        buffers: Largest arrays, largest first.
+        collectives: Transfers between devices, most bytes first.
+        flops: Operations of matrix units in one run, on each device.
+        hbm_bytes: Lower bound of the bytes read and written in one run, on each device.
+        took_s: Compile time, in seconds.
+        versions: Versions of jaxlib and libtpu.
+        usd_per_hour: Price of all slices together; None if unknown.
+        price_origin: Origin of this price.
+        kernels: Number of Pallas kernels, whose multiplications are not in `flops`.
+
+    Example:
+        ```python
+        with kinetic.compile_for("tpu-v6e-16") as slice:
+            report = slice.compile(step, params, batch)
+        if not report.fits:
+            print(report)
+        ```
     """
 
     name: str
@@ -150,17 +155,18 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler made a program that the chip can hold."""
+        """True if the program compiled and fits in the chip's memory."""
         return self.verdict is CompileVerdict.FITS
 
     @property
     def chip(self) -> ChipFacts:
-        """What the chip has."""
+        """Facts about the chip."""
         return CHIPS[self.family]
 
     @property
     def times_s(self) -> dict[str, float]:
-        """The least time that each part of the chip needs for a run, by its name."""
+        """Lower bound, in seconds, of the time that each part of the chip needs for a run, by its
+        name."""
         chip = self.chip
         sent = {
             crossing: sum(c.wire_bytes for c in self.collectives if c.between_slices is crossing)
@@ -177,29 +183,29 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def step_s(self) -> float:
-        """A lower bound of the time of a run: as if all parts of the chip were busy at once, at
-        their peaks; that of matrix units is for bfloat16, and int8 may be faster."""
+        """Lower bound of the time of a run, in seconds: all parts of the chip work at once, at
+        their peaks. For matrix units that is the peak of bfloat16; int8 may be faster."""
         return max(self.times_s.values())
 
     @property
     def bound(self) -> str:
-        """The part of the chip that sets this bound."""
+        """Part of the chip that sets this bound, such as "memory"."""
         times = self.times_s
         return max(times, key=lambda part: times[part])
 
     @property
     def usd_per_1000_runs(self) -> float | None:
-        """Of the slices as wholes, at the lower bound; None where the price is not known."""
+        """Price of 1,000 runs on all slices, at the lower bound of time; None if unknown."""
         return None if self.usd_per_hour is None else self.step_s / 3.6 * self.usd_per_hour
 
     @property
     def hbm_bytes_there(self) -> int:
-        """What a device has, or lets a program use."""
+        """Memory of a device that a program may use, in bytes."""
         return self.memory.available or self.chip.hbm_bytes // self.chip.devices
 
     def text(self, width: int | None = None) -> str:
-        """Return it for people; lines of at most `width` letters, uncut without one."""
-        return draw(self, width)
+        """Return the report as text, with lines cut to `width` characters, or uncut without it."""
+        return draw_report(self, width)
 
     def __str__(self) -> str:
         return self.text()
@@ -210,8 +216,8 @@ class CompileReport(Record, called="The report of the compiler"):
         return f"<pre>{escape(self.text())}</pre>"
 
     def summary(self) -> dict[str, Any]:
-        """Return a JSON object with what follows from the figures beside them: null where they are
-        not known."""
+        """Return the report as a JSON object with derived figures; null for those that are
+        unknown."""
         is_known = _has_costs(self)
         return self.to_json() | {
             "total_bytes": self.memory.total,
@@ -225,7 +231,7 @@ class CompileReport(Record, called="The report of the compiler"):
 def describe_refusal(
     name: str, source: str, topology: Topology, slices: int, *, detail: str, devices: int = 1
 ) -> CompileReport:
-    """Return the report of a program that was not compiled, and why."""
+    """Return the report of a program that was not compiled; `detail` is the reason."""
     return CompileReport(
         name=name,
         source=source,
@@ -238,17 +244,17 @@ def describe_refusal(
     )
 
 
-def gib(size_bytes: float) -> str:
-    """Return a size as chips' memory is measured: "31.25 GiB", "0.80 MiB", "1.50 KiB"."""
+def format_gib(size_bytes: float) -> str:
+    """Format a size with binary units: "31.25 GiB", "0.80 MiB", "1.50 KiB"."""
     for unit, whole in (("GiB", GIB), ("MiB", 1 << 20)):
         if abs(size_bytes) >= whole / 10:
             return f"{size_bytes / whole:.2f} {unit}"
     return f"{size_bytes / (1 << 10):.2f} KiB"
 
 
-def draw(report: CompileReport, width: int | None) -> str:
+def draw_report(report: CompileReport, width: int | None) -> str:
     """Return the report as text."""
-    lines = [_first_line(report), *_explain(report)]
+    lines = [_draw_title(report), *_draw_detail(report)]
     if report.memory.total:
         lines += ["", *_draw_memory(report)]
     if report.verdict is CompileVerdict.TOO_LARGE:
@@ -263,25 +269,25 @@ def draw(report: CompileReport, width: int | None) -> str:
 def summarize(report: CompileReport) -> str:
     """Return the report in one line."""
     if report.verdict is not CompileVerdict.FITS:
-        return f"{report.name}: {report.verdict}: {first_sentence(report.detail)}"
+        return f"{report.name}: {report.verdict}: {take_first_line(report.detail)}"
     used, available = report.memory.total, report.hbm_bytes_there
-    fits = f"{report.name}: fits, {gib(used)} of {gib(available)} per device"
+    fits = f"{report.name}: fits, {format_gib(used)} of {format_gib(available)} per device"
     if not _has_costs(report) or not report.step_s:
         return fits
-    return f"{fits}; at least {_time(report.step_s)} a run, bound by {report.bound}"
+    return f"{fits}; at least {_format_time(report.step_s)} a run, bound by {report.bound}"
 
 
 def _has_costs(report: CompileReport) -> bool:
-    """Whether it is known what a run costs: the compiler has left its program."""
+    """True if the costs of a run are known: the compiler has dumped its program."""
     return report.fits and not report.detail
 
 
-def first_sentence(text: str) -> str:
-    """Return the first line of what somebody said."""
+def take_first_line(text: str) -> str:
+    """Return the first line of a text."""
     return text.strip().split("\n", 1)[0]
 
 
-def _first_line(report: CompileReport) -> str:
+def _draw_title(report: CompileReport) -> str:
     many = f"{report.slices} slices of " if report.slices > 1 else ""
     at = f" ({report.source})" if report.source else ""
     return (
@@ -290,9 +296,9 @@ def _first_line(report: CompileReport) -> str:
     )
 
 
-def _explain(report: CompileReport) -> Iterator[str]:
-    """What the compiler said; of a long text the first paragraph: what it lists below is shown as
-    figures, and what it dumps of itself helps nobody."""
+def _draw_detail(report: CompileReport) -> Iterator[str]:
+    """Yield the compiler's message, or the first paragraph of a long one: the arrays that it lists
+    next are shown as figures, and the rest helps nobody."""
     lines = report.detail.strip().splitlines()
     excerpt = lines
     if report.verdict is not CompileVerdict.NOT_COMPILED and len(lines) > _LINES:
@@ -305,7 +311,7 @@ def _explain(report: CompileReport) -> Iterator[str]:
 def _draw_memory(report: CompileReport) -> Iterator[str]:
     memory, available = report.memory, report.hbm_bytes_there
     share = f"{memory.total / available:.0%}"
-    yield f"Memory of each device: {gib(memory.total)} of {gib(available)} ({share})"
+    yield f"Memory of each device: {format_gib(memory.total)} of {format_gib(available)} ({share})"
     rows = [
         ("arguments", memory.arguments),
         ("outputs", memory.outputs),
@@ -314,9 +320,9 @@ def _draw_memory(report: CompileReport) -> Iterator[str]:
         ("code", memory.code),
     ]
     if any(size for _, size in rows):
-        yield from _align([(f"  {name}", gib(size)) for name, size in rows if size])
+        yield from _align([(f"  {name}", format_gib(size)) for name, size in rows if size])
     if memory.host:
-        yield f"In the host's memory: {gib(memory.host)}; the times do not count the way there"
+        yield f"In the host's memory: {format_gib(memory.host)}; the times do not include transfers"
 
 
 def _draw_arrays(report: CompileReport) -> Iterator[str]:
@@ -324,11 +330,11 @@ def _draw_arrays(report: CompileReport) -> Iterator[str]:
         yield from ("", "Largest arrays:")
         yield from _align(
             [
-                (f"  {gib(buffer.bytes)}", buffer.array, buffer.what, buffer.source)
+                (f"  {format_gib(buffer.bytes)}", buffer.array, buffer.what, buffer.source)
                 for buffer in report.buffers[:_ROWS]
             ]
         )
-    padded = [e for e in report.buffers if e.bytes - e.data_bytes > _PADDING_WORTH * e.bytes]
+    padded = [b for b in report.buffers if b.bytes - b.data_bytes > _PADDING_WORTH * b.bytes]
     for buffer in padded[:_ROWS]:
         share = 1 - buffer.data_bytes / buffer.bytes
         yield f"  {share:.0%} of {buffer.array} ({buffer.what}) is padding to the chip's tiles"
@@ -341,7 +347,7 @@ def _draw_collectives(report: CompileReport) -> Iterator[str]:
     yield from _align(
         [
             (
-                f"  {gib(collective.wire_bytes)}",
+                f"  {format_gib(collective.wire_bytes)}",
                 f"{collective.count} x {collective.kind}",
                 f"over {collective.axes}" if collective.axes else "",
                 "DCN, between slices" if collective.between_slices else "ICI",
@@ -352,34 +358,34 @@ def _draw_collectives(report: CompileReport) -> Iterator[str]:
 
 
 def _draw_time(report: CompileReport) -> Iterator[str]:
-    if not report.step_s:  # it takes no part of the chip any time
+    if not report.step_s:  # No part of the chip has anything to do.
         return
     yield ""
-    yield f"A run takes at least {_time(report.step_s)}, bound by {report.bound}:"
+    yield f"A run takes at least {_format_time(report.step_s)}, bound by {report.bound}:"
     amounts = {
         "matrix units": f"{report.flops / 1e12:.3f} Tflop",
-        "memory": gib(report.hbm_bytes),
+        "memory": format_gib(report.hbm_bytes),
     }
     yield from _align(
         [
-            (f"  {part}", _time(seconds), amounts.get(part, ""))
+            (f"  {part}", _format_time(seconds), amounts.get(part, ""))
             for part, seconds in report.times_s.items()
             if seconds
         ]
     )
     if report.kernels:
-        many = "1 kernel of Pallas multiplies"
+        kernels = "1 Pallas kernel"
         if report.kernels > 1:
-            many = f"{report.kernels} kernels of Pallas multiply"
-        yield f"  What {many} is not counted, only what is read and written"
+            kernels = f"{report.kernels} Pallas kernels"
+        yield f"  The multiplications of {kernels} are not counted, only memory traffic"
     cost = report.usd_per_1000_runs
     if cost is None:
-        yield "  price not known"
+        yield "  price unknown"
     else:
         yield f"  {in_usd(cost)} for 1,000 runs ({report.price_origin})"
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     if seconds >= 1e-3:

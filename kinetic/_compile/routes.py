@@ -1,9 +1,5 @@
-"""Where devices lie in the mesh: which axis a group of them lies along, and whether it leaves its
-slice.
-
-In: the sizes of the mesh, the positions of a slice's devices in it; groups as the compiler writes
-them. Out: members of a group, names of axes. Pure.
-"""
+"""Routes between devices in the mesh: the axes along which a group of them communicates, and
+whether it crosses slices. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +22,10 @@ class DeviceLayout:
 
     Attributes:
         axes: (name, size), in order; none for a program of one device.
-        members: for each partition of the compiled program, its position in the mesh.
-        slices: for each of them, which slice it is in.
-        between_slices: the axes along which slices follow each other, as text.
-        slice_count: how many slices there are.
+        members: Position in the mesh of each partition of the compiled program.
+        slices: Slice of each partition.
+        between_slices: Axes along which slices follow each other, as text.
+        slice_count: Number of slices.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -39,16 +35,18 @@ class DeviceLayout:
     slice_count: int = 1
 
     def read_group(self, attributes: str) -> tuple[int, ...]:
-        """Return the partitions of the first group in these attributes of an instruction; none if
-        it is written in a way that is not known here."""
+        """Return the partitions of the first group in an instruction's attributes; none if its
+        format is unknown."""
         if match := _PAIRS.search(attributes):
             return (int(match[1]), int(match[2]))
         if match := _LISTED.search(attributes):
-            return _numbers(match[1])
+            return _read_numbers(match[1])
         if match := _IOTA.search(attributes):
-            return _first_of_iota(_numbers(match[1]), _numbers(match[2]), _numbers(match[3] or ""))
+            return _read_iota_group(
+                _read_numbers(match[1]), _read_numbers(match[2]), _read_numbers(match[3] or "")
+            )
         if match := _NAMED.search(attributes):
-            return _first_of_named(match[1], match[2])
+            return _read_named_group(match[1], match[2])
         if "replica_groups={}" in attributes:
             return tuple(range(len(self.members)))
         return ()
@@ -58,12 +56,12 @@ class DeviceLayout:
         sizes = [size for _, size in self.axes]
         if not sizes or max(group) >= len(self.members):
             return "?"
-        places = [_unravel(self.members[each], sizes) for each in group]
-        differ = [len({place[axis] for place in places}) > 1 for axis in range(len(sizes))]
+        indices = [_unravel(self.members[member], sizes) for member in group]
+        differ = [len({index[axis] for index in indices}) > 1 for axis in range(len(sizes))]
         return ", ".join(itertools.compress((name for name, _ in self.axes), differ)) or "?"
 
     def crosses(self, group: Sequence[int]) -> bool:
-        """Return whether a group has members in several slices."""
+        """True if a group has members in several slices."""
         return len({self.slices[member] for member in group if member < len(self.slices)}) > 1
 
 
@@ -78,32 +76,32 @@ def name_axes_between(axes: Sequence[tuple[str, int]], slices: Sequence[int]) ->
     return ", ".join(names)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _read_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number)
 
 
 def _unravel(index: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    place = []
+    indices = []
     for size in reversed(sizes):
-        index, at = divmod(index, size)
-        place.append(at)
-    return tuple(reversed(place))
+        index, within = divmod(index, size)
+        indices.append(within)
+    return tuple(reversed(indices))
 
 
-def _first_of_iota(
+def _read_iota_group(
     shape: Sequence[int], sizes: Sequence[int], order: Sequence[int]
 ) -> tuple[int, ...]:
-    """The first row of `arange(n).reshape(sizes).transpose(order).reshape(shape)`."""
+    """Return the first row of `arange(n).reshape(sizes).transpose(order).reshape(shape)`."""
     order = order or range(len(sizes))
     steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     ranges = [range(sizes[axis]) for axis in order]
-    moved = [steps[axis] for axis in order]
-    places = itertools.islice(itertools.product(*ranges), math.prod(shape[1:]))
-    return tuple(sum(at * step for at, step in zip(place, moved, strict=True)) for place in places)
+    steps = [steps[axis] for axis in order]
+    rows = itertools.islice(itertools.product(*ranges), math.prod(shape[1:]))
+    return tuple(sum(at * step for at, step in zip(row, steps, strict=True)) for row in rows)
 
 
-def _first_of_named(mesh: str, chosen: str) -> tuple[int, ...]:
-    """The group of partition 0 along the chosen axes of a mesh: `'a'=4,'b'=2` and `'b'`."""
+def _read_named_group(mesh: str, chosen: str) -> tuple[int, ...]:
+    """Return the group of partition 0 along the chosen axes of a mesh: `'a'=4,'b'=2` and `'b'`."""
     sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)]
     parts = dict(re.findall(r"'([^']+)'(?::\((\d+\)\d+))?", chosen))
     group = [0]
@@ -111,7 +109,7 @@ def _first_of_named(mesh: str, chosen: str) -> tuple[int, ...]:
         if name not in parts:
             continue
         step, length = math.prod(size_of_axis for _, size_of_axis in sizes[axis + 1 :]), size
-        if parts[name]:  # a part of the axis: (what is outside it)its size
+        if parts[name]:  # A part of the axis, as "(size outside)size".
             outside, length = (int(number) for number in parts[name].split(")"))
             step *= size // outside // length
         group = [at + step * index for at in group for index in range(length)]

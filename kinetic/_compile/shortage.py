@@ -1,8 +1,5 @@
-"""What the compiler says of a program that is too large, read: by how much, and which arrays are
-the largest; or which kernel takes more than a core has of its own memory.
-
-In: its text. Out: `MemoryUse`, `Buffer`s, a sentence. Pure.
-"""
+"""Parser of the compiler's message about a program that is too large: by how much, and which arrays
+are the largest; or which kernel needs more than a core's own memory. Pure."""
 
 from __future__ import annotations
 
@@ -31,44 +28,48 @@ _ALLOCATION = re.compile(
 _NAME = re.compile(r'op_name="([^"]*)"')
 _LINE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 
-_OF_CORE = re.compile(r"Ran out of memory in memory space (?!hbm)(\w+)")
-_OF_CORE_SIZES = re.compile(r"(?:Used|with size) (\S+) (?:of|and limit) (\S+) ")
+_CORE_MEMORY = re.compile(r"Ran out of memory in memory space (?!hbm)(\w+)")
+_CORE_SIZES = re.compile(r"(?:Used|with size) (\S+) (?:of|and limit) (\S+) ")
 _CULPRIT = re.compile(r"(?:on stack for |XLA label: )%?([\w.\-]+) = .*?([a-z][\w\-]*)\(")
 
 
 def explain_core(message: str, module: Module) -> str:
-    """Return which kernel or fusion takes more than a core has of its own memory, and its line; ""
-    where the text is about the chip's memory: only there could a larger slice help. The module is
-    that before it was optimized.
+    """Name the kernel or fusion that needs more than a core's own memory, and its line. "" if the
+    message is about the chip's memory: only then could a larger slice help.
+
+    Args:
+        message: The compiler's message.
+        module: The module before optimization.
     """
-    memory, sizes, culprit = (p.search(message) for p in (_OF_CORE, _OF_CORE_SIZES, _CULPRIT))
+    memory, sizes, culprit = (p.search(message) for p in (_CORE_MEMORY, _CORE_SIZES, _CULPRIT))
     if memory is None:
         return ""
     name, opcode = culprit.groups() if culprit else ("", "")
     own = Instruction(name, opcode, (), (), message)
     alike = (one for part in module.computations.values() for one in part.values())
     made_by = next((one for one in alike if own.op_name and one.op_name == own.op_name), own)
-    source = module.source_of(own) or module.source_of(made_by)
-    what = {"custom-call": "kernel", "": "program"}.get(opcode, opcode)
-    who = " ".join(filter(None, (what, name, source and f"at {source}")))
-    name_of_memory = {"vmem": "vector memory (VMEM)"}.get(memory[1], memory[1])
+    source = module.find_source(own) or module.find_source(made_by)
+    kind = {"custom-call": "kernel", "": "program"}.get(opcode, opcode)
+    culprit_name = " ".join(filter(None, (kind, name, source and f"at {source}")))
+    memory_name = {"vmem": "vector memory (VMEM)"}.get(memory[1], memory[1])
     limit = f", {sizes[1]} where {sizes[2]} are allowed" if sizes else ""
-    return f"The {who} takes more {name_of_memory} than a core has{limit}"
+    return f"The {culprit_name} takes more {memory_name} than a core has{limit}"
 
 
 def read_shortage(message: str) -> MemoryUse:
-    """Return what all of it needs and what there is, where it is said."""
+    """Return the memory that the program needs and that is available; 0 if the message does not
+    say."""
     return MemoryUse(needed=_find_size(message, _NEEDED), available=_find_size(message, _AVAILABLE))
 
 
 def read_allocations(message: str) -> tuple[Buffer, ...]:
-    """Return the arrays that it lists as the largest, in its order; some texts list none."""
+    """Return the largest arrays that the message lists, in its order; some messages list none."""
     return tuple(map(_read_allocation, _ALLOCATION.finditer(message)))
 
 
 def _read_allocation(match: re.Match[str]) -> Buffer:
-    padded_bytes = _bytes_of(match[1], match[2])
-    data = _bytes_of(match["data"], match["unit"]) if match["data"] else padded_bytes
+    padded_bytes = _parse_bytes(match[1], match[2])
+    data = _parse_bytes(match["data"], match["unit"]) if match["data"] else padded_bytes
     operator = match["operator"] or ""
     name, line = _NAME.search(operator), _LINE.search(operator)
     return Buffer(
@@ -82,8 +83,8 @@ def _read_allocation(match: re.Match[str]) -> Buffer:
 
 def _find_size(message: str, patterns: tuple[str, ...]) -> int:
     match = next(filter(None, (re.search(pattern, message) for pattern in patterns)), None)
-    return _bytes_of(match[1], match[2]) if match else 0
+    return _parse_bytes(match[1], match[2]) if match else 0
 
 
-def _bytes_of(number: str, unit: str) -> int:
+def _parse_bytes(number: str, unit: str) -> int:
     return int(float(number) * _UNITS[unit])

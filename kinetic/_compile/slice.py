@@ -1,8 +1,4 @@
-"""A slice to compile for: what `kinetic.compile_for` returns.
-
-In: functions with their arguments. Out: `CompileReport`s; meshes of the real slice's devices while
-the slice is entered.
-"""
+"""`kinetic.CompileSlice`: a slice to compile for, from `kinetic.compile_for`."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from typing import Any, Self
 
 from kinetic._compile import lowering, topologies
 from kinetic._compile.processes import TIMEOUT_S, Compilers, Watch
-from kinetic._compile.report import CompileReport, describe_refusal, first_sentence
+from kinetic._compile.report import CompileReport, describe_refusal, take_first_line
 from kinetic._compile.topologies import CompileTarget
 from kinetic._core.accelerators import catalog
 from kinetic._core.accelerators.families import TPUS
@@ -28,19 +24,26 @@ from kinetic.errors import UsageError, UsageTypeError
 
 MOST_SIZES = 12
 FIT_WITHIN = "1h"
-"""Where a search ends: a family has up to 20 sizes, and a compile takes minutes."""
+"""Time limit of a search: a family has up to 20 sizes, and a compile takes minutes."""
 _CHIPS = ("/dev/accel0", "/dev/vfio/0")
-"""Of which JAX finds one on a machine with TPUs."""
+"""Device files, one of which JAX finds on a machine with TPUs."""
 Built = tuple[Any, ...]
 """A function and its arguments."""
 
 
 class CompileSlice:
-    """Slices that nobody has, for their compiler.
+    """Slices to compile for, on a machine without them; made by `kinetic.compile_for`.
 
-    As a context, `kinetic.make_mesh` and `kinetic.num_slices` answer as in a job on them. Nothing
-    of a model's size is made: describe arrays by `jax.ShapeDtypeStruct`, and make those of a whole
+    As a context manager, `kinetic.make_mesh` and `kinetic.num_slices` answer as in a job on these
+    slices. No array of a model is allocated: describe arrays by `jax.ShapeDtypeStruct`, and a whole
     state by `jax.eval_shape`.
+
+    Example:
+        ```python
+        with kinetic.compile_for("tpu-v6e-16", slices=2) as slice:
+            mesh = kinetic.make_mesh(ici={"fsdp": 16})
+            print(slice.compile(step, params, batch))
+        ```
     """
 
     def __init__(
@@ -80,19 +83,25 @@ class CompileSlice:
 
     @property
     def devices(self) -> tuple[Any, ...]:
-        """The devices of the slices, slice by slice, for meshes: nothing can be put on them."""
+        """The devices of the slices, slice by slice, for meshes. They hold no arrays."""
         return topologies.describe(self._target)
 
     def compile(self, function: Any, /, *args: Any, **kwargs: Any) -> CompileReport:
-        """Compile a call of a function for these slices, and return what the compiler says.
+        """Compile a call of a function for these slices.
 
         Args:
-            function: a function, or one that `jax.jit`, `nnx.jit` or `eqx.filter_jit` has wrapped:
-                what is donated, static or split stays so.
-            args: its arguments: arrays, of which only the shape is used, `jax.ShapeDtypeStruct`
-                with a `sharding` over the devices of the mesh, or trees of them, such as modules
-                of Flax NNX and Equinox.
-            kwargs: likewise.
+            function: A function, also one wrapped by `jax.jit`, `nnx.jit` or `eqx.filter_jit`:
+                donated, static and split arguments stay so.
+            args: Its arguments: arrays, of which only the shape is used, `jax.ShapeDtypeStruct`
+                with a `sharding` over the devices of the mesh, or trees of them, such as modules of
+                Flax NNX and Equinox.
+            kwargs: Keyword arguments, likewise.
+
+        Returns:
+            The report; it also says if the program is too large or does not compile.
+
+        Raises:
+            UsageError: The function cannot be lowered for a TPU.
         """
         _check_callable("compile", function, "and its arguments")
         has_chips = any(map(os.path.exists, _CHIPS))
@@ -115,19 +124,22 @@ class CompileSlice:
         most_sizes: int = MOST_SIZES,
         within: Duration = FIT_WITHIN,
     ) -> list[CompileReport]:
-        """Compile for each size of this family, smallest first, until one fits; return the reports,
-        of which only the last may fit. If the search ends before, the last says which sizes were
-        left out.
+        """Compile for each size of this family, smallest first, until one fits.
 
         Args:
-            build: is called for each size, where `kinetic.make_mesh` makes its mesh, and returns
-                the function and its arguments for `compile`. A `ValueError`, such as of a mesh or a
-                batch that cannot be split over a size, leaves that size out: its report says why.
-            most_sizes: how many are compiled for.
-            within: how long all of it may take; a compile that runs then is ended.
+            build: Returns the function and its arguments for `compile`. It is called for each size,
+                in a context in which `kinetic.make_mesh` makes that size's mesh. A `ValueError`,
+                such as for a batch that cannot be split over a size, skips that size; its report
+                has the reason.
+            most_sizes: Number of sizes to compile for.
+            within: Time limit of the search; a running compile is stopped.
+
+        Returns:
+            The reports, of which only the last may fit. If the search ended early, the last one
+            names the sizes that were left out.
 
         Raises:
-            ValueError: it was raised for every size.
+            ValueError: `build` raised it for every size.
             UsageTypeError: `build` does not return a function and its arguments.
         """
         _check_callable("find_fit", build, "that returns a function and its arguments")
@@ -136,27 +148,27 @@ class CompileSlice:
         until = time.monotonic() + patience_s(within)
         sizes = _find_sizes(self._target)
         for number, target in enumerate(sizes):
-            left_s = until - time.monotonic()
-            if left_s <= 0 or len(reports) - len(unsuited) >= most_sizes:
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0 or len(reports) - len(unsuited) >= most_sizes:
                 reports.append(_describe_rest(build, sizes[number:], number))
                 break
-            tried = CompileSlice(
+            candidate = CompileSlice(
                 target,
                 self._cache,
-                timeout_s=min(self._timeout_s, left_s),
+                timeout_s=min(self._timeout_s, remaining_s),
                 watch=self._watch,
                 find_price=self._find_price,
                 find_flags=self._find_flags,
             )
             try:
-                with tried:
+                with candidate:
                     function, *args = call_build(build)
-                    reports.append(tried.compile(function, *args))
-            except UsageTypeError:  # a ValueError, too, and the same for every size
+                    reports.append(candidate.compile(function, *args))
+            except UsageTypeError:  # Also a ValueError, but the same for every size.
                 raise
             except ValueError as error:
                 unsuited.append(error)
-                reports.append(_describe_skip(build, target, first_sentence(str(error))))
+                reports.append(_describe_skip(build, target, take_first_line(str(error))))
             if reports[-1].fits:
                 break
         if len(unsuited) == len(reports):
@@ -165,17 +177,17 @@ class CompileSlice:
 
 
 def call_build(build: Callable[[], Built]) -> Built:
-    """Return the function to compile and its arguments, which the caller's function returns.
+    """Call `build`, and return the function to compile and its arguments.
 
     Raises:
-        UsageTypeError: it returns something else.
+        UsageTypeError: `build` returns something else.
     """
     built: object = build()
     if not isinstance(built, tuple) or not built:
-        what = type(built).__name__ if built != () else "an empty tuple"
+        kind = type(built).__name__ if built != () else "an empty tuple"
         raise UsageTypeError(
-            f"{_name_build(build)}() must return the function to compile and its arguments, as "
-            f"`return step, params, batch`; it returned {what}."
+            f"{_name_build(build)}() must return the function to compile and its arguments, as in "
+            f"`return step, params, batch`; it returned {kind}."
         )
     return built
 
@@ -195,9 +207,9 @@ def _describe_rest(
     build: Callable[[], Built], rest: Sequence[CompileTarget], tried: int
 ) -> CompileReport:
     first, last = rest[0].topology.name, rest[-1].topology.name
-    left_out = first if first == last else f"the {len(rest)} from {first} to {last}"
+    names = first if first == last else f"the {len(rest)} from {first} to {last}"
     after = f"{tried} size{'' if tried == 1 else 's'}"
-    why = f"The search ended after {after} without one that fits, and left out {left_out}."
+    why = f"The search ended after {after} without one that fits, and left out {names}."
     return _describe_skip(build, rest[0], why)
 
 
@@ -206,10 +218,10 @@ def _describe_skip(build: Callable[[], Built], target: CompileTarget, why: str) 
 
 
 def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
-    """The slices of a family, smallest first; each number of chips once."""
+    """Return the slices of a family, smallest first; each number of chips once."""
     family = next(family_row for family_row in TPUS if family_row.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:
-        raise UsageError(f"There is no slice of {family.name} that could be compiled for.")
+        raise UsageError(f"kinetic knows no slice of {family.name} to compile for.")
     by_chips = {row.chips: row for row in reversed(rows)}
     return [replace(target, topology=row) for _, row in sorted(by_chips.items())]

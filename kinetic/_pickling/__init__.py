@@ -1,1 +1,1 @@
-"""The call, its value and its exception as bytes, and back."""
+"""Calls, values and exceptions as bytes, and back."""

@@ -1,7 +1,6 @@
-"""Calls as bytes, to be sent to a host.
+"""Calls as bytes, to be sent to a host, and back.
 
-In: a function and its arguments. Out: bytes that a host turns back into them. cloudpickle is
-imported only when something is packed or unpacked.
+cloudpickle is imported only when a call is packed or unpacked.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class Packed:
     """A call as bytes.
 
     Attributes:
-        data: header line and pickle.
+        data: Header line and pickle.
         digest: SHA-256 of `data`, 64 hex digits.
-        size_bytes: length of `data`.
-        versions: of what made it.
-        warnings: for the caller, one sentence each.
-        parts: pickles the call's parts again and returns their sizes, largest first.
-        external: objects that are not in `data`, which holds their positions here.
+        size_bytes: Length of `data`.
+        versions: Versions of the software that made it.
+        warnings: Warnings for the caller, one sentence each.
+        parts: Pickles the call's parts again and returns their sizes, largest first.
+        external: Objects that are not in `data`, which refers to them by their position.
     """
 
     data: bytes
@@ -59,19 +58,19 @@ def pack(
     shipped: Shipped | None = None,
     external: type | None = None,
 ) -> Packed:
-    """Pickle a call: by reference what the host can import, by value the script itself and other
-    modules.
+    """Pickle a call: by reference what the host can import, by value the script and other modules.
 
     Args:
-        func: the function.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        env_vars: variables to set before the call.
-        shipped: what the host can import; None if it can import everything that is imported here.
-        external: objects of this class are left out of the pickle; None for none.
+        func: The function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        env_vars: Variables to set before the call.
+        shipped: The modules that the host can import; None if it can import every module of this
+            process.
+        external: Class of objects that are left out of the pickle; None for none.
 
     Raises:
-        PicklingError: a part of the call cannot be pickled; it is named.
+        PicklingError: A part of the call cannot be pickled; the error names it.
     """
     call = (func, tuple(args), dict(kwargs))
     process = _CallerState(func, shipped, external)
@@ -80,26 +79,26 @@ def pack(
     )
 
 
-def instances(
+def find_instances(
     kind: type,
     func: Callable[..., Any],
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
 ) -> tuple[object, ...]:
-    """Return the objects of a class that calls of a function hold, wherever they are:
-    in arguments, in what these hold, in what the function uses.
+    """Return the objects of a class that calls of a function hold, at any depth: in the arguments,
+    or in globals and closures of the function.
 
-    Pickles everything and keeps nothing. For a call that cannot be pickled the list is empty;
-    `pack` says why.
+    Everything is pickled and the bytes are discarded. For a call that cannot be pickled the list is
+    empty; `pack` reports the error.
     """
     process = _CallerState(func, None, kind)
     objects: dict[int, object] = {}
     with process.by_value(), suppress(Exception):
         function = process.dump(_NullFile(), func, with_setup=False)
-        objects |= {id(each): each for each in function.external}
+        objects |= {id(obj): obj for obj in function.external}
         for args, kwargs in calls:
             with suppress(Exception):
                 pickler = function.dump_more((tuple(args), dict(kwargs)), _NullFile())
-                objects |= {id(each): each for each in pickler.external}
+                objects |= {id(obj): obj for obj in pickler.external}
     return tuple(objects.values())
 
 
@@ -111,7 +110,7 @@ class _NullFile(io.BytesIO):
 
 
 class _CallerState:
-    """What this process has loaded, and how a host gets each part of it."""
+    """The modules and registrations of this process, and how a host gets each of them."""
 
     def __init__(self, func: object, shipped: Shipped | None, external: type | None = None) -> None:
         from kinetic._pickling import module_values, modules, origin
@@ -119,7 +118,7 @@ class _CallerState:
         loaded = modules.LoadedModules() if shipped is None else modules.classify(shipped)
         self._namespace = origin.find_namespace(func)
         self._external = external
-        # The script, in a process that multiprocessing has spawned.
+        # The script's module in a process that multiprocessing has spawned.
         spawned = sys.modules.get("__mp_main__")
         self._modules = loaded.by_value
         if spawned is not None and spawned.__name__ == "__mp_main__":
@@ -135,10 +134,10 @@ class _CallerState:
         make: Callable[[], Packed],
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     ) -> Packed:
-        """Make a record.
+        """Call `make` and add the warnings of this process to its result.
 
         Raises:
-            PicklingError: it cannot be pickled; the part of the call that cannot is named.
+            PicklingError: A part of the call cannot be pickled; the error names it.
         """
         try:
             with self.by_value():
@@ -155,16 +154,16 @@ class _CallerState:
 
         def size(value: object) -> int:
             file = io.BytesIO()
-            # Alone, a part may not be picklable.
+            # A part may not be picklable on its own.
             with suppress(Exception, SystemExit):
                 self.dump(file, value, with_setup=False)
             return file.tell()
 
         with self.by_value():
-            return diagnosis.sizes_of_call(*call, size)
+            return diagnosis.measure_call(*call, size)
 
     def by_value(self) -> AbstractContextManager[None]:
-        """Pickle the modules by value within the context."""
+        """Pickle the modules that hosts lack by value within the context."""
         import cloudpickle
 
         from kinetic._pickling import modules
@@ -172,8 +171,8 @@ class _CallerState:
         return modules.by_value(self._modules, cloudpickle)
 
     def dump(self, file: io.BytesIO, call: object, *, with_setup: bool = True) -> CallPickler:
-        """Pickle what libraries know of the script, which what the call holds may need as soon as
-        it is unpickled, then the call; return the pickler, which knows what it has written."""
+        """Pickle registrations and settings of libraries, which the call may need when it is
+        unpickled, then the call. Return the pickler, which knows what it has written."""
         from kinetic._pickling import library_settings
         from kinetic._pickling.pickler import make_pickler
 
@@ -186,9 +185,8 @@ class _CallerState:
 
     @functools.cached_property
     def _registered(self) -> tuple[list[str], list[Any]]:
-        """The modules of the project that have registered classes and functions with libraries,
-        and those of the script and of modules that hosts do not have, as far as they can be
-        sent."""
+        """The modules of the project that have registered classes or functions with libraries, and
+        the registered classes and functions that are sent by value, if they can be pickled."""
         from kinetic._pickling import registries
         from kinetic._pickling.code_pickler import find_named, is_by_value
         from kinetic._pickling.origin import MAIN
@@ -200,7 +198,7 @@ class _CallerState:
             if module in self._imported:
                 modules[module] = None
             elif module in MAIN:
-                # A class may have been defined anew since; only JAX still knows the old one.
+                # Skip a class that the script has redefined since: only JAX still knows it.
                 is_current = self._namespace.get(qualname) is obj
                 own += [obj] if is_current or isinstance(obj, FunctionType) else []
             elif is_by_value(module) and find_named(module, qualname) is obj:
@@ -208,7 +206,7 @@ class _CallerState:
         return list(modules), [obj for obj in own if not self.attempt(obj)]
 
     def attempt(self, value: object) -> BaseException | None:
-        """Return why the value cannot be pickled, or None."""
+        """Return the error that pickling the value raises, or None."""
         try:
             self.dump(io.BytesIO(), value, with_setup=False)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
@@ -218,17 +216,19 @@ class _CallerState:
     def _blame(
         self, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: BaseException
     ) -> NoReturn:
-        """Raise with the name of the part that cannot be pickled."""
+        """Raise an error that names the part that cannot be pickled."""
         from kinetic._pickling import diagnosis
 
         with self.by_value():
-            culprit = diagnosis.of_call(*call, attempt=self.attempt)
-        raise culprit.as_error(error) from error.with_traceback(_users(error.__traceback__))
+            culprit = diagnosis.diagnose_call(*call, attempt=self.attempt)
+        raise culprit.as_error(error) from error.with_traceback(
+            _skip_own_frames(error.__traceback__)
+        )
 
 
-def _users(traceback: TracebackType | None) -> TracebackType | None:
-    """Drop the leading frames, up to the code of the object that could not be pickled, if it has
-    any."""
+def _skip_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Drop the leading frames of kinetic and cloudpickle: the traceback starts in the code of the
+    object that could not be pickled, if it has any."""
     import cloudpickle
 
     from kinetic._pickling import pickler
@@ -256,18 +256,18 @@ def _pack_record(
         data,
         digest,
         len(data),
-        envelope.versions_here(),
+        envelope.read_versions(),
         warnings=used[0].changes,
         external=used[0].external,
     )
 
 
 class BatchPickler:
-    """Calls of one function, which is pickled once; a call's record holds its arguments and the
-    digest of the function's record.
+    """Pickles calls of one function. The function is pickled once; the record of a call has its
+    arguments and the digest of the function's record.
 
     Attributes:
-        function: the function's record.
+        function: The function's record.
     """
 
     def __init__(
@@ -278,10 +278,10 @@ class BatchPickler:
         shipped: Shipped | None = None,
         external: type | None = None,
     ) -> None:
-        """Pickle the function; see `pack`.
+        """Pickle the function; see `pack` for the arguments.
 
         Raises:
-            PicklingError: it cannot be pickled; the part that cannot is named.
+            PicklingError: A part of the function cannot be pickled; the error names it.
         """
         self._func, self._env_vars, self._shipped = func, env_vars, shipped
         self._external = external
@@ -299,7 +299,7 @@ class BatchPickler:
         """Pickle one call.
 
         Raises:
-            PicklingError: an argument cannot be pickled; it is named.
+            PicklingError: An argument cannot be pickled; the error names it.
         """
         arguments = (tuple(args), dict(kwargs))
         try:
@@ -329,30 +329,30 @@ def unpack(
     """Rebuild a call.
 
     Args:
-        data: the record of the call.
-        function: the record of the function, for a call of a batch.
-        main: globals of `__main__` for functions of a script; None for a namespace of
-            their own.
-        source_map: (folder there, folder here): code from a file below the first names the one
-            below the second.
-        external: what stands here for each object that was left out of the pickle.
-        when_imported: acts once a module is imported: it sets what the caller has set there.
+        data: The record of the call.
+        function: The record of the function, for a call of a batch.
+        main: Globals of `__main__` for functions of a script; None for a namespace of their own.
+        source_map: (folder on the caller, folder on this host): code from a file below the first
+            names the file below the second.
+        external: Objects that replace those left out of the pickle.
+        when_imported: Calls a function once a module is imported, to apply the caller's settings of
+            it.
 
     Raises:
-        CorruptRecord: the bytes are not what was written.
-        SetupFailed: this process cannot rebuild it: another Python, a missing module.
+        CorruptRecord: The bytes are damaged.
+        SetupFailed: This process cannot rebuild the call: another Python, or a missing module.
     """
     header = envelope.verify_record(data, "call")
-    versions = envelope.versions_here()
+    versions = envelope.read_versions()
     if header.versions.python != versions.python:
         # Byte code of another minor version would crash the process.
         theirs, ours = header.versions.python, versions.python
         raise SetupFailed(
-            f"The call was made with Python {theirs}, and this host runs {ours}. Use Python {ours} "
-            f"on the calling side, or an image with Python {theirs}."
+            f"The call was made with Python {theirs}, but this host runs {ours}. Submit it with "
+            f"Python {ours}, or use an image with Python {theirs}."
         )
     body = memoryview(data)[header.body_offset :]
-    function_body = _function_body(header, function)
+    function_body = _read_function_body(header, function)
     try:
         from kinetic._pickling.unpickler import CallUnpickler
 
@@ -369,17 +369,17 @@ def unpack(
         for state in settings:
             when_imported(state.library, state.apply)  # Imports may have added handlers.
     except BaseException as error:  # Unpickling imports and runs the user's modules.
-        why = envelope.why_not_rebuilt(error, header.versions, versions)
+        why = envelope.explain_failure(error, header.versions, versions)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error
     return func, args, kwargs
 
 
-def _function_body(header: Header, function: bytes) -> memoryview | None:
+def _read_function_body(header: Header, function: bytes) -> memoryview | None:
     if not header.function_digest:
         return None
     if hashlib.sha256(function).hexdigest() != header.function_digest:
         raise CorruptRecord(
-            "The stored function is damaged: its bytes are not those that were written. Submit the "
-            "job again."
+            "The stored function is damaged: its bytes differ from those that were written. Submit "
+            "the job again."
         )
     return memoryview(function)[envelope.read_header(function).body_offset :]

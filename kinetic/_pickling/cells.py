@@ -1,9 +1,7 @@
-"""Source that lies in no file: typed into a notebook's cells or at a prompt. It is sent with the
-code made of it.
+"""Source without a file, typed into a notebook's cells or at a prompt. It is sent with its code, so
+that tracebacks on hosts show its lines.
 
-In: pickles, and the interpreter's cache of source lines. Out: `Cell`s of a plan; on a host,
-tracebacks that show their lines. Only definitions are sent: anything else in a cell, a password for
-example, is left blank.
+Only definitions are sent: everything else in a cell, such as a password, is blanked out.
 """
 
 from __future__ import annotations
@@ -19,18 +17,23 @@ from kinetic._core.plan import Cell
 if TYPE_CHECKING:
     import ast
 
-_LOOKED_AT_BYTES = 64 << 20
-"""Of a pickle. A function's code comes early in it; the data after that do not matter here."""
+_SEARCHED_BYTES = 64 << 20
+"""Bytes of a pickle to search. A function's code comes early; data after this do not matter."""
 _MOST_BYTES = 1 << 20
-"""The most source in one plan."""
+"""Limit of the source in one plan, in bytes."""
 
 
 def find_referenced(
     pickles: Sequence[bytes], titles: Callable[[str], str], cache: Mapping[str, Any] | None = None
 ) -> tuple[Cell, ...]:
-    """Return the cells whose code is in one of the pickles; `titles` gives the name that a notebook
-    shows for a cell, or ""."""
-    sources = _without_file(linecache.cache if cache is None else cache)
+    """Return the cells whose code is in one of the pickles.
+
+    Args:
+        pickles: The pickles.
+        titles: Returns the name that a notebook shows for a cell, or "".
+        cache: Cache of source lines; by default that of `linecache`.
+    """
+    sources = _list_sources(linecache.cache if cache is None else cache)
     if not sources:
         return ()
     pattern = re.compile(
@@ -39,28 +42,27 @@ def find_referenced(
     names = {
         match.group()
         for data in pickles
-        for match in pattern.finditer(memoryview(data)[:_LOOKED_AT_BYTES])
+        for match in pattern.finditer(memoryview(data)[:_SEARCHED_BYTES])
     }
     cells, bytes_left = [], _MOST_BYTES
     for name in sorted(names):
-        file, source = name.decode(), definitions(sources[name])
+        file, source = name.decode(), keep_definitions(sources[name])
         bytes_left -= len(source)
         if source and bytes_left >= 0:
             cells.append(Cell(file, titles(file) or file, source))
     return tuple(cells)
 
 
-def definitions(source: str) -> str:
-    """Return the source, blank except for definitions; "" when it is not
-    Python."""
+def keep_definitions(source: str) -> str:
+    """Blank out all lines of a source but its definitions; "" if it is not Python."""
     import ast
 
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    numbers = {number for node in tree.body for number in _lines_of(node)}
-    lines = _lines(source)
+    numbers = {number for node in tree.body for number in _list_line_numbers(node)}
+    lines = _split_lines(source)
     return (
         "".join(line if number in numbers else "\n" for number, line in enumerate(lines, 1))
         if numbers
@@ -68,39 +70,39 @@ def definitions(source: str) -> str:
     )
 
 
-def remember(cells: Sequence[Mapping[str, str]]) -> None:
+def cache_lines(cells: Sequence[Mapping[str, str]]) -> None:
     """Make tracebacks of this process show the lines of these cells."""
     for cell in cells:
         source = cell["source"]
-        # Without a time of change the entry is never compared with a file.
-        linecache.cache[cell["file"]] = (len(source), None, _lines(source), cell["file"])
+        # Entries without a modification time are never compared with a file.
+        linecache.cache[cell["file"]] = (len(source), None, _split_lines(source), cell["file"])
 
 
-def _lines(source: str) -> list[str]:
+def _split_lines(source: str) -> list[str]:
     """Return the lines as Python counts them: a form feed does not end one."""
     return io.StringIO(source, newline=None).readlines()
 
 
 def title_cells(text: str, cells: Sequence[Mapping[str, str]]) -> str:
-    """Return a traceback that names cells as the notebook does."""
+    """Replace file names of cells in a traceback by the names that the notebook shows."""
     for cell in cells:
         text = text.replace(f'File "{cell["file"]}", line', f"{cell['title']}, line")
     return text
 
 
-def _without_file(cache: Mapping[str, Any]) -> dict[bytes, str]:
-    """Source in the cache that was never read from a file, by name."""
+def _list_sources(cache: Mapping[str, Any]) -> dict[bytes, str]:
+    """Return the sources in the cache that were not read from a file, by name."""
     entries = [
         (name, entry) for name, entry in list(cache.items()) if len(entry) == 4 and entry[1] is None
     ]
     return {name.encode(errors="replace"): "".join(entry[2]) for name, entry in entries if name}
 
 
-def _lines_of(node: ast.stmt) -> Iterator[int]:
-    """The lines of a statement, if it defines code that runs later."""
+def _list_line_numbers(node: ast.stmt) -> Iterator[int]:
+    """Yield the line numbers of a statement that defines code to run later."""
     import ast
 
     defines = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp)
-    if any(isinstance(each, defines) for each in ast.walk(node)):
-        decorators = [each.lineno for each in getattr(node, "decorator_list", ())]
+    if any(isinstance(inner, defines) for inner in ast.walk(node)):
+        decorators = [inner.lineno for inner in getattr(node, "decorator_list", ())]
         yield from range(min([node.lineno, *decorators]), (node.end_lineno or node.lineno) + 1)

@@ -1,8 +1,7 @@
-"""Classes that are made again from their parts, with what cloudpickle sets too late or leaves out:
-qualified names, slots, what makes a `TypedDict`, the fields of a `msgspec.Struct`, and what
-libraries register.
+"""Rebuilding classes from their parts, with what cloudpickle omits or sets too late.
 
-In: a class, and how cloudpickle would make it. Out: how to make it.
+These are qualified names, slots, the base of a `TypedDict`, the fields of a `msgspec.Struct`, and
+registrations with libraries. `complete` extends cloudpickle's recipe for a class.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from kinetic._pickling.origin import MAIN
 from kinetic._pickling.uses import HAS_LAZY_ANNOTATIONS, read_annotations
 
 _NONE = object()
-_NOT_OF_LIBRARIES = (*MAIN, "abc", "enum", "typing")
+_PLAIN_MODULES = (*MAIN, "abc", "enum", "typing")
 _SIMPLE_METADATA = (bool, int, str, type(None))
-"""Of a field's metadata: whether it is static, for example."""
-_OF_METACLASSES = {"__class__", "__name__", "__bases__", "__mro__"}
-"""Attributes that a class can only be given while it is made: later, they are those of its type."""
+"""Types of a field's metadata that are sent, for example whether a field is static."""
+_METACLASS_ATTRIBUTES = {"__class__", "__name__", "__bases__", "__mro__"}
+"""Attributes that can only be set while a class is made: later, they are those of its metaclass."""
 _MADE_WITH_A_CLASS = (
     *("__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl"),
     *("__annotate_func__", "__annotations_cache__"),  # since Python 3.14
@@ -34,12 +33,12 @@ _MADE_WITH_A_CLASS = (
 def complete(
     cls: type, reduced: tuple[Any, ...], registrations: Sequence[registries.Registration]
 ) -> tuple[Any, ...]:
-    """Return how a class is made again.
+    """Return the recipe for a class, completed.
 
     Args:
-        cls: the class.
-        reduced: how cloudpickle makes it.
-        registrations: the registries that know it.
+        cls: The class.
+        reduced: cloudpickle's recipe.
+        registrations: Registrations of the class with libraries.
     """
     make, (metaclass, name, bases, body, *more), (state, slots), items, pairs, set_state = reduced
     body = {**body, "__qualname__": cls.__qualname__}
@@ -49,14 +48,14 @@ def complete(
     elif type(cls).__name__ == "StructMeta" and type(cls).__module__.startswith("msgspec"):
         metaclass = _find_struct_maker(cls)
     elif "__slots__" in vars(cls) and typing.NamedTuple not in bases:
-        # cloudpickle sets the attribute later, when it has no effect.
+        # cloudpickle sets `__slots__` after the class is made, when it has no effect.
         body["__slots__"] = vars(cls)["__slots__"]
         state = {
             key: value
             for key, value in state.items()
             if not isinstance(value, MemberDescriptorType)
         }
-    body |= {key: state.pop(key) for key in _OF_METACLASSES & state.keys()}
+    body |= {key: state.pop(key) for key in _METACLASS_ATTRIBUTES & state.keys()}
     if registries.is_pytree(cls):
         body = _make_registered_body(cls) | body
     if HAS_LAZY_ANNOTATIONS:
@@ -73,15 +72,15 @@ def set_registered_state(
     cls: type,
     registered_state: tuple[Callable[[Any, Any], object], Any, Sequence[registries.Registration]],
 ) -> None:
-    """Give a class its state, and have libraries know it."""
+    """Set the state of a class, and register it with libraries."""
     set_state, state, registrations = registered_state
     set_state(cls, state)
     registries.register(cls, registrations)
 
 
 def list_repeated(cls: type) -> dict[str, Any]:
-    """Return the attributes that a class has set to what a base has, too: cloudpickle leaves them
-    to the base."""
+    """Return the attributes that a class sets to the same value as a base: cloudpickle omits
+    them."""
     return {
         name: value
         for name, value in vars(cls).items()
@@ -91,7 +90,8 @@ def list_repeated(cls: type) -> dict[str, Any]:
 
 
 def _find_struct_maker(cls: Any) -> Callable[..., type]:
-    """Return what makes a struct in place of its metaclass: with its fields and options."""
+    """Return the function that makes a struct with its fields and options, in place of its
+    metaclass."""
     config = cls.__struct_config__
     options = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
     names, values = cls.__struct_fields__, cls.__struct_defaults__
@@ -106,7 +106,7 @@ def _find_struct_maker(cls: Any) -> Callable[..., type]:
 
 
 def _describe_default(default: Any) -> dict[str, Any]:
-    """Return a default as `msgspec.field` takes it."""
+    """Return a default as an argument of `msgspec.field`."""
     kind = type(default).__name__
     if kind == "Factory" and hasattr(default, "factory"):
         return {"default_factory": default.factory}
@@ -134,34 +134,37 @@ def make_struct(
 
 
 def call_post_init(struct: Any) -> None:
-    """Call the struct's own function: msgspec keeps the one that is there first."""
+    """Call the struct's current `__post_init__`: msgspec stores the function that it finds
+    first."""
     type(struct).__post_init__(struct)
 
 
 def _make_registered_body(cls: type) -> dict[str, Any]:
-    """Return what a class of equinox or flax has to have when it is made again: it is registered
-    then, by its fields, of which cloudpickle knows none yet. All other things are set later."""
+    """Return the fields that a class of equinox or flax must have from the start: the library
+    registers it when it is made. cloudpickle sets all other attributes later."""
     bases = (base for base in cls.__mro__[1:-1] if "__init_subclass__" in vars(base))
     hooks = (*bases, *(() if type(cls) is type else (type(cls),)))
     fields = vars(cls).get("__dataclass_fields__", {})
     own = [name for name in vars(cls).get("__annotations__", fields) if name in fields]
-    kinds = {name: _annotation_of(fields[name]) for name in own}
-    if all(hook.__module__ in _NOT_OF_LIBRARIES for hook in hooks) or not any(kinds.values()):
+    kinds = {name: _simplify_annotation(fields[name]) for name in own}
+    if all(hook.__module__ in _PLAIN_MODULES for hook in hooks) or not any(kinds.values()):
         return {}
     annotations = {name: kind for name, kind in kinds.items() if kind is not None}
-    return {name: _bare(fields[name]) for name in annotations} | {"__annotations__": annotations}
+    return {name: _strip_field(fields[name]) for name in annotations} | {
+        "__annotations__": annotations
+    }
 
 
-def _annotation_of(field: Any) -> Any:
-    """Return an annotation that has the same meaning for a dataclass; None for a class variable."""
+def _simplify_annotation(field: Any) -> Any:
+    """Return an annotation with the same meaning for a dataclass; None for a class variable."""
     kind = field._field_type.name
     if kind == "_FIELD_CLASSVAR":
         return None
     return dataclasses.InitVar[object] if kind == "_FIELD_INITVAR" else object
 
 
-def _bare(field: Any) -> Any:
-    """Return a field as its statement gave it, without values of the script: those may need the
+def _strip_field(field: Any) -> Any:
+    """Return a field as its statement created it, without values of the script: those may need the
     class."""
     options = {
         name: getattr(field, name) for name in ("init", "repr", "hash", "compare", "kw_only")

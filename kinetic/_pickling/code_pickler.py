@@ -1,9 +1,7 @@
-"""How code is pickled by value: as cloudpickle does it, with the name of its file, and with what
-classes need that cloudpickle leaves out.
+"""Pickling of code by value: like cloudpickle, plus file names and completed classes.
 
-In: live objects. Out: a pickle. Tracebacks, debuggers and notebook cells need a file's name; from
-version 3.1.3 on cloudpickle writes another in its place, so that pickles do not depend on where a
-function was defined.
+Tracebacks, debuggers and notebook cells need the name of a function's file. cloudpickle 3.1.3 and
+later replace it, so that pickles do not depend on where a function was defined.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from kinetic._pickling.origin import MAIN
 from kinetic._pickling.uses import HAS_LAZY_ANNOTATIONS, is_checked_by_jaxtyping, read_annotations
 
 _FILE = 10
-"""The place of `filename` among the arguments of `CodeType`, in Python 3.11 and later."""
+"""Position of `filename` among the arguments of `CodeType`, in Python 3.11 and later."""
 
 
 def _reduce_code(code: CodeType) -> tuple[Any, ...]:
@@ -38,7 +36,7 @@ _CACHED = type(functools.cache(len))
 
 
 class Unsuitable(Exception):
-    """An object could be pickled, but not unpickled: says why, and what to do."""
+    """An object can be pickled but not unpickled; the message says why, and what to do."""
 
 
 def _reduce_type_parameter(obj: Any) -> Any:
@@ -49,12 +47,13 @@ def _reduce_type_parameter(obj: Any) -> Any:
 
 
 def _reduce_alias(obj: Any) -> Any:
-    """Of `type Name = …` (PEP 695), which may name itself: its value comes after it."""
+    """Reduce a `type Name = …` (PEP 695). Its value comes after it, because it may name the
+    alias."""
     if obj.__module__ not in MAIN:
         return obj.__reduce__()
     try:
         value = obj.__value__
-    except NameError:  # It is for type checkers alone.
+    except NameError:  # It names what only type checkers import.
         value = Any
     if obj.__type_params__:
         return unpickler.generic_alias, (obj.__name__, value, obj.__type_params__)
@@ -69,10 +68,10 @@ class _Absent:
 
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     CodeType: _reduce_code,
-    # Dataclasses know these two by identity.
+    # Dataclasses compare these two by identity.
     type(dataclasses.MISSING): lambda _: "MISSING",
     type(dataclasses.KW_ONLY): lambda _: "KW_ONLY",
-    functools.cached_property: lambda obj: (  # Before Python 3.12 it has a lock.
+    functools.cached_property: lambda obj: (  # It has a lock before Python 3.12.
         unpickler.make_descriptor,
         (functools.cached_property, functools.cached_property, obj.func),
         {"attrname": obj.attrname},
@@ -92,11 +91,10 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 
 
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles code with the name of its file, and classes with what they need.
+    """Pickles code with the name of its file, and classes with everything they need.
 
     Attributes:
-        sends_functions: whether functions of the script may be sent that nothing but a registry
-            holds.
+        sends_functions: True if functions of the script that only a registry holds may be sent.
     """
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(_REDUCERS)
@@ -104,16 +102,16 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.plain_types: set[type] = set()  # Pickle may send their objects as it does.
+        self.plain_types: set[type] = set()  # Types whose objects pickle handles well itself.
         self.cells: dict[int, tuple[CellType, CellType]] = {}
-        """By the id of a closure's cell: it, and the empty one that stands for it."""
+        """By the id of a closure's cell: the cell, and the empty one that stands for it."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Decide how an object is pickled."""
+        """Choose how an object is pickled; pickle calls this."""
         if type(obj) in self.plain_types:
             return NotImplemented
-        if isinstance(obj, type) and (place := find_renamed(obj)) is not None:
-            return unpickler.find_undecorated, (*place, 0)
+        if isinstance(obj, type) and (name := find_renamed(obj)) is not None:
+            return unpickler.find_undecorated, (*name, 0)
         if type(obj) is _CACHED and find_named(str(obj.__module__), obj.__qualname__) is obj:
             return obj.__qualname__
         if type(obj) is FunctionType and is_checked_by_jaxtyping(obj):
@@ -130,7 +128,11 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def reduce_object(self, obj: Any) -> Any:
-        """Reduce an object of which pickle would lose a part, or refuse it as `Unsuitable`."""
+        """Reduce an object of which pickle would lose a part.
+
+        Raises:
+            Unsuitable: The object could not be unpickled.
+        """
         kind: Any = type(obj)
         own = kind.__reduce_ex__, kind.__reduce__
         if own == (object.__reduce_ex__, object.__reduce__) and kind not in self.dispatch_table:
@@ -144,15 +146,16 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def list_registrations(self, obj: type) -> tuple[registries.Registration, ...]:
-        """Return what registers a class where it arrives: the caller has those of the script and of
-        modules that a host returns."""
+        """Return the registrations to repeat when a class is unpickled. Classes that the caller has
+        are registered there already."""
         if find_named(obj.__module__, obj.__qualname__) is obj and not self.sends_functions:
             return ()
         return registries.describe(obj, with_functions=self.sends_functions)
 
     def _function_getnewargs(self, func: FunctionType) -> Any:
-        """Let functions share there what they share here (`nonlocal`): cloudpickle gives each its
-        own cells. They are filled after the function, which may be in them, is made."""
+        """Use the same cell for all functions that share a variable (`nonlocal`): cloudpickle makes
+        new cells for each function. The cells are filled after the functions, which may be in
+        them."""
         *parts, _ = super()._function_getnewargs(func)
         if func.__closure__ is None:
             return (*parts, None)
@@ -162,7 +165,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        """Send annotations as they are known here: cloudpickle evaluates them."""
+        """Send annotations as `read_annotations` returns them: cloudpickle would evaluate them."""
         if not HAS_LAZY_ANNOTATIONS or getattr(func, "__annotate__", None) is None:
             return super()._dynamic_function_reduce(func)
         bare = FunctionType(
@@ -177,25 +180,29 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _check_bare(obj: Any) -> None:
-    """Refuse an object whose `__getattr__` fails where there are no attributes: unpickling makes an
-    empty one, and asks that for `__setstate__` if it has attributes to set."""
+    """Refuse an object whose `__getattr__` fails without attributes: unpickling makes an empty
+    object, and asks it for `__setstate__` if it has attributes to set.
+
+    Raises:
+        Unsuitable: The object could not be unpickled.
+    """
     kind: Any = type(obj)
-    is_asked = hasattr(kind, "__getattr__") and obj.__reduce_ex__(2)[2] is not None
+    has_state = hasattr(kind, "__getattr__") and obj.__reduce_ex__(2)[2] is not None
     try:
-        if is_asked and kind.__new__ is object.__new__:
+        if has_state and kind.__new__ is object.__new__:
             getattr(object.__new__(kind), "__setstate__", None)
     except Exception as error:
         raise Unsuitable(
-            f"Unpickling makes an empty {kind.__name__} first, and its __getattr__ fails on that "
-            f'({type(error).__name__}): begin __getattr__ with `if name.startswith("__"): raise '
+            f"Unpickling makes an empty {kind.__name__} first, on which its __getattr__ fails "
+            f'({type(error).__name__}). Begin __getattr__ with `if name.startswith("__"): raise '
             f"AttributeError(name)`, or give {kind.__name__} a __reduce__."
         ) from error
 
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:
-    """Return module and name of a class that its module has under the last part of its name alone,
-    as `jax.Array`, which calls itself jaxlib._jax.Array. A class that a function has made is none:
-    the module of a host need not have it."""
+    """Return module and name of a class that its module only has under the last part of its
+    qualified name, such as `jax.Array`, which calls itself jaxlib._jax.Array. None for classes made
+    by a function: the host's module need not have them."""
     name, module = obj.__qualname__.rpartition(".")[2], sys.modules.get(obj.__module__ or "")
     if (
         name == obj.__qualname__
@@ -209,13 +216,13 @@ def find_renamed(obj: Any) -> tuple[str, str] | None:
 
 
 def is_by_value(module: str) -> bool:
-    """Whether hosts do not have this module, or a package that it is in."""
+    """True if hosts lack this module, or a package that it is in."""
     registered = cloudpickle.list_registry_pickle_by_value()
     return any(module == name or module.startswith(f"{name}.") for name in registered)
 
 
 def find_named(module: str, qualname: str) -> Any:
-    """Return what a module has under a qualified name, without running code; None for nothing."""
+    """Return the object that a module has under a qualified name, or None. Runs no code."""
     named: Any = sys.modules.get(module)
     for name in qualname.split("."):
         named = vars(named).get(name) if isinstance(named, ModuleType | type) else None
@@ -223,10 +230,10 @@ def find_named(module: str, qualname: str) -> Any:
 
 
 class NamingPickler(CodePickler):
-    """Names classes and functions of the script in place of sending them: the caller has them."""
+    """Pickles classes and functions of the script by name: the caller has them."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Decide how an object is pickled."""
+        """Choose how an object is pickled; pickle calls this."""
         is_code = isinstance(obj, type | FunctionType) and obj.__module__ in MAIN
         if is_code and find_named(obj.__module__, obj.__qualname__) is obj:
             return obj.__qualname__
@@ -234,11 +241,12 @@ class NamingPickler(CodePickler):
 
 
 def dump(value: object, file: BinaryIO) -> None:
-    """Pickle a value into a file that can be sought. What of the script cannot be sent is named."""
+    """Pickle a value into a seekable file. If the script's code in it cannot be sent, it is pickled
+    by name."""
     start = file.tell()
     try:
         CodePickler(file).dump(value)
-    except MemoryError:  # Of a file in memory, nothing is left.
+    except MemoryError:  # A file in memory is lost then.
         raise
     except Exception:
         file.seek(start)

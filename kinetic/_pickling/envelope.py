@@ -1,9 +1,7 @@
-"""The format of pickles in the store: a line that can be read without unpickling anything, then the
+"""Format of pickles in the store: a header line that can be read without unpickling, then the
 pickle.
 
-In: a way to pickle; bytes. Out: bytes; `Header`.
-
-The line is JSON: schema, kind, versions of the software that made it, variables of the environment,
+The line is JSON: schema, kind, versions of the software that made it, environment variables,
 SHA-256 of the pickle.
 """
 
@@ -26,14 +24,15 @@ from kinetic.version import __version__
 SCHEMA = 3
 _NO_DIGEST = "0" * 64
 _DEEPEST = 4000
-"""Python's own limit is 1,000, of which pickle takes six where one function uses another."""
+"""Recursion limit while pickling. Python's is 1,000; pickle takes six levels for each function that
+uses another."""
 _LIMIT_LOCK = threading.Lock()
 _limits_before: list[int] = []
 
 
 @contextmanager
 def _raise_recursion_limit() -> Iterator[None]:
-    """Let values be nested more deeply while they are pickled, in any number of threads."""
+    """Raise the recursion limit for deeply nested values; reentrant, in any number of threads."""
     with _LIMIT_LOCK:
         _limits_before.append(_limits_before[0] if _limits_before else sys.getrecursionlimit())
         sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
@@ -48,16 +47,16 @@ def _raise_recursion_limit() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Header:
-    """What can be known without unpickling.
+    """The header line of a record.
 
     Attributes:
-        kind: "call", "value" or "exception".
-        versions: of what made it.
-        env_vars: variables to set before the call.
+        kind: "call", "function", "value" or "exception".
+        versions: Versions of the software that made the record.
+        env_vars: Variables to set before the call.
         body_digest: SHA-256 of the pickle.
-        body_offset: where the pickle starts.
-        function_digest: SHA-256 of the record with the function that the call's arguments belong
-            to; "" when it is in this one.
+        body_offset: Offset of the pickle in the record, in bytes.
+        function_digest: SHA-256 of the record with the function of a batch's call; "" if the call
+            has its function itself.
     """
 
     kind: str
@@ -68,7 +67,7 @@ class Header:
     function_digest: str = ""
 
 
-def versions_here() -> Versions:
+def read_versions() -> Versions:
     """Return the versions of this process that decide whether a pickle can be read."""
     import cloudpickle
 
@@ -78,11 +77,11 @@ def versions_here() -> Versions:
 
 
 def read_header(data: bytes) -> Header:
-    """Read the first line; unpickles nothing.
+    """Read the header line; unpickles nothing.
 
     Raises:
-        CorruptRecord: the bytes were not written by this module.
-        UnsupportedVersion: another version of kinetic wrote them.
+        CorruptRecord: The record has no valid header line.
+        UnsupportedVersion: An incompatible version of kinetic wrote the record.
     """
     end = data.find(b"\n")
     try:
@@ -113,7 +112,7 @@ def frame_record(
     fields = {
         "schema": SCHEMA,
         "kind": kind,
-        "fingerprint": asdict(versions_here()),
+        "fingerprint": asdict(read_versions()),
         "env_vars": dict(env_vars),
     }
     if function:
@@ -122,8 +121,8 @@ def frame_record(
     def line(digest: str) -> bytes:
         return json.dumps(fields | {"sha256": digest}).encode() + b"\n"
 
-    # The line has the same length whatever the digest is: pickle behind it, then fill it in. A
-    # large body is never copied.
+    # The line has the same length for every digest: write the pickle after it, then fill in the
+    # digest. A large body is never copied.
     file = io.BytesIO()
     offset = file.write(line(_NO_DIGEST))
     with _raise_recursion_limit():
@@ -139,43 +138,45 @@ def verify_record(data: bytes, kind: str) -> Header:
         raise CorruptRecord(f"The record holds a {header.kind}, not a {kind}.")
     if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
         raise CorruptRecord(
-            f"The stored {kind} is damaged: its bytes are not those that were written. Submit the "
-            "job again."
+            f"The stored {kind} is damaged: its bytes differ from those that were written. Submit "
+            "the job again."
         )
     return header
 
 
-def why_not_rebuilt(error: BaseException, theirs: Versions, ours: Versions) -> str:
-    what = f"{type(error).__name__}: {error}."
+def explain_failure(error: BaseException, theirs: Versions, ours: Versions) -> str:
+    reason = f"{type(error).__name__}: {error}."
     if isinstance(error, ModuleNotFoundError):
-        what += (
-            f" Module {error.name!r} is missing here: install it, or keep it inside the project's "
+        reason += (
+            f" Module {error.name!r} is missing here: install it, or move it into the project's "
             "folder."
         )
-    elif isinstance(error, KeyError) and _is_of_environment(error):
-        what += (
+    elif isinstance(error, KeyError) and _is_missing_variable(error):
+        reason += (
             f" The variable {error} is not set here: name it in env= or capture_env_vars= of "
             "@kinetic.run."
         )
     elif isinstance(error, TypeError) and "__init_subclass__" in str(error):
-        what += (
-            " A class of a script is made here from its parts, without the arguments of its "
-            "statement: put it into a module of the project."
+        reason += (
+            " A class of a script is rebuilt here from its parts, without the arguments of its "
+            "class statement: move it into a module of the project."
         )
     elif theirs != ours:
-        what += " The versions differ: install the same ones on both sides."
-    return what if theirs == ours else f"{what} Made with {_text(theirs)}; here is {_text(ours)}."
+        reason += " The versions differ: install the same ones on both sides."
+    if theirs == ours:
+        return reason
+    return f"{reason} Made with {_format_versions(theirs)}; here: {_format_versions(ours)}."
 
 
-def _is_of_environment(error: KeyError) -> bool:
-    """Whether a variable of the environment was missing."""
+def _is_missing_variable(error: KeyError) -> bool:
+    """True if the error is about a missing environment variable."""
     import traceback
 
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].co_qualname == "_Environ.__getitem__"
 
 
-def _text(versions: Versions) -> str:
+def _format_versions(versions: Versions) -> str:
     return (
         f"Python {versions.python}, cloudpickle {versions.cloudpickle}, kinetic {versions.kinetic}"
     )

@@ -1,17 +1,15 @@
 """Exceptions as plain dicts, and back.
 
-In: an exception, or its nodes. Out: the other.
-
-Plain pickling loses causes, contexts and frames, fails for classes whose constructor wants more
+Plain pickling loses causes, contexts and frames, fails for classes whose constructor needs more
 than `args`, and changes those whose constructor edits its message. So each exception of the tree
-becomes a node, and one that does not survive a trial round trip is sent as class, arguments and
-attributes instead. A node is a plain dict:
+becomes a node. One that does not survive a trial round trip is sent as class, arguments and
+attributes. A node is a plain dict:
 
     type, text          what a traceback shows
     body                pickle of the exception itself, or of its parts;
-                        None when the class cannot be pickled
-    whole               whether `body` is the exception itself
-    frames              as `describe_frame` describes them, outermost first
+                        None if the class cannot be pickled
+    whole               True if `body` is the exception itself
+    frames              from `describe_frame`, outermost first
     cause, context      index of the node, or None
     suppress            __suppress_context__
     members             indices of a group's members, or None
@@ -39,23 +37,23 @@ Loads = Callable[[bytes], Any]
 _MOST_NODES = 200
 _FIRST_FRAMES, _LAST_FRAMES = 50, 150
 _BODY_BYTES, _BODY_S = 1 << 20, 5.0
-"""How much of a server's answer is sent, and how long it may take to arrive."""
+"""Limits of a server's answer that is sent: its size, and the time to read it."""
 Frame = tuple[Any, ...]
-"""file, function, line, first line of the function, last line of the expression, its first column,
-its last column."""
+"""File, function, line, first line of the function; last line of the expression, its first and last
+column."""
 
 
 def describe(
     error: BaseException, *, dumps: Dumps, loads: Loads, source_map: tuple[str, str] | None
 ) -> list[Node]:
-    """Describe the exception and all that is linked to it; the root is the first node.
+    """Describe an exception and all exceptions linked to it. The root is the first node.
 
     Raises:
-        PicklingError: the class of the root cannot be pickled.
+        PicklingError: The class of the root cannot be pickled.
     """
-    tree = _tree(error)
-    index = {id(each): number for number, each in enumerate(tree)}
-    nodes = [_node(each, index, dumps, loads, source_map) for each in tree]
+    tree = _list_linked(error)
+    index = {id(linked): number for number, linked in enumerate(tree)}
+    nodes = [_make_node(linked, index, dumps, loads, source_map) for linked in tree]
     if nodes[0]["body"] is None:
         name = nodes[0]["type"]
         raise PicklingError(
@@ -66,10 +64,10 @@ def describe(
 
 
 def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
-    """Rebuild the exception.
+    """Rebuild an exception from its nodes.
 
     Raises:
-        UserCodeFailed: the class of the root cannot be rebuilt here.
+        UserCodeFailed: The class of the root cannot be rebuilt here.
     """
     errors: dict[int, BaseException] = {}
 
@@ -79,18 +77,18 @@ def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
             members = (
                 None if node["members"] is None else [make(member) for member in node["members"]]
             )
-            errors[number] = _make(node, members, loads, must=number == 0)
+            errors[number] = _make_exception(node, members, loads, must=number == 0)
         return errors[number]
 
     for number, node in enumerate(nodes):
-        error = make(number).with_traceback(traceback_of(node["frames"]))
+        error = make(number).with_traceback(make_traceback(node["frames"]))
         for link in ("cause", "context"):
             _fill(error, f"__{link}__", None if node[link] is None else make(node[link]))
         _fill(error, "__suppress_context__", node["suppress"])
     return errors[0]
 
 
-def _tree(root: BaseException) -> list[BaseException]:
+def _list_linked(root: BaseException) -> list[BaseException]:
     errors, ids = [root], {id(root)}
     for error in errors:  # Grows during the loop.
         members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
@@ -105,20 +103,20 @@ def _tree(root: BaseException) -> list[BaseException]:
     return errors
 
 
-def _node(
+def _make_node(
     error: BaseException,
     index: dict[int, int],
     dumps: Dumps,
     loads: Loads,
     source_map: tuple[str, str] | None,
 ) -> Node:
-    body, whole = _body(_read_body(_map_syntax_error(error, source_map)), dumps, loads)
+    body, whole = _pickle_exception(_read_body(_map_syntax_error(error, source_map)), dumps, loads)
     return {
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "text": text_of(error),
         "body": body,
         "whole": whole,
-        "frames": _frames(error.__traceback__, source_map),
+        "frames": _describe_frames(error.__traceback__, source_map),
         "cause": index.get(id(error.__cause__)),
         "context": index.get(id(error.__context__)),
         "suppress": error.__suppress_context__,
@@ -129,7 +127,7 @@ def _node(
 
 
 def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) -> BaseException:
-    """A syntax error names its file itself, not by a frame."""
+    """Map the file name in the arguments of a syntax error: it is not in a frame."""
     if type(error) not in (SyntaxError, IndentationError, TabError):
         return error
     match error.args:
@@ -141,7 +139,7 @@ def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) 
 
 
 def _read_body(error: Any) -> Any:
-    """Return urllib's HTTPError with its content in place of its connection; others as they are."""
+    """Replace the connection of urllib's HTTPError by its content; return others unchanged."""
     if type(error) is getattr(sys.modules.get("urllib.error"), "HTTPError", None):
         with suppress(Exception):
             parts: list[bytes] = []
@@ -157,12 +155,14 @@ def _read_body(error: Any) -> Any:
 
 def _read_into(parts: list[bytes], answer: Any) -> None:
     with suppress(Exception):
-        while (left := _BODY_BYTES - sum(map(len, parts))) and (part := answer.read1(left)):
+        while (room := _BODY_BYTES - sum(map(len, parts))) and (part := answer.read1(room)):
             parts.append(part)
 
 
-def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | None, bool]:
-    """Return the pickle to send, and whether it is of the whole exception."""
+def _pickle_exception(
+    error: BaseException, dumps: Dumps, loads: Loads
+) -> tuple[bytes | None, bool]:
+    """Return the pickle to send, and True if it is of the whole exception."""
     whole = None
     if not isinstance(error, BaseExceptionGroup):
         with suppress(BaseException):
@@ -173,13 +173,13 @@ def _body(error: BaseException, dumps: Dumps, loads: Loads) -> tuple[bytes | Non
             if type(rebuilt) is type(error) and str(rebuilt) == str(error):
                 whole = data
     with suppress(BaseException):
-        data = dumps(_parts(error, dumps))
-        _from_parts(
+        data = dumps(_split_exception(error, dumps))
+        _join_parts(
             *loads(data),
             members=list(error.exceptions) if isinstance(error, BaseExceptionGroup) else None,
         )
         return data, False
-    # Classes of other languages know their own constructor only, and fill `args` when it is called.
+    # Extension classes may only have their own constructor, and fill in `args` when it is called.
     return whole, whole is not None
 
 
@@ -192,7 +192,7 @@ def _is_alike(one: BaseException, other: BaseException) -> bool:
     )
 
 
-def _parts(
+def _split_exception(
     error: BaseException, dumps: Dumps
 ) -> tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]:
     def travels(value: object) -> bool:
@@ -208,10 +208,10 @@ def _parts(
             *state.get("__notes__", ()),
             f"Attributes that could not be pickled: {', '.join(lost)}.",
         ]
-    return type(error), tuple(arg if travels(arg) else _repr(arg) for arg in args), state
+    return type(error), tuple(arg if travels(arg) else _safe_repr(arg) for arg in args), state
 
 
-def _repr(value: object) -> str:
+def _safe_repr(value: object) -> str:
     try:
         return repr(value)
     except BaseException as problem:  # noqa: BLE001 - the user's __repr__ may raise anything
@@ -219,24 +219,23 @@ def _repr(value: object) -> str:
 
 
 def _fill(error: BaseException, slot: str, value: object) -> None:
-    """Set what every exception has, also of one whose class is frozen, as a dataclass may be."""
+    """Set a slot that every exception has, even of a frozen class, such as a dataclass."""
     getattr(BaseException, slot).__set__(error, value)
 
 
-def _from_parts(
+def _join_parts(
     cls: type[BaseException],
     args: tuple[Any, ...],
     state: dict[str, Any],
     *,
     members: list[BaseException] | None,
 ) -> BaseException:
-    """Make the exception without calling its class's constructor, whose arguments are
-    unknown."""
+    """Make an exception without calling its class's constructor, whose arguments are unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     init_args = (*args, members) if members is not None else args
     error: BaseException = builtin.__new__(cls, *init_args)
     if members is None:
-        # The built-in constructor fills in what it knows: errno, the codec's position.
+        # The built-in constructor fills in its own fields, such as errno or a codec's position.
         with suppress(BaseException):
             builtin.__init__(error, *args)
         _fill(error, "args", args)
@@ -244,7 +243,7 @@ def _from_parts(
     return error
 
 
-def _make(
+def _make_exception(
     node: Node, members: list[BaseException] | None, loads: Loads, *, must: bool
 ) -> BaseException:
     summary = f"{node['type']}: {node['text']}"
@@ -253,7 +252,7 @@ def _make(
     try:
         error = loads(node["body"])
         if not node["whole"]:
-            error = _from_parts(*error, members=members)
+            error = _join_parts(*error, members=members)
         if isinstance(error, BaseException):
             return error
         problem: BaseException = TypeError(f"it came back as {a_type(error)}")
@@ -267,12 +266,14 @@ def _make(
     return failed
 
 
-def _frames(traceback: TracebackType | None, source_map: tuple[str, str] | None) -> list[Frame]:
+def _describe_frames(
+    traceback: TracebackType | None, source_map: tuple[str, str] | None
+) -> list[Frame]:
     links: list[TracebackType] = []
     while traceback is not None:
         links.append(traceback)
         traceback = traceback.tb_next
-    if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # An endless recursion: its middle says nothing.
+    if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # Drop the middle of an endless recursion.
         links = links[:_FIRST_FRAMES] + links[-_LAST_FRAMES:]
     return [
         describe_frame(link, map_path(link.tb_frame.f_code.co_filename, source_map))
@@ -281,18 +282,20 @@ def _frames(traceback: TracebackType | None, source_map: tuple[str, str] | None)
 
 
 def describe_frame(traceback: TracebackType, file: str) -> Frame:
-    """Return what is needed to show the traceback's outermost frame, under another file name."""
+    """Return the data to show the traceback's outermost frame, under another file name."""
     code = traceback.tb_frame.f_code
     line = max(traceback.tb_lineno or 1, 1)
-    place = next(islice(code.co_positions(), max(traceback.tb_lasti, 0) // 2, None), (None,) * 4)
-    positions = place[1:] if place[0] == line else (None, None, None)
+    position = next(islice(code.co_positions(), max(traceback.tb_lasti, 0) // 2, None), (None,) * 4)
+    positions = position[1:] if position[0] == line else (None, None, None)
     return (file, code.co_name, line, code.co_firstlineno, *positions)
 
 
-def traceback_of(frames: Sequence[Frame]) -> TracebackType | None:
-    """Make a traceback of frames, outermost first; each runs code that only raises. Terminals,
-    notebooks and debuggers show the result like their own: the right file, function and line, with
-    carets below the expression."""
+def make_traceback(frames: Sequence[Frame]) -> TracebackType | None:
+    """Make a traceback from frames, outermost first.
+
+    Each frame runs code that only raises. Terminals, notebooks and debuggers show the right file,
+    function and line, with carets below the expression.
+    """
     traceback: TracebackType | None = None
     for frame in reversed(frames):
         below, traceback = traceback, _raise_in(frame)
@@ -306,9 +309,9 @@ def _raise_in(frame: Frame) -> TracebackType | None:
     columns = (first_column, last_column)
     if end_line is None or None in columns:
         end_line, columns = line, (-1, -1)  # No carets.
-    places = {"lineno": line, "end_lineno": end_line}
-    places |= dict(zip(("col_offset", "end_col_offset"), columns, strict=True))
-    raising = ast.Raise(ast.Name("error", ast.Load(), **places), **places)
+    span = {"lineno": line, "end_lineno": end_line}
+    span |= dict(zip(("col_offset", "end_col_offset"), columns, strict=True))
+    raising = ast.Raise(ast.Name("error", ast.Load(), **span), **span)
     module = ast.parse("def function(): pass")
     (definition,) = module.body
     assert isinstance(definition, ast.FunctionDef)
@@ -323,4 +326,4 @@ def _raise_in(frame: Frame) -> TracebackType | None:
 
 
 class _Marker(Exception):
-    """Raised in the frames, and caught here."""
+    """Raised in the frames of a rebuilt traceback, and caught by `_raise_in`."""

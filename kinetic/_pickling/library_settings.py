@@ -1,14 +1,10 @@
-"""What the caller's program has set in libraries: a function logs, and builds its model, on a host
-as it would here.
+"""Settings of libraries in the caller's program that apply on hosts too: logging, absl, Keras.
 
-In: the loggers of this process, Keras. Out: states, which are set on a host once the library of
-each is imported there.
-
-`logging.basicConfig(level=logging.INFO)` at the top of a script is not part of a function: without
-this, a host would drop what the function logs, and build a model of float32 in spite of
-`keras.mixed_precision.set_global_policy("mixed_bfloat16")`. Of logging only levels and formats
-travel: handlers that write elsewhere (files, sockets) may hold anything, and stay here. So do
-loggers with filters, which may hide something.
+`logging.basicConfig(level=logging.INFO)` at the top of a script is not part of a function. Without
+this module, a host would drop what the function logs, and build a model of float32 in spite of
+`keras.mixed_precision.set_global_policy("mixed_bfloat16")`. The settings are applied once a host
+imports the library. Of logging, only levels and formats travel: handlers that write elsewhere
+(files, sockets) may hold anything, and loggers with filters may hide something.
 """
 
 from __future__ import annotations
@@ -22,13 +18,13 @@ from kinetic._core.values import dataclass
 
 _OURS = "kinetic"
 _KINDS = (logging.Logger, logging.RootLogger)
-"""Of a library's own kind of logger it is not known what its methods do."""
+"""Classes of loggers that are read: the methods of a library's own class may do anything."""
 _STYLES: dict[Any, Any] = {style[0]: name for name, style in logging._STYLES.items()}
 _IMPORTED_AHEAD = "kinetic-ahead"
 _ABSL_DEFAULT = -1
-"""The verbosity of absl that it begins with: warnings."""
+"""Initial verbosity of absl: warnings."""
 _KERAS_STATE = "keras.src.backend.common.global_state"
-"""Private to Keras, which has no other way to tell whether a seed was set."""
+"""Module private to Keras; there is no other way to tell whether a seed was set."""
 _added: list[HostHandler] = []
 
 
@@ -38,8 +34,8 @@ class HandlerState:
 
     Attributes:
         stream: "stdout" or "stderr".
-        level: the least level that it writes.
-        format: as `logging.Formatter` takes them: the format, that of dates, the style.
+        level: Lowest level that it writes.
+        format: Arguments of `logging.Formatter`: format, date format, style.
     """
 
     stream: str
@@ -52,10 +48,10 @@ class LoggerState:
     """A logger that the program has changed.
 
     Attributes:
-        name: empty for the root.
-        level: the least level that it passes on; 0 for that of the logger above.
-        propagates: whether the loggers above get its records, too.
-        handlers: those that write to the output of the process.
+        name: Name; "" for the root.
+        level: Lowest level that it passes on; 0 for that of its parent.
+        propagates: True if its parents get its records, too.
+        handlers: Handlers that write to the output of the process.
     """
 
     name: str
@@ -65,8 +61,8 @@ class LoggerState:
 
 
 _SET_BY_LIBRARIES = LoggerState("google", logging.NOTSET, propagates=False)
-"""What Google's clients make of their logger with their first request, which may be kinetic's own:
-the next call of the program would ship otherwise. They do it on a host as well."""
+"""The logger of Google's clients after their first request, which may be kinetic's own. It must not
+count as changed, or the next call would be sent differently; hosts set it themselves."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +87,15 @@ class LoggingState:
 
 
 def mark_handlers() -> None:
-    """Mark what libraries have added to the root logger that were imported ahead of a function, as
-    Orbax does: where the program had begun with handlers of its own, it would not be there."""
+    """Mark handlers that libraries have added to the root logger, as Orbax does, because they were
+    imported before the function. They would not exist if the program had set up logging first."""
     for handler in logging.root.handlers:
         handler.set_name(_IMPORTED_AHEAD)
 
 
 class HostHandler(logging.StreamHandler[Any]):
-    """Writes what its logger gets, unless another handler of the logger does, which the function or
-    a module that it imports may add at any time."""
+    """Writes the records of its logger, unless another handler of the logger writes to the same
+    stream. The function, or a module that it imports, may add one at any time."""
 
     def __init__(self, logger: logging.Logger, state: HandlerState) -> None:
         super().__init__(getattr(sys, state.stream))
@@ -110,8 +106,8 @@ class HostHandler(logging.StreamHandler[Any]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
-        others = (each for each in self.logger.handlers if not isinstance(each, HostHandler))
-        if all(getattr(each, "stream", None) is not self.stream for each in others):
+        others = (other for other in self.logger.handlers if not isinstance(other, HostHandler))
+        if all(getattr(other, "stream", None) is not self.stream for other in others):
             super().emit(record)
 
 
@@ -123,17 +119,17 @@ class AbslState:
     library = "absl.logging"
 
     def apply(self) -> None:
-        """Set it here, where absl is imported."""
+        """Set the verbosity; absl must be imported."""
         sys.modules["absl.logging"].set_verbosity(self.verbosity)
 
 
 @dataclass(frozen=True)
 class KerasState:
-    """What the program has set in Keras.
+    """The settings of Keras.
 
     Attributes:
-        policy: the dtype policy, as Keras serializes it; None for that of the default type.
-        seed: of `keras.utils.set_random_seed`; None if it was not called.
+        policy: Dtype policy, as Keras serializes it; None for that of the default type.
+        seed: Seed of `keras.utils.set_random_seed`; None if it was not called.
     """
 
     policy: Any = None
@@ -141,7 +137,7 @@ class KerasState:
     library = "keras"
 
     def apply(self) -> None:
-        """Set it here, where Keras is imported."""
+        """Set policy and seed; Keras must be imported."""
         keras: Any = sys.modules["keras"]
         if self.policy is not None:
             keras.config.set_dtype_policy(keras.dtype_policies.get(self.policy))
@@ -150,40 +146,40 @@ class KerasState:
 
 
 def read() -> list[LoggingState | AbslState | KerasState]:
-    """Return how this process logs, and what this thread has set in Keras."""
+    """Return the logging of this process, and the settings of Keras in this thread."""
     loggers: list[tuple[str, Any]] = sorted(logging.root.manager.loggerDict.items())
-    read_all = (
+    states = (
         _read_logger(name, logger)
         for name, logger in [("", logging.root), *loggers]
         if type(logger) in _KINDS and name.partition(".")[0] != _OURS
     )
-    changed = tuple(state for state in read_all if state is not None)
+    changed = tuple(state for state in states if state is not None)
     absl: Any = sys.modules.get("absl.logging")
     verbosity = _ABSL_DEFAULT if absl is None else absl.get_verbosity()
-    of_absl = [] if verbosity == _ABSL_DEFAULT else [AbslState(verbosity)]
-    return [LoggingState(changed), *of_absl, *_read_keras()]
+    absl_states = [] if verbosity == _ABSL_DEFAULT else [AbslState(verbosity)]
+    return [LoggingState(changed), *absl_states, *_read_keras()]
 
 
 def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
-    """Describe a logger; None for one that is as Python makes it, or that has filters, without
-    which it might write what nobody should see."""
-    handlers = [each for each in logger.handlers if type(each) is not logging.NullHandler]
-    if logger.filters or any(each.filters for each in handlers):
+    """Describe a logger; None for a default one, or one with filters: without them it might write
+    what nobody should see."""
+    handlers = [handler for handler in logger.handlers if type(handler) is not logging.NullHandler]
+    if logger.filters or any(handler.filters for handler in handlers):
         return None
     states: list[HandlerState | None] = []
     for handler in handlers:
-        with suppress(Exception):  # It is the program's code.
+        with suppress(Exception):  # The handler may be the program's own class.
             states.append(_read_handler(handler))
-    sent = tuple(each for each in states if each is not None)
-    propagates = logger.propagate or len(sent) < len(handlers)
-    state = LoggerState(name, logger.level, propagates, sent)
-    usual = LoggerState(name, logging.NOTSET if name else logging.WARNING)
-    return None if state in (usual, _SET_BY_LIBRARIES) else state
+    described = tuple(state for state in states if state is not None)
+    propagates = logger.propagate or len(described) < len(handlers)
+    state = LoggerState(name, logger.level, propagates, described)
+    default = LoggerState(name, logging.NOTSET if name else logging.WARNING)
+    return None if state in (default, _SET_BY_LIBRARIES) else state
 
 
 def _read_handler(handler: logging.Handler) -> HandlerState | None:
-    """Describe a handler that writes to a standard stream, also through the console of rich, which
-    adds level and time itself; None for all others."""
+    """Describe a handler that writes to a standard stream, directly or through rich's console,
+    which adds level and time itself; None for all others."""
     console = getattr(handler, "console", None)
     stream = getattr(handler, "stream", getattr(console, "file", None))
     for name in ("stdout", "stderr"):
@@ -202,8 +198,8 @@ def _read_keras() -> list[KerasState]:
     keras: Any = sys.modules.get("keras")
     try:
         policy = keras.config.dtype_policy()
-        is_usual = policy.name == keras.config.floatx()
-        serialized = None if is_usual else keras.dtype_policies.serialize(policy)
+        is_default = policy.name == keras.config.floatx()
+        serialized = None if is_default else keras.dtype_policies.serialize(policy)
         seed = sys.modules[_KERAS_STATE].get_global_attribute("global_random_seed")
     except (AttributeError, KeyError, TypeError):  # Another version, or not imported.
         return []

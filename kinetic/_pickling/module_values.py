@@ -1,11 +1,9 @@
-"""Values that the program has set in modules of the project since they were imported: hosts import
-the files, and find there what these say.
+"""Values that the program has changed in modules of the project since their import. Hosts import
+the files, and get the original values.
 
-In: the function of a call, the names of those modules. Out: what to tell the caller.
-
-Only values are compared that cannot change themselves, that a file gives once, by a literal at its
-top level, that none of its functions sets, and that the function, or one of the script that it
-calls, reads: of others it is not known what hosts find.
+A value is only compared if it is immutable, if its file assigns it once, by a literal at top level,
+if no function of the file sets it, and if the function, or one of the script that it calls, reads
+it. For other values the result on hosts is not known.
 """
 
 from __future__ import annotations
@@ -31,29 +29,30 @@ _READS = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
 
 
 def list_changes(func: object, modules: Collection[str]) -> tuple[str, ...]:
-    """Return a sentence about each value that hosts find as its module's file gives it. The values
-    of here are not named: they may be secrets.
+    """Return a warning for each value that differs on hosts. Current values are not named: they may
+    be secrets.
 
     Args:
-        func: the function of the call.
-        modules: the modules that hosts import from files.
+        func: The function of the call.
+        modules: Names of the modules that hosts import from files.
     """
     sentences = {}
     for module, name in _list_read(func, frozenset(modules)) if modules else ():
-        literals = _read(getattr(module, "__file__", None))
+        literals = _read_literals(getattr(module, "__file__", None))
         value = vars(module).get(name)
         if name in literals and type(value) in _PLAIN and value != literals[name]:
             sentences[f"{module.__name__}.{name}"] = (
-                f"{module.__name__}.{name} was changed since {module.__name__} was imported: hosts "
-                f"import the file, and find {literals[name]!r} there. Pass it as an argument."
+                f"{module.__name__}.{name} was changed since {module.__name__} was imported. Hosts "
+                f"import the file, where it is {literals[name]!r}: pass the value as an argument."
             )
     return tuple(sentences.values())
 
 
 def _list_read(func: object, modules: frozenset[str]) -> Iterator[tuple[ModuleType, str]]:
-    """List what the function, and those of the script that it calls, read of these modules."""
+    """Yield the values in these modules that the function, and those of the script that it calls,
+    read."""
     waiting, visited = [func], set[int]()
-    imported = {name: sys.modules.get(name) for name in modules}  # by the function itself
+    imported = {name: sys.modules.get(name) for name in modules}  # The function may import them.
     while waiting:
         reader = unwrap(waiting.pop())
         if not isinstance(reader, FunctionType) or id(reader) in visited:
@@ -75,7 +74,7 @@ def _list_read(func: object, modules: frozenset[str]) -> Iterator[tuple[ModuleTy
                     yield own, name
 
 
-def _read(file: object) -> dict[str, Any]:
+def _read_literals(file: object) -> dict[str, Any]:
     try:
         return _find_literals(Path(str(file)).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -84,7 +83,7 @@ def _read(file: object) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _find_literals(source: bytes) -> dict[str, Any]:
-    """Return the values that a source gives once, and that none of its functions sets."""
+    """Return the values that a source assigns once, and that none of its functions sets."""
     tree = ast.parse(source)
     top, *inner = walk_code(compile(tree, "", "exec", dont_inherit=True))
     times = Counter(_list_stored(top, "STORE_NAME", "STORE_GLOBAL"))
@@ -96,8 +95,7 @@ def _find_literals(source: bytes) -> dict[str, Any]:
         if len(targets) == 1 and isinstance(target, ast.Name) and times[target.id] == 1:
             with suppress(ValueError):
                 values |= {} if value is None else {target.id: ast.literal_eval(value)}
-    is_known = {n: type(v) in _PLAIN and n not in set_later for n, v in values.items()}
-    return {name: value for name, value in values.items() if is_known[name]}
+    return {n: v for n, v in values.items() if type(v) in _PLAIN and n not in set_later}
 
 
 def _list_stored(code: CodeType, *kinds: str) -> list[str]:

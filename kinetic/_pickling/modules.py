@@ -1,15 +1,11 @@
-"""Which loaded modules a host cannot import: only these are pickled by value, all others by
-reference.
+"""The loaded modules that a host cannot import. Only these are pickled by value.
 
-In: the loaded modules, what is shipped. Out: the modules to pickle by value, and a context in
-which they are.
+A module that is pickled by value although the host can import it exists there twice: its classes do
+not match in `isinstance` and `except`, and registries (JAX, Keras, an ABC) know only one of the
+two.
 
-A module that is pickled by value although the host can import it exists there twice: classes do
-not match in `isinstance` and `except`, and what registered them (JAX, Keras, an ABC) knows only one
-of the two.
-
-The registry of cloudpickle belongs to the process: entries of several threads are counted, and the
-last one cleans up. The user's registrations stay.
+cloudpickle's registry of modules belongs to the process: entries of several threads are counted,
+and the last thread removes them. The user's registrations stay.
 """
 
 # ruff: noqa: PTH113, PTH116, PTH120
@@ -34,25 +30,25 @@ from kinetic._pickling.origin import MAIN
 from kinetic._source import editable, manifest
 
 _LOCK = threading.Lock()
-_SPANS: Counter[str] = Counter()
+_USES: Counter[str] = Counter()
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _UNEDITED: dict[str, tuple[object, os.stat_result]] = {}
-"""By file, modules that are as their files: the spec, of which a reload makes a new one, and the
-file's state then."""
+"""By file, modules that match their file: their spec, which a reload replaces, and the file's
+state."""
 _PYC_HEADER_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """What a host can import besides what is installed there.
+    """The modules that a host can import besides installed ones.
 
     Attributes:
-        root: the folder that is shipped, or None when nothing is.
-        search: folders that go first on the host's import path, relative to the root, in order; ""
+        root: The folder that is sent, or None.
+        search: Folders that go first on the host's import path, relative to the root, in order; ""
             is the root.
-        manifest: the list of the tree, as in `Bundle`.
-        python_path: the PYTHONPATH of the host's interpreter: those entries that are the same
-            folders as here.
+        manifest: Manifest of the tree, as in `Bundle`.
+        python_path: PYTHONPATH of the host's interpreter, with only those entries that are the same
+            folders there.
     """
 
     root: Path | None = None
@@ -63,12 +59,12 @@ class Shipped:
 
 @dataclass(frozen=True)
 class LoadedModules:
-    """The loaded modules, by how a host gets them.
+    """The loaded modules, by the way in which a host gets them.
 
     Attributes:
-        by_value: the modules that the host cannot import.
-        imported: names of those that the host imports from the tree.
-        edited: names of those whose file has changed since it was imported here.
+        by_value: Modules that the host cannot import.
+        imported: Names of modules that the host imports from the tree.
+        edited: Names of those whose file has changed since its import.
     """
 
     by_value: tuple[ModuleType, ...] = ()
@@ -76,32 +72,32 @@ class LoadedModules:
     edited: tuple[str, ...] = ()
 
     def warn_of_edited(self) -> tuple[str, ...]:
-        """Return a sentence about the modules that are not as their files."""
+        """Return a warning about modules that do not match their files."""
         if not self.edited:
             return ()
         names = f"{', '.join(self.edited)} {'has' if len(self.edited) == 1 else 'have'}"
         return (
-            f"{names} changed since being imported here: hosts import the file as it is now. "
-            "Reload it (importlib.reload, %autoreload) or restart this program.",
+            f"{names} changed since the import, and hosts import the file as it is now. Reload the "
+            "module (importlib.reload, %autoreload) or restart this program.",
         )
 
 
 def classify(shipped: Shipped) -> LoadedModules:
     """Sort the loaded modules by whether a host can import them."""
     uninstalled = list(_list_uninstalled())
-    places = _places(shipped, uninstalled)
-    in_tree = manifest.files_among(shipped.manifest, places.values()) if places else set()
+    paths = _locate_in_tree(shipped, uninstalled)
+    in_tree = manifest.files_among(shipped.manifest, paths.values()) if paths else set()
     by_value, edited, imported = [], [], []
-    elsewhere = functools.cache(lambda top: _is_found_elsewhere(top, shipped.python_path))
+    is_outside = functools.cache(lambda top: _is_outside_tree(top, shipped.python_path))
     for module, file in uninstalled:
         name = module.__name__
-        if places.get(name) in in_tree:
+        if paths.get(name) in in_tree:
             imported.append(name)
             if _is_edited(module, file):
                 edited.append(name)
-        elif not elsewhere(name.partition(".")[0]):
+        elif not is_outside(name.partition(".")[0]):
             by_value.append(module)
-    return LoadedModules((*by_value, *_list_made_here()), tuple(imported), tuple(edited))
+    return LoadedModules((*by_value, *_list_created()), tuple(imported), tuple(edited))
 
 
 @contextmanager
@@ -110,22 +106,22 @@ def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
     ours: list[ModuleType] = []
     try:
         with _LOCK:
-            theirs = registry.list_registry_pickle_by_value() - _SPANS.keys()
+            theirs = registry.list_registry_pickle_by_value() - _USES.keys()
             for module in modules:
                 if module.__name__ not in theirs:
                     registry.register_pickle_by_value(module)
-                    _SPANS[module.__name__] += 1
+                    _USES[module.__name__] += 1
                     ours.append(module)
         yield
     finally:
         with _LOCK:
             for module in ours:
-                _leave(module, registry)
+                _unregister(module, registry)
 
 
 def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
-    """Yield the loaded modules that come from a file that is not installed, with the file; never
-    kinetic itself."""
+    """Yield loaded modules from files that are not installed, with the file; never kinetic
+    itself."""
     for name, module in list(sys.modules.items()):
         if name in MAIN or name.partition(".")[0] == "kinetic":
             continue
@@ -139,7 +135,7 @@ def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
 
 
 def is_installed(module: ModuleType) -> bool:
-    """Whether a module is part of Python, of kinetic, or of an installed package."""
+    """True if a module is part of Python, of kinetic, or of an installed package."""
     file = getattr(module, "__file__", None)
     is_ours = module.__name__.partition(".")[0] == "kinetic"
     return is_ours or not isinstance(file, str) or _is_installed_file(file)
@@ -149,9 +145,9 @@ def _is_installed_file(file: str) -> bool:
     return file.startswith(_list_installed_folders()) or any(part in file for part in _INSTALLED)
 
 
-def _list_made_here() -> list[ModuleType]:
-    """Return the modules that the program made without importing them; one made inside a package
-    belongs to it."""
+def _list_created() -> list[ModuleType]:
+    """Return the modules that the program has created without an import. Submodules belong to their
+    package."""
     return [
         module
         for name, module in list(sys.modules.items())
@@ -164,20 +160,21 @@ def _list_made_here() -> list[ModuleType]:
 
 @functools.cache
 def _list_installed_folders() -> tuple[str, ...]:
-    """Return the folders of what is installed for this interpreter."""
+    """Return the folders of this interpreter's installed packages."""
     return tuple(
         f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
     )
 
 
-def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:
-    """Return by name where in the tree a host finds the same file when it imports the module."""
+def _locate_in_tree(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:
+    """Return the paths in the tree where a host finds these modules when it imports them, by
+    name."""
     if shipped.root is None or not shipped.manifest:
         return {}
-    real = functools.cache(os.path.realpath)  # Of folders: there are few.
+    real = functools.cache(os.path.realpath)  # Called for folders only, which are few.
     root = real(str(shipped.root))
     entries = [(f"{entry}/" if entry else "") for entry in shipped.search]
-    places: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for module, file in modules:
         name = module.__name__
         top = name.partition(".")[0]
@@ -190,49 +187,49 @@ def _places(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict
         for entry in entries:
             above, _, last = f"{root}/{entry}{inner}".rpartition("/")
             if f"{real(above)}/{last}" == own:
-                # On a host, the standard library's module of this name may be loaded already.
+                # A host may have loaded the standard library's module of this name already.
                 if top not in sys.stdlib_module_names:
                     is_inside = own.startswith(f"{root}/")
-                    places[name] = own[len(root) + 1 :] if is_inside else entry + inner
+                    paths[name] = own[len(root) + 1 :] if is_inside else entry + inner
                     if entry and os.path.isfile(f"{root}/{entry[:-1]}"):
-                        places[name] = entry[:-1]  # The archive, such as a zipapp.
+                        paths[name] = entry[:-1]  # The archive, such as a zipapp.
                 break
             if _is_module(f"{root}/{entry}{top}"):
                 break  # Another module of this name comes first.
-    return places
+    return paths
 
 
 def _is_module(stem: str) -> bool:
     return os.path.isfile(f"{stem}.py") or os.path.isfile(f"{stem}/__init__.py")
 
 
-def _is_found_elsewhere(top: str, python_path: str) -> bool:
-    """Whether the host's interpreter finds the module by itself: in a folder of PYTHONPATH, in one
-    that a `.pth` file names, or by an editable installation."""
+def _is_outside_tree(top: str, python_path: str) -> bool:
+    """True if the host's interpreter finds the module outside the tree: in a folder of PYTHONPATH
+    or of a `.pth` file, or in an editable installation."""
     folders = (*python_path.split(os.pathsep), *editable.pth_entries())
     if any(_is_module(f"{os.path.realpath(folder)}/{top}") for folder in folders if folder):
         return True
     for finder in sys.meta_path:
-        # Build backends name the finders of editable installations so.
+        # Build backends have "editable" in the names of these finders.
         if "editable" in str(getattr(finder, "__module__", "")):
-            with suppress(Exception):  # It is third-party code.
+            with suppress(Exception):  # A finder is third-party code.
                 if finder.find_spec(top, None) is not None:
                     return True
     return False
 
 
-def _leave(module: ModuleType, registry: Any) -> None:
+def _unregister(module: ModuleType, registry: Any) -> None:
     name = module.__name__
-    _SPANS[name] -= 1
-    if not _SPANS[name]:
-        del _SPANS[name]
+    _USES[name] -= 1
+    if not _USES[name]:
+        del _USES[name]
         with suppress(ValueError):  # The user unregistered it.
             registry.unregister_pickle_by_value(module)
 
 
 def _is_edited(module: ModuleType, file: str) -> bool:
-    """Return whether the file has changed since this module was imported from it (or reloaded).
-    %autoreload puts the new functions into the module that is there."""
+    """True if the file has changed since this module was imported or reloaded. %autoreload updates
+    modules by itself."""
     if "IPython.extensions.autoreload" in sys.modules:
         return False
     spec = module.__spec__
@@ -240,9 +237,9 @@ def _is_edited(module: ModuleType, file: str) -> bool:
         now = os.stat(file)
     except OSError:
         return False
-    known_spec, then = _UNEDITED.get(file, (None, now))
+    known_spec, before = _UNEDITED.get(file, (None, now))
     if spec is not None and known_spec is spec:
-        return (then.st_mtime_ns, then.st_size) != (now.st_mtime_ns, now.st_size)
+        return (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size)
     if _is_newer_than_its_code(spec, now):
         return True
     _UNEDITED[file] = spec, now
@@ -250,8 +247,8 @@ def _is_edited(module: ModuleType, file: str) -> bool:
 
 
 def _is_newer_than_its_code(spec: machinery.ModuleSpec | None, source: os.stat_result) -> bool:
-    """Return whether the cached byte code, which the import wrote, was made of an earlier content
-    of the file."""
+    """True if the cached byte code, which the import wrote, was made from an earlier content of the
+    file."""
     if spec is None or type(spec.loader) is not machinery.SourceFileLoader or not spec.cached:
         return False
     if sys.dont_write_bytecode or not os.access(os.path.dirname(spec.cached), os.W_OK):
@@ -262,5 +259,5 @@ def _is_newer_than_its_code(spec: machinery.ModuleSpec | None, source: os.stat_r
     except OSError:
         return False
     numbers = (int(source.st_mtime), source.st_size)
-    made_of = b"".join((each & 0xFFFFFFFF).to_bytes(4, "little") for each in numbers)
-    return header[:8] == util.MAGIC_NUMBER + bytes(4) and header[8:] != made_of
+    expected = b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in numbers)
+    return header[:8] == util.MAGIC_NUMBER + bytes(4) and header[8:] != expected

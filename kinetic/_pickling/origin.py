@@ -1,7 +1,4 @@
-"""The script that a function comes from, and where an object has its name.
-
-In: functions. Out: globals, classes, paths.
-"""
+"""The script that a function comes from, and the name under which an object can be imported."""
 
 from __future__ import annotations
 
@@ -12,32 +9,33 @@ from typing import Any
 from kinetic._pickling.uses import unwrap
 
 MAIN = ("__main__", "__mp_main__")
-"""The script; the second is its name in a process that multiprocessing has spawned."""
+"""Names of the script's module; the second is that in a process that multiprocessing has
+spawned."""
 _NAMESPACES: dict[int, dict[str, Any]] = {}
-"""By id, the globals of the scripts that were seen."""
+"""Globals of the scripts of decorated functions, by id."""
 
 
 def map_path(file: str, source_map: tuple[str, str] | None) -> str:
-    """Return the name of a file that lies in the second folder as it does in the first."""
+    """Map a path below the first folder of `source_map` to the second; return others unchanged."""
     if source_map and file.startswith(source_map[0].rstrip("/") + "/"):
         return source_map[1].rstrip("/") + file[len(source_map[0].rstrip("/")) :]
     return file
 
 
-def see(func: object) -> None:
-    """Remember the globals of the function's script."""
+def remember_namespace(func: object) -> None:
+    """Remember the globals of the function's script, for results that come back."""
     namespace = find_namespace(func)
     _NAMESPACES[id(namespace)] = namespace
 
 
 def list_namespaces() -> list[dict[str, Any]]:
-    """Return the globals of `__main__`, and of the scripts that were seen."""
+    """Return the globals of `__main__` and of all remembered scripts."""
     return [vars(sys.modules["__main__"]), *_NAMESPACES.values()]
 
 
 def find_namespace(func: object) -> dict[str, Any]:
-    """Return the globals of the script that a function comes from, or else of `__main__`. They are
-    not always those of the module: with `python -m cProfile`, for example."""
+    """Return the globals of the script that a function comes from, or else of `__main__`. They can
+    differ, for example with `python -m cProfile`."""
     space = getattr(unwrap(func), "__globals__", None)
     if type(space) is dict and space.get("__name__") in MAIN:
         return space
@@ -45,9 +43,9 @@ def find_namespace(func: object) -> dict[str, Any]:
 
 
 def find_class_of(obj: Any) -> type | None:
-    """Return the class that has the object in a `classmethod`. Since Python 3.13 the object is not
-    told which class it is called on: https://docs.python.org/3.13/library/functions.html#classmethod
-    """
+    """Return the class that has the object in a `classmethod`, or None. Since Python 3.13 the
+    object does not learn on which class it is called:
+    https://docs.python.org/3.13/library/functions.html#classmethod"""
     owner: Any = sys.modules.get(obj.__module__)
     *parents, name = obj.__qualname__.split(".")
     for parent in parents:
@@ -56,8 +54,8 @@ def find_class_of(obj: Any) -> type | None:
     return owner if isinstance(method, classmethod) and method.__func__ is obj else None
 
 
-def is_found(obj: Any) -> bool:
-    """Whether the object is what its module has under its name, as pickle wants it of functions."""
+def is_importable(obj: Any) -> bool:
+    """True if the object's module has it under its name, as pickle requires of functions."""
     named: Any = sys.modules.get(obj.__module__)
     for name in obj.__qualname__.split("."):
         named = getattr(named, name, None)
@@ -65,6 +63,6 @@ def is_found(obj: Any) -> bool:
 
 
 def is_cloudpickle(caller: FrameType) -> bool:
-    """Whether an object is asked by cloudpickle how it is pickled: for a process that may lack the
-    script, so that a name would not do."""
+    """True if cloudpickle is calling: for a process that may lack the script, so a name is not
+    enough."""
     return str(caller.f_globals.get("__name__")).startswith(("cloudpickle", __package__))

@@ -1,19 +1,16 @@
-"""How a call is pickled: cloudpickle, except that what the host can import is not duplicated there.
+"""Pickling of calls: cloudpickle, but without copies of what the host can import.
 
-In: live objects, and the globals of the script they come from. Out: a pickle, for `CallUnpickler`.
+cloudpickle pickles by reference only what it finds under its own name. Here, these as well:
 
-cloudpickle pickles by reference only what it finds under its own name. Here also:
+- the function under a decorator (`module.train` is a `RemoteCallable`, a jitted function, a
+  cache): by its path;
+- a closure from a module: it gets the globals of that module, not a copy of some of them;
+- functions of `__main__`: they share one namespace on the host, its `__main__`;
+- `os.environ`, which may hold secrets, and the hidden generators of `random` and NumPy, whose
+  copies would draw the same numbers in each call: the host's own.
 
-- the function under a decorator (`module.train` is a `RemoteCallable`, a jitted function, a cache):
-  by its path;
-- a function made by a function of a module (a closure): it gets the globals of that module, not a
-  copy of some of them;
-- functions of `__main__` share one namespace on the host: its `__main__`;
-- `os.environ`, which may hold secrets, and the hidden generators of `random` and NumPy, of which
-  copies would draw the same numbers in each call: those of the host.
-
-Classes and functions of `__main__` travel by their parts. Nothing of a script is executed again;
-`dump_setup` writes what registers them with libraries.
+Classes and functions of `__main__` are sent in parts. Nothing of a script runs again; `dump_setup`
+writes their registrations with libraries.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ from kinetic._pickling.uses import (
     sets_globals,
 )
 
-_OF_HOSTS = (("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand"))
-"""Values that are the host's own, by module and name."""
+_HOST_OBJECTS = (("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand"))
+"""Objects that each host has itself, by module and name."""
 
 
 class _ScriptNamespace(dict[str, Any]):
@@ -65,7 +62,7 @@ class _ModuleNamespace(dict[str, Any]):
 
 
 class _EmptyCopy:
-    """Stands for a module that is sent by value, without what is in it."""
+    """Stands for a module that is sent by value, without its content."""
 
     def __init__(self, module: ModuleType) -> None:
         names = ("__package__", "__path__", "__file__")
@@ -77,8 +74,8 @@ class _EmptyCopy:
 
 
 class _CopiedNamespace(dict[str, Any]):
-    """Stands for the globals of a module that is sent by value, whether the module itself is sent
-    or functions of it alone."""
+    """Stands for the globals of a module that is sent by value, whether the whole module is sent or
+    only functions of it."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__(__name__=module.__name__)
@@ -88,7 +85,7 @@ class _CopiedNamespace(dict[str, Any]):
         return vars, (self._copy,)
 
     def reduce_module(self, module: ModuleType) -> Any:
-        """Return how the module is pickled, with what is in it."""
+        """Return the recipe for the module with its content."""
         content = {name: value for name, value in vars(module).items() if name != "__builtins__"}
         return unpickler.identity, (self._copy,), content, None, None, unpickler.fill_module
 
@@ -107,12 +104,12 @@ class CallPickler(CodePickler):
     """Pickles calls.
 
     Args:
-        file: where to write.
-        namespace: the globals of the script.
+        file: The file to write to.
+        namespace: Globals of the script.
 
     Attributes:
-        external: what was left out of the pickle; see `ExternalObjectPickler`.
-        changes: what arrives as something else, in sentences.
+        external: Objects that were left out; see `ExternalObjectPickler`.
+        changes: Warnings about objects that arrive as something else.
     """
 
     external: tuple[object, ...] = ()
@@ -122,19 +119,19 @@ class CallPickler(CodePickler):
         super().__init__(file)
         self._namespace = namespace
         self._imports = list_imports(namespace)
-        self._of_hosts = {
+        self._host_names = {
             id(value): name
-            for module, name in _OF_HOSTS
+            for module, name in _HOST_OBJECTS
             if (value := getattr(sys.modules.get(module), name, None)) is not None
         }
         self.changes: tuple[str, ...] = ()
         self.globals_ref[id(namespace)] = _ScriptNamespace(namespace)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Decide how an object is pickled; called for all but the simplest objects."""
+        """Choose how an object is pickled; pickle calls this for all but the simplest objects."""
         kind = type(obj)
-        if id(obj) in self._of_hosts:
-            return self._of_hosts[id(obj)]
+        if id(obj) in self._host_names:
+            return self._host_names[id(obj)]
         if kind in self.plain_types:
             return NotImplemented
         if issubclass(kind, FunctionType | type):
@@ -153,7 +150,7 @@ class CallPickler(CodePickler):
         return self.reduce_object(obj)
 
     def reduce_object(self, obj: Any) -> Any:
-        """Reduce what is no function, class or module."""
+        """Reduce an object that is not a function, class or module."""
         kind = type(obj)
         if issubclass(kind, enum.Enum):
             return enums.reduce_member(obj)
@@ -172,33 +169,35 @@ class CallPickler(CodePickler):
         return super().reduce_object(obj)
 
     def _note_change(self, obj: Any) -> None:
-        """Remember what arrives as something else."""
+        """Add a warning about an object that arrives as something else."""
         if isinstance(obj, memoryview):
-            words = "a memoryview is bytes on its hosts: what they write to it stays there"
+            change = (
+                "A memoryview in the call is sent as bytes: changes that hosts make to it are lost."
+            )
         elif obj in (sys.stdout, sys.stderr):
             return
         else:
-            words = (
-                f"the open file {getattr(obj, 'name', '')!r} is its content on its hosts, an "
-                "io.StringIO: send its path, or kinetic.Data, if they are to have the file"
+            change = (
+                f"The open file {getattr(obj, 'name', '')!r} in the call is sent as an io.StringIO "
+                "with its content. To send the file, pass its path or kinetic.Data."
             )
-        self.changes = tuple(dict.fromkeys((*self.changes, f"Of what the function gets, {words}.")))
+        self.changes = tuple(dict.fromkeys((*self.changes, change)))
 
     def _list_submodules(self, package: ModuleType) -> list[str]:
         """Return the modules of a package that the script imports: the function may reach them
-        through the package, whatever names it uses."""
+        through the package by any name."""
         inside = f"{package.__name__}."
         return [name for name in self._imports if name.startswith(inside) and name in sys.modules]
 
     def dump_setup(
         self, modules: Sequence[str], settings: object, registered: Iterable[Any]
     ) -> None:
-        """Write what a host needs before it reads the call, whether the call uses it or not.
+        """Write the setup of a host, which precedes every call.
 
         Args:
-            modules: names of modules to import.
-            settings: what the program has set in libraries.
-            registered: classes and functions that libraries know.
+            modules: Names of modules to import.
+            settings: Settings of libraries.
+            registered: Classes and functions registered with libraries.
         """
         registrations = [
             CallOnLoad(registries.register, x, registries.describe(x)) for x in registered
@@ -208,25 +207,23 @@ class CallPickler(CodePickler):
         self.dump(((argv, imports), settings, registrations))
 
     def dump_more(self, arguments: object, file: BinaryIO) -> CallPickler:
-        """Write what the same unpickler loads after this pickle; this pickler's memo does not
-        change. Return the pickler that wrote it.
-
-        What both hold (classes, globals, objects) is shared, as in a single pickle.
-        """
-        pickler = self._make_another(file)
+        """Write a further pickle for the same unpickler, and return the pickler that wrote it.
+        Objects in both are shared, as in a single pickle. The memo of this pickler does not
+        change."""
+        pickler = self._make_sibling(file)
         pickler.memo = self.memo
         pickler.globals_ref = dict(self.globals_ref)
         pickler.cells = dict(self.cells)
         pickler.dump(arguments)
         return pickler
 
-    def _make_another(self, file: BinaryIO) -> CallPickler:
+    def _make_sibling(self, file: BinaryIO) -> CallPickler:
         return CallPickler(file, self._namespace)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        """Send globals as well that only the body of a class in the function uses, or annotations
-        that are text: cloudpickle finds those that functions use."""
-        module = _find_own(func)
+        """Send globals that cloudpickle misses: those used only in class bodies in the function, or
+        in textual annotations."""
+        module = _find_module(func)
         if module is not None and is_by_value(module.__name__):
             self._copy_namespace(module)
         make, args, (attributes, slots), *rest = super()._dynamic_function_reduce(func)
@@ -237,7 +234,7 @@ class CallPickler(CodePickler):
         return self.globals_ref.setdefault(id(vars(module)), _CopiedNamespace(module))
 
     def _reduce_in_module(self, func: FunctionType, module: ModuleType) -> Any:
-        # Another function of it, which needs no more than some values, may have been first.
+        # A function that needs only some of the values may have been pickled before.
         if not isinstance(self.globals_ref.get(id(func.__globals__)), _ModuleNamespace):
             self.globals_ref[id(func.__globals__)] = _ModuleNamespace(module.__name__)
         make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
@@ -245,13 +242,13 @@ class CallPickler(CodePickler):
 
 
 class ExternalObjectPickler(CallPickler):
-    """Leaves the objects of one class out wherever they occur: they are sent beside the pickle,
-    which holds their numbers. A separate class, because `persistent_id` runs for every object.
+    """Leaves out all objects of one class; they are sent beside the pickle, which has their
+    numbers. A separate class, because `persistent_id` runs for every object.
 
     Args:
-        file, namespace: as of `CallPickler`.
-        kind: the class.
-        before: objects that have numbers already.
+        file, namespace: See `CallPickler`.
+        kind: The class.
+        before: Objects that have numbers already.
     """
 
     def __init__(
@@ -264,30 +261,30 @@ class ExternalObjectPickler(CallPickler):
         super().__init__(file, namespace)
         self._kind = kind
         self._number = {id(obj): number for number, obj in enumerate(before)}
-        self._left_out = list(before)
+        self._omitted = list(before)
 
     @property
     def external(self) -> tuple[object, ...]:  # type: ignore[override]
         """The objects that were left out, each once, by number."""
-        return tuple(self._left_out)
+        return tuple(self._omitted)
 
     def persistent_id(self, obj: Any) -> int | None:
         """Return the number of an object that is left out; None for all others."""
         if not issubclass(type(obj), self._kind):
             return None
         if id(obj) not in self._number:
-            self._number[id(obj)] = len(self._left_out)
-            self._left_out.append(obj)  # keeps its id from being reused
+            self._number[id(obj)] = len(self._omitted)
+            self._omitted.append(obj)  # Keeps its id from being reused.
         return self._number[id(obj)]
 
-    def _make_another(self, file: BinaryIO) -> CallPickler:
-        return ExternalObjectPickler(file, self._namespace, self._kind, self._left_out)
+    def _make_sibling(self, file: BinaryIO) -> CallPickler:
+        return ExternalObjectPickler(file, self._namespace, self._kind, self._omitted)
 
 
 def make_pickler(
     file: BinaryIO, namespace: dict[str, Any], external: type | None = None
 ) -> CallPickler:
-    """Return what pickles a call: the plain class, which is faster, if it will do."""
+    """Return a pickler for a call: the plain class, which is faster, if no objects are left out."""
     if external is None:
         return CallPickler(file, namespace)
     return ExternalObjectPickler(file, namespace, external)
@@ -295,7 +292,7 @@ def make_pickler(
 
 def _locate(obj: Any) -> tuple[str, str, int] | None:
     """Return module, name and number of decorators under which the host finds a function or class;
-    None when it does not."""
+    None if it does not."""
     module = obj.__module__ or ""
     if module not in sys.modules or module in MAIN or is_by_value(module):
         return None
@@ -311,8 +308,8 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
 
 
 def _is_global(obj: Any) -> bool:
-    """Whether a decorated function (jitted, cached) is what its module has
-    under the function's name."""
+    """True if a decorated function (jitted, cached) is what its module has under the function's
+    name."""
     if find_wrapped(obj) is None:
         return False
     module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
@@ -322,7 +319,7 @@ def _is_global(obj: Any) -> bool:
 
 
 def _is_made_of_arguments(kind: type) -> bool:
-    """Whether pickle would create an object without the arguments that its `__new__` needs, as for
+    """True if pickle would create an object without the arguments that its `__new__` needs, as for
     `jax.custom_vjp`."""
     methods = ("__reduce_ex__", "__reduce__", "__getstate__")
     return isinstance(kind.__new__, FunctionType) and all(
@@ -330,7 +327,7 @@ def _is_made_of_arguments(kind: type) -> bool:
     )
 
 
-def _find_own(func: FunctionType) -> ModuleType | None:
+def _find_module(func: FunctionType) -> ModuleType | None:
     """Return the module whose globals the function has."""
     module = sys.modules.get(str(func.__globals__.get("__name__")))
     is_its = isinstance(module, ModuleType) and vars(module) is func.__globals__
@@ -338,15 +335,15 @@ def _find_own(func: FunctionType) -> ModuleType | None:
 
 
 def _find_needed_module(func: FunctionType) -> ModuleType | None:
-    """Return the module whose globals the function has, if the host can import it, and the function
-    changes globals or uses one that is more than a name for something that is found elsewhere.
+    """Return the module whose globals the function needs, or None.
 
-    Any other function is rebuilt without its module, which may take long to import on a host, or
-    need something that only the caller has.
+    A function needs its module if it sets globals, or uses one that is more than a name for an
+    importable object. Any other function is rebuilt without its module, which may be slow to import
+    on a host, or need something that only the caller has.
     """
-    module = _find_own(func)
-    # A decorator may have copied `__module__` from a function of the script. Who has set it to
-    # "__main__" by hand wants a copy.
+    module = _find_module(func)
+    # A decorator may have copied `__module__` from a function of the script. If the user has set it
+    # to "__main__", the function is to be sent by value.
     is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
     if module is None or is_by_hand or getattr(module, "__spec__", None) is None:
         return None

@@ -1,9 +1,9 @@
-"""Registries of libraries that know a class or a function of the script: JAX's pytrees, Keras's
+"""Registries of libraries that know classes or functions of the script: JAX's pytrees, Keras's
 custom objects, Flax's state dicts.
 
-What a host makes again from its parts is unknown to them. So `describe` says how an object is
-registered here, and `register` has the host's library know it in the same way. Another library is
-one more row of `_REGISTRIES`.
+Objects that a host rebuilds from their parts are unknown to its libraries. `describe` records how
+an object is registered here, and `register` repeats that on the host. Another library is one more
+row of `_REGISTRIES`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from kinetic._core.values import dataclass
 from kinetic._pickling.uses import list_closed_over
 
 Registration = tuple[str, tuple[Any, ...]]
-"""The name of a registry, and what its `register` gets besides the object."""
+"""Name of a registry, and the arguments of its `register` besides the object."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Classes and functions that a library knows.
+    """The registry of a library.
 
     Attributes:
-        list_objects: lists all of them; none where the library is not imported.
-        describe: returns how a registered object is registered. The second argument is false where
-            functions of the script cannot be sent: the answer is None if it needs one.
-        register: does the same with another object.
+        list_objects: Lists all registered objects; none if the library is not imported.
+        describe: Returns the arguments with which an object is registered. Its second argument is
+            False if functions of the script cannot be sent: it returns None if it needs one.
+        register: Registers an object with these arguments.
     """
 
     list_objects: Callable[[], Iterable[Any]]
@@ -41,17 +41,17 @@ class Registry:
 
 
 def list_registered() -> list[Any]:
-    """Return all that is registered in this process, each object once."""
+    """Return all objects that are registered in this process, each once."""
     registries = (registry.list_objects() for registry in _REGISTRIES.values())
     return list({id(obj): obj for obj in itertools.chain(*registries)}.values())
 
 
 def describe(obj: Any, *, with_functions: bool = True) -> tuple[Registration, ...]:
-    """Return how a class or function is registered.
+    """Return the registrations of a class or function.
 
     Args:
-        obj: the class or function.
-        with_functions: whether any function of the script may be part of the answer.
+        obj: The class or function.
+        with_functions: Allow functions of the script in the result.
     """
     described = [
         (name, registry.describe(obj, with_functions))
@@ -62,13 +62,13 @@ def describe(obj: Any, *, with_functions: bool = True) -> tuple[Registration, ..
 
 
 def register(obj: Any, registrations: Iterable[Registration]) -> None:
-    """Register an object here, where the library is installed and does not know it yet."""
+    """Register an object with libraries that are installed here and do not know it yet."""
     for name, args in registrations:
         with suppress(ImportError):
             _REGISTRIES[name].register(obj, *args)
 
 
-# -- JAX: `jax.tree_util` keeps what it knows in a private module ----------------------------------
+# -- JAX: the registry of `jax.tree_util` is in a private module -----------------------------------
 
 _WITH_KEYS = "tree_flatten_with_keys"
 
@@ -79,13 +79,13 @@ def _read_pytrees() -> dict[type, Any]:
 
 
 def is_pytree(obj: type) -> bool:
-    """Return whether JAX takes objects of a class apart."""
+    """True if JAX has a class registered as a pytree node."""
     return obj in _read_pytrees()
 
 
 def _describe_pytree(obj: type, with_functions: bool) -> tuple[Any, ...] | None:
-    """Return the name of the function of JAX that registers a class as it is, and its arguments:
-    names of fields, or functions; text stands for a function of the class's own."""
+    """Return the name of JAX's function that registers a class in this way, and its arguments:
+    names of fields, or functions. A text stands for a method of the class."""
     flatten, unflatten = _read_pytrees()[obj]
     variables = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
     if variables.keys() >= {"data_fields", "meta_fields"}:
@@ -107,14 +107,14 @@ def _describe_pytree(obj: type, with_functions: bool) -> tuple[Any, ...] | None:
     return "register_pytree_node", flatten, unflatten
 
 
-def _register_pytree(obj: type, how: str, *args: Any) -> None:
-    add = getattr(importlib.import_module("jax.tree_util"), how)
+def _register_pytree(obj: type, function: str, *args: Any) -> None:
+    add = getattr(importlib.import_module("jax.tree_util"), function)
     if not is_pytree(obj):
-        add(obj, *(_call_own(obj, each) if isinstance(each, str) else each for each in args))
+        add(obj, *(_call_own(obj, arg) if isinstance(arg, str) else arg for arg in args))
 
 
 def _call_own(obj: type, name: str) -> Callable[..., Any]:
-    """Return a function that calls one of a class, which it may not have yet."""
+    """Return a function that calls a method of a class, which the class may not have yet."""
 
     def call(*args: Any) -> Any:
         return getattr(obj, name)(*args)

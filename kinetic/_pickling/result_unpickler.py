@@ -1,12 +1,9 @@
-"""Unpickling what comes back from a host, so that classes keep their identity.
-
-In: bytes of a pickle. Out: the value.
+"""Unpickling of values from a host, so that classes keep their identity.
 
 A class that was sent by value comes back by value. cloudpickle finds the original in this process,
-but then overwrites its methods with those that came back, bound to globals of their own; and in
-another process (`attach`) it makes a new class that no `except` clause names. Here a class that is
-known is left alone, and one that its module already defines is used. So is a function that its
-module has with the same code.
+but then overwrites its methods with those that came back, bound to globals of their own; in another
+process (`attach`) it makes a new class that no `except` clause names. Here, classes that exist are
+left alone, and so are functions that exist with the same code.
 
 Code of another version of Python is refused: running it would crash the process.
 """
@@ -27,11 +24,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class ResultUnpickler(pickle.Unpickler):
-    """An unpickler that leaves known classes alone.
+    """An unpickler that leaves existing classes alone.
 
     Args:
-        data: the pickle.
-        python: the version that made the pickle, if not this one.
+        data: The pickle.
+        python: Version of Python that made the pickle, if not this one.
     """
 
     def __init__(self, data: bytes | memoryview, python: str = "") -> None:
@@ -58,8 +55,8 @@ class ResultUnpickler(pickle.Unpickler):
         return self._keep_64_bits(value) if is_array else value
 
     def _keep_64_bits(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Have JAX arrays rebuilt with their own types: unless this process has enabled types of 64
-        bits as the host did, JAX would cut them without a word."""
+        """Rebuild JAX arrays with their own types: JAX would silently truncate 64-bit types unless
+        this process has enabled them, as the host did."""
         try:
             enable = super().find_class("jax", "enable_x64")
         except AttributeError:  # Before JAX 0.8.
@@ -83,8 +80,8 @@ class ResultUnpickler(pickle.Unpickler):
         return self._find_defined(module, qualname, tracker) or upstream.make_enum(*args)
 
     def _find_defined(self, module: str | None, qualname: str, tracker: str | None) -> type | None:
-        """Return the class that was sent, or that its module defines under this name; None if there
-        is none, as for each class of a function's own."""
+        """Return the class that was sent, or that its module defines under this name. None if
+        neither exists, as for classes defined in a function."""
         sent: type | None = upstream.classes_by_tracker.get(tracker)
         if sent is not None:
             return sent
@@ -121,8 +118,8 @@ class ResultUnpickler(pickle.Unpickler):
 
 
 def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
-    """Whether a function, and those of the script that it calls, use nothing that a host may have
-    changed: values of globals, of closures, or defaults that are not plain."""
+    """True if a function, and those of the script that it calls, use nothing that a host may have
+    changed: values of globals or closures, or defaults that are not plain."""
     if func in visited:
         return True
     visited.add(func)
@@ -141,8 +138,8 @@ def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
 
 
 def _find_all(module: str | None, qualname: str) -> Iterator[Any]:
-    """Yield what a module has under a name and has defined itself; a script in each of its
-    namespaces."""
+    """Yield the objects of this name that a module has defined itself; for a script, those of each
+    of its namespaces."""
     if module not in sys.modules:
         return
     names = origin.MAIN if module in origin.MAIN else (module,)

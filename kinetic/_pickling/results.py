@@ -1,7 +1,4 @@
-"""Values and exceptions as bytes: what comes back from a host.
-
-In: live Python objects. Out: bytes that the caller turns back into them.
-"""
+"""Values and exceptions that come back from a host, as bytes, and back."""
 
 from __future__ import annotations
 
@@ -17,35 +14,35 @@ from kinetic.errors import ResultUnavailable
 
 
 def pack_value(value: object) -> bytes:
-    """Pickle a value that was returned.
+    """Pickle a return value.
 
     Raises:
-        PicklingError: it cannot be pickled; the part that cannot is named.
+        PicklingError: A part of the value cannot be pickled; the error names it.
     """
     try:
-        return _container("value", value, {})
+        return _frame("value", value, {})
     except BaseException as error:
         # Pickling runs the objects' own code, which may raise anything.
         from kinetic._pickling import diagnosis
 
-        culprit = diagnosis.of_value(
+        culprit = diagnosis.diagnose_value(
             value, f"the returned value ({type(value).__name__})", attempt=_attempt
         )
         raise replace(culprit, returned=True).as_error(error) from error
 
 
 def unpack_value(data: bytes) -> Any:
-    """Rebuild one value.
+    """Rebuild a value.
 
     Raises:
-        CorruptRecord: the bytes are not what was written.
-        ResultUnavailable: this process cannot rebuild it, for example because a module is missing.
+        CorruptRecord: The bytes are damaged.
+        ResultUnavailable: This process cannot rebuild it, for example because a module is missing.
     """
     header = envelope.verify_record(data, "value")
     try:
         return _loads(memoryview(data)[header.body_offset :], header.versions)
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
-        why = envelope.why_not_rebuilt(error, header.versions, envelope.versions_here())
+        why = envelope.explain_failure(error, header.versions, envelope.read_versions())
         raise ResultUnavailable(f"The value could not be rebuilt here: {why}") from error
 
 
@@ -53,25 +50,25 @@ def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None =
     """Pickle an exception with its causes, contexts, notes, group members and frames.
 
     Args:
-        error: what was raised.
-        source_map: (folder here, folder there): file names of frames below the first are written as
-            below the second.
+        error: The exception.
+        source_map: (folder on this host, folder on the caller): file names of frames below the
+            first are written as below the second.
 
     Raises:
-        PicklingError: its class cannot be pickled.
+        PicklingError: The class of the exception cannot be pickled.
     """
     from kinetic._pickling import exceptions
 
     nodes = exceptions.describe(error, dumps=_dumps, loads=_loads, source_map=source_map)
-    return _container("exception", nodes, {})
+    return _frame("exception", nodes, {})
 
 
 def unpack_exception(data: bytes) -> BaseException:
-    """Rebuild an exception: its own class, and a traceback with the frames it had.
+    """Rebuild an exception of its own class, with the frames of its traceback.
 
     Raises:
-        CorruptRecord: the bytes are not what was written.
-        UserCodeFailed: its class cannot be rebuilt here; the message says what it was.
+        CorruptRecord: The bytes are damaged.
+        UserCodeFailed: The class cannot be rebuilt here; the message has its name and text.
     """
     from kinetic._pickling import exceptions
 
@@ -80,7 +77,7 @@ def unpack_exception(data: bytes) -> BaseException:
     return exceptions.rebuild(nodes, loads=lambda body: _loads(body, header.versions))
 
 
-def _container(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
+def _frame(kind: str, body: object, env_vars: Mapping[str, str]) -> bytes:
     from kinetic._pickling import code_pickler
 
     return envelope.frame_record(kind, lambda file: code_pickler.dump(body, file), env_vars)
@@ -95,7 +92,7 @@ def _dumps(value: object) -> bytes:
 
 
 def _attempt(value: object) -> BaseException | None:
-    """Return why the value cannot be pickled, or None."""
+    """Return the error that pickling the value raises, or None."""
     try:
         _dumps(value)
     except BaseException as error:  # noqa: BLE001 - pickling runs the objects' own code, which may raise anything.
@@ -104,12 +101,12 @@ def _attempt(value: object) -> BaseException | None:
 
 
 def _loads(data: bytes | memoryview, versions: Versions | None = None) -> Any:
-    """Unpickle what comes back from a host, without changing the classes that are known here."""
+    """Unpickle data from a host, without changing classes that this process has."""
     from kinetic._pickling.result_unpickler import ResultUnpickler
 
     python = (
         ""
-        if versions is None or versions.python == envelope.versions_here().python
+        if versions is None or versions.python == envelope.read_versions().python
         else versions.python
     )
     return ResultUnpickler(data, python).load()

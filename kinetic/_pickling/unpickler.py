@@ -1,11 +1,7 @@
-"""Unpickling a call on a host: the script's functions get the host's `__main__`, and code objects
-name files of the host's tree.
+"""Unpickling of a call on a host. The script's functions get the host's `__main__`.
 
-In: bytes of a pickle that `pickler` made. Out: the value.
-
-Code objects carry the name of the file that they were compiled from on the caller's machine, which
-does not exist on a host: a debugger would find no breakpoint there, and a traceback no line to
-show.
+Code objects have the name of the file on the caller's machine. It is mapped to the file in the
+host's tree, so that debuggers find breakpoints and tracebacks show lines.
 """
 
 from __future__ import annotations
@@ -27,13 +23,13 @@ from kinetic._pickling.origin import MAIN, map_path
 from kinetic.errors import SetupFailed, UsageError
 
 
-def _without_hooks(
+def _make_without_hooks(
     make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any
 ) -> type:
-    """Make an empty class without running the script's hooks: that has happened,
-    and their effects were sent."""
+    """Make an empty class without running the script's hooks: they ran on the caller, and their
+    effects were sent."""
     if getattr(metaclass, "__module__", None) in MAIN:
-        foreign = next(each for each in metaclass.__mro__ if each.__module__ not in MAIN)
+        foreign = next(kind for kind in metaclass.__mro__ if kind.__module__ not in MAIN)
         kind, metaclass = (
             metaclass,
             lambda name, bases, fields: foreign.__new__(kind, name, bases, fields),
@@ -53,8 +49,8 @@ def _without_hooks(
 
 
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
-    """Return a namespace for the functions of a script; a host's unpickler gives its `__main__`
-    instead."""
+    """Return a namespace for the functions of a script. `CallUnpickler` replaces it by its
+    `__main__`."""
     file_entry = {} if file is None else {"__file__": file}
     return {
         "__name__": "__main__",
@@ -74,20 +70,19 @@ def identity(obj: Any) -> Any:
 
 
 def fill_module(module: ModuleType, content: Mapping[str, Any]) -> None:
-    """Give a module what is in it; functions of it, which may be there already, see that."""
+    """Set the content of a module; functions of it may exist already."""
     vars(module).update(content)
 
 
 def import_module(name: str, *submodules: str) -> ModuleType:
-    """Import a module by its full name, as pickle does, and modules in it, if there are any."""
+    """Import a module by its full name, as pickle does, and the submodules that can be imported."""
     __import__(name)
     import_if_possible(*submodules)
     return sys.modules[name]
 
 
 def import_if_possible(*modules: str) -> None:
-    """Import modules that the function may not need; those that cannot be imported here are
-    skipped."""
+    """Import modules that the function may not need; skip those that cannot be imported here."""
     for name in modules:
         with contextlib.suppress(Exception):
             import_module(name)
@@ -114,20 +109,21 @@ def new_type(name: str, of: Any, module: str) -> Any:
 
 
 def type_alias(name: str, module: str, holder: list[Any]) -> Any:
-    """Return what `type name = …` makes; its value is what the list will hold."""
+    """Return the alias that `type name = …` makes; its value is the future first item of the
+    list."""
     namespace: dict[str, Any] = {"__name__": module, "held": holder}
     exec(f"type {name} = held[0]", namespace)
     return namespace[name]
 
 
 def fill_alias(alias: object, state: tuple[list[Any], Any]) -> None:
-    """Give a type alias its value."""
+    """Set the value of a type alias."""
     holder, value = state
     holder.append(value)
 
 
 def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
-    """Return what `type name[…] = …` makes."""
+    """Return the alias that `type name[…] = …` makes."""
     make: Any = getattr(typing, "TypeAliasType", None)  # from Python 3.12 on
     return make(name, value, type_params=parameters)
 
@@ -140,26 +136,26 @@ def find_undecorated(module: str, qualname: str, depth: int) -> Any:
     return func
 
 
-_OF_THE_CALLER = ("run_async", "run_async_map", "with_options", "plan", "aio")
+_CALLER_METHODS = ("run_async", "run_async_map", "with_options", "plan", "aio")
 
 
 def strip_decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
-    """Return the plain function of a decorated one; what else its caller has says why it is not
-    here."""
+    """Return the plain function of a decorated one. Methods that only its caller has raise an error
+    that says so."""
     func = pick(*args)
     name = getattr(func, "__name__", "it")
-    attributes = {what: functools.partial(_refuse, what, name) for what in _OF_THE_CALLER}
+    attributes = {method: functools.partial(_refuse, method, name) for method in _CALLER_METHODS}
     for attribute, value in (attributes | {"local": func}).items():
         with contextlib.suppress(AttributeError, TypeError):
             setattr(func, attribute, value)
     return func
 
 
-def _refuse(what: str, name: str, *args: object, **kwargs: object) -> NoReturn:
+def _refuse(method: str, name: str, *args: object, **kwargs: object) -> NoReturn:
     with hide_frames:
         raise UsageError(
-            f"{name}.{what} is of the script that submits jobs: a job cannot submit other jobs. In "
-            f"a job, {name}(...) runs the function right there, on this host."
+            f"{name}.{method} was called inside a job, and a job cannot submit other jobs. Call "
+            f"{name}(...) to run the function on this host."
         )
 
 
@@ -167,12 +163,12 @@ class CallUnpickler(pickle.Unpickler):
     """An unpickler of calls.
 
     Args:
-        file: the pickle.
-        main: globals of `__main__` for the functions of a script; None for a namespace of their
+        file: The pickle.
+        main: Globals of `__main__` for the functions of a script; None for a namespace of their
             own.
-        source_map: (folder there, folder here): code from a file below the first names the one
-            below the second.
-        external: what stands here for each object that was left out of the pickle.
+        source_map: (folder on the caller, folder on this host): code from a file below the first
+            names the file below the second.
+        external: Objects that replace those left out of the pickle.
     """
 
     def __init__(
@@ -195,7 +191,7 @@ class CallUnpickler(pickle.Unpickler):
         if not module.startswith("cloudpickle"):
             return value
         if name == upstream.MAKE_CLASS:
-            return lambda *parts: self._bind_class(_without_hooks(value, *parts))
+            return lambda *parts: self._bind_class(_make_without_hooks(value, *parts))
         if name == upstream.MAKE_ENUM:
             return lambda *parts: self._bind_class(value(*parts))
         if name == upstream.MAKE_FUNCTION:
@@ -205,8 +201,8 @@ class CallUnpickler(pickle.Unpickler):
         return value
 
     def _bind_class(self, cls: type) -> type:
-        """Let the host's `__main__` have a class of the script under its name, so that what the
-        function pickles can name it."""
+        """Give the host's `__main__` a class of the script, so that what the function pickles can
+        name it."""
         if cls.__module__ in MAIN:
             self._bind_name(cls.__qualname__, cls)
         return cls
@@ -221,7 +217,7 @@ class CallUnpickler(pickle.Unpickler):
             self._main.setdefault(name, value)
 
     def persistent_load(self, pid: Any) -> object:
-        """Return what stands for an object that was left out of the pickle."""
+        """Return the object that replaces one left out of the pickle."""
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
                 f"The call needs its data {pid}, which is not on this host. Submit the job again."

@@ -1,10 +1,8 @@
-"""The private names of cloudpickle that kinetic uses, all of them; the rest of the package takes
-them from here.
+"""The private names of cloudpickle that kinetic uses. No other module imports any.
 
 `make test-cloudpickle` runs the tests of pickling with the oldest version that kinetic accepts.
-
-Besides these, `CodePickler` overrides two methods of `cloudpickle.Pickler` and reads one attribute:
-`_dynamic_function_reduce`, `_function_getnewargs` and `globals_ref`.
+Besides these names, `CodePickler` overrides two methods of `cloudpickle.Pickler` and reads one
+attribute: `_dynamic_function_reduce`, `_function_getnewargs` and `globals_ref`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What objects use: the code in a function, its globals and annotations, what decorators have
-wrapped.
+"""Objects that a function uses: its code, globals, annotations, and what decorators have wrapped.
 
-In: live objects, whose own code is not run. Out: what is pickled along with them.
+Objects' own code is never run.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from types import (
 from typing import Any
 
 HAS_LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
-"""Whether annotations are code that runs when somebody asks (PEP 649). It may name what is only
-there for type checkers."""
+"""True if annotations are code that runs on access (PEP 649). They may name what only type checkers
+import."""
 MOST_DECORATORS = 32
 SHELL = "the notebook's shell"
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -37,7 +36,7 @@ _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
 def walk_code(code: CodeType) -> Iterator[CodeType]:
-    """Yield code, and that of the functions and the bodies of classes in it."""
+    """Yield code, and that of the functions and class bodies in it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -48,19 +47,19 @@ def list_closed_over(func: FunctionType) -> dict[str, Any]:
     """Return the variables of a closure that have values, by name."""
     variables = {}
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
-        with suppress(ValueError):  # It is not set yet.
+        with suppress(ValueError):  # The variable is not set yet.
             variables[name] = cell.cell_contents
     return variables
 
 
 def list_globals(func: FunctionType) -> dict[str, Any]:
-    """Return the globals that a function names, also in functions and bodies of classes in it."""
+    """Return the globals that a function names, including functions and class bodies in it."""
     names, _ = _read_global_names(func.__code__)
     return {name: func.__globals__[name] for name in names if name in func.__globals__}
 
 
 def sets_globals(func: FunctionType) -> bool:
-    """Return whether a function assigns to a global, or deletes one."""
+    """True if a function assigns to a global, or deletes one."""
     return _read_global_names(func.__code__)[1]
 
 
@@ -75,7 +74,7 @@ def list_imports(namespace: Mapping[str, Any]) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _read_global_names(code: CodeType) -> tuple[tuple[str, ...], bool]:
-    """Return the globals that code names, and whether it sets one."""
+    """Return the globals that code names, and True if it sets one."""
     steps = [step for inner in walk_code(code) for step in dis.get_instructions(inner)]
     names = {step.argval for step in steps if step.opname in (*_LOADS, *_STORES)}
     return tuple(sorted(names)), any(step.opname in _STORES for step in steps)
@@ -98,8 +97,8 @@ def read_annotations(obj: FunctionType | type) -> dict[str, Any]:
 
 
 def list_annotated(func: FunctionType) -> dict[str, Any]:
-    """Return the globals that annotations name which are text: modules, classes and the like. The
-    `__init__` of a dataclass has the annotations of its fields."""
+    """Return the modules, classes and callables among the globals that textual annotations name.
+    The `__init__` of a dataclass has the annotations of its fields."""
     names: set[str] = set()
     parts = list(read_annotations(func).values())
     for part in parts:  # Grows during the loop.
@@ -118,7 +117,7 @@ def list_annotated(func: FunctionType) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
-    """Return the names in an annotation, and the text in it."""
+    """Return the names in an annotation, and the strings in it."""
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError):
@@ -129,19 +128,19 @@ def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
 
 
 def is_checked_by_jaxtyping(func: FunctionType) -> bool:
-    """Whether jaxtyping has wrapped a function, and left weak references around it: such a closure
-    cannot be sent, but the function in it can."""
+    """True if jaxtyping has wrapped a function with weak references: such a closure cannot be sent,
+    but the function in it can."""
     if not func.__globals__.get("__name__", "").startswith("jaxtyping."):
         return False
     cells = list_closed_over(func).values()
-    inner = [each for cell in cells for each in (cell if type(cell) is list else [cell])]
-    return any(isinstance(each, weakref.ReferenceType) for each in inner)
+    values = [value for cell in cells for value in (cell if type(cell) is list else [cell])]
+    return any(isinstance(value, weakref.ReferenceType) for value in values)
 
 
 def find_wrapped(obj: Any) -> Any:
-    """Return what a decorator has wrapped, without running the object's code."""
+    """Return the object that a decorator has wrapped, without running the object's code."""
     slot = getattr(type(obj), "__wrapped__", None)
-    if isinstance(slot, GetSetDescriptorType):  # A proxy that is written in C, such as wrapt's.
+    if isinstance(slot, GetSetDescriptorType):  # A proxy in C, such as wrapt's.
         return slot.__get__(obj)
     try:
         fields = object.__getattribute__(obj, "__dict__")
@@ -167,8 +166,8 @@ def unwrap(obj: Any) -> Any:
 
 
 def list_parts(thing: Any) -> Iterator[tuple[str, object]]:
-    """Yield what is pickled along with a function, a class, a module or a method, each with a
-    description."""
+    """Yield the objects that are pickled along with a function, class, module or method, each with
+    a description."""
     if isinstance(thing, FunctionType):
         yield from _list_parts_of_function(thing)
     elif isinstance(thing, MethodType) and thing.__name__ == "get_ipython":

@@ -214,7 +214,7 @@ def test_an_edited_module_is_what_its_file_says_and_autoreload_brings_both_toget
     module.write_text("def version():\n    return 22\n")
     shown = kernel.run("look(), look.local()")
     assert shown.value["text/plain"] == "(22, 1)"
-    assert "part has changed since being imported here" in shown.stream("stderr")
+    assert "part has changed since the import" in shown.stream("stderr")
     kernel.run("%load_ext autoreload\n%autoreload 2")
     module.write_text("def version():\n    return 333\n")
     shown = kernel.run("look(), look.local()")

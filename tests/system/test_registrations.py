@@ -379,7 +379,7 @@ print(train())
     printed = [line for line in said if "kinetic:" not in line]
     assert printed == ["first", "second one", "second one"]
     (warning,) = [line for line in said if "changed" in line]
-    assert "work has changed since being imported here: hosts import the file" in warning
+    assert "work has changed since the import, and hosts import the file" in warning
 
 
 @pytest.mark.long

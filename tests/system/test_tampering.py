@@ -145,8 +145,8 @@ def test_a_function_of_a_batch_that_was_tampered_with_is_not_run(home, project, 
 
 
 def test_another_version_of_python_is_named(home, monkeypatch):
-    here = envelope.versions_here()
-    monkeypatch.setattr(envelope, "versions_here", lambda: dataclasses.replace(here, python="3.7"))
+    here = envelope.read_versions()
+    monkeypatch.setattr(envelope, "read_versions", lambda: dataclasses.replace(here, python="3.7"))
     handle = kinetic.run(accelerator="cpu")(touch).run_async("/nowhere")
     monkeypatch.undo()
     with pytest.raises(errors.SetupFailed, match=rf"Python 3\.7.*{re.escape(here.python)}"):

@@ -216,7 +216,7 @@ def test_the_largest_arrays_have_the_users_line_not_the_librarys(module: hlo.Mod
     assert (largest.array, largest.what) == ("bf16[6,512,1024]", "argument params['w']")
     assert [each.source for each in others if each.array == "bf16[256,1024]"] == []
     made = next(each for each in module.computations["body"].values() if each.name == "made")
-    assert module.source_of(made) == "/home/me/train.py:12 (step)"
+    assert module.find_source(made) == "/home/me/train.py:12 (step)"
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
     assert CompileReport.from_json(report.to_json()) == report
     assert (report.bound, report.step_s) == ("matrix units", pytest.approx(1e-3))
     assert report.usd_per_1000_runs is None
-    assert "price not known" in report.text()
+    assert "price unknown" in report.text()
     priced = replace(report, usd_per_hour=36.0, price_origin="your price")
     assert priced.usd_per_1000_runs == pytest.approx(0.01)
     assert "$0.01 for 1,000 runs (your price)" in priced.text()
@@ -292,7 +292,7 @@ def test_a_report_reads_back_and_says_what_bounds_a_run() -> None:
     assert max(map(len, report.text(40).splitlines())) <= 40
     assert "of Pallas" not in report.text()
     counted = replace(report, kernels=2).text()
-    assert "What 2 kernels of Pallas multiply is not counted" in counted
+    assert "The multiplications of 2 Pallas kernels are not counted" in counted
     idle = replace(report, flops=0.0, hbm_bytes=0.0)
     assert "at least" not in idle.text() + summarize(idle)
     assert report._repr_html_().startswith("<pre>step: FITS on tpu-v6e-16")

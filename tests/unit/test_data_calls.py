@@ -143,7 +143,7 @@ def test_wherever_data_is_the_host_finds_its_path(folder, name, in_batch):
     assert packed.external == (data,)
     _, args, _ = call.unpack(packed.data, function, external=("/there",))
     assert (get(args[0]), args[1]) == ("/there", "/there")
-    assert call.instances(Data, len, [((value,), {})]) == (data,)
+    assert call.find_instances(Data, len, [((value,), {})]) == (data,)
 
 
 def test_data_of_the_function_comes_before_that_of_each_of_its_calls(folder):
@@ -160,7 +160,7 @@ def test_data_of_the_function_comes_before_that_of_each_of_its_calls(folder):
 
 def test_a_call_that_cannot_be_pickled_has_no_data_and_says_why_when_it_is_packed(folder):
     lock = threading.Lock()
-    assert call.instances(Data, len, [((Data(folder), lock), {})]) == ()
+    assert call.find_instances(Data, len, [((Data(folder), lock), {})]) == ()
     with pytest.raises(PicklingError, match="lock"):
         call.pack(len, (Data(folder), lock), {}, env_vars={}, external=Data)
 

@@ -97,8 +97,8 @@ def test_what_was_set_is_named_and_not_its_value(config: types.ModuleType) -> No
     config.setup(config.Kept())
     config.TWICE, config.MADE = 3, {}  # What the file gives is not known.
     assert told(read, config) == (
-        f"{NAME}.RATE was changed since {NAME} was imported: hosts import the file, and find 0.1 "
-        "there. Pass it as an argument."
+        f"{NAME}.RATE was changed since {NAME} was imported. Hosts import the file, where it is "
+        "0.1: pass the value as an argument."
     )
     assert told(read, config, ()) == "", "it is sent by value"
 

@@ -35,7 +35,7 @@ def title(file):
 
 
 def test_only_definitions_travel_and_stay_on_their_lines():
-    lines = cells.definitions(CELL).splitlines()
+    lines = cells.keep_definitions(CELL).splitlines()
     assert [(n, line) for n, line in enumerate(lines, 1) if line] == [
         (4, "@decorate("),
         (5, '    "x")'),
@@ -47,7 +47,7 @@ def test_only_definitions_travel_and_stay_on_their_lines():
 
 @pytest.mark.parametrize("source", ["", "x = 1\n", "this is no Python\n", "a\0b", "(" * 5000])
 def test_a_cell_without_definitions_stays_here(source):
-    assert cells.definitions(source) == ""
+    assert cells.keep_definitions(source) == ""
 
 
 def test_only_cells_whose_code_is_sent_are_named():
@@ -57,7 +57,7 @@ def test_only_cells_whose_code_is_sent_are_named():
         | {"/a/file.py": (3, 1.0, ["x\n"], "/a/file.py")}
     )
     found = cells.find_referenced([b"", pickle.dumps([FILE, "/a/file.py"])], title, cache)
-    assert found == (Cell(FILE, "Cell In[3]", cells.definitions(CELL)),)
+    assert found == (Cell(FILE, "Cell In[3]", cells.keep_definitions(CELL)),)
     assert cells.find_referenced([b"nothing"], title, cache) == ()
     assert cells.find_referenced([b"x"], title, {}) == ()
 
@@ -85,8 +85,8 @@ def test_a_function_that_comes_back_leads_to_its_file():
 
 def test_a_traceback_shows_the_lines_under_the_cells_title(monkeypatch):
     monkeypatch.delitem(linecache.cache, FILE, raising=False)
-    sent = [vars(Cell(FILE, "Cell In[3]", cells.definitions(CELL)))]
-    cells.remember(sent)
+    sent = [vars(Cell(FILE, "Cell In[3]", cells.keep_definitions(CELL)))]
+    cells.cache_lines(sent)
     space = {"decorate": lambda _: lambda f: f}
     exec(compile(CELL, FILE, "exec"), space)
     with pytest.raises(ZeroDivisionError) as caught:

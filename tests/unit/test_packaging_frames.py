@@ -37,7 +37,7 @@ def test_what_is_printed_is_the_same_to_the_last_mark():
     before = "".join(traceback.format_exception(error))
     again = "".join(
         traceback.format_exception(
-            error.with_traceback(exceptions.traceback_of(taken_apart(error)))
+            error.with_traceback(exceptions.make_traceback(taken_apart(error)))
         )
     )
     assert again == before
@@ -55,18 +55,18 @@ def test_any_position_comes_back(first, below, end, start, stop):
     assume(end or start <= stop)
     line = max(first + below, 1)
     frame = ("/no/such/file.py", "train", line, first, line + end, start, stop)
-    made = exceptions.traceback_of([frame])
+    made = exceptions.make_traceback([frame])
     assert made.tb_lineno == line
     assert exceptions.describe_frame(made, "/no/such/file.py") == frame
 
 
 def test_no_frames_make_no_traceback():
-    assert exceptions.traceback_of([]) is None
+    assert exceptions.make_traceback([]) is None
 
 
 def test_source_that_is_no_file_is_shown(monkeypatch):
     text = ["def train():\n", "    return missing\n"]
     monkeypatch.setitem(linecache.cache, "<cell 1>", (30, None, text, "<cell 1>"))
-    made = exceptions.traceback_of([("<cell 1>", "train", 2, 1, 2, 11, 18)])
+    made = exceptions.make_traceback([("<cell 1>", "train", 2, 1, 2, 11, 18)])
     shown = "".join(traceback.format_tb(made))
     assert "    return missing\n           ^^^^^^^\n" in shown

@@ -32,7 +32,7 @@ def test_a_call_comes_back():
     func, args, kwargs = call.unpack(packed.data)
     assert func(*args, **kwargs) == 8
     assert packed.size_bytes == len(packed.data)
-    assert packed.versions == envelope.versions_here()
+    assert packed.versions == envelope.read_versions()
 
 
 def test_the_header_reads_without_unpickling():
@@ -72,8 +72,8 @@ def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
         results.pack_value({"locks": [threading.Lock()]})
     told = str(caught.value)
     assert told.startswith(
-        "The returned value (dict) cannot be pickled: its part ['locks'][0] is a lock. Return what "
-        "it is made"
+        "The returned value (dict) cannot be pickled: its part ['locks'][0] is a lock. Return the "
+        "data that it was made from"
     )
     with pytest.raises(
         PicklingError,

@@ -224,7 +224,7 @@ def test_a_missing_module_is_named(project):
 
 
 def test_another_python_is_refused_before_unpickling():
-    here = envelope.versions_here().python
+    here = envelope.read_versions().python
     data = pack(double, 1).data.replace(f'"python": "{here}"'.encode(), b'"python": "3.7"', 1)
     with pytest.raises(SetupFailed, match=rf"3\.7.*{here}"):
         call.unpack(data)
@@ -262,7 +262,7 @@ def test_a_class_that_needs_arguments_of_its_statement_is_said_to_belong_into_a_
     monkeypatch.setitem(sys.modules, library.__name__, library)
     space: dict[str, Any] = {"__name__": "__main__", "Plugin": library.Plugin}
     exec("class First(Plugin, kind='first'): pass\ndef use(): return First\n", space)
-    with pytest.raises(SetupFailed, match="put it into a module of the project"):
+    with pytest.raises(SetupFailed, match="move it into a module of the project"):
         call.unpack(pack(space["use"]).data)
 
 
@@ -280,7 +280,7 @@ def test_importing_loads_no_vendor():
 
 def of_python_2(data: bytes) -> bytes:
     """The same record, as if Python 2.7 had made it."""
-    here = f'"python": "{envelope.versions_here().python}"'.encode()
+    here = f'"python": "{envelope.read_versions().python}"'.encode()
     assert here in data
     return data.replace(here, b'"python": "2.7"', 1)
 
@@ -341,7 +341,7 @@ def use_logger(): return logger
 def test_advice_can_be_followed(tmp_path):
     space = in_main(SINKS)
     space["logger"] = space["Logger"](tmp_path / "log")
-    with pytest.raises(PicklingError, match=r"it is a ContextVar\. Put it into a module"):
+    with pytest.raises(PicklingError, match=r"it is a ContextVar\. Move it into a module"):
         pack(space["use_variable"])
     with pytest.raises(PicklingError, match=r"_sink\._file is a TextIOWrapper. Remove the sink"):
         pack(space["use_logger"])

@@ -82,7 +82,7 @@ def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
     function = g()
     assert (type(function), function(3)) == (types.FunctionType, 3)
     for name in ("run_async", "run_async_map", "with_options", "plan"):
-        with pytest.raises(UsageError, match=rf"f\.{name} is of the script that submits jobs") as e:
+        with pytest.raises(UsageError, match=rf"f\.{name} was called inside a job") as e:
             getattr(function, name)(1, x=2)
         assert len(e.traceback) == 1, "it is shown where it was called"
     assert function.local(2) == 2, "it runs right there, as everywhere"

@@ -253,7 +253,7 @@ def test_functions_that_wrapt_has_wrapped_arrive(
     assert call.unpack(pack(space["local"]).data)[0](5)[1][0] == 5
     func, (net,), _ = call.unpack(pack(space["e"], space["Net"]()).data)
     assert func(net) == ("traced", 7)
-    with pytest.raises(PicklingError, match="Put it into a module of the project"):
+    with pytest.raises(PicklingError, match="Move it into a module of the project"):
         pack(space["Net"]().go)
 
 

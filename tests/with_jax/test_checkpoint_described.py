@@ -106,7 +106,7 @@ def with_room(monkeypatch, states):
     """Let the device tell that it has room for so many states."""
     size = sum(begun()[name].nbytes for name in ("w", "rate", "empty"))
     size += jax.random.key_data(begun()["key"]).nbytes
-    monkeypatch.setattr(tree, "_free_bytes", lambda device: states * size)
+    monkeypatch.setattr(tree, "_read_free_bytes", lambda device: states * size)
 
 
 @TIERS
@@ -136,9 +136,9 @@ def test_of_a_device_that_tells_what_it_has_the_rest_is_free():
         def memory_stats(self):
             return {"bytes_limit": 100, "bytes_in_use": 30}
 
-    assert tree._free_bytes(Device()) == 70
-    assert tree._free_bytes(jax.devices()[0]) == math.inf
-    assert tree._free_bytes(None) == math.inf
+    assert tree._read_free_bytes(Device()) == 70
+    assert tree._read_free_bytes(jax.devices()[0]) == math.inf
+    assert tree._read_free_bytes(None) == math.inf
 
 
 @TIERS

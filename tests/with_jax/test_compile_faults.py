@@ -262,7 +262,7 @@ def test_the_last_words_of_a_compiler_are_not_its_stack(
     compiler = write_interpreter(tmp_path, f"cat {tmp_path}/words >&2\nkill -ABRT $$")
     monkeypatch.setattr(sys, "executable", compiler)
     first, words = compile_all([lowered])[0].detail.split("\n")
-    assert first == "The compiler crashed (SIGABRT). Its last words:"
+    assert first == "The compiler crashed (SIGABRT). Its last output:"
     assert words.endswith("RAW: pthread_create failed")
 
 

@@ -64,7 +64,7 @@ def test_every_family_of_tpus_has_its_chip() -> None:
 
 @pytest.mark.parametrize("name", ["gpu-l4", "cpu"])
 def test_other_accelerators_are_refused_in_a_sentence(name: str) -> None:
-    with pytest.raises(UsageError, match="is no TPU: only the compiler of TPUs"):
+    with pytest.raises(UsageError, match="is not a TPU, and only the TPU compiler"):
         kinetic.compile_for(name)
 
 
@@ -105,7 +105,7 @@ def test_the_mesh_is_that_of_the_real_slices() -> None:
         assert kinetic.num_slices() == 2
     assert dict(mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 4}
     assert {device.device_kind for device in mesh.devices.flat} == {"TPU v6 lite"}
-    assert [topologies.slice_of(d) for d in mesh.devices.reshape(2, 16)[:, 0]] == [0, 1]
+    assert [topologies.find_slice(d) for d in mesh.devices.reshape(2, 16)[:, 0]] == [0, 1]
     assert len(target.devices) == 32
     assert topologies.current.get() is None
 
@@ -435,7 +435,7 @@ def test_a_pallas_kernel_compiles_for_the_chip() -> None:
 
     report = slice_to_compile_for().compile(kernel, jax.ShapeDtypeStruct((8, 128), jnp.float32))
     assert report.fits, report.detail
-    assert (report.kernels, "What 1 kernel of Pallas multiplies" in str(report)) == (1, True)
+    assert (report.kernels, "The multiplications of 1 Pallas kernel" in str(report)) == (1, True)
 
 
 @needs_libtpu

@@ -200,7 +200,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     if start.cells:
         from kinetic._pickling import cells
 
-        cells.remember(start.cells)
+        cells.cache_lines(start.cells)
     # Forked from one parent, all hosts would draw the same random numbers.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
@@ -245,7 +245,7 @@ def _adopt_script(func: Any, start: Start) -> None:
     if script.startswith(f"{start.tree}/") and Path(script).is_file():
         main.__file__ = script
         with contextlib.suppress(OSError, ValueError):  # The function may have edited the file.
-            cells.remember([{"file": code.co_filename, "source": Path(script).read_text()}])
+            cells.cache_lines([{"file": code.co_filename, "source": Path(script).read_text()}])
 
 
 def make_import_path(start: Start, inherited: list[str]) -> list[str]:

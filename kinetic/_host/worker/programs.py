@@ -76,7 +76,7 @@ class Recorder:
 
     def _record(self, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
         jaxpr = args[0]
-        weight = sum(map(lowering.size_of, (*jaxpr.in_avals, *jaxpr.out_avals)))
+        weight = sum(map(lowering.measure_size, (*jaxpr.in_avals, *jaxpr.out_avals)))
         if _is_operation(jaxpr, weight):
             self._count("small")
         elif len(self._digests) >= MOST:
@@ -89,7 +89,7 @@ class Recorder:
     ) -> Lowered:
         name, source = lowering.find_origin(args[0])
         try:
-            with lowering.answering_for_chip(self._family):
+            with lowering.emulate_chip(self._family):
                 computation = original(*args, **(kwargs | {"lowering_platforms": TPU}))
             if computation.compile_args["host_callbacks"]:
                 return _refuse(name, source, weight, lowering.CALLBACKS)
@@ -128,7 +128,7 @@ def _is_operation(closed: Any, weight: int) -> bool:
     name, source = lowering.find_origin(closed)
     if origins.is_own(name, source):
         return False
-    most_bytes, most_equations = _SMALL_OF_JAX if origins.is_of_jax(source) else _SMALL
+    most_bytes, most_equations = _SMALL_OF_JAX if origins.is_from_jax(source) else _SMALL
     if weight >= most_bytes or lowering.count_equations(closed) >= most_equations:
         return False
     text = str(closed.jaxpr)
