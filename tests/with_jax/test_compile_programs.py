@@ -25,7 +25,7 @@ LARGE = np.ones((512, 512), dtype=np.float32)
 
 
 def record(folder: Path, act: Any) -> None:
-    with lowering.replacing_entrance(Recorder(folder, "/tree").lower):
+    with lowering.override_entrance(Recorder(folder, "/tree").lower):
         act()
 
 
