@@ -55,7 +55,7 @@ def check_options(before: Options | None, arguments: Mapping[str, Any]) -> Optio
     if arguments.get("volumes") is not None:
         from kinetic._datasets import call_data
 
-        arguments = {**arguments, "volumes": call_data.volumes(arguments["volumes"])}
+        arguments = {**arguments, "volumes": call_data.check_volumes(arguments["volumes"])}
     elif "volumes" in arguments:
         arguments = {**arguments, "volumes": {}}
     topology = _topology(None if before is None else before.topology, arguments)

@@ -1,20 +1,16 @@
-"""The content of declared data on a host: unpacked once, read-only, shared by all hosts and jobs of
-the machine.
+"""Copies of declared data on a host: unpacked once, read-only, shared by all hosts and jobs of the
+machine.
 
-In: a store, the data's tree. Out: a folder.
-
-    data/lock                   one byte of it is locked for each digest being built or
-                                removed
+    data/lock                   one byte is locked for each digest being built or removed
     data/<digest>/files/        the content, without write permission
-    data/<digest>/seal          a digest of names, sizes and times:
-                                shows whether the content was changed since
-    data/<digest>/source        for data that hosts fetch themselves: the URI's digest
-    data/<digest>.new/          being built; leftovers of a killed builder are removed or completed
-                                by the next one
+    data/<digest>/seal          digest of names, sizes and times, to detect later changes
+    data/<digest>/source        for data that hosts fetch themselves: digest of the URI
+    data/<digest>.new/          being built; the next builder removes or completes the leftovers
+                                of a killed one
 
-One process builds while the others wait; the kernel frees the lock of one that dies. A copy appears
-in one step. Nothing in it is linked to the store's own contents: a job of root's may change the
-copy where no mount guards it; then the next job makes it again.
+One process builds while the others wait; the kernel frees the lock of a process that dies. A copy
+appears in one step. It has no links to the store's contents: a job that runs as root may change a
+copy, and the next job then builds it again.
 """
 
 # ruff: noqa: PTH101, PTH118
@@ -35,7 +31,7 @@ from pathlib import Path
 from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
-from kinetic._source import download, manifest
+from kinetic._read_source import download, manifest
 from kinetic._store import files as store_files
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore
@@ -46,13 +42,19 @@ _log = logging.getLogger("kinetic.packaging")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _MOST_SEALED = 20_000
 _BUILDING = ".new"
-_GOING = ".old"
+_REMOVING = ".old"
 
 
 @dataclass(frozen=True)
 class CachedCopy:
-    """An unpacked copy: its digest, its folder, when a job last used it (seconds since the epoch),
-    and the digest of the URI that it was fetched from; "" for data that was sent."""
+    """An unpacked copy.
+
+    Attributes:
+        digest: Digest of the content.
+        path: Folder of the copy.
+        used_at: Time when a job last used it, in seconds since the epoch.
+        source: Digest of the URI that it was fetched from; "" for data that was sent.
+    """
 
     digest: str
     path: Path
@@ -61,63 +63,61 @@ class CachedCopy:
 
 
 def provide(store: Store, tree: Tree, root: Path) -> Path:
-    """Return the folder with the content, unpacked and verified; made first if it is missing or was
-    changed.
+    """Return the folder with the content of a tree; build it if it is missing or was changed.
 
     Args:
-        store: where the content is.
-        tree: the content.
-        root: folder of all copies; `root_of` names it for a store in a folder.
+        store: Store of the content.
+        tree: The content.
+        root: Folder of all copies; see `find_root`.
 
     Raises:
-        CorruptRecord: the stored content is not what was sent.
-        StoreError: it cannot be written to the host's disk; StoreFull when that is full.
+        CorruptRecord: The stored content is damaged.
+        StoreError: The host's disk cannot be written to; StoreFull if it is full.
     """
     return provide_as(root, tree.manifest.digest, lambda dest: _fill(store, tree, dest))
 
 
 def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: str = "") -> Path:
-    """Return the folder with the content of this name; filled first if it is missing or was
-    changed.
+    """Return the folder of a copy; build it if it is missing or was changed.
 
     Args:
-        root: folder of all copies.
-        digest: the name, in hex digits.
-        fill: writes the content into a folder, without write permission at the end.
-        source: the URI that it is fetched from, which plans name instead of the digest. Then `fill`
-            continues after an interruption: the folder may hold complete files.
+        root: Folder of all copies.
+        digest: Name of the copy, in hex digits.
+        fill: Writes the content into a folder, and removes write permission at the end.
+        source: URI that the content is fetched from, which plans name in place of the digest. With
+            it, `fill` continues after an interruption: the folder may have complete files.
 
     Raises:
-        StoreError: it cannot be written to the host's disk; StoreFull when that is full.
+        StoreError: The host's disk cannot be written to; StoreFull if it is full.
     """
-    place = root / digest
+    path = root / digest
     try:
-        if not _is_intact(place):
+        if not _is_intact(path):
             with hold_lock(root, digest):
-                if not _is_intact(place):
-                    _build(place, fill, source)
-        with suppress(OSError):  # for prune; impossible for a host that may only read
-            os.utime(place)
+                if not _is_intact(path):
+                    _build(path, fill, source)
+        with suppress(OSError):  # For `prune`; a read-only host cannot set it.
+            os.utime(path)
     except OSError as error:
         kind = StoreFull if error.errno in _FULL else StoreError
-        raise kind(f"The data could not be unpacked into {place}: {error}.") from error
-    return place / "files"
+        raise kind(f"The data could not be unpacked into {path}: {error}.") from error
+    return path / "files"
 
 
-def root_of(store: LocalStore) -> Path:
+def find_root(store: LocalStore) -> Path:
     """Return the folder of a store's copies."""
     return store.path(layout.DATA)
 
 
-def copies(root: Path) -> list[CachedCopy]:
-    """Return all copies, also those that were never finished."""
+def list_copies(root: Path) -> list[CachedCopy]:
+    """Return all copies, including unfinished ones."""
     used_at: dict[str, float] = {}
     try:
         with os.scandir(root) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     digest = entry.name.partition(".")[0]
-                    # It was finished or removed since it was listed.
+                    # The copy may have been renamed or removed since it was listed.
                     with suppress(FileNotFoundError):
                         used_at[digest] = max(
                             entry.stat(follow_symlinks=False).st_mtime, used_at.get(digest, 0.0)
@@ -125,33 +125,33 @@ def copies(root: Path) -> list[CachedCopy]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [
-        CachedCopy(digest, root / digest, at, _source(root / digest))
+        CachedCopy(digest, root / digest, at, _read_source(root / digest))
         for digest, at in sorted(used_at.items())
     ]
 
 
-def name_of(source: str) -> str:
+def hash_source(source: str) -> str:
     """Return the digest of a URI."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def _source(place: Path) -> str:
+def _read_source(path: Path) -> str:
     try:
-        return store_files.content(place / "source").decode()
+        return store_files.content(path / "source").decode()
     except (OSError, ValueError):
         return ""
 
 
 def remove(copy: CachedCopy) -> None:
-    """Remove a copy, and leftovers of building it. The caller knows that no job uses it."""
+    """Remove a copy and its leftovers. No job may be using it."""
     with hold_lock(copy.path.parent, copy.digest):
-        for suffix in (_BUILDING, _GOING):
+        for suffix in (_BUILDING, _REMOVING):
             _discard(Path(f"{copy.path}{suffix}"))
         _retire(copy.path)
 
 
 def size_bytes(copy: CachedCopy) -> int:
-    """Return the size of the files."""
+    """Return the size of the files of a copy."""
     files = copy.path / "files"
     if not files.is_dir():
         return 0
@@ -161,24 +161,24 @@ def size_bytes(copy: CachedCopy) -> int:
 # -- building --------------------------------------------------------------------------------------
 
 
-def _build(place: Path, fill: Callable[[str], None], source: str) -> None:
-    """Build under another name, then rename, so no unfinished copy is visible. The caller holds the
-    lock."""
-    new = Path(f"{place}{_BUILDING}")
+def _build(path: Path, fill: Callable[[str], None], source: str) -> None:
+    """Build under another name, then rename, so that no unfinished copy is visible. The caller
+    holds the lock."""
+    new = Path(f"{path}{_BUILDING}")
     if not source:
         _discard(new)
-    if os.path.lexists(place):
-        _log.warning("the data in %s was changed; it is being made again", place)
-        _retire(place)
+    if os.path.lexists(path):
+        _log.warning("the data in %s was changed: it is unpacked again", path)
+        _retire(path)
     try:
         files = new / "files"
         for folder in (new, files):
             folder.mkdir(mode=0o700, exist_ok=bool(source))
         fill(str(files))
         if source:
-            (new / "source").write_text(name_of(source))
+            (new / "source").write_text(hash_source(source))
         (new / "seal").write_text(_seal(str(files)))
-        new.rename(place)
+        new.rename(path)
     except BaseException:
         if not source:
             _discard(new)
@@ -201,17 +201,17 @@ def _place_file(stored: download.StoredTree, file: manifest.File, dest: str) -> 
 # -- verifying -------------------------------------------------------------------------------------
 
 
-def _is_intact(place: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     try:
-        return store_files.content(place / "seal").decode() == _seal(str(place / "files"))
+        return store_files.content(path / "seal").decode() == _seal(str(path / "files"))
     except (OSError, ValueError):
         return False
 
 
 def _seal(files: str) -> str:
-    """A digest of names, sizes, inodes and times, which every accidental change alters; contents
-    are not read. Of a copy with very many files the first ones count: each host that starts looks
-    at them."""
+    """Return a digest of names, sizes, inodes and times, which every accidental change alters.
+    Contents are not read, and only the first files of a very large copy count: every starting host
+    computes it."""
     digest = hashlib.sha256()
     for rel, info in sorted(islice(_walk(files), _MOST_SEALED)):
         fields = (
@@ -240,12 +240,12 @@ def _walk(top: str) -> Iterator[tuple[str, os.stat_result]]:
 # -- removing --------------------------------------------------------------------------------------
 
 
-def _retire(place: Path) -> None:
-    """Rename the copy away in one step, then remove it."""
-    old = Path(f"{place}{_GOING}")
+def _retire(path: Path) -> None:
+    """Rename a copy away in one step, then remove it."""
+    old = Path(f"{path}{_REMOVING}")
     _discard(old)
     with suppress(FileNotFoundError):
-        place.rename(old)
+        path.rename(old)
     _discard(old)
 
 
@@ -261,8 +261,8 @@ def _discard(folder: Path) -> None:
 
 @contextmanager
 def hold_lock(root: Path, digest: str) -> Iterator[None]:
-    """Hold the lock of one digest; waits while another process has it."""
-    root.mkdir(exist_ok=True, mode=0o700)  # Not the store above it, which may have been removed.
+    """Hold the lock of one digest; wait while another process holds it."""
+    root.mkdir(exist_ok=True, mode=0o700)  # Not its parents: the store may have been removed.
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         locks.hold_record(descriptor, start=int(digest[:15], 16), length=1)

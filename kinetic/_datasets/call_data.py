@@ -1,7 +1,4 @@
-"""Declared data of a call: what its pickle left out, and its volumes.
-
-In: `Data`, volumes, the user's cache folder. Out: `CallData`: the plan's entries, what to send.
-"""
+"""Declared data of a call: the `Data` that its pickle left out, and its volumes."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from kinetic._store.base import Store
 from kinetic.errors import SourceChanged, UsageError, UsageTypeError
 
 _DEEPEST = 100
-"""The deepest nesting of containers; also ends circles."""
+"""Deepest nesting of containers to search; also ends circles."""
 _RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
 
 
@@ -30,8 +27,9 @@ class CallData:
     """The data that a call needs.
 
     Attributes:
-        data: the plan's entries: volumes first, then what the call holds, by its numbers there.
-        bundles: what has to be sent, with the `Data` it comes from.
+        data: Entries of the plan: volumes first, then the data in the call, by its numbers in the
+            pickle.
+        bundles: Contents to send, with the `Data` that they come from.
     """
 
     data: tuple[Dataset, ...] = ()
@@ -39,49 +37,50 @@ class CallData:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Facts that the caller should know before the data leaves the machine."""
+        """Warnings for the caller before the data leaves the machine."""
         return tuple(
             f"{data!r}: {warning}" for data, bundle in self.bundles for warning in bundle.warnings
         )
 
 
-def volumes(value: object) -> dict[str, Data]:
+def check_volumes(value: object) -> dict[str, Data]:
     """Check `volumes`: a dict of absolute path to `Data`, none inside another.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: The paths are invalid or overlap, or a value is not `Data`.
     """
     if not isinstance(value, Mapping):
         raise UsageTypeError(
-            f'volumes must be a dict such as {{"/data": kinetic.Data("./data")}}; it is {value!r}.'
+            f'volumes must be a dict such as {{"/data": kinetic.Data("./data")}}, not {value!r}.'
         )
     checked: dict[str, Data] = {}
-    for place, data in value.items():
-        path = _mount_path(place)
+    for mount, data in value.items():
+        path = _check_mount(mount)
         if not isinstance(data, Data):
             raise UsageTypeError(
-                f"volumes[{place!r}] must be kinetic.Data; it is {data!r}. Write "
+                f"volumes[{mount!r}] must be kinetic.Data, not {data!r}. Write "
                 f"kinetic.Data({data!r})."
             )
         for other in checked:
             if path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/"):
                 raise UsageError(
-                    f"volumes: {path!r} and {other!r} overlap. Give each data a path of its own."
+                    f"volumes: {path!r} and {other!r} overlap. Choose paths that do not contain "
+                    "each other."
                 )
         checked[path] = data
     return checked
 
 
-def _mount_path(place: object) -> str:
-    if not isinstance(place, str) or not place.startswith("/") or "\0" in place:
-        raise UsageError(f"volumes: {place!r} is not an absolute path.")
-    path = "/" + posixpath.normpath(place).lstrip("/")
+def _check_mount(mount: object) -> str:
+    if not isinstance(mount, str) or not mount.startswith("/") or "\0" in mount:
+        raise UsageError(f"volumes: {mount!r} is not an absolute path.")
+    path = "/" + posixpath.normpath(mount).lstrip("/")
     if path == "/" or any(
         path == reserved or path.startswith(f"{reserved}/") for reserved in _RESERVED
     ):
         raise UsageError(
-            f"volumes: data cannot be mounted at {place!r}: the system needs that path. Choose "
-            "another one, such as /data."
+            f"volumes: data cannot be mounted at {mount!r}: the system needs that path. Choose "
+            "another path, such as /data."
         )
     return path
 
@@ -93,24 +92,23 @@ def load(
     cache_dir: Path,
     exclude: Sequence[Path] = (),
 ) -> CallData:
-    """Pack the data of a call. Reads the local disk; content that was packed before and is
-    unchanged is not read again.
+    """Pack the data of a call. Unchanged content that was packed before is not read again.
 
     Args:
-        held: the data that the call's pickle left out, by number.
-        mounted: its volumes.
-        cache_dir: the user's cache folder.
-        exclude: folders that are never data: kinetic's own.
+        held: The data that the call's pickle left out, by number.
+        mounted: Its volumes.
+        cache_dir: The user's cache folder.
+        exclude: Folders that are never data: kinetic's own.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: A part of the data cannot be read.
     """
     declared: list[tuple[Data, str]] = [(data, path) for path, data in mounted.items()]
     declared += [(data, "") for data in held]
-    packed = [_bundle(data, cache_dir, exclude) for data, _ in declared]
+    packed = [_pack_bundle(data, cache_dir, exclude) for data, _ in declared]
     return CallData(
         data=tuple(
-            _dataset(data, path, bundle)
+            _make_dataset(data, path, bundle)
             for (data, path), bundle in zip(declared, packed, strict=True)
         ),
         bundles=tuple(
@@ -121,7 +119,7 @@ def load(
     )
 
 
-def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | None:
+def _pack_bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | None:
     return (
         None
         if data.fuse or not data.is_local
@@ -129,11 +127,11 @@ def _bundle(data: Data, cache_dir: Path, exclude: Sequence[Path]) -> Bundle | No
     )
 
 
-def _dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
+def _make_dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
     trusts_code, writable = data.hf_trust_remote_code, data.writable
     if mount and not data.is_dir:
-        # A file appears in a folder, unless the path's name is one for this file.
+        # `mount` is a folder for the file, unless it ends in the file's name or has an extension.
         file, last = posixpath.basename(data.path), posixpath.basename(mount)
         if last != file and not posixpath.splitext(last)[1]:
             mount = f"{mount}/{file}"
@@ -154,11 +152,9 @@ def find_data(value: object) -> Iterator[Data]:
 
 
 def localize(value: Any) -> Any:
-    """Return a value for a call in this process: each `Data` in lists, tuples, dicts and sets is
-    replaced by its local path. Elsewhere a `Data` stays, and can be opened as a path.
-
-    A value without `Data` is returned as is.
-    """
+    """Replace each `Data` in lists, tuples, dicts and sets by its local path, for a call in this
+    process. In other objects a `Data` stays, and can be opened as a path. A value without `Data` is
+    returned unchanged."""
     return _localize(value, set())
 
 
@@ -174,7 +170,7 @@ def _localize(value: Any, above: set[int]) -> Any:
     new = [_localize(part, above | {id(value)}) for part in parts]
     if all(one is other for one, other in zip(parts, new, strict=True)):
         return value
-    if hasattr(kind, "_make"):  # a named tuple
+    if hasattr(kind, "_make"):  # A named tuple.
         return kind._make(new)
     return kind(new) if kind in (list, tuple, dict, set, frozenset) else value
 
@@ -183,34 +179,34 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
     """Upload the data; content that the store has is not sent again.
 
     Returns:
-        How many bytes that took, and for each tree that changed since it was packed, what was sent
-        instead.
+        The number of bytes sent; and for each tree that changed since it was packed, the tree that
+        was sent instead.
 
     Raises:
-        SourceChanged: it has changed since it was first sent, and this store lacks the earlier
-            content.
-        UsageError: a part of it cannot be read any more.
-        StoreError: the store cannot be written to.
+        SourceChanged: The data has changed since it was first sent, and this store lacks the
+            earlier content.
+        UsageError: A part of the data is no longer readable.
+        StoreError: The store cannot be written to.
     """
     size_bytes = 0
     changed: dict[Tree, Bundle] = {}
     for data, bundle in bundles:
         if bundle.tree not in changed:
-            sent = upload(bundle, store, on_change=functools.partial(_check_changes, data))
-            size_bytes += sent.size_bytes
-            if sent.changed is not None:
-                changed[bundle.tree] = sent.changed
+            receipt = upload(bundle, store, on_change=functools.partial(_check_changes, data))
+            size_bytes += receipt.size_bytes
+            if receipt.changed is not None:
+                changed[bundle.tree] = receipt.changed
         data.note_sent(changed.get(bundle.tree))
     return size_bytes, {tree: now.tree for tree, now in changed.items()}
 
 
 def _check_changes(data: Data, changes: Changes) -> None:
-    """Data may change until it is first sent; from then on it stands for what was sent. Parts that
-    exist must be readable."""
+    """Allow changes until the data is first sent; from then on it stands for the sent content.
+    Existing parts must be readable."""
     if data.was_sent:
         raise SourceChanged(
             f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store "
-            "does not have the earlier content: make a new Data to send the current one."
+            "does not have the earlier content. Make a new Data to send the current content."
         )
     unreadable = [
         path
@@ -219,6 +215,6 @@ def _check_changes(data: Data, changes: Changes) -> None:
     ]
     if unreadable:
         raise UsageError(
-            f"{data!r}: this part of it cannot be read any more: {unreadable[0]}. Make it "
-            "readable, or make a new Data."
+            f"{data!r}: {unreadable[0]} can no longer be read. Make it readable, or make a new "
+            "Data."
         )

@@ -1,11 +1,8 @@
 """Declared data in Cloud Storage: a folder or a single object of a bucket.
 
-In: its gs:// URI. Out: here, whether it exists; on a host, a folder with its content, fetched
-once for all jobs that share the host's disk.
-
-Each host lists the objects and fetches exactly the generations that it saw: many at once, each
-checked by its CRC32C and resumed after a broken connection. A later fetch continues an interrupted
-one.
+Each host lists the objects and fetches exactly the generations in the listing: many at once, each
+checked by its CRC32C and resumed after a broken connection. All jobs that share the host's disk
+share one copy. A later fetch continues an interrupted one.
 """
 
 # ruff: noqa: PTH118
@@ -29,9 +26,9 @@ from kinetic.errors import NotFound, StoreError, UsageError
 
 _AT_ONCE = 16
 _PATIENCE_S = 120.0
-_PATIENCE_HERE_S = 5.0
+_CHECK_PATIENCE_S = 5.0
 _TRIES = 3
-"""For a folder in which objects are being replaced."""
+"""Attempts, for a folder in which objects are being replaced."""
 
 
 def check(
@@ -39,13 +36,13 @@ def check(
     *,
     is_dir: bool,
     may_be_empty: bool = False,
-    patience_s: float = _PATIENCE_HERE_S,
+    patience_s: float = _CHECK_PATIENCE_S,
 ) -> None:
-    """Refuse data that does not exist, as far as this machine can tell: where it lacks permission,
-    the hosts will.
+    """Refuse data that does not exist, as far as this machine can tell. Without permission here,
+    the check is left to the hosts.
 
     Raises:
-        UsageError: there is no such bucket, object or folder.
+        UsageError: The bucket, object or folder does not exist.
     """
     try:
         name, path = split(source)
@@ -62,16 +59,16 @@ def check(
 
 
 def provide(source: str, *, is_dir: bool, root: Path) -> Path:
-    """Return the folder with the content of the folder, or with the one object.
+    """Return a folder with the content of the folder, or with the single object.
 
     Args:
-        source: the URI.
-        is_dir: whether it is a folder.
-        root: folder of all copies on this host.
+        source: The URI.
+        is_dir: True for a folder.
+        root: Folder of all copies on this host.
 
     Raises:
-        NotFound: there is no such object, or nothing below the folder.
-        StoreError: it cannot be read, or the host's disk does not take it.
+        NotFound: The object does not exist, or the folder is empty.
+        StoreError: The bucket cannot be read, or the host's disk cannot be written to.
     """
     name, path = split(source)
     bucket = Bucket(name, at_once=_AT_ONCE, patience_s=_PATIENCE_S)
@@ -87,13 +84,13 @@ class _Replaced(StoreError):
 
 @dataclass(frozen=True)
 class _FolderListing:
-    """The files of a folder by their path in it, and the folders, parents first."""
+    """The files of a folder by their path in it, and its folders, parents first."""
 
     files: dict[str, BucketObject]
     folders: tuple[str, ...]
 
     def digest(self, source: str) -> str:
-        """A name for this content of this source."""
+        """Return a digest of this content and its source."""
         digest = hashlib.sha256(source.encode())
         for rel, blob in sorted(self.files.items()):
             digest.update(repr((rel, blob.generation, blob.crc32c, blob.size_bytes)).encode())
@@ -117,7 +114,7 @@ def _provide_copy(bucket: Bucket, source: str, path: str, *, is_dir: bool, root:
 
 
 def _exists(bucket: Bucket, source: str, path: str, *, is_dir: bool) -> bool:
-    """Return whether the object, or anything below the folder, exists."""
+    """True if the object, or anything below the folder, exists."""
     if is_dir:
         return any(True for _ in bucket.list(f"{path}/" if path else "", first=True))
     return bucket.find(path) is not None
@@ -132,23 +129,23 @@ def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> st
 
 
 def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing:
-    """Tell files from folders.
+    """Separate files from folders.
 
     Raises:
-        StoreError: the names of the objects cannot be those of files.
+        StoreError: An object's name cannot be that of a file.
     """
     contents = {rel: blob for rel, blob in blobs.items() if rel and not rel.endswith("/")}
-    marked = [rel.removesuffix("/") for rel in blobs if rel.endswith("/")]
-    for rel in (*contents, *marked):
+    markers = [rel.removesuffix("/") for rel in blobs if rel.endswith("/")]
+    for rel in (*contents, *markers):
         if "\0" in rel or any(part in ("", ".", "..") for part in rel.split("/")):
             raise StoreError(
                 f"The object {rel!r} below {source} has a name that no file can have. Rename it."
             )
-    folders = sorted({*_with_parents(marked), *_with_parents(map(posixpath.dirname, contents))})
+    folders = sorted({*_with_parents(markers), *_with_parents(map(posixpath.dirname, contents))})
     both = sorted(contents.keys() & set(folders))
     if both:
         raise StoreError(
-            f"{both[0]!r} below {source} is an object and a folder. Rename one of them."
+            f"{both[0]!r} below {source} is both an object and a folder. Rename one of them."
         )
     return _FolderListing(contents, tuple(folders))
 
@@ -168,7 +165,7 @@ def _fill(bucket: Bucket, listing: _FolderListing, dest: str) -> None:
     def fetch(item: tuple[str, BucketObject]) -> None:
         rel, blob = item
         path = Path(dest, rel)
-        if path.is_file():  # complete: files appear in one step
+        if path.is_file():  # Fetched before: files appear in one step.
             return
         try:
             with files.write_atomically(path) as sink:
@@ -176,7 +173,7 @@ def _fill(bucket: Bucket, listing: _FolderListing, dest: str) -> None:
         except NotFound as error:
             raise _Replaced(
                 f"gs://{bucket.name}/{blob.name} was replaced during the download. Submit the job "
-                "again when nothing writes there."
+                "again once no program writes to that folder."
             ) from error
         path.chmod(0o444)
 
@@ -186,7 +183,7 @@ def _fill(bucket: Bucket, listing: _FolderListing, dest: str) -> None:
 
 
 def _tidy(dest: str, listing: _FolderListing) -> None:
-    """Remove what an interrupted fetch left unfinished."""
+    """Remove unfinished files of an interrupted fetch."""
     for folder, _, names in os.walk(dest):
         for name in names:
             path = os.path.join(folder, name)

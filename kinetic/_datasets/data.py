@@ -1,7 +1,4 @@
-"""`kinetic.Data`: data that the caller declares, apart from the source tree.
-
-In: a path or URI as written. Out: `Data`, checked; its digest; its content as a `Bundle`.
-"""
+"""`kinetic.Data`: data that the caller declares, separate from the source tree."""
 
 # ruff: noqa: PTH118
 
@@ -29,7 +26,7 @@ else:
 
 _THREADED_FROM = 17
 _CHUNK_BYTES = 1 << 20
-_OF_DATASETS = "datasets/"
+_HUB_PREFIX = "datasets/"
 _HF_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _alive: weakref.WeakValueDictionary[int, Data] = weakref.WeakValueDictionary()
 _HF_OPTIONS = ("split", "config_name", "revision")
@@ -44,13 +41,30 @@ class Data(_Path):
     """Data for a job: a local file or folder, `gs://bucket/path`, or
     `hf://name?split=...&config_name=...&revision=...`.
 
-    Pass it as an argument, alone or anywhere inside one, or use it in the function: there it is the
-    path, a string, at which the data lies on the host. Or mount it at a fixed path with
-    `volumes={"/data": Data(...)}`. Hosts see it read-only, but for a folder of a bucket that is
-    `writable`.
+    Pass it as an argument, alone or inside containers and objects, or use it in the function: the
+    function receives the path of the data on the host, a string. Or mount it at a fixed path with
+    `volumes={"/data": Data(...)}`. Data is read-only on hosts, except for a `writable` folder of a
+    bucket.
 
-    An instance stands for the content that the path had when it was first used: make a new one to
-    send changes.
+    An instance stands for the content at its first use. Make a new instance to send changes.
+
+    Args:
+        path: A local path, relative to the working directory, or a gs:// or hf:// URI.
+        fuse: Mount the data instead of copying it.
+        hf_trust_remote_code: Let a Hugging Face data set run its own code while it is loaded.
+        writable: Mount a folder of a bucket so that the function can write to it. The folder need
+            not exist. For simulated slices, a folder of this machine stands in for it.
+
+    Raises:
+        UsageError: The path does not exist, or the URI is malformed.
+
+    Example:
+        ```python
+        @kinetic.run(accelerator="tpu-v6e-16")
+        def train(images):
+            return len(os.listdir(images))
+
+    train(kinetic.Data("./images")) ```
     """
 
     if TYPE_CHECKING:
@@ -72,20 +86,6 @@ class Data(_Path):
         *,
         writable: bool = False,
     ) -> None:
-        """Declare data; only checks that it exists.
-
-        Args:
-            path: a local path (relative to the working directory), or a gs:// or hf:// URI.
-            fuse: mount the data instead of copying it.
-            hf_trust_remote_code: let a data set of Hugging Face run its own code while it is
-                loaded.
-            writable: mount a folder of a bucket so that the function can write to it, for what it
-                leaves behind. It need not exist. Where slices are simulated, a folder of this
-                machine stands in for it.
-
-        Raises:
-            UsageError: there is no such path, or the URI is malformed.
-        """
         switches = {
             "fuse": fuse,
             "hf_trust_remote_code": hf_trust_remote_code,
@@ -94,15 +94,13 @@ class Data(_Path):
         with hide_frames:
             for name, value in switches.items():
                 if not isinstance(value, bool):
-                    raise UsageTypeError(
-                        f"Data({name}=...) must be True or False; it is {value!r}."
-                    )
+                    raise UsageTypeError(f"Data({name}=...) must be True or False, not {value!r}.")
             self._path, self._is_dir = _check_path(path, fuse, writable)
         self._fuse, self._writable = fuse or writable, writable
         self._hf_trust_remote_code = hf_trust_remote_code
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         _alive[id(self)] = self
         self._lock = threading.Lock()
         self._hash: str | None = None
@@ -116,37 +114,37 @@ class Data(_Path):
 
     @property
     def fuse(self) -> bool:
-        """Return whether the data is mounted instead of copied."""
+        """True if the data is mounted instead of copied."""
         return self._fuse
 
     @property
     def writable(self) -> bool:
-        """Return whether the function can write to it."""
+        """True if the function can write to the data."""
         return self._writable
 
     @property
     def hf_trust_remote_code(self) -> bool:
-        """Return whether a data set of Hugging Face may run its own code."""
+        """True if a Hugging Face data set may run its own code."""
         return self._hf_trust_remote_code
 
     @property
     def is_gcs(self) -> bool:
-        """Return whether it lies in Google Cloud Storage."""
+        """True if the data is in Google Cloud Storage."""
         return self._path.startswith("gs://")
 
     @property
     def is_hf(self) -> bool:
-        """Return whether it is a data set of Hugging Face."""
+        """True if the data is a Hugging Face data set."""
         return self._path.startswith("hf://")
 
     @property
     def is_dir(self) -> bool:
-        """Return whether the function finds a folder; else it finds a file."""
+        """True if the function receives a folder, False for a file."""
         return self._is_dir
 
     @property
     def is_local(self) -> bool:
-        """Return whether it lies on the caller's machine."""
+        """True if the data is on the caller's machine."""
         return not (self.is_gcs or self.is_hf)
 
     def __repr__(self) -> str:
@@ -159,39 +157,35 @@ class Data(_Path):
         return f"Data({', '.join(arguments)})"
 
     def __fspath__(self) -> str:
-        """The local path: code that opens it works here as it does on a host."""
+        """Return the local path: code that opens the data works here as on a host."""
         if not self.is_local:
             raise UsageError(
-                f"{self._path} has no path on this machine: pass it to a function that runs "
-                "elsewhere."
+                f"{self._path} has no path on this machine. Pass it to a function that runs as a "
+                "job."
             )
         return self._path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # On another machine the path need not exist, so nothing is checked again; the snapshot
-        # stays here.
+        # The path need not exist on another machine, so nothing is checked again. The packed
+        # content is not sent with the instance.
         facts = (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code, self._writable)
         return _rebuilt, facts
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of names and contents. Computed once: the instance stands for
-        the content it had then.
+        """Return the SHA-256 of names and contents, computed once per instance.
 
         Raises:
-            UsageError: the data is not local, or a part of it cannot be read.
+            UsageError: The data is not local, or a part of it cannot be read.
         """
         if not self.is_local:
-            raise UsageError(
-                f"The content of {self._path} is not known here: only local data has a content "
-                "hash."
-            )
+            raise UsageError(f"{self._path} has no content hash: only local data has one.")
         with self._lock:
             if self._hash is None:
-                self._hash = _content_hash(Path(self._path), is_dir=self._is_dir)
+                self._hash = _hash_content(Path(self._path), is_dir=self._is_dir)
             return self._hash
 
     def pack(self, *, cache_dir: Path, exclude: tuple[Path, ...] = ()) -> Bundle:
-        """Return the content, ready to be sent; packed once. Of local data only."""
+        """Return the content of local data, ready to be sent; packed once."""
         with self._lock:
             if self._bundle is None:
                 from kinetic._source import bundle
@@ -203,11 +197,12 @@ class Data(_Path):
 
     @property
     def was_sent(self) -> bool:
-        """Return whether it was sent to a job; since then the instance stands for that content."""
+        """True if the data was sent to a job: the instance then stands for the sent content."""
         return self._was_sent
 
     def note_sent(self, changed: Bundle | None) -> None:
-        """Note that it was sent, and what was sent instead if it had changed."""
+        """Record that the data was sent; `changed` is the content that was sent if it had
+        changed."""
         with self._lock:
             self._bundle, self._was_sent = changed or self._bundle, True
 
@@ -218,12 +213,12 @@ def _rebuilt(
     data: Data = object.__new__(Data)
     data._path, data._is_dir, data._fuse = path, is_dir, fuse
     data._hf_trust_remote_code, data._writable = hf_trust_remote_code, writable
-    data._forget()
+    data._reset()
     return data
 
 
 def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
-    """Return the path or URI, and whether it means a folder."""
+    """Return the path or URI, and True if it is a folder."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise UsageTypeError(f"Data takes a path or a URI as a string, not {path!r}.")
@@ -234,35 +229,35 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     scheme, separator, rest = text.partition("://")
     if writable and (scheme != "gs" or not separator or not text.endswith("/")):
         raise UsageError(
-            f"Data({text!r}, writable=True): only a folder of a bucket can be written to, such as "
+            f"Data({text!r}, writable=True): only a folder of a bucket can be writable, such as "
             "gs://bucket/runs/ with a slash at its end. For files on this machine use output_dir=."
         )
     if not separator:
-        return _local(text)
+        return _check_local(text)
     if scheme == "gs":
-        return text, _is_folder_of_gcs(text, rest)
+        return text, _is_gcs_folder(text, rest)
     if scheme == "hf":
-        return f"hf://{_of_hub(text, rest, fuse)}", True
+        return f"hf://{_check_hub_name(text, rest, fuse)}", True
     raise UsageError(
         f"Data cannot be read from {scheme}://. Give a local path, gs://bucket/path, or hf://name."
     )
 
 
-def _local(text: str) -> tuple[str, bool]:
-    place = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - the words that are shown stay the user's
-    if os.path.isdir(place):
-        return place, True
-    if Path(place).is_file():
-        return place, False
-    if os.path.lexists(place):
-        raise UsageError(f"Data({text!r}): {place} is neither a file nor a folder.")
+def _check_local(text: str) -> tuple[str, bool]:
+    path = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - messages show the user's own text
+    if os.path.isdir(path):
+        return path, True
+    if Path(path).is_file():
+        return path, False
+    if os.path.lexists(path):
+        raise UsageError(f"Data({text!r}): {path} is neither a file nor a folder.")
     raise DataNotFound(
-        f"Data({text!r}): there is no file or folder {place}. Relative paths start at the working "
+        f"Data({text!r}): there is no file or folder {path}. Relative paths start at the working "
         "directory."
     )
 
 
-def _is_folder_of_gcs(text: str, rest: str) -> bool:
+def _is_gcs_folder(text: str, rest: str) -> bool:
     bucket, _, inside = rest.partition("/")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
         raise UsageError(
@@ -275,36 +270,36 @@ def _is_folder_of_gcs(text: str, rest: str) -> bool:
     import warnings
 
     warnings.warn(
-        f"{text} is taken to be a single object. For a folder write {text}/ with a slash.",
+        f"{text} is taken for a single object. For a folder write {text}/ with a slash.",
         UserWarning,
         stacklevel=4,
     )
     return False
 
 
-def _of_hub(text: str, rest: str, fuse: bool) -> str:
-    """Return what follows hf://. The hub itself also writes hf://datasets/owner/name@revision."""
+def _check_hub_name(text: str, rest: str, fuse: bool) -> str:
+    """Return the part after hf://. Also accepts the hub's own form,
+    hf://datasets/owner/name@revision."""
     from urllib.parse import parse_qsl
 
     if fuse:
         raise UsageError(
-            f"Data({text!r}, fuse=True): a data set of Hugging Face cannot be mounted. Leave fuse "
-            "out."
+            f"Data({text!r}, fuse=True): a Hugging Face data set cannot be mounted. Omit fuse."
         )
     name, _, query = rest.partition("?")
-    name, _, revision = name.removeprefix(_OF_DATASETS).rstrip("/").partition("@")
+    name, _, revision = name.removeprefix(_HUB_PREFIX).rstrip("/").partition("@")
     if revision:
         query = "&".join(filter(None, (query, f"revision={revision}")))
     if not _HF_NAME.fullmatch(name):
         raise UsageError(
-            f"Data({text!r}): write hf://name or hf://owner/name, for a whole data set, then "
-            "?split=... if you need a part."
+            f"Data({text!r}): write hf://name or hf://owner/name for a whole data set, followed by "
+            "?split=... for a part of it."
         )
     try:
         options = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError as error:
         raise UsageError(
-            f"Data({text!r}): the part after ? is malformed: write name=value, with & in between."
+            f"Data({text!r}): the part after ? is malformed. Write name=value, separated by &."
         ) from error
     names = [option for option, _ in options]
     wrong = [
@@ -323,20 +318,20 @@ def _of_hub(text: str, rest: str, fuse: bool) -> str:
 # -- the digest ------------------------------------------------------------------------------------
 
 
-def _content_hash(path: Path, *, is_dir: bool) -> str:
+def _hash_content(path: Path, *, is_dir: bool) -> str:
     """Return one digest for names and contents; times, owners and permissions do not count.
 
-    Two levels: each file's digest covers its path in the folder, a NUL and its content; the whole
-    digest covers a word that distinguishes a folder from a file, and the files' digests sorted by
+    Two levels: the digest of a file covers its path in the folder, a NUL and its content; the whole
+    digest covers a word that distinguishes folders from files, and the files' digests sorted by
     path.
 
     Raises:
-        UsageError: a part of it cannot be read.
+        UsageError: A part of the data cannot be read.
     """
     try:
-        files = sorted(_files(str(path))) if is_dir else [(path.name, str(path))]
+        files = sorted(_walk_files(str(path))) if is_dir else [(path.name, str(path))]
         threads = FILE_THREADS if len(files) >= _THREADED_FROM else 1
-        digests = at_once(_of_file, files, threads)
+        digests = at_once(_hash_file, files, threads)
     except OSError as error:
         raise UsageError(f"The data {path} cannot be read: {error}.") from error
     whole = hashlib.sha256(b"dir:" if is_dir else b"file:")
@@ -345,8 +340,8 @@ def _content_hash(path: Path, *, is_dir: bool) -> str:
     return whole.hexdigest()
 
 
-def _files(root: str) -> Iterator[tuple[str, str]]:
-    """Yield (path in the folder, path) of each file, following links but no circle of them."""
+def _walk_files(root: str) -> Iterator[tuple[str, str]]:
+    """Yield (path in the folder, path) of each file, following links but not circles of them."""
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while todo:
         rel, ancestors = todo.pop()
@@ -363,7 +358,7 @@ def _files(root: str) -> Iterator[tuple[str, str]]:
                     yield inside, entry.path
 
 
-def _of_file(file: tuple[str, str]) -> bytes:
+def _hash_file(file: tuple[str, str]) -> bytes:
     digest = hashlib.sha256(os.fsencode(file[0]) + b"\0")
     with open(file[1], "rb", buffering=0) as content:
         while chunk := content.read(_CHUNK_BYTES):

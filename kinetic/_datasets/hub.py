@@ -1,14 +1,12 @@
-"""Declared data of the Hugging Face hub: the only door to `huggingface_hub` and `datasets`.
+"""Declared data of the Hugging Face hub: the only module that uses `huggingface_hub` and
+`datasets`.
 
-In: an hf:// URI. Out: on a host, a folder with its content; before a job is created, an error if
-the hub does not have it.
+If the job's environment has the package `datasets`, the folder on the host is the output of
+`save_to_disk`, to be read with `datasets.load_from_disk`. Otherwise it has the files of the
+repository, and a split or a configuration in the URI is an error.
 
-Where the job's environment has the `datasets` package, the folder is what `save_to_disk` writes, to
-be read with `datasets.load_from_disk`. Otherwise it has the files of the repository as they are,
-and asking for a split or a configuration is an error.
-
-The work is done in another process: what these packages import, and code that a data set brings
-along, stay out of the agent.
+The work is done in a child process: the imports of these packages, and code that comes with a data
+set, stay out of the agent.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ from kinetic._datasets import cached_copy
 from kinetic.errors import KineticError, NotFound, StoreError, UsageError
 
 _REQUIRED = (
-    "{source} needs the package {name} where the job runs: `pip install {name}` here for a "
-    "simulated slice; for a cluster add it to the project's requirements, or to the image."
+    "{source} needs the package {name} on the hosts. For a simulated slice run `pip install "
+    "{name}` here; for a cluster add it to the project's requirements, or to the image."
 )
 ANSWER_S = 20.0
-"""How long the hub may take to accept a connection, and to send more."""
+"""Time for the hub to accept a connection, and to send more data."""
 _CHECK_S = 5.0
 _VALID_S = 60.0
-"""How long an answer is reused, for the jobs of a batch."""
+"""Time for which an answer is reused, for the jobs of a batch."""
 _checked: dict[tuple[str, str | None], float] = {}
 _SILENT = (
     "{} could not be read: the hub did not answer within {:g} s. Submit the job again when it "
@@ -47,16 +45,16 @@ _CHILD = "import sys; sys.path.append({!r}); from kinetic._datasets import hub; 
 
 
 def check(source: str, *, token: str | None, answer_s: float = _CHECK_S) -> None:
-    """Refuse a data set that the hub does not have, if `huggingface_hub` is installed here. What
-    this machine cannot find out is left to the hosts.
+    """Refuse a data set that the hub does not have, if `huggingface_hub` is installed here. Checks
+    that fail for another reason are left to the hosts.
 
     Args:
-        source: the URI.
-        token: of the hub; "" for what this machine is logged in with, None for no login at all.
-        answer_s: how long the hub may be silent.
+        source: The URI.
+        token: Token of the hub; "" for this machine's login, None for no login at all.
+        answer_s: Time that the hub may be silent.
 
     Raises:
-        UsageError: there is no such data set or revision, or it is private.
+        UsageError: The data set or revision does not exist, or is private.
     """
     key = (source, token)
     if find_spec("huggingface_hub") is None:
@@ -64,7 +62,7 @@ def check(source: str, *, token: str | None, answer_s: float = _CHECK_S) -> None
     if time.monotonic() - _checked.get(key, -_VALID_S) < _VALID_S:
         return
     try:
-        request = _request(source, False if token is None else token, answer_s)
+        request = _make_request(source, False if token is None else token, answer_s)
         # Splits and configurations need `datasets`, on hosts only.
         _run_in_child("resolve", request | {"split": "", "config_name": ""})
     except NotFound as error:
@@ -74,7 +72,7 @@ def check(source: str, *, token: str | None, answer_s: float = _CHECK_S) -> None
     _checked[key] = time.monotonic()
 
 
-def _request(source: str, token: str | bool, answer_s: float) -> dict[str, Any]:
+def _make_request(source: str, token: str | bool, answer_s: float) -> dict[str, Any]:
     name, _, query = source.removeprefix("hf://").partition("?")
     request = {"source": source, "repo": name, "token": token, "answer_s": answer_s}
     return request | dict(parse_qsl(query))
@@ -88,25 +86,25 @@ def provide(
     trusts_code: bool = False,
     answer_s: float = ANSWER_S,
 ) -> Path:
-    """Return the folder with the content of a data set: of its revision's current commit.
+    """Return the folder with the content of a data set, at its revision's current commit.
 
     Args:
-        source: the URI.
-        root: folder of all copies on this host.
-        token: of the hub, for what is private; "" for what the host is logged in with.
-        trusts_code: whether the data set may run its own code while it is loaded.
-        answer_s: how long the hub may be silent, each time it is asked.
+        source: The URI.
+        root: Folder of all copies on this host.
+        token: Token of the hub, for private data sets; "" for the host's login.
+        trusts_code: Let the data set run its own code while it is loaded.
+        answer_s: Time that the hub may be silent.
 
     Raises:
-        NotFound: there is no such data set or revision, or it is private.
-        StoreError: it cannot be read, or the host's disk does not take it.
+        NotFound: The data set or revision does not exist, or is private.
+        StoreError: The data set cannot be read, or the host's disk cannot be written to.
     """
-    request = _request(source, token, answer_s) | {"trusts_code": trusts_code}
+    request = _make_request(source, token, answer_s) | {"trusts_code": trusts_code}
     resolved = _run_in_child("resolve", request)
     key = f"{source}\0{resolved['commit']}\0{resolved['saved']}\0{trusts_code}"
 
     def fill(dest: str) -> None:
-        for folder, _, _ in os.walk(dest):  # of one that was cut off
+        for folder, _, _ in os.walk(dest):  # Left over from an interrupted fetch.
             Path(folder).chmod(0o700)
         _run_in_child("fetch", request | resolved | {"dest": dest})
         _protect(dest)
@@ -116,7 +114,7 @@ def provide(
 
 
 def _run_in_child(act: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Do it in another process; return its answer."""
+    """Handle a request in a child process, and return its answer."""
     own = str(Path(__file__).resolve().parents[2])
     child = subprocess.run(
         [sys.executable, "-P", "-c", _CHILD.format(own)],
@@ -143,18 +141,18 @@ def _protect(dest: str) -> None:
         Path(folder).chmod(0o555)
 
 
-# -- in the other process --------------------------------------------------------------------------
+# -- in the child process --------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Read a request from stdin, do it, and write one line of JSON."""
+    """Read a request from stdin, handle it, and write one line of JSON."""
     request = json.loads(sys.stdin.read())
     _limit_waits(request["answer_s"])
     try:
         answer = {"resolve": _resolve, "fetch": _fetch}[request["act"]](request)
     except KineticError as error:
         answer = {"error": str(error), "missing": isinstance(error, NotFound)}
-    except Exception as error:  # noqa: BLE001  whatever these packages raise is shown
+    except Exception as error:  # noqa: BLE001 - the packages' errors are shown to the user
         text = f"{request['source']} could not be read: {type(error).__name__}: {error}"
         if _is_silence(error):
             text = _SILENT.format(request["source"], request["answer_s"])
@@ -163,8 +161,8 @@ def main() -> None:
 
 
 def _is_silence(error: BaseException | None) -> bool:
-    """Return whether no answer came in time, by the names of what was raised: the hub's package
-    has changed its HTTP library twice."""
+    """True if no answer came in time. Decided by the names of errors: the hub's package has changed
+    its HTTP library twice."""
     while error is not None:
         if "Timeout" in type(error).__name__:
             return True
@@ -173,8 +171,8 @@ def _is_silence(error: BaseException | None) -> bool:
 
 
 def _limit_waits(limit_s: float) -> None:
-    """Let no connection of this process wait for longer. The hub's package passes no limit to most
-    of its requests, so it is set below all of them."""
+    """Limit the time that any connection of this process waits. The hub's package passes no limit
+    to most requests, so the limit is set on sockets."""
     plain = socket.socket.settimeout
 
     def settimeout(own: socket.socket, value: float | None, /) -> None:
@@ -185,7 +183,7 @@ def _limit_waits(limit_s: float) -> None:
 
 
 def _resolve(request: dict[str, Any]) -> dict[str, Any]:
-    """The revision's current commit, and whether `datasets` is there to save it."""
+    """Return the revision's current commit, and whether `datasets` is installed to save it."""
     source = request["source"]
     if find_spec("huggingface_hub") is None:
         raise StoreError(_REQUIRED.format(source=source, name="huggingface_hub"))
@@ -193,7 +191,7 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     if not saved and (request.get("split") or request.get("config_name")):
         raise StoreError(
             _REQUIRED.format(source=source, name="datasets")
-            + f" Without it, hf://{request['repo']} gives the files of the repository as they are."
+            + f" Without it, only the whole hf://{request['repo']} is available, as plain files."
         )
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -241,5 +239,5 @@ def _fetch(request: dict[str, Any]) -> dict[str, Any]:
         local_dir=dest,
         token=token,
     )
-    shutil.rmtree(dest / ".cache", ignore_errors=True)  # its record of an interrupted download
+    shutil.rmtree(dest / ".cache", ignore_errors=True)  # State of interrupted downloads.
     return {}

@@ -1,1 +1,1 @@
-"""The door to a Ray cluster's dashboard, for whoever has no Ray: over HTTP."""
+"""Client of a Ray cluster's dashboard over HTTP; needs no Ray."""

@@ -1,7 +1,6 @@
-"""Where the dashboard of a Ray cluster is, and the token that it asks for.
+"""Address and token of a Ray cluster's dashboard.
 
-In: what the place says, the caller's variables. Out: the dashboard's address; a token. Ray's own
-variables are understood as Ray understands them, though nothing of Ray is needed here.
+Ray's own variables are read as Ray reads them; Ray need not be installed.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 
 DASHBOARD_PORT = 8265
 AUTO = "auto"
-HERE = f"http://127.0.0.1:{DASHBOARD_PORT}"
-"""Where the dashboard of a cluster on this machine is, unless somebody has moved it."""
+LOCAL_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"
+"""Default address of the dashboard of a cluster on this machine."""
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _SCHEMES = ("http", "https", "ray")
 _OTHER_PORTS = (6379, 10001)
-"""Of the head's control store and of Ray Client, which people have at hand."""
+"""Ports of the head's control store and of Ray Client, which users often have at hand."""
 _TOKEN_FILE = "~/.ray/auth_token"
 
 
@@ -33,21 +32,21 @@ def resolve_address(address: str, variables: Mapping[str, str]) -> str:
     """Return the URL of the dashboard.
 
     Args:
-        given: by the place; "" leaves it to the variables, and these to this machine.
-        variables: of the caller's environment.
+        address: Address in the place of the job; "" to use the variables, or else this machine.
+        variables: The caller's environment variables.
 
     Raises:
-        UsageError: it is not an address.
+        UsageError: The text is not an address.
     """
     named = [(name, variables[name]) for name in VARIABLES if variables.get(name)]
     name, text = ("address", address) if address else next(iter(named), ("", AUTO))
     if text.strip() in (AUTO, "local"):
-        return HERE
-    return _dashboard_of(name, text.strip())
+        return LOCAL_URL
+    return _parse_address(name, text.strip())
 
 
-def _dashboard_of(name: str, text: str) -> str:
-    harmless = re.sub(r"(^|//)[^/]*@", r"\1***@", text)  # a password is for nobody's eyes
+def _parse_address(name: str, text: str) -> str:
+    harmless = re.sub(r"(^|//)[^/]*@", r"\1***@", text)  # Hide a password.
     problem = (
         f"{name}={harmless!r} is not the address of a Ray cluster. Write http://host:8265 "
         '(the address of its dashboard), ray://host:10001, host:port, or "auto".'
@@ -67,14 +66,15 @@ def _dashboard_of(name: str, text: str) -> str:
 
 
 def connect(url: str, *, patience_s: float | None = None) -> JobsApi:
-    """Return the dashboard with this URL, and the token of this process's environment: whoever
-    opens a store by its address has no settings at hand.
+    """Return a client of this dashboard, with the token in this process's environment: a store that
+    is opened by its address has no settings.
 
     Args:
-        url: where it is.
-        patience_s: how long each call waits, once; as long as `JobsApiLimits` says if not given.
+        url: URL of the dashboard.
+        patience_s: Time limit of each call, which is not repeated; None for the default
+            `JobsApiLimits`.
     """
-    from kinetic._ray.jobs_api import JobsApi, JobsApiLimits  # settings need only the address
+    from kinetic._ray.jobs_api import JobsApi, JobsApiLimits  # Settings only need the address.
 
     limits = None if patience_s is None else JobsApiLimits(patience_s, patience_s, tries=1)
     return JobsApi(url, find_token(os.environ), limits=limits)
@@ -84,15 +84,15 @@ def find_token(variables: Mapping[str, str]) -> str:
     """Return the token to send, or "".
 
     Raises:
-        PreflightError: the file of the token that the environment names cannot be read, or what it
-            holds cannot be a token.
+        PreflightError: The token file named by the environment cannot be read, or its content
+            cannot be a token.
     """
     token = _read_token(variables)
     if not token.isascii() or not token.isprintable():  # Nothing else fits into a header.
         raise PreflightError(
             "The token for the Ray cluster (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
-            "~/.ray/auth_token) is more than one line, or has characters that no token has. "
-            "`ray get-auth-token` shows it on the head."
+            "~/.ray/auth_token) has several lines or invalid characters. `ray get-auth-token` on "
+            "the head shows the token."
         )
     return token
 
@@ -102,15 +102,15 @@ def _read_token(variables: Mapping[str, str]) -> str:
         return ""
     if variables.get("RAY_AUTH_TOKEN"):
         return variables["RAY_AUTH_TOKEN"].strip()
-    named = variables.get("RAY_AUTH_TOKEN_PATH")
+    token_path = variables.get("RAY_AUTH_TOKEN_PATH")
     try:
         home = variables.get("HOME", "")
-        path = Path(named) if named else Path(home, *Path(_TOKEN_FILE).parts[1:])
-        return path.read_text().strip() if named or home else ""
+        path = Path(token_path) if token_path else Path(home, *Path(_TOKEN_FILE).parts[1:])
+        return path.read_text().strip() if token_path or home else ""
     except (OSError, ValueError) as error:
-        if not named:
+        if not token_path:
             return ""
         raise PreflightError(
-            f"The token for the Ray cluster could not be read: RAY_AUTH_TOKEN_PATH={named} "
+            f"The token for the Ray cluster could not be read: RAY_AUTH_TOKEN_PATH={token_path} "
             f"({error})."
         ) from error

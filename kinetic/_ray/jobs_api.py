@@ -1,7 +1,6 @@
-"""The dashboard of a Ray cluster over HTTP: jobs, packages, nodes, and files of its logs.
+"""The API of a Ray cluster's dashboard over HTTP: jobs, packages, nodes, and log files.
 
-In: the dashboard's address, a token. Out: what Ray says, as values. The only place of this backend
-that sends; nothing of Ray is needed on this side.
+The only module of this backend that sends requests; needs no Ray.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from kinetic._core.values import dataclass
-from kinetic._ray.refusals import explain_refusal, explain_silence, explain_stranger, last_line
+from kinetic._ray.refusals import explain_refusal, explain_silence, explain_wrong_server, last_line
 from kinetic._system import proxies
 from kinetic._system.distribution import make_install_command
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError
@@ -28,24 +27,25 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
 CONNECTIONS = 16
-"""Kept open at once. The dashboard reads files of logs for 100 callers at a time."""
+"""Connections kept open. The dashboard serves log files to 100 callers at a time."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-_REPEATED_ON = (429, 502, 503, 504)
+_RETRIED_STATUSES = (429, 502, 503, 504)
 _NODES = 10_000
-_OF_ONE_NODE = re.compile(r"(?i)node_?[0-9a-f]{32,}")
+_NODE_NAME = re.compile(r"(?i)node_?[0-9a-f]{32,}")
 _READING_S = 3600
-"""How long a file may take."""
+"""Time limit for reading a file."""
 
 
 def secrets_package(job_id: str) -> str:
-    """Return the name of the package that has a job's secrets until its driver has taken them: the
-    dashboard takes packages, and says whether they are there; it shows none."""
+    """Return the name of the package that holds a job's secrets until its driver takes them. The
+    dashboard accepts packages and says whether they exist, but shows no content."""
     return f"kinetic-secrets-{job_id}.zip"
 
 
 @dataclass(frozen=True)
 class JobsApiLimits:
-    """How long calls wait, in seconds, and how often they are tried if that can do no harm."""
+    """Time limits of calls, in seconds, and the number of attempts of calls that are safe to
+    repeat."""
 
     connect_s: float = 10.0
     read_s: float = 60.0
@@ -58,10 +58,10 @@ class Submission:
     """A job to be created.
 
     Attributes:
-        job_id: names it: no second one of this name is created.
-        entrypoint: the command of its driver, for a shell.
-        runtime_env: what its processes find, in Ray's words. Everybody can read it.
-        metadata: kept with the job. Everybody can read it.
+        job_id: Submission id; Ray refuses a second job with the same id.
+        entrypoint: Shell command of its driver.
+        runtime_env: Ray's runtime environment. Everybody can read it.
+        metadata: Stored with the job. Everybody can read it.
     """
 
     job_id: str
@@ -70,7 +70,7 @@ class Submission:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the dashboard takes."""
+        """Return the body of the request."""
         return {
             "submission_id": self.job_id,
             "entrypoint": self.entrypoint,
@@ -81,16 +81,16 @@ class Submission:
 
 @dataclass(frozen=True)
 class RayJob:
-    """What Ray says of a job.
+    """A job as Ray describes it.
 
     Attributes:
-        job_id: its submission id; "" for a driver that nobody submitted.
+        job_id: Submission id; "" for a driver that was started without a submission.
         status: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED.
-        message: why, as a sentence of Ray's.
-        metadata: as it was submitted.
-        exit_code: of the driver, once it has ended.
-        error_type: in Ray's words; "" while nothing failed.
-        entrypoint, runtime_env: as they were submitted.
+        message: Ray's explanation of the status.
+        metadata: Metadata of the submission.
+        exit_code: Exit code of the driver, once it has ended.
+        error_type: Ray's name of the error; "" if nothing failed.
+        entrypoint, runtime_env: From the submission.
     """
 
     job_id: str
@@ -104,7 +104,7 @@ class RayJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the driver has."""
+        """True if the driver has ended."""
         return self.status in ENDED
 
 
@@ -113,12 +113,13 @@ class RayNode:
     """A node of the cluster.
 
     Attributes:
-        node_id: Ray's.
-        address: its IP address.
-        is_alive: whether Ray believes so: it takes more than a minute to notice a death.
-        is_head: whether the control store and the dashboard are there.
-        resources: what it has in all, by name.
-        labels: by name.
+        node_id: Ray's id.
+        address: IP address.
+        is_alive: True if Ray considers the node alive: it takes more than a minute to notice a
+            death.
+        is_head: True for the node of the control store and the dashboard.
+        resources: Total resources, by name.
+        labels: Labels, by name.
     """
 
     node_id: str
@@ -130,17 +131,17 @@ class RayNode:
 
 
 class JobsApi:
-    """Calls over HTTP. Threads may share it."""
+    """Client of a dashboard. Threads may share it."""
 
     def __init__(
         self, address: str, token: str = "", *, limits: JobsApiLimits | None = None
     ) -> None:
-        """Connect to nothing yet.
+        """Set up a client; nothing is connected yet.
 
         Args:
-            address: of the dashboard, as `address.resolve_address` returns it.
-            token: what it asks for; "" for none.
-            limits: how long calls wait.
+            address: URL of the dashboard, from `address.resolve_address`.
+            token: Token of the cluster; "" for none.
+            limits: Time limits of calls.
         """
         self.address = address
         self._token = token
@@ -154,78 +155,84 @@ class JobsApi:
     # --- the cluster
 
     def version(self) -> str:
-        """Return the version of Ray: the cheapest call that shows that a dashboard answers."""
+        """Return the version of Ray. The cheapest call that shows that a dashboard answers."""
         try:
-            document = self._ask("GET", "/api/version")
+            document = self._call("GET", "/api/version")
         except NotFound as error:
-            raise explain_stranger(self.address) from error
+            raise explain_wrong_server(self.address) from error
         if "ray_version" not in document:
-            raise explain_stranger(self.address)
+            raise explain_wrong_server(self.address)
         return str(document["ray_version"])
 
     def versions(self) -> tuple[str, str]:
-        """Return the versions of Ray and of its Python, "" where an older Ray does not say it."""
+        """Return the versions of Ray and of its Python; "" for the latter if Ray is too old to
+        say."""
         ray, python = self.version(), ""
         with contextlib.suppress(NotFound):
-            document = self._ask("GET", "/api/v0/cluster_metadata").get("data") or {}
+            document = self._call("GET", "/api/v0/cluster_metadata").get("data") or {}
             python = str(document.get("pythonVersion") or "")
         return ray, python
 
     def nodes(self) -> list[RayNode]:
-        """Return all nodes, dead ones too."""
-        rows = self._ask_state("/api/v0/nodes", {"detail": "1", "limit": str(_NODES)})
+        """Return all nodes, including dead ones."""
+        rows = self._call_state("/api/v0/nodes", {"detail": "1", "limit": str(_NODES)})
         return [_read_node(row) for row in rows["result"]]
 
     def can_grow(self) -> bool:
-        """Whether an autoscaler may add nodes. Where there is none, each node is of a type of its
-        own that is named for it."""
-        document = self._ask("GET", "/api/cluster_status?format=0").get("data") or {}
+        """True if an autoscaler may add nodes. Without one, each node has a type of its own, named
+        after the node."""
+        document = self._call("GET", "/api/cluster_status?format=0").get("data") or {}
         report = (document.get("clusterStatus") or {}).get("autoscalerReport") or {}
         kinds = {*(report.get("activeNodes") or {}), *(report.get("idleNodes") or {})}
-        return any(not _OF_ONE_NODE.fullmatch(kind) for kind in kinds)
+        return any(not _NODE_NAME.fullmatch(kind) for kind in kinds)
 
     # --- jobs
 
     def submit(self, submission: Submission) -> None:
-        """Create a job. Not repeated: if the answer is lost, `find` tells whether it is there.
+        """Create a job. Not repeated: after a lost answer, `find` tells whether the job exists.
 
         Raises:
-            SubmitError: Ray refuses it, for example because there is one of this name.
+            SubmitError: Ray refuses the job, for example because the id exists.
         """
-        self._ask("POST", "/api/jobs/", json.dumps(submission.to_json()).encode())
+        self._call("POST", "/api/jobs/", json.dumps(submission.to_json()).encode())
 
     def find(self, job_id: str) -> RayJob | None:
-        """Return what Ray says of a job, or None if it knows none of this name."""
+        """Return a job, or None if Ray does not know its id."""
         try:
-            return _read_job(self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}"))
+            return _read_job(self._call("GET", f"/api/jobs/{quote(job_id, safe='')}"))
         except NotFound:
             return None
 
     def list(self) -> list[RayJob]:
-        """Return all jobs that were submitted, and drivers that nobody submitted."""
-        return [_read_job(row) for row in self._ask("GET", "/api/jobs/", kind=list)]
+        """Return all submitted jobs, and drivers without a submission."""
+        return [_read_job(row) for row in self._call("GET", "/api/jobs/", kind=list)]
 
     def stop(self, job_id: str) -> bool:
-        """Ask a job to end: SIGTERM, and SIGKILL three seconds later. Return whether it ran."""
+        """Ask a job to end: SIGTERM, and SIGKILL three seconds later.
+
+        Returns:
+            True if the job was running.
+        """
         try:
-            document = self._ask("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
+            document = self._call("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
         except NotFound:
             return False
         return bool(document.get("stopped"))
 
     def logs(self, job_id: str) -> str:
-        """Return what the driver has printed so far.
+        """Return the driver's output so far.
 
         Raises:
-            NotFound: Ray knows no job of this name.
+            NotFound: Ray does not know this job.
         """
-        document = self._ask("GET", f"/api/jobs/{quote(job_id, safe='')}/logs")
+        document = self._call("GET", f"/api/jobs/{quote(job_id, safe='')}/logs")
         return str(document.get("logs") or "")
 
     # --- packages
 
     def has_package(self, name: str) -> bool:
-        """Whether gcs://name is there. It is kept for ten minutes more, for a job that names it."""
+        """True if gcs://name exists. The call keeps the package for ten more minutes, for a job
+        that names it."""
         try:
             self._send("GET", f"/api/packages/gcs/{quote(name, safe='')}")
         except NotFound:
@@ -233,17 +240,20 @@ class JobsApi:
         return True
 
     def put_package(self, name: str, data: bytes) -> None:
-        """Send gcs://name, which takes the place of one that is there."""
+        """Upload gcs://name, replacing an existing one."""
         self._send("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
 
     def lend_package(self, name: str, data: bytes) -> None:
-        """Send gcs://name, which Ray deletes after ten minutes unless somebody else has."""
+        """Upload gcs://name, which Ray deletes after ten minutes unless a job uses it."""
         self.put_package(name, data)
         self.has_package(name)
 
     def send_package(self, name: str, data: bytes) -> bool:
-        """Send gcs://name unless it is there; return whether it was sent. Names are to tell the
-        content."""
+        """Upload gcs://name unless it exists. The name must identify the content.
+
+        Returns:
+            True if the package was uploaded.
+        """
         if self.has_package(name):
             return False
         self.put_package(name, data)
@@ -252,11 +262,11 @@ class JobsApi:
     # --- files below the folder of a node's logs
 
     def read_log(self, node_id: str, path: str) -> Iterator[bytes]:
-        """Yield a file in parts.
+        """Yield a file in chunks.
 
         Raises:
-            NotFound: there is none; now and then nothing is yielded instead. The dashboard notes a
-                traceback then: list it first.
+            NotFound: The file does not exist. Now and then the result is empty instead, and the
+                dashboard logs a traceback: call `list_logs` first.
         """
         query = {"node_id": node_id, "filename": path, "lines": "-1", "timeout": str(_READING_S)}
         response = self._send("GET", f"/api/v0/logs/file?{urlencode(query)}", preload=False)
@@ -270,35 +280,35 @@ class JobsApi:
 
     def list_logs(self, node_id: str, pattern: str) -> Sequence[str]:
         """Return the paths of files and folders that match; folders end in "/"."""
-        files = self._ask_state("/api/v0/logs", {"node_id": node_id, "glob": pattern})
+        files = self._call_state("/api/v0/logs", {"node_id": node_id, "glob": pattern})
         return [path for paths in files.values() for path in paths]
 
     # --- sending
 
     def close(self) -> None:
-        """Close idle connections. The object can still be used."""
+        """Close idle connections. The client can still be used."""
         pools, self._pools = self._pools, None
         if pools is not None:
             pools.clear()
 
-    def _ask_state(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-        document = self._ask("GET", f"{path}?{urlencode(query)}")
+    def _call_state(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        document = self._call("GET", f"{path}?{urlencode(query)}")
         if not document.get("result"):
             raise BackendUnavailable(
-                f"The Ray cluster at {self.address} could not say what was asked: "
+                f"The Ray cluster at {self.address} could not answer a request: "
                 f"{last_line(str(document.get('msg', '')))}. Try again later."
             )
         return dict((document.get("data") or {}).get("result") or {})
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, *, kind: type = dict) -> Any:
-        """Make a call whose answer is a document."""
+    def _call(self, method: str, path: str, body: bytes | None = None, *, kind: type = dict) -> Any:
+        """Make a call whose answer is a JSON document."""
         data = self._send(method, path, body).data
         try:
             document = json.loads(data)
         except ValueError as error:
-            raise explain_stranger(self.address) from error
+            raise explain_wrong_server(self.address) from error
         if not isinstance(document, kind):
-            raise explain_stranger(self.address)
+            raise explain_wrong_server(self.address)
         return document
 
     def _send(
@@ -318,11 +328,11 @@ class JobsApi:
             response = self._connect().request(
                 method,
                 self.address + path,
-                # Sent in pieces: the time for connecting also limits each call that sends.
+                # Sent in pieces, because the connect timeout limits each write to the socket.
                 body=None if body is None else io.BytesIO(body),
                 headers=headers,
                 timeout=urllib3.Timeout(connect=limits.connect_s, read=limits.read_s),
-                retries=_repetition(limits),
+                retries=_make_retry(limits),
                 redirect=False,
                 preload_content=preload,
             )
@@ -343,7 +353,7 @@ _all: weakref.WeakSet[JobsApi] = weakref.WeakSet()
 
 
 def _forget_connections() -> None:
-    """In a process that was forked they are another's."""
+    """Drop the parent's connections in a forked process."""
     for api in list(_all):
         api._pools = None
 
@@ -360,15 +370,15 @@ def _open_pools(address: str) -> PoolManager:
         ) from error
 
 
-def _repetition(limits: JobsApiLimits) -> Any:
-    """A POST is not made twice: it may have had its effect."""
+def _make_retry(limits: JobsApiLimits) -> Any:
+    """Return the rules for repeated calls. A POST is not repeated: it may have had its effect."""
     import urllib3
 
     return urllib3.Retry(
         total=limits.tries - 1,
         redirect=False,
         allowed_methods={"GET", "PUT"},
-        status_forcelist=_REPEATED_ON,
+        status_forcelist=_RETRIED_STATUSES,
         backoff_factor=limits.pause_s,
         raise_on_status=False,
     )

@@ -1,7 +1,4 @@
-"""The server of the store on a Ray cluster's head: a job that is started when it is missing.
-
-In: the cluster's dashboard, how programs of kinetic start there. Out: a running store server.
-"""
+"""The store server on a Ray cluster's head: a Ray job that is started when it is missing."""
 
 from __future__ import annotations
 
@@ -15,39 +12,45 @@ from kinetic.version import __version__
 
 MODULE = "kinetic._host.ray.store_server"
 PROTOCOL = "1"
-"""Of the requests. Store servers of any version of kinetic serve those who speak the same."""
+"""Version of the protocol. Store servers of any kinetic version serve all clients of this
+protocol."""
 _NAME = f"kinetic-store-server-{PROTOCOL}"
 
 
 def ensure_server(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any]) -> bool:
-    """Start the store server unless it runs; return whether this call did. Requests wait for it.
+    """Start the store server unless it runs. Requests wait for it.
 
     Args:
-        api: the cluster's dashboard.
-        entrypoint: the command that runs `MODULE` with an interpreter that has Ray.
-        runtime_env: in which it finds kinetic.
+        api: The cluster's dashboard.
+        entrypoint: Command that runs `MODULE` with an interpreter that has Ray.
+        runtime_env: Runtime environment in which it finds kinetic.
+
+    Returns:
+        True if this call started it.
 
     Raises:
-        BackendUnavailable: the cluster does not answer.
+        BackendUnavailable: The cluster does not answer.
     """
-    servers = _find_all(api)
+    servers = _list_servers(api)
     if not all(job.has_ended for job in servers):
         return False
     return _start(api, servers, entrypoint, runtime_env)
 
 
 def revive_server(api: JobsApi) -> str:
-    """Start the store server again as it was started last, if it has ended: whoever writes in the
-    middle of a job has no archive at hand. Return how it had ended, "" if it runs or there never
-    was one.
+    """Restart the store server as it was started last, if it has ended: a writer in the middle of a
+    job does not have kinetic's archive.
+
+    Returns:
+        How it had ended; "" if it runs or has never existed.
 
     Raises:
-        BackendUnavailable: the cluster does not answer.
+        BackendUnavailable: The cluster does not answer.
     """
-    servers = _find_all(api)
+    servers = _list_servers(api)
     if not servers or not all(job.has_ended for job in servers):
         return ""
-    last = max(servers, key=_number_of)
+    last = max(servers, key=_read_number)
     _start(api, servers, last.entrypoint, last.runtime_env)
     return f"{last.job_id} {last.status}: {last_line(last.message)}"
 
@@ -55,27 +58,27 @@ def revive_server(api: JobsApi) -> str:
 def _start(
     api: JobsApi, servers: Sequence[RayJob], entrypoint: str, runtime_env: Mapping[str, Any]
 ) -> bool:
-    number = 1 + max(map(_number_of, servers), default=0)
+    number = 1 + max(map(_read_number, servers), default=0)
     about = {"kinetic": __version__, "name": "store server of the store"}
     try:
         api.submit(Submission(f"{_NAME}-{number}", entrypoint, runtime_env, about))
     except SubmitError as error:
-        if "already exists" in str(error):  # somebody else was quicker
+        if "already exists" in str(error):  # Another process was faster.
             return False
         raise
     return True
 
 
 def is_running(api: JobsApi) -> bool:
-    """Whether a store server runs, or is about to."""
-    return not all(job.has_ended for job in _find_all(api))
+    """True if a store server is running or starting."""
+    return not all(job.has_ended for job in _list_servers(api))
 
 
-def _find_all(api: JobsApi) -> list[RayJob]:
+def _list_servers(api: JobsApi) -> list[RayJob]:
     return [job for job in api.list() if _is_server(job)]
 
 
-def _number_of(server: RayJob) -> int:
+def _read_number(server: RayJob) -> int:
     return int(server.job_id.rpartition("-")[2])
 
 

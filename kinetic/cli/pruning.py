@@ -92,7 +92,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     folder = folder_of(store)
     data = tuple(
         copy
-        for copy in (() if folder is None else cached_copy.copies(folder / layout.DATA))
+        for copy in (() if folder is None else cached_copy.list_copies(folder / layout.DATA))
         if copy.used_at < older_than and used.isdisjoint((copy.digest, copy.source))
     )
     batches = tuple(_empty_batches(store, older_than, without))
@@ -161,7 +161,7 @@ def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
     used: set[str] = set()
     for plan in get_many(store, [layout.JobKeys(job_id).plan for job_id in jobs]).values():
         used |= _digests(plan)
-        used |= {cached_copy.name_of(json.loads(uri)) for uri in _FETCHED.findall(plan)}
+        used |= {cached_copy.hash_source(json.loads(uri)) for uri in _FETCHED.findall(plan)}
     return used
 
 

@@ -109,7 +109,7 @@ def test_all_hosts_and_later_jobs_share_one_copy(folder, home):
 
     first = look(kinetic.Data(folder))
     assert look(kinetic.Data(folder)) == first
-    assert len(cached_copy.copies(home / "data")) == 1
+    assert len(cached_copy.list_copies(home / "data")) == 1
 
 
 def test_what_a_function_gets_cannot_be_changed(folder):
@@ -166,13 +166,13 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
     (folder / "a.txt").write_text("a" * size)
     data = kinetic.Data(folder)
     assert read(data) == "a" * size
-    (found,) = cached_copy.copies(home / "data")
+    (found,) = cached_copy.list_copies(home / "data")
     file = found.path / "files" / "a.txt"
     file.chmod(0o600)
     file.write_text("tampered")
     assert read(data) == "a" * size, "the copy is made again"
     if size > 1:  # A large file is an object of its own in the store.
-        (found,) = cached_copy.copies(home / "data")
+        (found,) = cached_copy.list_copies(home / "data")
         cached_copy.remove(found)
         (blob,) = [path for path in (home / "blobs").rglob("*") if path.stat().st_size == size]
         blob.write_text("tampered")
@@ -298,7 +298,7 @@ def test_data_that_is_mounted_and_not_copied(folder, home):
     assert look(kinetic.Data(folder, fuse=True), kinetic.Data(folder / "a.txt", fuse=True)) == (
         ["a.txt", "sub"], "images", "a", "Read-only file system",
     )  # fmt: skip
-    assert cached_copy.copies(home / "data") == []
+    assert cached_copy.list_copies(home / "data") == []
     assert sorted(os.listdir(folder)) == ["a.txt", "sub"]
 
 
@@ -421,13 +421,13 @@ def test_prune_removes_data_that_no_job_names(folder, home):
     assert job.result()
     store, forever = LocalStore(home), 1e12
     swept = pruning.sweep(store, older_than=forever)
-    assert (swept.data, len(cached_copy.copies(home / "data"))) == ((), 1), (
+    assert (swept.data, len(cached_copy.list_copies(home / "data"))) == ((), 1), (
         "the job's plan names it"
     )
     job.cleanup()
     assert pruning.find_unused(store, older_than=0.0).data == (), "it is too young"
     (removed,) = pruning.sweep(store, older_than=forever).data
-    assert cached_copy.copies(home / "data") == []
+    assert cached_copy.list_copies(home / "data") == []
     assert list(store.list(layout.BLOBS)) == []
     assert removed.digest
 

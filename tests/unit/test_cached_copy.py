@@ -66,7 +66,7 @@ WHOLE = {
 
 
 def test_the_content_is_there_without_write_permission(store, tree):
-    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.find_root(store))
     assert files == store.path(layout.data(tree.manifest.digest)) / "files"
     assert contents(files) == WHOLE
     assert (files / "sub" / "empty").is_dir()
@@ -83,30 +83,30 @@ def test_the_content_is_there_without_write_permission(store, tree):
 
 
 def test_the_second_use_makes_nothing(store, tree, monkeypatch):
-    first = cached_copy.provide(store, tree, cached_copy.root_of(store))
+    first = cached_copy.provide(store, tree, cached_copy.find_root(store))
     monkeypatch.setattr(cached_copy, "_build", lambda *a: pytest.fail("it was built again"))
-    assert cached_copy.provide(store, tree, cached_copy.root_of(store)) == first
+    assert cached_copy.provide(store, tree, cached_copy.find_root(store)) == first
 
 
 def test_a_write_in_place_reaches_neither_the_store_nor_the_next_job(store, tree):
     """Root may write in an ordinary container, where the kernel allows no read-only mount."""
-    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.find_root(store))
     (files / "large").chmod(0o644)
     mapped = np.memmap(files / "large", dtype=np.uint8, mode="r+")
     mapped[:4] = 0
     mapped.flush()
     assert store.get(layout.blob(digest_of(LARGE))) == LARGE.encode()
-    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert contents(cached_copy.provide(store, tree, cached_copy.find_root(store))) == WHOLE
 
 
 def test_nothing_of_a_copy_is_linked_to_the_store(store, tree):
-    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.find_root(store))
     assert {p.stat().st_nlink for p in files.rglob("*") if p.is_file()} == {1}
 
 
 def test_of_very_many_files_the_first_are_looked_at(store, tree, monkeypatch):
     monkeypatch.setattr(cached_copy, "_MOST_SEALED", 2)
-    cached_copy.provide(store, tree, cached_copy.root_of(store))
+    cached_copy.provide(store, tree, cached_copy.find_root(store))
     walk, seen = cached_copy._walk, []
 
     def counting(top):
@@ -115,13 +115,13 @@ def test_of_very_many_files_the_first_are_looked_at(store, tree, monkeypatch):
             yield item
 
     monkeypatch.setattr(cached_copy, "_walk", counting)
-    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert contents(cached_copy.provide(store, tree, cached_copy.find_root(store))) == WHOLE
     assert len(seen) == 2
 
 
 @pytest.mark.parametrize("how", ["write", "add", "remove", "replace", "retarget"])
 def test_a_changed_copy_is_made_again(store, tree, how):
-    files = cached_copy.provide(store, tree, cached_copy.root_of(store))
+    files = cached_copy.provide(store, tree, cached_copy.find_root(store))
     os.chmod(files, 0o755)
     target = files / "sub" / "b.sh"
     if how == "write":
@@ -137,7 +137,7 @@ def test_a_changed_copy_is_made_again(store, tree, how):
     else:
         (files / "link").unlink()
         (files / "link").symlink_to("a.txt")
-    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert contents(cached_copy.provide(store, tree, cached_copy.find_root(store))) == WHOLE
 
 
 @pytest.mark.parametrize("name", ["sub/b.sh", "large"])
@@ -151,9 +151,9 @@ def test_damaged_content_is_told_and_forgotten(store, tree, name):
         at = index.spans[digest_of("b")][0]
         store.put(key, pack[:at] + b"x" + pack[at + 1 :])
     with pytest.raises(CorruptRecord, match=name):
-        cached_copy.provide(store, tree, cached_copy.root_of(store))
+        cached_copy.provide(store, tree, cached_copy.find_root(store))
     assert not store.has(layout.tree(tree.manifest.digest)), "the next submission sends it again"
-    assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"], (
+    assert [each.name for each in cached_copy.find_root(store).iterdir()] == ["lock"], (
         "nothing of it is left"
     )
 
@@ -164,7 +164,7 @@ def test_a_loop_of_symlinks_is_missing_content(store, tree, kind):
         store.delete(key)
         store.path(key).symlink_to(store.path(key))
     with pytest.raises(CorruptRecord, match="submit the job again"):
-        cached_copy.provide(store, tree, cached_copy.root_of(store))
+        cached_copy.provide(store, tree, cached_copy.find_root(store))
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(store, tree, monkeypatch):
@@ -173,8 +173,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(store, tree, monkeypatch):
 
     monkeypatch.setattr(download, "write_file", full)
     with pytest.raises(StoreFull):
-        cached_copy.provide(store, tree, cached_copy.root_of(store))
-    assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"]
+        cached_copy.provide(store, tree, cached_copy.find_root(store))
+    assert [each.name for each in cached_copy.find_root(store).iterdir()] == ["lock"]
 
 
 # -- many at once, and deaths ----------------------------------------------------------------------
@@ -203,7 +203,7 @@ CHILD = textwrap.dedent("""
             os.kill(os.getpid(), 9)
 
     cached_copy._build, cached_copy._place_file = build, place
-    found = cached_copy.provide(store, tree, cached_copy.root_of(store))
+    found = cached_copy.provide(store, tree, cached_copy.find_root(store))
     print(json.dumps([str(found), built]))
 """)
 
@@ -245,9 +245,9 @@ def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, 
     dead.communicate()
     assert dead.returncode == -signal.SIGKILL
     assert not store.path(layout.data(tree.manifest.digest)).exists()
-    assert cached_copy.copies(cached_copy.root_of(store)), "prune sees what is left"
-    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
-    assert sorted(each.name for each in cached_copy.root_of(store).iterdir()) == [
+    assert cached_copy.list_copies(cached_copy.find_root(store)), "prune sees what is left"
+    assert contents(cached_copy.provide(store, tree, cached_copy.find_root(store))) == WHOLE
+    assert sorted(each.name for each in cached_copy.find_root(store).iterdir()) == [
         tree.manifest.digest,
         "lock",
     ]
@@ -257,23 +257,23 @@ def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, 
 
 
 def test_a_removed_copy_is_gone_and_can_be_made_again(store, tree):
-    cached_copy.provide(store, tree, cached_copy.root_of(store))
-    (found,) = cached_copy.copies(cached_copy.root_of(store))
+    cached_copy.provide(store, tree, cached_copy.find_root(store))
+    (found,) = cached_copy.list_copies(cached_copy.find_root(store))
     assert found.digest == tree.manifest.digest
     assert cached_copy.size_bytes(found) == len("a" + "a" + "b" + LARGE)
     cached_copy.remove(found)
-    assert cached_copy.copies(cached_copy.root_of(store)) == []
-    assert contents(cached_copy.provide(store, tree, cached_copy.root_of(store))) == WHOLE
+    assert cached_copy.list_copies(cached_copy.find_root(store)) == []
+    assert contents(cached_copy.provide(store, tree, cached_copy.find_root(store))) == WHOLE
 
 
 @pytest.mark.starts_processes
 def test_what_a_killed_one_left_is_removed(store, tree):
     child(store, tree, die_after=2).communicate()
-    (found,) = cached_copy.copies(cached_copy.root_of(store))
+    (found,) = cached_copy.list_copies(cached_copy.find_root(store))
     assert cached_copy.size_bytes(found) == 0
     cached_copy.remove(found)
-    assert [each.name for each in cached_copy.root_of(store).iterdir()] == ["lock"]
+    assert [each.name for each in cached_copy.find_root(store).iterdir()] == ["lock"]
 
 
 def test_a_store_without_data_has_no_copies(store):
-    assert cached_copy.copies(cached_copy.root_of(store)) == []
+    assert cached_copy.list_copies(cached_copy.find_root(store)) == []

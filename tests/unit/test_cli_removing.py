@@ -284,7 +284,7 @@ def test_a_sweep_waits_for_submissions_to_end(world: World) -> None:
 def test_data_that_hosts_fetched_stays_while_a_plan_names_where_it_lies(world: World) -> None:
     plan = json.dumps({"data": [{"source": "gs://bucket/x/", "is_dir": True}]}).encode()
     world.store.put(layout.JobKeys("job-00000001").plan, plan)
-    root = cached_copy.root_of(world.store)
+    root = cached_copy.find_root(world.store)
     for digest, source in (("a" * 64, "gs://bucket/x/"), ("b" * 64, "gs://bucket/y/")):
         cached_copy.provide_as(root, digest, lambda _: None, source=source)
         os.utime(root / digest, (NOW - 9 * DAY,) * 2)

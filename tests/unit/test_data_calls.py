@@ -248,7 +248,7 @@ def test_wrong_volumes_are_refused_at_the_decorator(folder, volumes, words):
 
 def test_volumes_with_similar_names_are_fine(folder):
     data = Data(folder)
-    assert list(call_data.volumes({"/a/": data, "/ab": data, "//c/./d": data})) == [
+    assert list(call_data.check_volumes({"/a/": data, "/ab": data, "//c/./d": data})) == [
         "/a",
         "/ab",
         "/c/d",
