@@ -31,7 +31,7 @@ from pathlib import Path
 from kinetic._core import layout
 from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
-from kinetic._read_source import download, manifest
+from kinetic._source import download, manifest
 from kinetic._store import files as store_files
 from kinetic._store.base import Store
 from kinetic._store.local import LocalStore

@@ -94,7 +94,7 @@ def test_a_data_set_of_hugging_face():
         (("hf://a/b?split",), "malformed"),
         (("hf://a/b", True), "cannot be mounted"),
         (("gs://bucket/runs", False, False, True), "with a slash at its end"),
-        (("hf://a/b", False, False, True), "only a folder of a bucket can be written to"),
+        (("hf://a/b", False, False, True), "only a folder of a bucket can be writable"),
         (("/tmp", False, False, True), "For files on this machine use output_dir="),
     ],
 )

@@ -201,7 +201,7 @@ def test_nothing_is_written_for_data_that_is_not_there(endpoint, tmp_path):
 @without_datasets
 def test_a_split_needs_the_package_that_knows_splits(endpoint, tmp_path):
     with pytest.raises(
-        StoreError, match="package datasets on the hosts.*`pip install datasets` here"
+        StoreError, match=r"package datasets on the hosts.*`pip install datasets` here"
     ):
         hub.provide("hf://owner/images?split=train", root=tmp_path)
 

@@ -357,7 +357,7 @@ def test_data_may_change_until_it_is_sent_and_then_stands_for_what_was_sent(root
     (root / "a").write_text("third")
     assert load().data[0].tree == now[packed.data[0].tree]
     assert call_data.send(load().bundles, store) == (0, {})
-    with pytest.raises(SourceChanged, match="make a new Data"):
+    with pytest.raises(SourceChanged, match="Make a new Data"):
         call_data.send(load().bundles, LocalStore(root.parent / "another"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic._config import settings
-from kinetic._ray.address import HERE, find_token, resolve_address
+from kinetic._ray.address import LOCAL_URL, find_token, resolve_address
 from kinetic.errors import PreflightError, UsageError
 
 
@@ -20,7 +20,7 @@ from kinetic.errors import PreflightError, UsageError
         ("head", "http://head:8265"),
         ("head:6379", "http://head:8265"),
         ("ray://head:10001", "http://head:8265"),
-        ("auto", HERE),
+        ("auto", LOCAL_URL),
     ],
 )
 def test_an_address_is_understood_as_ray_understands_it(given, expected):
@@ -31,7 +31,7 @@ def test_an_address_is_understood_as_ray_understands_it(given, expected):
 
 
 def test_without_any_it_is_the_cluster_of_this_machine():
-    assert resolve_address("", {"RAY_ADDRESS": ""}) == HERE
+    assert resolve_address("", {"RAY_ADDRESS": ""}) == LOCAL_URL
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_token_file_that_cannot_be_read_is_said(tmp_path):
     ("variables", "store"),
     [
         ({"KINETIC_BACKEND": "ray", "RAY_ADDRESS": "ray://head:10001"}, "ray+http://head:8265"),
-        ({"KINETIC_BACKEND": "ray"}, f"ray+{HERE}"),
+        ({"KINETIC_BACKEND": "ray"}, f"ray+{LOCAL_URL}"),
         ({"KINETIC_ADDRESS": "https://head/ray"}, "ray+https://head/ray"),
         ({"KINETIC_ADDRESS": "head", "KINETIC_STORE": "gs://bucket"}, "gs://bucket"),
         ({"KINETIC_ADDRESS": "head", "KINETIC_POD_STORE": "file:///mnt"}, "/home/me/kinetic"),

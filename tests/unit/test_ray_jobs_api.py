@@ -144,12 +144,12 @@ def page(
     [
         (page(401, b"Unauthorized"), PreflightError, "asks for a token"),
         (page(403, b"Forbidden"), PreflightError, "does not accept your token"),
-        (page(200, b"<html>", content_type="text/html"), PreflightError, "no Ray dashboard"),
-        (page(404, b"<html>", content_type="text/html"), PreflightError, "no Ray dashboard"),
-        (page(404, b"404: Not Found"), PreflightError, "no Ray dashboard"),
+        (page(200, b"<html>", content_type="text/html"), PreflightError, "not a Ray dashboard"),
+        (page(404, b"<html>", content_type="text/html"), PreflightError, "not a Ray dashboard"),
+        (page(404, b"404: Not Found"), PreflightError, "not a Ray dashboard"),
         (page(302, b"", location="https://login"), PreflightError, "login page"),
-        (page(200, b"[]"), PreflightError, "no Ray dashboard"),
-        (page(200, b"{}"), PreflightError, "no Ray dashboard"),
+        (page(200, b"[]"), PreflightError, "not a Ray dashboard"),
+        (page(200, b"{}"), PreflightError, "not a Ray dashboard"),
         (page(500, b"Traceback\n  x\nOSError: full.\n.\n"), BackendUnavailable, "OSError: full"),
         (page(503, b""), BackendUnavailable, "HTTP 503"),
         (
@@ -207,7 +207,7 @@ def test_nothing_that_listens_is_said():
 
 
 def test_a_name_that_nobody_has_is_said():
-    with pytest.raises(BackendUnavailable, match=r"No machine.*KINETIC_ADDRESS"):
+    with pytest.raises(BackendUnavailable, match=r"could not be resolved.*KINETIC_ADDRESS"):
         JobsApi("http://no-such-host.invalid:8265", limits=ONCE).version()
 
 

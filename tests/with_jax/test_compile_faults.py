@@ -284,7 +284,7 @@ def test_a_topology_that_libtpu_refuses_is_said() -> None:
         target.to_json() | {"topology": target.topology.to_json() | {"shape": [3, 5]}}
     )
     program = LoweredProgram("step", (0,), "")
-    with pytest.raises(UsageError, match="libtpu does not know 1 x v3:3x5"):
+    with pytest.raises(UsageError, match="libtpu does not support 1 x v3:3x5"):
         topologies.describe(wrong)
     report = dict(Compilers(wrong).compile([Lowered(program, b"")]))[0]
     assert "libtpu does not know" in report.detail

@@ -266,7 +266,7 @@ def test_what_has_no_place_on_the_chip_is_refused_with_what_to_do() -> None:
     for function, shape, said in (
         (shout, numbers, rf"^shout \({__file__}:\d+\) .* calls back into Python on the host"),
         (jax.pmap(shout), numbers, r"jax\.shard_map"),
-        (shout, open_, r"shout has the shape \(length,\): .* Give numbers"),
+        (shout, open_, r"shout has the shape \(length,\), .* Give numbers"),
     ):
         with pytest.raises(UsageError, match=said):
             lower_on_one_chip(function, shape)
