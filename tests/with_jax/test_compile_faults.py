@@ -287,4 +287,4 @@ def test_a_topology_that_libtpu_refuses_is_said() -> None:
     with pytest.raises(UsageError, match="libtpu does not support 1 x v3:3x5"):
         topologies.describe(wrong)
     report = dict(Compilers(wrong).compile([Lowered(program, b"")]))[0]
-    assert "libtpu does not know" in report.detail
+    assert "libtpu does not support" in report.detail
