@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kinetic._in_job.checkpoint import opening
-from kinetic._in_job.checkpoint.local_tier import LocalSaveFailed, LocalTier, size_of
+from kinetic._in_job.checkpoint.local_tier import LocalSaveFailed, LocalTier, measure_size
 from kinetic._in_job.checkpoint.pieces import Local
 from kinetic._in_job.checkpoint.saving_mark import SavingMark
 from kinetic._in_job.checkpoint.tree import TreeState
@@ -71,7 +71,7 @@ class LocalSaves:
 
     def prepare(self, state: TreeState) -> None:
         """Reserve memory for the first save of such a state, in the background."""
-        self._start(self._prepare, size_of(state))
+        self._start(self._prepare, measure_size(state))
 
     def begin(self, due: Due) -> None:
         """Wait for the previous save, then copy the state, which may change afterwards.
@@ -126,7 +126,7 @@ class LocalSaves:
                 self._tier.retire(due.step)
             elif not failed:
                 self._tier.withdraw(due.step)
-            self._prepare(size_of(due.state))
+            self._prepare(measure_size(due.state))
         except CheckpointError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - a peer is lost: the step before stays

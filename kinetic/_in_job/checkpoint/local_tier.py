@@ -38,7 +38,7 @@ class LocalSaveFailed(CheckpointError):
     """No room for a local checkpoint, or its folder was removed: the next save may succeed."""
 
 
-def size_of(state: TreeState) -> int:
+def measure_size(state: TreeState) -> int:
     """Return the size in bytes of the file with this process's parts of a state."""
     return _lay_out_parts(state)[2]
 
