@@ -1,6 +1,5 @@
-"""What simulated hosts have compiled, kept for the next attempts by JAX's private interfaces.
-
-In: this JAX, real processes. Out: whether any process keeps it, also beside what was cut off.
+"""The cache of programs that simulated hosts compile, by JAX's private interfaces, with real
+processes: any process writes it, and a truncated file is replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import os, sys
 sys.stdout.flush()
 os._exit(0)
 """
-"""Without Python's own end, which a thread that still ends a client would not survive."""
+"""It ends with os._exit: a thread that closes a client would not survive Python's own shutdown."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def forks():
 
 @pytest.fixture
 def begin(forks, tmp_path):
-    """Begin a program; return what waits for its end and returns what it printed."""
+    """A function that begins a program, and returns one that waits for its end and its output."""
     running = []
 
     def begin(code, *args):
@@ -70,16 +69,16 @@ COMPILES_AS_PROCESS_1 = """
 
 @pytest.mark.starts_processes
 def test_any_process_keeps_what_it_compiles(begin, tmp_path):
-    """Fails when JAX writes its cache in another way."""
-    said, _ = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
-    assert said.split() == ["True", "True", "True"]
+    """This test fails if JAX changes how it writes its cache."""
+    output, _ = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
+    assert output.split() == ["True", "True", "True"]
 
 
 def test_what_a_killed_process_was_writing_is_compiled_again_without_a_warning(begin, tmp_path):
     begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
-    last = max(tmp_path.glob("*-cache"), key=lambda each: each.stat().st_mtime_ns)
+    last = max(tmp_path.glob("*-cache"), key=lambda path: path.stat().st_mtime_ns)
     whole = last.stat().st_size
     os.truncate(last, whole // 2)
-    _, told = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
-    assert not told
+    _, warnings = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
+    assert not warnings
     assert last.stat().st_size > whole // 2

@@ -1,4 +1,4 @@
-"""Which hosts and signals `kill_hosts` and `kinetic jobs kill` mean, and what they say."""
+"""The hosts and signals of `kill_hosts` and `kinetic jobs kill`, and their output."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def test_agents_are_signalled_and_told_of_as_json(
     command = ("jobs", "kill", "-y", "--json", "--agents", "--signal", "term", "--host", "0")
     assert world(*command, "--last") == 0
     assert killed == [("job-00000001", (0,), signal.SIGTERM, True)]
-    told = {"job_id": "job-00000001", "signal": "SIGTERM", "hosts": [0]}
-    assert json.loads(capsys.readouterr().out) == told
+    expected = {"job_id": "job-00000001", "signal": "SIGTERM", "hosts": [0]}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_nothing_is_killed_unasked(world: World, killed: list[object], capsys: Capture) -> None:

@@ -22,9 +22,9 @@ JOB = {"metadata": {"name": "a", "labels": {"kinetic.dev/job-id": "job-1"}}}
 
 @pytest.fixture
 def script() -> Iterator[Script]:
-    made = Script()
-    with serving(made) as made.url:
-        yield made
+    created = Script()
+    with serving(created) as created.url:
+        yield created
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def slept() -> list[float]:
 @pytest.fixture
 def api(script: Script, slept: list[float]) -> Iterator[Api]:
     access = Access(script.url, namespace="ml", user={"token": "t"})
-    made = HttpApi(access, {}, sleep=slept.append, patience=CallLimits(tries=3))
-    yield made
-    made.close()
+    created = HttpApi(access, {}, sleep=slept.append, patience=CallLimits(tries=3))
+    yield created
+    created.close()
 
 
 def status(code: int, message: str, **more: Any) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def test_a_list_is_read_page_by_page(api: Api, script: Script) -> None:
         Reply(200, {"metadata": {"continue": "x", "resourceVersion": "7"}, "items": [JOB]}),
         Reply(200, {"metadata": {"resourceVersion": "7"}, "items": [JOB]}),
     ]
-    found = api.list(PODS, Selector(labels="app=kinetic", namespace=""))
-    assert (len(found.items), found.pages) == (2, 2)
+    answer = api.list(PODS, Selector(labels="app=kinetic", namespace=""))
+    assert (len(answer.items), answer.pages) == (2, 2)
     assert script.asked()[0] == "GET /api/v1/pods?labelSelector=app%3Dkinetic&limit=500"
     assert script.asked()[1].endswith("&continue=x")
 
@@ -127,8 +127,8 @@ def test_a_creation_whose_answer_was_lost_is_ours_where_it_may_not_be_read(
     api: Api, script: Script
 ) -> None:
     exists = Reply(409, status(409, 'secrets "a" already exists', reason="AlreadyExists"))
-    said = 'secrets "a" is forbidden: User "eve" cannot get resource "secrets"'
-    script.replies = [Reply(0), exists, Reply(403, status(403, said, reason="Forbidden"))]
+    message = 'secrets "a" is forbidden: User "eve" cannot get resource "secrets"'
+    script.replies = [Reply(0), exists, Reply(403, status(403, message, reason="Forbidden"))]
     assert api.create(SECRETS, JOB) == JOB
 
 
@@ -136,8 +136,8 @@ def test_a_creation_whose_answer_was_lost_is_ours_where_it_may_not_be_read(
 def test_a_quota_in_conflict_is_not_an_object_that_exists(
     api: Api, script: Script, slept: list[float], first: int
 ) -> None:
-    said = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
-    conflict = status(409, said, reason="Conflict")
+    message = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+    conflict = status(409, message, reason="Conflict")
     script.replies = [Reply(first, conflict), Reply(409, conflict), Reply(201, JOB)]
     assert api.create(SECRETS, JOB) == JOB
     assert (len(script.requests), len(slept)) == (3, 2)
@@ -185,8 +185,8 @@ def test_discovery(api: Api, script: Script) -> None:
     ]
     assert api.knows(JOBSETS)
     assert not api.knows(JOBSETS)
-    found = api.version()
-    assert (found.text, found.major, found.minor) == ("v1.33.4-gke.1", 1, 33)
+    answer = api.version()
+    assert (answer.text, answer.major, answer.minor) == ("v1.33.4-gke.1", 1, 33)
 
 
 def test_the_time_is_that_of_the_server(script: Script) -> None:
@@ -198,7 +198,7 @@ def test_the_time_is_that_of_the_server(script: Script) -> None:
         assert api.now() == 3600.0
         script.date = "noon"
         assert not api.knows(PODS)
-        assert api.now() == 3600.0  # It stays what it was.
+        assert api.now() == 3600.0  # unchanged
 
 
 def test_rights_are_asked_for(api: Api, script: Script) -> None:
@@ -238,8 +238,8 @@ def test_expired_credentials_are_renewed_once(script: Script, tmp_path: Any) -> 
 def test_a_process_has_one_connection_to_a_server_for_each_user_and_namespace() -> None:
     access = Access("https://127.0.0.1:1", user={"token": "t"})
     first = connection.share_connection(access, {"PATH": "/a", "SEED": "1"})
-    again = connection.share_connection(replace(access), {"PATH": "/a", "SEED": "2"})
-    assert again is first
+    second = connection.share_connection(replace(access), {"PATH": "/a", "SEED": "2"})
+    assert second is first
     others = [
         connection.share_connection(access, {"PATH": "/b"}),
         connection.share_connection(access, {"PATH": "/a", "https_proxy": "p"}),

@@ -1,4 +1,4 @@
-"""Why a job does not run, over what a real control plane sent."""
+"""The diagnosis of jobs, over recordings of a real control plane."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def observed(world: World, scenario: str, name: str) -> Observed | None:
 
 
 def findings(scenario: str, name: str) -> list[JobDiagnosis | None]:
-    seen = (observed(world, scenario, name) for _, world in recorded.worlds(scenario))
-    return [diagnose(s) for s in seen if s is not None]
+    facts = (observed(world, scenario, name) for _, world in recorded.worlds(scenario))
+    return [diagnose(s) for s in facts if s is not None]
 
 
 EXPECTED: dict[tuple[str, str], list[tuple[JobCause | None, bool, tuple[int, ...]]]] = {
@@ -99,8 +99,8 @@ EXPECTED: dict[tuple[str, str], list[tuple[JobCause | None, bool, tuple[int, ...
     ("25-job-retries", "retry"): [(JobCause.HOST_FAILED, HOPELESS, (0,))],
     ("26-job-restart-on-failure", "again"): [(JobCause.HOST_FAILED, HOPELESS, ())],
 }
-"""What is found on the way, in this order, the last of it being the last word (where nothing is
-wrong at the end, only what is named comes before)."""
+"""The findings of each recording, in order; the last one is also the final one. If nothing is wrong
+at the end, only the listed findings come before."""
 
 
 def test_every_recording_is_in_the_table() -> None:
@@ -109,29 +109,29 @@ def test_every_recording_is_in_the_table() -> None:
 
 @pytest.mark.parametrize(("scenario", "name"), EXPECTED)
 def test_what_is_found_in_the_order_in_which_it_is(scenario: str, name: str) -> None:
-    said = [
+    sentences = [
         (f.kind, f.hopeless, f.hosts) if f else (None, False, ()) for f in findings(scenario, name)
     ]
-    found = [key for key, _ in groupby(said)]
+    finding = [key for key, _ in groupby(sentences)]
     expected = EXPECTED[scenario, name]
-    at = [max(n for n, f in enumerate(found) if f == e) if e in found else -1 for e in expected]
-    assert -1 not in at, found
+    at = [max(n for n, f in enumerate(finding) if f == e) if e in finding else -1 for e in expected]
+    assert -1 not in at, finding
     if expected[-1][0] is not None:
-        assert found[-1] == expected[-1]
+        assert finding[-1] == expected[-1]
     if expected == [(None, False, ())]:
-        assert {f[0] for f in found} <= {None, JobCause.PREPARING}
+        assert {f[0] for f in finding} <= {None, JobCause.PREPARING}
 
 
 @pytest.mark.parametrize(("scenario", "name"), EXPECTED)
 def test_sentences_are_for_people_and_do_not_flutter(scenario: str, name: str) -> None:
-    said = [f.sentence for f in findings(scenario, name) if f]
-    for sentence in said:
+    sentences = [f.sentence for f in findings(scenario, name) if f]
+    for sentence in sentences:
         assert sentence[0].isupper() or sentence[0].isdigit()
         assert sentence.endswith(".")
         assert ".." not in sentence
         assert "None" not in sentence
         assert "  " not in sentence
-    assert len([key for key, _ in groupby(said)]) <= 10
+    assert len([key for key, _ in groupby(sentences)]) <= 10
 
 
 @pytest.mark.parametrize(
@@ -154,31 +154,33 @@ def test_sentences_are_for_people_and_do_not_flutter(scenario: str, name: str) -
     ],
 )
 def test_what_the_sentence_names(scenario: str, name: str, t: float, words: str) -> None:
-    seen = observed(recorded.world_at(scenario, t), scenario, name)
-    assert seen is not None
-    found = diagnose(seen)
-    assert found is not None
-    assert words in found.sentence
+    facts = observed(recorded.world_at(scenario, t), scenario, name)
+    assert facts is not None
+    finding = diagnose(facts)
+    assert finding is not None
+    assert words in finding.sentence
 
 
 def test_who_went_first_where_only_the_jobs_deletions_tell_it() -> None:
-    seen = observed(
+    facts = observed(
         recorded.world_at("09-jobset-host-2-fails", 9), "09-jobset-host-2-fails", "train"
     )
-    assert seen is not None
+    assert facts is not None
     world = recorded.world_at("09-jobset-host-2-fails", 9)
-    told = [e for e in world.all("events") if e.get("type") != "Warning"]
-    jobs = [job | {"status": failed_silently(job)} for job in seen.jobs]
-    workload = seen.workload | {"status": failed_silently(seen.workload)}
-    found = diagnose(replace(seen, workload=workload, pods=(), jobs=jobs, events=by_name(*told)))
-    assert found is not None
-    assert (found.kind, found.hopeless, found.hosts) == (JobCause.HOST_FAILED, True, (2,))
-    assert found.sentence.startswith("The pod of host 2 was deleted, or ended")
-    nobody = replace(seen, workload=workload, pods=(), jobs=jobs, events=by_name())
-    assert (diagnose(nobody) or found).hosts == ()
+    deletions = [e for e in world.all("events") if e.get("type") != "Warning"]
+    jobs = [job | {"status": failed_silently(job)} for job in facts.jobs]
+    workload = facts.workload | {"status": failed_silently(facts.workload)}
+    finding = diagnose(
+        replace(facts, workload=workload, pods=(), jobs=jobs, events=by_name(*deletions))
+    )
+    assert finding is not None
+    assert (finding.kind, finding.hopeless, finding.hosts) == (JobCause.HOST_FAILED, True, (2,))
+    assert finding.sentence.startswith("The pod of host 2 was deleted, or ended")
+    nobody = replace(facts, workload=workload, pods=(), jobs=jobs, events=by_name())
+    assert (diagnose(nobody) or finding).hosts == ()
 
 
 def failed_silently(thing: dict[str, Any]) -> dict[str, Any]:
-    """What a workload says when pods of it were deleted: that it failed, and nothing else."""
-    said = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
-    return thing["status"] | {"conditions": [said]}
+    """Return the status of a workload whose pods were deleted: it failed, without details."""
+    sentences = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    return thing["status"] | {"conditions": [sentences]}

@@ -1,4 +1,4 @@
-"""What a real API server's refusals become."""
+"""The errors for a real API server's refusals."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def error(exchange: dict[str, Any]) -> KineticError:
 
 @pytest.mark.parametrize("exchange", ERRORS, ids=lambda e: e["what"][:40])
 def test_each_refusal_says_what_was_tried(exchange: dict[str, Any]) -> None:
-    found = error(exchange)
-    assert isinstance(found, BackendUnavailable | PreflightError | SubmitError | NotFound)
-    sentence = str(found)
-    assert sentence[0].isupper()
-    assert ".." not in sentence
+    raised = error(exchange)
+    assert isinstance(raised, BackendUnavailable | PreflightError | SubmitError | NotFound)
+    text = str(raised)
+    assert text[0].isupper()
+    assert ".." not in text
     status = exchange["response"]["status"]
     if status in (429, 503, 504):
-        assert isinstance(found, BackendUnavailable)
+        assert isinstance(raised, BackendUnavailable)
     if status in (401, 415, 422):
-        assert isinstance(found, PreflightError)
+        assert isinstance(raised, PreflightError)
 
 
 @pytest.mark.parametrize(
@@ -74,33 +74,33 @@ def test_each_refusal_says_what_was_tried(exchange: dict[str, Any]) -> None:
     ],
 )
 def test_what_the_sentence_names(what: str, kind: type[KineticError], words: str) -> None:
-    found = error(recorded.exchange("17-errors", what))
-    assert type(found) is kind
-    assert words in str(found)
+    raised = error(recorded.exchange("17-errors", what))
+    assert type(raised) is kind
+    assert words in str(raised)
 
 
 def test_a_list_that_continues_from_too_long_ago_is_told_from_an_outage() -> None:
-    gone = next(e for e in ERRORS if e["response"]["status"] == 410)
-    assert type(error(gone)) is errors.Expired
+    expired = next(e for e in ERRORS if e["response"]["status"] == 410)
+    assert type(error(expired)) is errors.Expired
 
 
 def test_what_is_too_large_does_not_pass_with_time() -> None:
-    said = json.dumps({"kind": "Status", "message": "etcdserver: request is too large"})
-    assert not errors.may_pass(500, said)
-    assert isinstance(error_of(ApiCall("create", JOBSETS, "ml"), 500, said), errors.Refused)
+    message = json.dumps({"kind": "Status", "message": "etcdserver: request is too large"})
+    assert not errors.may_pass(500, message)
+    assert isinstance(error_of(ApiCall("create", JOBSETS, "ml"), 500, message), errors.Refused)
     assert errors.may_pass(500, "")
     assert isinstance(error_of(ApiCall("list", PODS), 500, b"oops"), BackendUnavailable)
 
 
 def test_jobsets_that_are_not_installed_come_with_the_command() -> None:
-    found = error_of(ApiCall("create", JOBSETS, "ml"), 404, b"404 page not found\n")
-    assert isinstance(found, errors.NotInstalled)
-    assert "kubectl apply --server-side" in str(found)
+    raised = error_of(ApiCall("create", JOBSETS, "ml"), 404, b"404 page not found\n")
+    assert isinstance(raised, errors.NotInstalled)
+    assert "kubectl apply --server-side" in str(raised)
 
 
 def test_a_quota_on_objects_is_no_missing_right() -> None:
-    said = 'jobs.batch "x" is forbidden: exceeded quota: counts, requested: count/jobs.batch=1'
-    body = json.dumps({"kind": "Status", "reason": "Forbidden", "message": said})
+    message = 'jobs.batch "x" is forbidden: exceeded quota: counts, requested: count/jobs.batch=1'
+    body = json.dumps({"kind": "Status", "reason": "Forbidden", "message": message})
     assert isinstance(error_of(ApiCall("create", JOBS, "ml"), 403, body), errors.Refused)
 
 
@@ -122,15 +122,15 @@ def test_paths() -> None:
     ],
 )
 def test_users_see_the_public_error(kind: type[KineticError]) -> None:
-    (shown,) = traceback.format_exception_only(kind("It says so."))
+    (text,) = traceback.format_exception_only(kind("It says so."))
     public = kind.__bases__[0].__name__
-    assert shown == f"kinetic.errors.{public}: It says so.\n"
-    again = pickle.loads(pickle.dumps(kind("It says so.")))
-    assert (type(again), str(again)) == (kind.__bases__[0], "It says so.")
+    assert text == f"kinetic.errors.{public}: It says so.\n"
+    copy = pickle.loads(pickle.dumps(kind("It says so.")))
+    assert (type(copy), str(copy)) == (kind.__bases__[0], "It says so.")
 
 
 def test_a_proxy_that_does_not_answer_is_suspected() -> None:
     call = ApiCall("list", PODS, "ml")
-    told = str(errors.explain_unreachable(call, "https://c", OSError("Unable to connect to proxy")))
-    assert "Check your proxy; hosts that need no proxy belong in NO_PROXY" in told
+    text = str(errors.explain_unreachable(call, "https://c", OSError("Unable to connect to proxy")))
+    assert "Check your proxy; hosts that need no proxy belong in NO_PROXY" in text
     assert "proxy" not in str(errors.explain_unreachable(call, "https://c", OSError("refused")))

@@ -1,4 +1,4 @@
-"""What a job is, by the cluster and by its records: which of them is asked, and who is right."""
+"""The status of a job, by the cluster and by its records: which is read, and which one decides."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ EVENTS = layout.JobKeys("job-1").events
 
 def pod(host: int, phase: str = "Running") -> dict[str, Any]:
     labels = {"batch.kubernetes.io/job-completion-index": str(host)}
-    made = JOB["metadata"]["creationTimestamp"]  # type: ignore[index]
+    created_at = JOB["metadata"]["creationTimestamp"]  # type: ignore[index]
     state = {"running": {}} if phase == "Running" else {}
     return {
-        "metadata": {"name": f"p{host}", "labels": labels, "creationTimestamp": made},
+        "metadata": {"name": f"p{host}", "labels": labels, "creationTimestamp": created_at},
         "spec": {"containers": [{"name": "kinetic"}]},
         "status": {
             "phase": phase,
@@ -53,7 +53,7 @@ def job(
     after_s: float = 1.0,
     **answers: Any,
 ) -> states.JobFacts:
-    """Facts that fail the test if something is asked that has no answer here."""
+    """Return facts that fail the test if a function without an answer is called."""
 
     def answer(name: str) -> Any:
         return lambda *_: answers[name] if name in answers else pytest.fail(f"asks {name}")
@@ -87,8 +87,8 @@ def test_a_job_without_a_workload(answers: dict[str, Any], phase: JobStatus) -> 
 
 
 def test_nothing_is_asked_about_what_the_cluster_knows() -> None:
-    for known in (Status(JobStatus.SUCCEEDED), Status(JobStatus.RUNNING, "x")):
-        assert states.judge(job(known, pod(0), pod(1))) == (known, None)
+    for status in (Status(JobStatus.SUCCEEDED), Status(JobStatus.RUNNING, "x")):
+        assert states.judge(job(status, pod(0), pod(1))) == (status, None)
 
 
 def test_workers_of_pathways_are_no_hosts() -> None:
@@ -100,7 +100,7 @@ def test_workers_of_pathways_are_no_hosts() -> None:
 @pytest.mark.parametrize(
     ("answers", "head", "phase"),
     [
-        ({}, True, JobStatus.RUNNING),  # A head is replaced.
+        ({}, True, JobStatus.RUNNING),  # The cluster replaces a head.
         ({"goes_on": True}, False, JobStatus.RUNNING),
         ({"goes_on": False, "has": [CANCELLED]}, False, JobStatus.RUNNING),
         ({"goes_on": False, "has": []}, False, JobStatus.FAILED),
@@ -132,7 +132,11 @@ def test_an_elastic_job_that_has_begun_goes_on_without_a_slice() -> None:
 @pytest.mark.parametrize(
     ("finding", "after_s", "phase"),
     [
-        (NEVER, 1000.0, JobStatus.PENDING),  # It is about a slice, which may come or not.
+        (
+            NEVER,
+            1000.0,
+            JobStatus.PENDING,
+        ),  # A job can do without the slice.
         (replace(NEVER, hosts=(0,)), 1000.0, JobStatus.FAILED),
         (None, 1000.0, JobStatus.PENDING),  # The new pod of the head is 10 s old.
         (None, 1060.0, JobStatus.FAILED),
@@ -168,10 +172,10 @@ def test_a_secret_may_be_on_its_way_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("after_s", "pods", "answers", "phase"),
     [
-        (1.0, [pod(0, "Pending")], {}, JobStatus.PENDING),  # The plan is not even read.
+        (1.0, [pod(0, "Pending")], {}, JobStatus.PENDING),  # too early to read the plan
         (50.0, [pod(0, "Pending")], {"start_timeout_s": 60.0}, JobStatus.PENDING),
         (70.0, [pod(0, "Pending")], {"start_timeout_s": 60.0}, JobStatus.FAILED),
-        # Host 0 watches the start, if it has begun to.
+        # Host 0 watches the start, once it has written events.
         (70.0, [pod(0)], {"start_timeout_s": 60.0, "has": [EVENTS]}, JobStatus.PENDING),
         (70.0, [pod(0)], {"start_timeout_s": 60.0, "has": []}, JobStatus.FAILED),
     ],

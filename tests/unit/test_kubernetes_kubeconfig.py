@@ -1,4 +1,4 @@
-"""Which cluster, and who asks: from kubeconfig files, never written."""
+"""Clusters and users from kubeconfig files, which are never written."""
 
 from __future__ import annotations
 
@@ -202,16 +202,16 @@ def credential(token: str) -> str:
 
 @pytest.mark.starts_processes
 def test_a_plugin_logs_in(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
+    request_file = tmp_path / "seen"
     command = plugin(
         tmp_path / "login",
-        f'echo "$KUBERNETES_EXEC_INFO" > {seen}; test "$EXTRA" = yes || exit 1\n'
+        f'echo "$KUBERNETES_EXEC_INFO" > {request_file}; test "$EXTRA" = yes || exit 1\n'
         f"printf '%s' '{credential('abc')}'",
     )
     access = access_with(command, env=[{"name": "EXTRA", "value": "yes"}], interactiveMode="Never")
     assert log_in(access, {"PATH": os.defpath}) == {"token": "abc"}
-    asked = json.loads(seen.read_text())
-    assert (asked["kind"], asked["spec"]) == ("ExecCredential", {"interactive": False})
+    request = json.loads(request_file.read_text())
+    assert (request["kind"], request["spec"]) == ("ExecCredential", {"interactive": False})
 
 
 @pytest.mark.starts_processes
@@ -321,8 +321,8 @@ def test_other_ways_to_log_in() -> None:
 def test_a_job_stays_where_its_submission_found_the_current_context(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`kubectx` and `kubens` are for the next one: a job that its reader looked for in another
-    namespace was judged to be removed."""
+    """`kubectx` and `kubens` affect later jobs only: a job whose reader used another namespace was
+    judged to be removed."""
     path = config_file(tmp_path / "config", "one", "two", current="one")
     monkeypatch.setenv("KUBECONFIG", str(path))
     for name, value in (("BACKEND", "gke"), ("PROJECT", "p")):

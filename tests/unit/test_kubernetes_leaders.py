@@ -1,6 +1,5 @@
-"""A leader that is lost with its pod is seen at once, not when the other pods have ended.
-
-In: a gang on the double of a cluster, whose pods take long to end. Out: its status.
+"""A leader that is lost with its pod is noticed at once, before the other pods have ended. The pods
+of the gang, on the double of a cluster, take long to end.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.cluster(deaf=True)
 
 
 class Gang:
-    """Four pods that run, and what their leader has written."""
+    """Four running pods, and the records of their leader."""
 
     def __init__(self, cluster: FakeCluster, *, retries: int = 0) -> None:
         self.cluster, self.store = cluster, MemoryStore()
@@ -71,7 +70,7 @@ class Gang:
         return self.backend.status([self.ref])[self.plan.job_id]
 
     def is_over(self) -> bool:
-        """Whether its pods have ended, by which the cluster knows it."""
+        """True if the pods have ended, so that the cluster reports the failure."""
         return any(is_true(jobset, "Failed") for jobset in self.cluster.objects("jobsets"))
 
 

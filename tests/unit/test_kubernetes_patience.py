@@ -1,6 +1,5 @@
-"""How much one job that waits asks of its cluster, and what is said when it does not wait any more.
-
-In: objects of a scripted API, a clock. Out: requests by kind, statuses, sentences.
+"""The requests for one waiting job, and its reasons after it has waited, with a scripted API and a
+clock.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ A_MINUTE = 20
 
 
 class Waiting:
-    """A job of four hosts, the objects of its cluster, and what was asked for."""
+    """A job of four hosts, the objects of its cluster, and the requests by kind."""
 
     namespace = "ml"
 
@@ -51,7 +50,7 @@ class Waiting:
         place, job_id = self.plan.place, self.plan.job_id
         self.ref = JobRef(job_id, place, "x", "f", "f", 0.0, self.store.uri, hosts=4)
         self.store.put(layout.JobKeys(job_id).plan, json.dumps(self.plan.to_json()).encode())
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.fields: list[str] = []
         self.refused: set[Resource] = set()
         self.workload = self.own(jobset())
@@ -67,7 +66,7 @@ class Waiting:
         return self.at
 
     def list(self, resource: Resource, selection: Selector) -> ObjectList:
-        self.asked[resource.plural] += 1
+        self.requests[resource.plural] += 1
         if resource in self.refused:
             raise Forbidden("You may not.")
         if resource is EVENTS:
@@ -78,7 +77,7 @@ class Waiting:
         return self.backend.status([self.ref])[self.ref.job_id]
 
     def follow(self, seconds: int) -> None:
-        """Ask as often as who follows the job does."""
+        """Read the status as often as a follower of the job does."""
         for _ in range(4 * seconds):
             assert self.status().phase is JobStatus.PENDING
             self.at += 0.25
@@ -99,7 +98,7 @@ def pull_images(job: Waiting) -> None:
     state = {"waiting": {"reason": "ContainerCreating"}}
     own = [{"name": "main", "state": state}]
     pods = [pod(host, node=f"n{host}", containerStatuses=own) for host in range(4)]
-    job.objects[PODS] = [job.own(each) for each in pods]
+    job.objects[PODS] = [job.own(waiting_pod) for waiting_pod in pods]
 
 
 def start_again(job: Waiting) -> None:
@@ -125,12 +124,12 @@ def test_a_job_that_waits_asks_twenty_times_a_minute(wait: Callable[[Waiting], N
     job = Waiting()
     wait(job)
     for minute in range(3):
-        job.asked.clear()
+        job.requests.clear()
         job.follow(60)
-        assert 4 <= job.asked.total() <= A_MINUTE, (minute, job.asked)
+        assert 4 <= job.requests.total() <= A_MINUTE, (minute, job.requests)
     assert all(field.startswith("involvedObject.name=kinetic-job-1") for field in job.fields)
     if wait in (queue_up, queue_in_vain):
-        assert not job.asked["nodes"] + job.asked["pods"], "a suspended job has none"
+        assert not job.requests["nodes"] + job.requests["pods"], "a suspended job has none"
 
 
 def test_who_waits_for_long_hears_at_once_that_the_job_runs() -> None:
@@ -151,8 +150,8 @@ def test_a_queue_that_preempted_a_job_is_the_reason_of_its_end() -> None:
     evicted["message"] = "Preempted to accommodate a workload (UID: x) due to prioritization"
     (queued,) = job.objects[QUEUE_WORKLOADS[0]]
     queued["status"] = {"conditions": [evicted]}
-    said = job.backend.why_lost(job.ref, 0)
-    assert said == f"The queue lq evicted the job: {evicted['message']}."
+    reason = job.backend.why_lost(job.ref, 0)
+    assert reason == f"The queue lq evicted the job: {evicted['message']}."
     job.refused = set(QUEUE_WORKLOADS)
     assert job.backend.why_lost(job.ref, 0) == "", "that it waits again is no reason"
 
@@ -160,8 +159,8 @@ def test_a_queue_that_preempted_a_job_is_the_reason_of_its_end() -> None:
 def test_jobs_are_listed_for_a_job_that_was_started_again_only() -> None:
     job = Waiting()
     job.status()
-    assert job.asked["jobs"] == 0
+    assert job.requests["jobs"] == 0
     start_again(job)
     job.at += 5
     job.status()
-    assert job.asked[JOBS.plural] == 1
+    assert job.requests[JOBS.plural] == 1

@@ -1,4 +1,4 @@
-"""Whether a cluster takes a job: a dry run, what it does not see, and once for many jobs."""
+"""The check of a job before submission: a dry run, further needs, and once for many jobs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ALL = Needs("kinetic", "team-a", multi_tier=True, networks=True, buckets=True)
 
 @pytest.fixture
 def cluster() -> ClusterAnswers:
-    made = ClusterAnswers()
-    made.objects["checkpointconfigurations"] = {"metadata": {"name": "c"}}
-    return made
+    answers = ClusterAnswers()
+    answers.objects["checkpointconfigurations"] = {"metadata": {"name": "c"}}
+    return answers
 
 
 def check(cluster: Any, needs: Needs = ALL, *more: dict[str, Any], clock: float = 0.0) -> None:
@@ -39,7 +39,7 @@ def test_a_plain_job_is_two_questions(cluster: ClusterAnswers) -> None:
 def test_many_jobs_ask_once(cluster: ClusterAnswers) -> None:
     for _ in range(200):
         check(cluster, clock=5.0)
-    assert set(cluster.asked.values()) == {1, 2}, "two drivers are looked up"
+    assert set(cluster.asked.values()) == {1, 2}, "two drivers are read"
     check(cluster, Needs("other"), clock=5.0)
     assert cluster.asked["create jobs"] == 2
     check(cluster, clock=5.0 + preflight.COUNTS_S)
@@ -96,8 +96,8 @@ def test_an_older_kueue_is_asked_for_its_queue(cluster: ClusterAnswers) -> None:
 
 
 def test_a_webhook_that_knows_no_dry_run_says_nothing(cluster: ClusterAnswers) -> None:
-    said = 'admission webhook "policy.example.com" does not support dry run'
-    cluster.problems["create", "jobs"] = Refused(said)
+    message = 'admission webhook "policy.example.com" does not support dry run'
+    cluster.problems["create", "jobs"] = Refused(message)
     check(cluster)
 
 
@@ -131,7 +131,7 @@ def test_a_pod_that_is_larger_than_all_machines_is_refused(cluster: ClusterAnswe
         preflight.check(
             cluster, [_job(requests={"memory": "500Gi"}), JOB[1]], Needs(), clock=lambda: 0.0
         )
-    cluster.nodes[0]["spec"]["providerID"] = "gce://p/z/n"  # Its cloud may have larger ones.
+    cluster.nodes[0]["spec"]["providerID"] = "gce://p/z/n"  # A cloud may have larger nodes.
     preflight.check(cluster, [_job(requests={"cpu": "500"}), JOB[1]], Needs(), clock=lambda: 0.0)
     del cluster.nodes[0]["spec"]["providerID"]
     cluster.problems["list", "nodes"] = Forbidden("You may not list nodes.")

@@ -1,4 +1,4 @@
-"""What the doctor says of a cluster, what roles grant, and the list of accelerators."""
+"""The doctor's findings on a cluster, the rights of roles, and the list of accelerators."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NO = Forbidden("You may not.")
 
 @pytest.fixture
 def cluster() -> ClusterAnswers:
-    made = ClusterAnswers()
+    answers = ClusterAnswers()
     spec = {"inMemoryVolumeSize": "60Gi"}
-    made.objects["checkpointconfigurations"] = {"metadata": {"name": "c"}, "spec": spec}
-    return made
+    answers.objects["checkpointconfigurations"] = {"metadata": {"name": "c"}, "spec": spec}
+    return answers
 
 
 def examined(cluster: Any, needs: Needs = ALL) -> dict[str, Finding]:
@@ -35,11 +35,11 @@ def examined(cluster: Any, needs: Needs = ALL) -> dict[str, Finding]:
 
 
 def test_a_cluster_that_is_well(cluster: ClusterAnswers) -> None:
-    found = examined(cluster)
-    assert {f.level for f in found.values()} == {Level.OK}
-    assert list(found)[:3] == ["cluster", "JobSet", "rights"]
-    assert found["node pools"].detail == "tpu (tpu-v6e-slice 4x4, 1 node)"
-    assert found["multi-tier"].detail == "60Gi for each node of c"
+    findings = examined(cluster)
+    assert {f.level for f in findings.values()} == {Level.OK}
+    assert list(findings)[:3] == ["cluster", "JobSet", "rights"]
+    assert findings["node pools"].detail == "tpu (tpu-v6e-slice 4x4, 1 node)"
+    assert findings["multi-tier"].detail == "60Gi for each node of c"
     assert not examined(cluster, Needs()).keys() & {"multi-tier", "network devices"}
 
 
@@ -93,8 +93,8 @@ def test_what_may_not_be_looked_up_is_no_problem(
 def test_a_jobset_that_is_refused_says_why(cluster: ClusterAnswers, error: KineticError) -> None:
     cluster.problems["create", "jobsets"] = error
     cluster.knows = lambda _: True  # type: ignore[method-assign]
-    found = examined(cluster)["JobSet"]
-    assert (found.level, found.detail) == (Level.PROBLEM, "takes no jobs: No.")
+    finding = examined(cluster)["JobSet"]
+    assert (finding.level, finding.detail) == (Level.PROBLEM, "takes no jobs: No.")
 
 
 def test_a_jobset_without_a_controller_takes_no_jobs(cluster: ClusterAnswers) -> None:
@@ -104,8 +104,11 @@ def test_a_jobset_without_a_controller_takes_no_jobs(cluster: ClusterAnswers) ->
 
 def test_a_queue_that_is_stopped(cluster: ClusterAnswers) -> None:
     cluster.objects["localqueues"] = INACTIVE
-    found = examined(cluster)["Kueue"]
-    assert (found.level, found.detail) == (Level.WARN, "the queue team-a admits no jobs: Off.")
+    finding = examined(cluster)["Kueue"]
+    assert (finding.level, finding.detail) == (
+        Level.WARN,
+        "the queue team-a admits no jobs: Off.",
+    )
 
 
 def test_a_configuration_that_the_cluster_refused(cluster: ClusterAnswers) -> None:
@@ -121,9 +124,9 @@ def test_an_old_cluster(cluster: ClusterAnswers) -> None:
 @pytest.mark.parametrize("verb", ["version", "may"])
 def test_a_cluster_that_does_not_answer(cluster: ClusterAnswers, verb: str) -> None:
     cluster.problems[verb, ""] = BackendUnavailable("It does not answer.")
-    (found,) = examined(cluster).values()
+    (finding,) = examined(cluster).values()
     where = f"{cluster.server}, namespace ml"
-    assert (found.level, found.detail) == (Level.PROBLEM, f"{where}: It does not answer.")
+    assert (finding.level, finding.detail) == (Level.PROBLEM, f"{where}: It does not answer.")
 
 
 def test_node_pools_are_listed_by_the_names_that_options_take() -> None:
@@ -133,8 +136,8 @@ def test_node_pools_are_listed_by_the_names_that_options_take() -> None:
         {"metadata": {"name": "cpu", "labels": {}}, "status": {}},
     ]
     machine = {"node.kubernetes.io/instance-type": "ct6e-standard-4t"}
-    for made in nodes[:7]:
-        made["metadata"]["labels"] |= machine
+    for answers in nodes[:7]:
+        answers["metadata"]["labels"] |= machine
     big, odd = pools.live_accelerators(nodes)
     assert (big.name, big.pool, big.slices) == ("tpu-v6e-16", "big", 1)
     assert (odd.name, odd.slices) == ("", 0)

@@ -1,4 +1,4 @@
-"""One list serves all who ask, with a scripted API: how many requests, and how old the answers."""
+"""Snapshots that all callers share, with a scripted API: their requests and their age."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ref(number: int, hosts: int = 1) -> JobRef:
 
 
 class Cluster:
-    """Objects with the label of a job; a clock."""
+    """A scripted API with the objects of jobs, and a clock."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -53,9 +53,9 @@ class Cluster:
 
     def add(self, resource: Resource, job_id: str, phase: str, **meta: Any) -> Document:
         meta |= {"labels": {"kinetic.dev/job-id": job_id}, "name": f"kinetic-{job_id}"}
-        found = {"metadata": meta, "status": {"phase": phase}}
-        self.objects[resource, f"{job_id}{len(meta)}"] = found
-        return found
+        document = {"metadata": meta, "status": {"phase": phase}}
+        self.objects[resource, f"{job_id}{len(meta)}"] = document
+        return document
 
     def list(self, resource: Resource, selection: Selector) -> ObjectList:
         self.calls[f"list {resource.plural}"] += self.pages
@@ -63,7 +63,7 @@ class Cluster:
         self.now += self.takes_s
         if resource in self.problems:
             raise self.problems[resource]
-        items = [each for (kind, _), each in self.objects.items() if kind == resource]
+        items = [obj for (kind, _), obj in self.objects.items() if kind == resource]
         return ObjectList(items, self.pages)
 
 
@@ -72,17 +72,17 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def phase(found: Document | None) -> str:
-    assert found is not None
-    return str(found["status"]["phase"])
+def phase(document: Document | None) -> str:
+    assert document is not None
+    return str(document["status"]["phase"])
 
 
 def test_a_single_question_is_answered_by_two_lists(cluster: Cluster) -> None:
     cluster.add(JOBS, ref(1).job_id, "new")
     cluster.add(PODS, ref(1).job_id, "Running")
-    taken = cluster.reader().read([ref(1)])
-    assert (phase(taken.workload(ref(1))), taken.is_fresh) == ("new", True)
-    assert [phase(pod) for pod in taken.pods_of(ref(1))] == ["Running"]
+    snapshot = cluster.reader().read([ref(1)])
+    assert (phase(snapshot.workload(ref(1))), snapshot.is_fresh) == ("new", True)
+    assert [phase(pod) for pod in snapshot.pods_of(ref(1))] == ["Running"]
     assert cluster.calls == {"list jobs": 1, "list pods": 1}
     assert set(cluster.labels) == {selector([ref(1).job_id])}
 
@@ -109,20 +109,20 @@ def test_a_later_question_gets_the_same_answer_for_some_seconds(cluster: Cluster
 def test_two_hundred_followed_jobs_cost_at_most_sixty_requests_a_minute(
     cluster: Cluster, kinds: tuple[int, ...], pages: int
 ) -> None:
-    """Each is asked for once a second, and each that waits has its reason looked up."""
+    """Each job is read once a second, and the reason of each waiting one, too."""
     cluster.pages = pages
     refs = [ref(number, kinds[number % len(kinds)]) for number in range(200)]
-    for each in refs:
-        cluster.add(JOBS if each.hosts == 1 else JOBSETS, each.job_id, "new")
+    for job in refs:
+        cluster.add(JOBS if job.hosts == 1 else JOBSETS, job.job_id, "new")
     reader = cluster.reader()
     reader.read(refs)
     cluster.calls.clear()
     begun = cluster.now
     while cluster.now < begun + 60:
-        for each in refs:
-            taken = reader.read([each])
-            assert phase(taken.workload(each)) == "new"
-            assert (taken.context.events_of("x"), taken.context.nodes) == ([], [])
+        for job in refs:
+            snapshot = reader.read([job])
+            assert phase(snapshot.workload(job)) == "new"
+            assert (snapshot.context.events_of("x"), snapshot.context.nodes) == ([], [])
             cluster.now += 1 / len(refs)
     assert 0 < cluster.calls.total() <= 60
 
@@ -175,11 +175,11 @@ def test_the_jobs_of_a_jobset_are_not_its_workload(cluster: Cluster) -> None:
 
 def test_threads_that_wait_share_a_list_or_its_failure(cluster: Cluster) -> None:
     cluster.add(JOBS, ref(1).job_id, "new")
-    asked, ready = threading.Semaphore(0), threading.Event()
+    calls, ready = threading.Semaphore(0), threading.Event()
     list_now = cluster.list
 
     def clock() -> float:
-        asked.release()
+        calls.release()
         return time.monotonic()
 
     def list_late(resource: Resource, selection: Selector) -> ObjectList:
@@ -195,13 +195,13 @@ def test_threads_that_wait_share_a_list_or_its_failure(cluster: Cluster) -> None
         cluster.calls.clear()
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(reader.read, [ref(1)], fresh=True) for _ in range(8)]
-            for _ in range(8 + 1):  # The first one has begun a list, the others have asked.
-                assert asked.acquire(timeout=100)
+            for _ in range(8 + 1):  # The first thread has begun a list, the others wait.
+                assert calls.acquire(timeout=100)
             ready.set()
             raised = [type(answer.exception()) for answer in answers]
         assert raised == [type(None) if error is None else error] * 8
         assert cluster.calls["list jobs"] <= 2
-        while asked.acquire(blocking=False):
+        while calls.acquire(blocking=False):
             pass
 
 

@@ -1,4 +1,4 @@
-"""Since when a cluster is to start a job's hosts: what start_timeout counts from."""
+"""The time since which hosts wait to be started, from which start_timeout counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pod(host: int, at: float, phase: str = "Pending", **more: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("given", "pods", "since_s"),
+    ("jobset", "pods", "since_s"),
     [
         (workload(), [], 0),
         (workload(), [pod(0, CREATED_AT + 1), pod(1, CREATED_AT + 2)], 1),
@@ -56,10 +56,10 @@ def pod(host: int, at: float, phase: str = "Pending", **more: Any) -> dict[str, 
         (workload(), [pod(0, CREATED_AT + 1, deletionTimestamp=text(CREATED_AT + 9))], 0),
     ],
 )
-def test_since_when_hosts_are_to_start(given, pods, since_s):
-    current = current_pods(given, pods)
-    found = states.waiting_since(given, current)
-    assert found == (None if since_s is None else CREATED_AT + since_s)
+def test_since_when_hosts_are_to_start(jobset, pods, since_s):
+    current = current_pods(jobset, pods)
+    since = states.waiting_since(jobset, current)
+    assert since == (None if since_s is None else CREATED_AT + since_s)
 
 
 def test_who_watches_over_the_start():

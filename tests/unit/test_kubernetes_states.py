@@ -1,4 +1,4 @@
-"""The state of a job on a cluster, walked over what a real control plane sent."""
+"""The state of a job on a cluster, over recordings of a real control plane."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ PHASES = {
 
 
 def kind_of(scenario: str) -> str:
-    """What the user created: JobSets create Jobs of their own."""
+    """Return the kind of the user's workload: JobSets create Jobs of their own."""
     watched = {row.watch for row in recorded.rows(scenario)}
     return "jobsets" if "jobsets" in watched else "jobs"
 
 
 def workload(world: World, scenario: str, name: str) -> dict[str, Any] | None:
-    found = world.all(kind_of(scenario))
-    return next((o for o in found if o["metadata"]["name"] == name), None)
+    workloads = world.all(kind_of(scenario))
+    return next((o for o in workloads if o["metadata"]["name"] == name), None)
 
 
 def pods_of(world: World, name: str) -> list[dict[str, Any]]:
@@ -98,8 +98,8 @@ def test_every_recording_is_in_the_table() -> None:
     ("scenario", "name"), [(scenario, name) for scenario in PHASES for name in PHASES[scenario]]
 )
 def test_phases_follow_each_other_as_they_should(scenario: str, name: str) -> None:
-    said = [status.phase for status in statuses(scenario, name)]
-    assert [phase for phase, _ in groupby(said)] == [LETTERS[c] for c in PHASES[scenario][name]]
+    phases = [status.phase for status in statuses(scenario, name)]
+    assert [phase for phase, _ in groupby(phases)] == [LETTERS[c] for c in PHASES[scenario][name]]
 
 
 @pytest.mark.parametrize("scenario", PHASES)
@@ -112,9 +112,9 @@ def test_the_end_comes_with_the_condition_not_before(scenario: str) -> None:
                 for c in ((job or {}).get("status") or {}).get("conditions") or ()
                 if c["status"] == "True"
             }
-            said = states.status_of(job, pods_of(world, name)).phase
-            assert (said is JobStatus.SUCCEEDED) == bool(held & {"Complete", "Completed"})
-            assert (said is JobStatus.FAILED) == ("Failed" in held)
+            phases = states.status_of(job, pods_of(world, name)).phase
+            assert (phases is JobStatus.SUCCEEDED) == bool(held & {"Complete", "Completed"})
+            assert (phases is JobStatus.FAILED) == ("Failed" in held)
 
 
 @pytest.mark.parametrize("scenario", sorted(set(PHASES) - {"26-job-restart-on-failure"}))
@@ -124,9 +124,9 @@ def test_a_gang_runs_only_when_each_of_its_programs_has_begun(scenario: str) -> 
             job = workload(world, scenario, name)
             if job is None or "deletionTimestamp" in job["metadata"]:
                 continue
-            said = states.status_of(job, pods_of(world, name))
-            if said.phase is RUNNING:
-                assert not [h for h in said.hosts if h.phase is PENDING]
+            phases = states.status_of(job, pods_of(world, name))
+            if phases.phase is RUNNING:
+                assert not [h for h in phases.hosts if h.phase is PENDING]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How an API server is reached: proxies, certificates."""
+"""Connections to an API server: proxies, certificates."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ JOB = {"metadata": {"name": "a", "labels": {"kinetic.dev/job-id": "job-1"}}}
 
 @pytest.fixture
 def script() -> Iterator[Script]:
-    made = Script()
-    with serving(made) as made.url:
-        yield made
+    pair = Script()
+    with serving(pair) as pair.url:
+        yield pair
 
 
 def test_a_proxy_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,26 +73,26 @@ def test_certificates_that_are_none() -> None:
 
 @pytest.fixture
 def tls(script: Script, tmp_path: Path) -> Iterator[tuple[str, bytes]]:
-    """The same server behind TLS: its address and its certificate."""
-    made = certificate.make("localhost")
+    """The address and the certificate of the same server behind TLS."""
+    pair = certificate.make("localhost")
     chain = tmp_path / "chain.pem"
-    chain.write_text(made.certificate + made.key)
+    chain.write_text(pair.certificate + pair.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(chain)
     with serving(script, context) as url:
-        yield url, made.certificate.encode()
+        yield url, pair.certificate.encode()
 
 
 def test_a_server_is_trusted_by_its_certificate(script: Script, tls: tuple[str, bytes]) -> None:
     url, ca = tls
-    once = CallLimits(tries=1)
+    limits = CallLimits(tries=1)
     script.replies = [Reply(200, JOB), Reply(200, JOB)]
     named = Access(url, cluster=inline(ca) | {"tls-server-name": "localhost"})
-    api = HttpApi(named, {}, patience=once)
+    api = HttpApi(named, {}, patience=limits)
     assert api.get(JOBS, "a") == JOB
     api.close()
     blind = Access(url, cluster={"insecure-skip-tls-verify": True})
-    api = HttpApi(blind, {}, patience=once)
+    api = HttpApi(blind, {}, patience=limits)
     with pytest.warns(Warning, match="Unverified"):
         assert api.get(JOBS, "a") == JOB
     api.close()
@@ -118,7 +118,7 @@ def test_a_caller_shows_a_certificate_and_leaves_no_key_behind(
     ca = inline(own.certificate.encode()) | {"tls-server-name": "localhost"}
     script.replies = [Reply(200, JOB)] * 2
     with serving(script, context) as url:
-        for _ in range(2):  # The client remembers the files, which are gone.
+        for _ in range(2):  # The client remembers the removed files.
             access = Access(url, cluster=ca, user=user)
             with contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api:
                 assert api.get(JOBS, "a") == JOB
@@ -126,7 +126,7 @@ def test_a_caller_shows_a_certificate_and_leaves_no_key_behind(
 
 
 def sign_old(folder: Path) -> tuple[Path, bytes]:
-    """The chain of a server, and the certificate of its authority, which names no key."""
+    """Make the chain of a server, and the certificate of an authority that names no key."""
     pytest.importorskip("cryptography")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -160,8 +160,8 @@ def sign_old(folder: Path) -> tuple[Path, bytes]:
 def test_authorities_of_old_clusters_are_trusted_as_before_python_3_13(
     script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def create_strictly(**given: Any) -> ssl.SSLContext:
-        context = create(**given)
+    def create_strictly(**options: Any) -> ssl.SSLContext:
+        context = create(**options)
         context.verify_flags |= ssl.VERIFY_X509_STRICT
         return context
 

@@ -1,4 +1,4 @@
-"""Why a job does not run, over what only GKE, only a queue, or only time can say."""
+"""The diagnosis of waiting jobs, in cases that need GKE, a queue, or time."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def node(name: str, pool: str, topology: str, **labels: str) -> Document:
     }
 
 
-def made_pod(host: int, second: int) -> Document:
-    """A running pod that was made in that second after the job."""
-    made = pod(host, node=f"n{host}", phase="Running")
-    made["metadata"]["creationTimestamp"] = f"2026-11-21T01:00:{second:02d}Z"
+def running_pod(host: int, second: int) -> Document:
+    """Return a running pod that was created this many seconds after the job."""
+    created = pod(host, node=f"n{host}", phase="Running")
+    created["metadata"]["creationTimestamp"] = f"2026-11-21T01:00:{second:02d}Z"
     running = {"name": "main", "state": {"running": {}}}
     ready = {"type": "Ready", "status": "True"}
-    made["status"] |= {"containerStatuses": [running], "conditions": [ready]}
-    return made
+    created["status"] |= {"containerStatuses": [running], "conditions": [ready]}
+    return created
 
 
 FIRST = pod(0, REFUSED)
@@ -113,18 +113,19 @@ NOW = seconds_of("2026-11-21T01:02:00Z")
 POOL = "https://www.googleapis.com/compute/v1/projects/p/zones/z/instanceGroups/gke-tpu-pool-grp"
 
 
-def of(seen: Observed, **more: Any) -> JobDiagnosis:
-    found = diagnose(seen, **more)
-    assert found is not None
-    return found
+def of(facts: Observed, **more: Any) -> JobDiagnosis:
+    finding = diagnose(facts, **more)
+    assert finding is not None
+    return finding
 
 
 def test_the_autoscaler_adds_nodes() -> None:
-    said = f"pod triggered scale-up: [{{{POOL} 0->4 (max: 8)}}]"
-    found = of(
-        Observed(jobset(), [FIRST], events=by_name(event("TriggeredScaleUp", said, FIRST))), now=NOW
+    words = f"pod triggered scale-up: [{{{POOL} 0->4 (max: 8)}}]"
+    finding = of(
+        Observed(jobset(), [FIRST], events=by_name(event("TriggeredScaleUp", words, FIRST))),
+        now=NOW,
     )
-    assert found == JobDiagnosis(
+    assert finding == JobDiagnosis(
         JobCause.PROVISIONING,
         "Nodes are being added for the job: gke-tpu-pool-grp from 0 to 4 nodes.",
         hosts=(0,),
@@ -132,17 +133,17 @@ def test_the_autoscaler_adds_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "hopeless"),
+    ("words", "kind", "hopeless"),
     [
         ("3 node(s) didn't match Pod's node affinity/selector", JobCause.NO_NODE_POOL, True),
         ("1 max node group size reached, 2 node(s) didn't match", JobCause.NO_SCALE_UP, False),
     ],
 )
-def test_the_autoscaler_adds_none(said: str, kind: JobCause, hopeless: bool) -> None:
-    why = event("NotTriggerScaleUp", f"pod didn't trigger scale-up: {said}", FIRST)
-    found = of(Observed(jobset(), [FIRST], events=by_name(why)))
-    assert (found.kind, found.hopeless) == (kind, hopeless)
-    assert said in found.sentence
+def test_the_autoscaler_adds_none(words: str, kind: JobCause, hopeless: bool) -> None:
+    why = event("NotTriggerScaleUp", f"pod didn't trigger scale-up: {words}", FIRST)
+    finding = of(Observed(jobset(), [FIRST], events=by_name(why)))
+    assert (finding.kind, finding.hopeless) == (kind, hopeless)
+    assert words in finding.sentence
 
 
 def test_the_newest_word_of_the_autoscaler_counts() -> None:
@@ -150,35 +151,35 @@ def test_the_newest_word_of_the_autoscaler_counts() -> None:
     then = event(
         "FailedScaleUp", "Node scale up in zones z failed: GCE out of resources.", FIRST, n=9
     )
-    found = of(Observed(jobset(), [FIRST], events=by_name(then, first)))
-    assert (found.kind, found.hopeless) == (JobCause.NO_SCALE_UP, False)
-    assert "GCE out of resources" in found.sentence
+    finding = of(Observed(jobset(), [FIRST], events=by_name(then, first)))
+    assert (finding.kind, finding.hopeless) == (JobCause.NO_SCALE_UP, False)
+    assert "GCE out of resources" in finding.sentence
 
 
 def test_no_such_node_is_hopeless_once_no_autoscaler_can_be_expected_any_more() -> None:
-    there = [node("n0", "small", "2x2")]
-    seen = Observed(jobset(), [FIRST], nodes=there)
-    early = of(seen, now=seconds_of("2026-11-21T01:00:30Z"))
+    existing = [node("n0", "small", "2x2")]
+    facts = Observed(jobset(), [FIRST], nodes=existing)
+    early = of(facts, now=seconds_of("2026-11-21T01:00:30Z"))
     assert (early.kind, early.hopeless) == (JobCause.NO_NODE_POOL, False)
     assert "Its node pools: small (tpu-v6e-slice 2x2, 1 node)." in early.sentence
-    assert of(seen, now=NOW).hopeless
-    assert not of(seen, now=NOW, scale_up_s=600).hopeless
+    assert of(facts, now=NOW).hopeless
+    assert not of(facts, now=NOW, scale_up_s=600).hopeless
 
 
 def test_a_pool_that_lacks_a_node_of_the_slice() -> None:
-    there = [node(f"n{n}", "tpu", "4x4") for n in range(3)]
-    found = of(Observed(jobset(), [pod(0, SHORT)], nodes=there), now=NOW)
-    assert (found.kind, found.hopeless) == (JobCause.PARTIAL_SLICE, False)
-    assert found.sentence.startswith("Only 3 of the 4 nodes of a slice with tpu-v6e-slice 4x4")
+    existing = [node(f"n{n}", "tpu", "4x4") for n in range(3)]
+    finding = of(Observed(jobset(), [pod(0, SHORT)], nodes=existing), now=NOW)
+    assert (finding.kind, finding.hopeless) == (JobCause.PARTIAL_SLICE, False)
+    assert finding.sentence.startswith("Only 3 of the 4 nodes of a slice with tpu-v6e-slice 4x4")
     two_pools = [node(f"n{n}", f"tpu-{n % 2}", "4x4") for n in range(6)]
     assert of(Observed(jobset(), [pod(0, SHORT)], nodes=two_pools)).kind is JobCause.PARTIAL_SLICE
 
 
 def test_all_nodes_are_taken() -> None:
-    there = [node(f"n{n}", "tpu", "4x4") for n in range(4)]
-    found = of(Observed(jobset(), [pod(0, SHORT)], nodes=there), now=NOW)
-    assert (found.kind, found.hopeless) == (JobCause.NO_ROOM, False)
-    assert "The 4 nodes with tpu-v6e-slice 4x4 are in use" in found.sentence
+    existing = [node(f"n{n}", "tpu", "4x4") for n in range(4)]
+    finding = of(Observed(jobset(), [pod(0, SHORT)], nodes=existing), now=NOW)
+    assert (finding.kind, finding.hopeless) == (JobCause.NO_ROOM, False)
+    assert "The 4 nodes with tpu-v6e-slice 4x4 are in use" in finding.sentence
 
 
 @pytest.mark.parametrize(
@@ -215,21 +216,21 @@ def test_all_nodes_are_taken() -> None:
 )
 def test_pods_that_are_not_let_in(message: str, kind: JobCause, hopeless: bool, words: str) -> None:
     refused = event("FailedCreate", message, "kinetic-job-1-host-0", kind="Job")
-    found = of(Observed(jobset(), events=by_name(refused)), now=NOW)
-    assert (found.kind, found.hopeless, found.hosts) == (kind, hopeless, (0, 1, 2, 3))
-    assert words in found.sentence
+    finding = of(Observed(jobset(), events=by_name(refused)), now=NOW)
+    assert (finding.kind, finding.hopeless, finding.hosts) == (kind, hopeless, (0, 1, 2, 3))
+    assert words in finding.sentence
 
 
 def refusal(first: int, last: int) -> Document:
-    said = 'Error creating: admission webhook "mpod.kb.io" denied the request: Job ml/j not found'
-    refused = event("FailedCreate", said, "kinetic-job-1-host-0", kind="Job", n=last)
+    words = 'Error creating: admission webhook "mpod.kb.io" denied the request: Job ml/j not found'
+    refused = event("FailedCreate", words, "kinetic-job-1-host-0", kind="Job", n=last)
     return refused | {"firstTimestamp": f"2026-11-21T01:00:{first:02d}Z"}
 
 
 @pytest.mark.parametrize(
     ("first", "last", "after_s", "hopeless"),
     [
-        (0, 0, 1, False),  # Kueue's webhook has not heard of the Job yet; a second try is let in
+        (0, 0, 1, False),  # Kueue's webhook does not know the Job yet; a second try succeeds
         (0, 15, 29, False),
         (0, 15, 30, True),
         (20, 35, 45, False),
@@ -238,20 +239,21 @@ def refusal(first: int, last: int) -> Document:
 def test_a_refusal_is_final_once_it_stands(
     first: int, last: int, after_s: int, hopeless: bool
 ) -> None:
-    found = of(Observed(jobset(), events=by_name(refusal(first, last))), now=START + after_s)
-    assert (found.kind, found.hopeless) == (JobCause.REFUSED, hopeless)
+    finding = of(Observed(jobset(), events=by_name(refusal(first, last))), now=START + after_s)
+    assert (finding.kind, finding.hopeless) == (JobCause.REFUSED, hopeless)
     assert not of(Observed(jobset(), events=by_name(refusal(first, last)))).hopeless
 
 
 def test_a_refusal_is_over_once_a_pod_was_made_after_it() -> None:
-    """A pod that is replaced later does not fail the job by what was said at its start."""
-    made = [made_pod(host, 20) for host in (0, 1, 2)]
+    """A pod that is replaced later must not fail the job because of a refusal at the start."""
+    created = [running_pod(host, 20) for host in (0, 1, 2)]
     assert (
-        diagnose(Observed(jobset(), made, events=by_name(refusal(0, 15))), now=START + 59) is None
+        diagnose(Observed(jobset(), created, events=by_name(refusal(0, 15))), now=START + 59)
+        is None
     )
-    late = of(Observed(jobset(), made, events=by_name(refusal(0, 25))), now=START + 49)
+    late = of(Observed(jobset(), created, events=by_name(refusal(0, 25))), now=START + 49)
     assert (late.kind, late.hopeless, late.hosts) == (JobCause.REFUSED, False, (3,))
-    assert of(Observed(jobset(), made, events=by_name(refusal(0, 25))), now=START + 50).hopeless
+    assert of(Observed(jobset(), created, events=by_name(refusal(0, 25))), now=START + 50).hopeless
 
 
 def test_a_refusal_of_before_a_queue_admitted_the_job_does_not_count() -> None:
@@ -264,15 +266,15 @@ def test_a_refusal_of_before_a_queue_admitted_the_job_does_not_count() -> None:
     assert of(Observed(workload, events=by_name(refusal(0, 25))), now=START + 50).hopeless
 
 
-def over(asked: str, limit: str, *, used: str = "0", noun: str = "pods") -> str:
+def over(amount: str, limit: str, *, used: str = "0", noun: str = "pods") -> str:
     return (
-        f'{noun} "x" is forbidden: exceeded quota: q, requested: {asked}, used: '
-        f"{asked.partition('=')[0]}={used}, limited: {asked.partition('=')[0]}={limit}"
+        f'{noun} "x" is forbidden: exceeded quota: q, requested: {amount}, used: '
+        f"{amount.partition('=')[0]}={used}, limited: {amount.partition('=')[0]}={limit}"
     )
 
 
 @pytest.mark.parametrize(
-    ("asked", "limit", "hopeless"),
+    ("amount", "limit", "hopeless"),
     [
         ("requests.google.com/tpu=4", "16", False),
         ("requests.google.com/tpu=4", "12", True),
@@ -283,28 +285,28 @@ def over(asked: str, limit: str, *, used: str = "0", noun: str = "pods") -> str:
     ],
 )
 def test_a_quota_smaller_than_the_gang_never_lets_it_in(
-    asked: str, limit: str, hopeless: bool
+    amount: str, limit: str, hopeless: bool
 ) -> None:
-    """Some of its pods run, and wait for the others."""
-    refused = event("FailedCreate", over(asked, limit), "kinetic-job-1-host-0", kind="Job")
-    found = of(Observed(jobset(), [pod(0)], events=by_name(refused)))
-    assert (found.kind, found.hopeless, found.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
-    text = f"each of its 4 pods needs {asked}" if hopeless else "refuses 3 pods of the job"
-    assert text in found.sentence
+    """Some of the pods run, and wait for the others."""
+    refused = event("FailedCreate", over(amount, limit), "kinetic-job-1-host-0", kind="Job")
+    finding = of(Observed(jobset(), [pod(0)], events=by_name(refused)))
+    assert (finding.kind, finding.hopeless, finding.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
+    text = f"each of its 4 pods needs {amount}" if hopeless else "refuses 3 pods of the job"
+    assert text in finding.sentence
 
 
 @pytest.mark.parametrize(("limit", "hopeless"), [("1", True), ("2", False)])
 def test_a_quota_of_jobs_is_not_said_of_pods(limit: str, hopeless: bool) -> None:
     workload = jobset()
     workload["spec"]["replicatedJobs"][0]["replicas"] = 2
-    said = over("count/jobs.batch=1", limit, used=limit, noun="jobs.batch")
-    refused = event("JobCreationFailed", said, "kinetic-job-1", kind="JobSet")
-    found = of(Observed(workload, [pod(0)], events=by_name(refused)))
-    assert (found.kind, found.hopeless) == (JobCause.QUOTA, hopeless)
-    assert "pod" not in found.sentence
+    words = over("count/jobs.batch=1", limit, used=limit, noun="jobs.batch")
+    refused = event("JobCreationFailed", words, "kinetic-job-1", kind="JobSet")
+    finding = of(Observed(workload, [pod(0)], events=by_name(refused)))
+    assert (finding.kind, finding.hopeless) == (JobCause.QUOTA, hopeless)
+    assert "pod" not in finding.sentence
     assert (
         "each of its 2 Jobs needs" if hopeless else "refuses some Jobs of the job"
-    ) in found.sentence
+    ) in finding.sentence
 
 
 def test_a_quota_that_an_elastic_job_can_do_with_is_waited_for() -> None:
@@ -313,15 +315,15 @@ def test_a_quota_that_an_elastic_job_can_do_with_is_waited_for() -> None:
     slices[0]["replicas"] = 2
     slices.append({"name": "head", "template": {"spec": {}}})
     for limit, hopeless in (("16", False), ("12", True)):
-        said = over("requests.google.com/tpu=4", limit)
-        refused = event("FailedCreate", said, "kinetic-job-1-host-1", kind="Job")
-        there = [pod(host) for host in range(4)]
-        assert of(Observed(workload, there, events=by_name(refused))).hopeless is hopeless
+        words = over("requests.google.com/tpu=4", limit)
+        refused = event("FailedCreate", words, "kinetic-job-1-host-1", kind="Job")
+        existing = [pod(host) for host in range(4)]
+        assert of(Observed(workload, existing, events=by_name(refused))).hopeless is hopeless
 
 
 def test_a_gang_that_starts_as_usual_is_no_finding() -> None:
-    said = 'admission webhook "vpod.kb.io" denied the request: follower pod node selector for x'
-    usual = event("FailedCreate", f"Error creating: {said}", "kinetic-job-1-host-0", kind="Job")
+    words = 'admission webhook "vpod.kb.io" denied the request: follower pod node selector for x'
+    usual = event("FailedCreate", f"Error creating: {words}", "kinetic-job-1-host-0", kind="Job")
     assert diagnose(Observed(jobset(), events=by_name(usual))) is None
     usual["message"] = usual["message"].replace("follower pod node", "expected 1 leader pod (p)")
     assert diagnose(Observed(jobset(), events=by_name(usual))) is None
@@ -335,7 +337,7 @@ def waiting(reason: str, message: str = "") -> Document:
 
 
 @pytest.mark.parametrize(
-    ("said", "hopeless"),
+    ("words", "hopeless"),
     [
         ("rpc error: code = NotFound desc = x: not found", True),
         ("failed to authorize: 403 Forbidden", True),
@@ -343,30 +345,30 @@ def waiting(reason: str, message: str = "") -> Document:
         ("429 Too Many Requests", False),
     ],
 )
-def test_an_image_that_may_come_later(said: str, hopeless: bool) -> None:
-    found = of(Observed(jobset(1), [waiting("ErrImagePull", said)]))
-    assert (found.kind, found.hopeless) == (JobCause.IMAGE_PULL, hopeless)
+def test_an_image_that_may_come_later(words: str, hopeless: bool) -> None:
+    finding = of(Observed(jobset(1), [waiting("ErrImagePull", words)]))
+    assert (finding.kind, finding.hopeless) == (JobCause.IMAGE_PULL, hopeless)
 
 
 @pytest.mark.parametrize(
-    ("reason", "said", "words"),
+    ("reason", "message", "words"),
     [
         ("InvalidImageName", "invalid reference format", "img is not the name of an image: inv"),
         ("ErrImageNeverPull", "it is not present", "does not have the image img, and may not pull"),
     ],
 )
-def test_an_image_that_will_never_come(reason: str, said: str, words: str) -> None:
-    found = of(Observed(jobset(1), [waiting(reason, said)]))
-    assert (found.kind, found.hopeless, found.hosts) == (JobCause.IMAGE_PULL, True, (0,))
-    assert words in found.sentence
-    assert said in found.sentence
+def test_an_image_that_will_never_come(reason: str, message: str, words: str) -> None:
+    finding = of(Observed(jobset(1), [waiting(reason, message)]))
+    assert (finding.kind, finding.hopeless, finding.hosts) == (JobCause.IMAGE_PULL, True, (0,))
+    assert words in finding.sentence
+    assert message in finding.sentence
 
 
 def test_the_jobs_own_secret_may_still_come() -> None:
     missing = waiting("CreateContainerConfigError", 'secret "kinetic-job-1" not found')
-    found = of(Observed(jobset(1), [missing], own_secret="kinetic-job-1"))
-    assert (found.kind, found.hopeless) == (JobCause.MISSING_SECRET, False)
-    assert "interrupted" in found.sentence
+    finding = of(Observed(jobset(1), [missing], own_secret="kinetic-job-1"))
+    assert (finding.kind, finding.hopeless) == (JobCause.MISSING_SECRET, False)
+    assert "interrupted" in finding.sentence
 
 
 def ended(
@@ -414,23 +416,23 @@ def test_a_cause_comes_before_its_consequences(first: Document, kind: JobCause) 
         ended(1, 1, "RuntimeError: Gloo: connection reset by peer"),
         ended(2, 143),
     ]
-    found = of(Observed(jobset(), [*rest, first]))
-    assert (found.kind, found.hosts[0]) == (kind, 3)
-    assert found.sentence.endswith("Hosts 0, 1, 2 ended after it.")
+    finding = of(Observed(jobset(), [*rest, first]))
+    assert (finding.kind, finding.hosts[0]) == (kind, 3)
+    assert finding.sentence.endswith("Hosts 0, 1, 2 ended after it.")
 
 
 def test_a_pod_that_was_deleted_is_not_to_blame() -> None:
     deleted = ended(0, 137)
     deleted["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:10Z"
-    found = of(Observed(jobset(2), [deleted, ended(1, 137)]))
-    assert found.hosts == (1,)
+    finding = of(Observed(jobset(2), [deleted, ended(1, 137)]))
+    assert finding.hosts == (1,)
 
 
 def test_what_a_program_printed_last_does_not_explain_that_it_was_killed() -> None:
-    found = of(Observed(jobset(2), [ended(0, 137, "step 7: loss 0.3")]))
-    assert found.sentence == "Host 0 failed: it was killed by SIGKILL (exit code 137)."
-    found = of(Observed(jobset(2), [ended(0, 134, "Check failed: ok")]))
-    assert "Check failed: ok" in found.sentence
+    finding = of(Observed(jobset(2), [ended(0, 137, "step 7: loss 0.3")]))
+    assert finding.sentence == "Host 0 failed: it was killed by SIGKILL (exit code 137)."
+    finding = of(Observed(jobset(2), [ended(0, 134, "Check failed: ok")]))
+    assert "Check failed: ok" in finding.sentence
 
 
 def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
@@ -444,9 +446,9 @@ def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
     child = {"metadata": {"name": "kinetic-job-1-host-0"}, "status": {"conditions": [failed]}}
     over = jobset()
     over["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
-    found = of(Observed(over, jobs=[child]))
-    assert (found.kind, found.hosts) == (JobCause.HOST_FAILED, (2,))
-    assert found.sentence == "Host 2 failed: its function raised."
+    finding = of(Observed(over, jobs=[child]))
+    assert (finding.kind, finding.hosts) == (JobCause.HOST_FAILED, (2,))
+    assert finding.sentence == "Host 2 failed: its function raised."
 
 
 def test_a_place_in_the_queue_is_said() -> None:
@@ -455,8 +457,8 @@ def test_a_place_in_the_queue_is_said() -> None:
     job["spec"]["suspend"] = True
     assert of(Observed(job, queue_position=3)).sentence.startswith("The job waits for the queue lq")
     queued = {"spec": {"active": True}, "status": {"conditions": []}}
-    found = of(Observed(job, queue_workload=queued, queue_position=3))
-    assert found.sentence == "The job waits in the queue lq. 3 jobs come before it."
+    finding = of(Observed(job, queue_workload=queued, queue_position=3))
+    assert finding.sentence == "The job waits in the queue lq. 3 jobs come before it."
 
 
 @pytest.mark.parametrize(
@@ -478,9 +480,9 @@ def test_a_check_of_the_queue(state: str, kind: JobCause, hopeless: bool) -> Non
             ],
         }
     }
-    found = of(Observed(job, queue_workload=queued))
-    assert (found.kind, found.hopeless) == (kind, hopeless)
-    assert "waiting for capacity." in found.sentence
+    finding = of(Observed(job, queue_workload=queued))
+    assert (finding.kind, finding.hopeless) == (kind, hopeless)
+    assert "waiting for capacity." in finding.sentence
 
 
 def test_the_queue_takes_a_place_away() -> None:
@@ -492,8 +494,8 @@ def test_the_queue_takes_a_place_away() -> None:
         "reason": "Preempted",
         "message": "Preempted by x",
     }
-    found = of(Observed(job, queue_workload={"status": {"conditions": [evicted]}}))
-    assert (found.kind, found.hopeless) == (JobCause.PREEMPTED, False)
+    finding = of(Observed(job, queue_workload={"status": {"conditions": [evicted]}}))
+    assert (finding.kind, finding.hopeless) == (JobCause.PREEMPTED, False)
 
 
 def test_node_pools_are_read_from_nodes() -> None:
@@ -510,39 +512,43 @@ NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory. preemption: none"
 
 
 @pytest.mark.parametrize(
-    ("asked", "has", "hopeless"),
+    ("amount", "has", "hopeless"),
     [("60Gi", "50Gi", True), ("60Gi", "61440Mi", False), ("60Gi", "720Gi", False)],
 )
-def test_memory_that_no_node_has_is_not_waited_for(asked: str, has: str, hopeless: bool) -> None:
-    wanted, there = jobset(1), node("n0", "tpus", "4x4")
+def test_memory_that_no_node_has_is_not_waited_for(amount: str, has: str, hopeless: bool) -> None:
+    wanted, existing = jobset(1), node("n0", "tpus", "4x4")
     template = wanted["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    template["spec"]["containers"][0]["resources"] = {"requests": {"memory": asked}}
-    there["status"]["allocatable"]["memory"] = has
-    found = of(Observed(wanted, [pod(0, NO_MEMORY)], nodes=[there]), now=NOW)
-    assert found.hopeless == hopeless
+    template["spec"]["containers"][0]["resources"] = {"requests": {"memory": amount}}
+    existing["status"]["allocatable"]["memory"] = has
+    finding = of(Observed(wanted, [pod(0, NO_MEMORY)], nodes=[existing]), now=NOW)
+    assert finding.hopeless == hopeless
     if hopeless:
-        assert found.kind is JobCause.NO_NODE_POOL
-        assert "has the 60Gi of memory that a pod requests; they have up to 50Gi" in found.sentence
+        assert finding.kind is JobCause.NO_NODE_POOL
+        assert (
+            "has the 60Gi of memory that a pod requests; they have up to 50Gi" in finding.sentence
+        )
     else:
-        assert found.kind is JobCause.NO_ROOM
+        assert finding.kind is JobCause.NO_ROOM
 
 
 def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
-    """Host 2 was deleted by force. The Job has begun to remove the others, and said so of two."""
+    """Host 2 was deleted by force. The Job removes the others, with events for two of them."""
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
     child = {"metadata": {"name": "j", "uid": "j"}, "status": {"conditions": [failed]}}
     over = jobset()
     over["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     leaving = [pod(host) for host in (0, 1)]
-    for each in leaving:
-        each["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:40Z"
+    for leaving_pod in leaving:
+        leaving_pod["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:40Z"
     of_job = {"kind": "Job", "name": "j", "uid": "j"}
-    said = [f"Created pod: kinetic-job-1-host-0-{host}-abcde" for host in range(4)]
-    said += [f"Deleted pod: kinetic-job-1-host-0-{host}-abcde" for host in (0, 3)]
-    events = [{"type": "Normal", "message": words, "involvedObject": of_job} for words in said]
-    found = of(Observed(over, pods=leaving, jobs=[child], events=by_name(*events)))
-    assert found.hosts == (2,)
-    assert found.sentence.startswith("The pod of host 2 was deleted, or ended without a trace")
+    messages = [f"Created pod: kinetic-job-1-host-0-{host}-abcde" for host in range(4)]
+    messages += [f"Deleted pod: kinetic-job-1-host-0-{host}-abcde" for host in (0, 3)]
+    events = [
+        {"type": "Normal", "message": message, "involvedObject": of_job} for message in messages
+    ]
+    finding = of(Observed(over, pods=leaving, jobs=[child], events=by_name(*events)))
+    assert finding.hosts == (2,)
+    assert finding.sentence.startswith("The pod of host 2 was deleted, or ended without a trace")
 
 
 @pytest.mark.parametrize(("after_s", "hopeless"), [(10, False), (31, True)])
@@ -553,9 +559,9 @@ def test_a_class_of_the_queue_that_does_not_exist_is_named(after_s: int, hopeles
     missing = event("WorkloadPriorityClassNotFound", "", "kinetic-job-1", kind="JobSet", n=20)
     missing |= {"message": 'WorkloadPriorityClass "urgent" not found', "lastTimestamp": None}
     missing |= {"eventTime": "2026-11-21T01:00:00.123456Z"}
-    found = of(Observed(job, events=by_name(missing)), now=START + after_s)
-    assert (found.kind, found.hopeless) == (JobCause.QUEUE_REFUSED, hopeless)
-    assert found.sentence.startswith(
+    finding = of(Observed(job, events=by_name(missing)), now=START + after_s)
+    assert (finding.kind, finding.hopeless) == (JobCause.QUEUE_REFUSED, hopeless)
+    assert finding.sentence.startswith(
         'The queue lq cannot take the job: WorkloadPriorityClass "urgent" not found. Change or'
     )
 
@@ -572,32 +578,32 @@ def asking(**requests: str) -> Document:
 
 
 def machine(cpu: str, *taints: str) -> Document:
-    made = node(f"n{cpu}", "pool", "4x4")
-    made["status"]["allocatable"] = {"cpu": cpu, "memory": "320Gi"}
-    made["spec"]["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
-    return made
+    created = node(f"n{cpu}", "pool", "4x4")
+    created["status"]["allocatable"] = {"cpu": cpu, "memory": "320Gi"}
+    created["spec"]["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
+    return created
 
 
 def test_processors_that_no_node_has_are_not_waited_for() -> None:
-    """A larger machine whose taint the pods do not tolerate is none of theirs."""
-    there = [machine("80"), machine("79500m"), machine("900", "google.com/tpu")]
-    found = of(Observed(asking(cpu="500"), [pod(0, NO_CPU)], nodes=there), now=NOW)
-    assert (found.kind, found.hopeless) == (JobCause.NO_NODE_POOL, True)
-    assert found.sentence.startswith(
+    """A larger machine does not count if the pods do not tolerate its taint."""
+    existing = [machine("80"), machine("79500m"), machine("900", "google.com/tpu")]
+    finding = of(Observed(asking(cpu="500"), [pod(0, NO_CPU)], nodes=existing), now=NOW)
+    assert (finding.kind, finding.hopeless) == (JobCause.NO_NODE_POOL, True)
+    assert finding.sentence.startswith(
         "No node has the 500 CPUs that a pod requests; they have up to 80. Ask for less: cpu="
     )
-    found = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=there), now=NOW)
-    assert found.kind is JobCause.NO_ROOM
-    assert found.sentence.startswith("The 2 nodes are in use or not ready.")
+    finding = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=existing), now=NOW)
+    assert finding.kind is JobCause.NO_ROOM
+    assert finding.sentence.startswith("The 2 nodes are in use or not ready.")
 
 
 def test_taints_that_come_and_go_are_waited_for() -> None:
-    gone = [machine("80", "node.kubernetes.io/unreachable"), machine("80", "google.com/tpu")]
-    seen = Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=gone)
-    assert of(seen, now=NOW).kind is JobCause.NO_ROOM
-    found = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=gone[1:]), now=NOW)
-    assert (found.kind, found.hopeless) == (JobCause.NO_NODE_POOL, True)
-    assert found.sentence.startswith("No node of the cluster has what the pods request.")
+    nodes = [machine("80", "node.kubernetes.io/unreachable"), machine("80", "google.com/tpu")]
+    facts = Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=nodes)
+    assert of(facts, now=NOW).kind is JobCause.NO_ROOM
+    finding = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=nodes[1:]), now=NOW)
+    assert (finding.kind, finding.hopeless) == (JobCause.NO_NODE_POOL, True)
+    assert finding.sentence.startswith("No node of the cluster has what the pods request.")
 
 
 def test_a_head_that_went_first_is_named_as_one() -> None:
@@ -606,46 +612,46 @@ def test_a_head_that_went_first_is_named_as_one() -> None:
     over["spec"]["replicatedJobs"].append({"name": "head", "template": {"spec": {}}})
     over["status"] = {"conditions": [failed]}
     child = {"metadata": {"name": "kinetic-job-1-head-0", "uid": "j"}, "status": over["status"]}
-    made = event("Created", "Created pod: kinetic-job-1-head-0-0-abcde", "kinetic-job-1-head-0")
-    made |= {"type": "Normal", "involvedObject": {"name": "kinetic-job-1-head-0", "uid": "j"}}
-    there = [pod(host) for host in range(4)]
-    found = of(Observed(over, pods=there, jobs=[child], events=by_name(made)))
-    assert found.sentence.startswith("The pod of head 0 was deleted, or ended without a trace")
-    assert found.hosts == (4,)
+    created = event("Created", "Created pod: kinetic-job-1-head-0-0-abcde", "kinetic-job-1-head-0")
+    created |= {"type": "Normal", "involvedObject": {"name": "kinetic-job-1-head-0", "uid": "j"}}
+    existing = [pod(host) for host in range(4)]
+    finding = of(Observed(over, pods=existing, jobs=[child], events=by_name(created)))
+    assert finding.sentence.startswith("The pod of head 0 was deleted, or ended without a trace")
+    assert finding.hosts == (4,)
 
 
 def test_a_leader_that_has_all_hosts_started_again_is_not_lost() -> None:
-    """The exit code by which it does so says nothing to users."""
+    """The exit code by which the leader restarts all hosts says nothing to users."""
     leader, evicted = ended(0, 3), ended(0, 43)
-    for each in (leader, evicted):
-        each["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
-    assert diagnose(Observed(jobset(2), [leader, made_pod(1, 0)])) is None
-    found = of(Observed(jobset(2), [evicted, ended(1, 137, reason="OOMKilled")]))
-    assert (found.kind, found.hosts) == (JobCause.OUT_OF_MEMORY, (1,))
+    for document in (leader, evicted):
+        document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
+    assert diagnose(Observed(jobset(2), [leader, running_pod(1, 0)])) is None
+    finding = of(Observed(jobset(2), [evicted, ended(1, 137, reason="OOMKilled")]))
+    assert (finding.kind, finding.hosts) == (JobCause.OUT_OF_MEMORY, (1,))
 
 
 def test_a_leader_that_its_hosts_have_lost_is_named_before_the_cluster_gives_it_up() -> None:
-    """Its machine is gone: for 40 s the cluster counts its pod as running."""
-    leader, lost = made_pod(0, 0), [ended(host, 1) for host in (1, 2)]
-    for each in (leader, *lost):
-        each["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
-    said = states.status_of(jobset(3), [leader, *lost])
+    """The leader's machine is lost: for 40 s the cluster counts its pod as running."""
+    leader, lost = running_pod(0, 0), [ended(host, 1) for host in (1, 2)]
+    for document in (leader, *lost):
+        document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
+    status = states.status_of(jobset(3), [leader, *lost])
     words = "hosts 1, 2 lost the connection to host 0, which leads: its node n0 may be lost"
-    assert (said.phase, said.reason) == (JobStatus.RUNNING, words)
+    assert (status.phase, status.reason) == (JobStatus.RUNNING, words)
     leader["status"]["conditions"] = []
-    found = of(Observed(jobset(3), [leader, *lost]))
-    assert (found.kind, found.hosts) == (JobCause.NODE_LOST, (0, 1, 2))
-    assert "Host 0 was lost: its node n0 does not answer" in found.sentence
+    finding = of(Observed(jobset(3), [leader, *lost]))
+    assert (finding.kind, finding.hosts) == (JobCause.NODE_LOST, (0, 1, 2))
+    assert "Host 0 was lost: its node n0 does not answer" in finding.sentence
 
 
 def test_pods_that_do_not_end_are_named_while_all_hosts_are_to_start_again() -> None:
-    """Those on a dead node end when the cluster gives that up."""
-    leader, rest = ended(0, 3), [made_pod(host, 0) for host in (1, 2)]
-    for each in (leader, *rest):
-        each["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
-    for each in rest:
-        each["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:10Z"
-    said = states.status_of(jobset(3), [leader, *rest])
+    """Pods on a dead node end when the cluster gives the node up."""
+    leader, rest = ended(0, 3), [running_pod(host, 0) for host in (1, 2)]
+    for document in (leader, *rest):
+        document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
+    for document in rest:
+        document["metadata"]["deletionTimestamp"] = "2026-11-21T01:00:10Z"
+    status = states.status_of(jobset(3), [leader, *rest])
     words = "its hosts restart once these have ended: hosts 1, 2 on n1, n2"
-    assert (said.phase, said.reason) == (JobStatus.RUNNING, words)
-    assert said.hosts[0].reason == "it had all hosts restarted"
+    assert (status.phase, status.reason) == (JobStatus.RUNNING, words)
+    assert status.hosts[0].reason == "it had all hosts restarted"

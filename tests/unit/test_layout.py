@@ -1,4 +1,4 @@
-"""The keys of the store are those that its page in the docs names."""
+"""The keys of the store, which must match their page in the docs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kinetic._core.layout import AttemptKeys, GroupKeys, HostKeys, JobKeys, Key
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store-layout.md"
 NAMES = {"number": "n", "index": "i"}
-"""What the page calls attributes of keys."""
-MADE_ELSEWHERE = {
+"""The page's names for attributes of keys."""
+OTHER_KEYS = {
     "blobs/sha256/<2 hex>/<62 hex>",
     "bucket-folders/<bucket>/<path>/",
     "jobs/<job_id>/local/",
     "probes/<hex>",
 }
-"""Beside keys of one digest, and what belongs to a log or a list of jobs."""
+"""Keys on the page that are not in `layout`, nor those of a digest, a log or a list of jobs."""
 
 
 def patterns() -> set[str]:
-    """All keys as the page writes them."""
+    """Return all keys in the notation of the page."""
     kinds = (JobKeys, AttemptKeys, HostKeys, GroupKeys)
     keys = {key.pattern for kind in kinds for key in vars(kind).values() if isinstance(key, Key)}
     keys |= {make("{digest}") for make in (layout.pack, layout.tree)}
@@ -32,7 +32,7 @@ def patterns() -> set[str]:
 
 
 def page() -> set[str]:
-    """The keys that the page lists; an indented one is below the last that is not."""
+    """Return the keys on the page; an indented key is below the last one without indentation."""
     listed, folder = set(), ""
     (block,) = re.findall(r"(?s)```text\n(.*?)```", PAGE.read_text())
     for line in block.splitlines():
@@ -44,7 +44,7 @@ def page() -> set[str]:
 
 
 def is_named(pattern: str, listed: set[str]) -> bool:
-    """Whether the page lists a key, or what lies below a prefix."""
+    """True if the page lists a key, or a key below a prefix."""
     return pattern in listed or (
         pattern.endswith("/") and any(key.startswith(pattern) for key in listed)
     )
@@ -53,16 +53,16 @@ def is_named(pattern: str, listed: set[str]) -> bool:
 def test_the_page_names_every_key():
     listed = page()
     assert {key for key in patterns() if not is_named(key, listed)} == {
-        "jobs/<job_id>/local/fetching"  # in the local backend's own folder
+        "jobs/<job_id>/local/fetching"  # lies in the local backend's own folder
     }
 
 
 def test_the_page_names_nothing_else():
-    known = patterns()
-    of_logs = {f"{key}{end}" for key in known for end in (".idx", ".d/<offset>")}
+    named = patterns()
+    of_logs = {f"{key}{end}" for key in named for end in (".idx", ".d/<offset>")}
     of_lists = {f"listed/<job_id>/{kind}-<text>" for kind in ("ref", "end")}
     of_batches = {"groups/<group_id>/refused/<i>.json"}
-    assert page() - known - of_logs - of_lists - of_batches == MADE_ELSEWHERE
+    assert page() - named - of_logs - of_lists - of_batches == OTHER_KEYS
 
 
 @pytest.mark.parametrize(

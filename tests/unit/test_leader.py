@@ -1,7 +1,4 @@
-"""What a leader makes of hosts that ask for a place, and of those gone since.
-
-In: a leader over agents that are no processes. Out: which slices it counts on.
-"""
+"""The slices that a leader counts on, as hosts come and go, over agents that are no processes."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ PATIENCE_S = 100.0
 
 
 class FakeAgents:
-    """Remembers what became of the agents of two slices of one host."""
+    """The agents of two slices of one host, which record how they were ended and started."""
 
     def __init__(self):
         self.pids = {100: 0, 101: 1}
@@ -57,13 +54,13 @@ class Forked:
         self.crew = ForkedHosts(self.agents, stay=True)
 
     def started(self):
-        """The host that was started again, and its start."""
+        """Return the restarted host, and the number of its start."""
         ((index, start),) = self.agents.started
         return index, start
 
 
 class Distant:
-    """A job whose agents are elsewhere, and are started again by a cluster."""
+    """A job whose agents run elsewhere, and are restarted by a cluster."""
 
     def __init__(self):
         self.crew = RemoteHosts(2)
@@ -83,12 +80,12 @@ def leading(crew, store=None):
 
 
 def die(leader, index):
-    """The coordinator sees that the agent of a host is dead."""
+    """Report that the agent of a host is dead."""
     leader._on_event(GangEvent(EventKind.LOST, index))
 
 
 def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
-    """Its worker dies; it reports, asks for its next place, and is ended with its slice."""
+    """The worker dies; its agent reports, asks for its next place, and is ended with its slice."""
 
     async def story():
         hosts = Forked()
@@ -149,12 +146,12 @@ def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
 
 
 async def returned(leader, hosts):
-    """The host that was started again waits for its place, and its slice is counted on."""
-    again = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
+    """Let the restarted host wait for its place, and check that its slice is ready."""
+    request = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
     await asyncio.sleep(0)
     leader._decide()
     assert leader._policy.state_of(1) is SliceState.READY
-    again.cancel()
+    request.cancel()
 
 
 def test_a_new_start_tells_that_the_one_before_is_dead():
@@ -167,10 +164,10 @@ def test_a_new_start_tells_that_the_one_before_is_dead():
             "it had not joined yet: no loss"
         )
         leader._on_event(GangEvent(EventKind.JOINED, 1))
-        again = asyncio.create_task(leader._hosts.waiting_room.ask(1, 7))
+        request = asyncio.create_task(leader._hosts.waiting_room.ask(1, 7))
         await asyncio.sleep(0)
         assert lost == [(1, "its agent ended and was restarted.")]
-        again.cancel()
+        request.cancel()
 
     asyncio.run(story())
 
@@ -193,9 +190,9 @@ def test_the_story_is_in_the_log_also_where_the_store_is_no_folder(hosts):
     leader._fail(Loss((1,), "its machine is gone"))
     leader._story.flush()
     reader = LogReader(ObjectLog(leader._store, layout.HostKeys(leader._plan.job_id, 1, 0).log), 0)
-    told = b"".join(chunk.data for chunk in drain([reader], threads=1)).decode()
-    assert told.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
-    assert "kinetic: waiting for slice 1 to return" in told
+    text = b"".join(chunk.data for chunk in drain([reader], threads=1)).decode()
+    assert text.startswith("kinetic: slice 1 lost (failure 1 of at most 10): its machine is gone")
+    assert "kinetic: waiting for slice 1 to return" in text
 
 
 def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
@@ -212,7 +209,7 @@ def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
 
 
 def test_a_host_that_was_ready_and_is_not_heard_from_is_given_up(hosts):
-    """In the first attempt it may not be there yet, if it is elsewhere."""
+    """In the first attempt a host elsewhere may not have started yet."""
 
     async def story():
         leader = leading(hosts.crew)
@@ -225,7 +222,7 @@ def test_a_host_that_was_ready_and_is_not_heard_from_is_given_up(hosts):
 
 
 class SlowStore(MemoryStore):
-    """Takes its time to write the outcome of an attempt."""
+    """A store that is slow to write the outcome of an attempt."""
 
     def __init__(self):
         super().__init__()
@@ -318,15 +315,15 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
 
 
 @pytest.mark.parametrize(
-    ("slices", "told"),
+    ("slices", "text"),
     [((0,), ["kinetic: shrinking to 1 slice until it is back."]), ((0, 1), [])],
 )
-def test_only_a_job_that_shrinks_is_said_to(slices, told):
-    """The slice may be back before the others are ready."""
+def test_only_a_job_that_shrinks_is_said_to(slices, text):
+    """The slice may return before the others are ready."""
     leader = leading(Forked().crew)
     leader._policy.rules = replace(leader._policy.rules, shrinks=True)
     leader._fail(Loss((1,), "its machine is gone"))
     (lost,) = leader._story._lines
     assert "slice 1 lost" in lost
     leader._story.tell_of_next(Form(slices), before=2)
-    assert leader._story._lines[1:] == told
+    assert leader._story._lines[1:] == text

@@ -1,4 +1,4 @@
-"""What a leader writes at the end of an attempt: once, whoever comes back later."""
+"""The records that a leader writes at the end of an attempt, once, even if it returns later."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_an_attempt_that_lost_its_leader_ended_too():
     store, job = MemoryStore("leader-records-2"), "job-00000001"
     verdicts.write_event(store, job, 1, GangEvent(EventKind.JOINED, 0))
     assert pod.take_up(plan(job, "cpu", {"retries": 1}), store).attempt == 2
-    told = events.parse(store.get(layout.JobKeys(job).events))
-    first, second = picture_of(told, 1).attempts
+    story = events.parse(store.get(layout.JobKeys(job).events))
+    first, second = picture_of(story, 1).attempts
     assert (first.verdict, first.reason) == (
         Verdict.FAILED,
         "host 0 of 1, which led the gang, was lost",
@@ -49,7 +49,7 @@ def test_an_attempt_that_lost_its_leader_ended_too():
     ],
 )
 def test_only_hosts_that_are_there_must_be_heard_from(accelerator, kind, first_sign_s):
-    """Programs may come late."""
+    """Hosts that are started as programs may come late."""
     planned = plan("job-00000001", accelerator, {})
     agents = SimpleNamespace(pids={100: 0})
     more = {"hosts": planned.hosts} if kind is JoinedHosts else {}

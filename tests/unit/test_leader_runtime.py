@@ -1,4 +1,4 @@
-"""Where a leader sits: what it looks after while its gang is served."""
+"""The leader's event loop: its tasks while the gang is served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 100.0
 
 
 def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
-    """Heartbeats are answered by the loop that watches for the removal of the records."""
+    """The loop that watches for the removal of the records also answers heartbeats."""
     monkeypatch.setattr(leader_runtime, "FAR_RECORDS_S", 0.01)
     is_asked, may_answer, is_removed = (threading.Event() for _ in range(3))
     looks = []
@@ -43,7 +43,7 @@ def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
         seat.watch_records(has_records, is_removed.set)
         while not is_asked.is_set():
             await asyncio.sleep(0.01)
-        may_answer.set()  # Not before: the loop runs while the store hangs.
+        may_answer.set()  # The store hangs until now, while the loop runs.
         while not is_removed.is_set():
             await asyncio.sleep(0.01)
 
@@ -52,7 +52,7 @@ def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
 
 
 def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
-    """A file system of a network may miss a file for a moment."""
+    """A network file system may miss a file for a moment."""
     monkeypatch.setattr(leader_runtime, "FAR_RECORDS_S", 0.0)
     answers = iter([True, False, True, False, StoreError("no answer"), False, False])
 
@@ -73,7 +73,7 @@ def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
 
 
 def test_a_lock_that_cannot_be_read_is_not_a_removal(tmp_path):
-    """EACCES, EIO or ESTALE of a moment; here ELOOP, which root gets, too."""
+    """A temporary EACCES, EIO or ESTALE; the test uses ELOOP, which root gets, too."""
     store = LocalStore(tmp_path)
     store.put(layout.JobKeys("job-1").plan, b"{}")
     own = store.path(layout.JobKeys("job-1").prefix) / "local"
@@ -98,7 +98,7 @@ def test_the_verdict_does_not_wait_until_the_source_tree_is_removed(tmp_path, mo
     scratch = store.path(layout.JobKeys("job-1").prefix) / "local" / "work"
     (scratch / "host-0" / "tree").mkdir(parents=True)
     (scratch / processes.DISK_RESERVE).touch()
-    seen = []
+    names = []
 
     class Ended(Supervisor):
         def _init_process(self):
@@ -112,8 +112,8 @@ def test_the_verdict_does_not_wait_until_the_source_tree_is_removed(tmp_path, mo
 
     monkeypatch.setattr(processes, "kill_descendants", lambda: None)
     monkeypatch.setattr(
-        verdicts, "conclude", lambda *_: seen.extend(each.name for each in scratch.iterdir())
+        verdicts, "conclude", lambda *_: names.extend(path.name for path in scratch.iterdir())
     )
     Ended(Request(str(tmp_path), "job-1")).run(-1)
-    assert seen == ["host-0"]
+    assert names == ["host-0"]
     assert not scratch.exists()

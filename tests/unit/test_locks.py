@@ -1,4 +1,4 @@
-"""The kernel's locks: who is kept out, and until when."""
+"""The kernel's locks: the processes that they exclude, and for how long."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kinetic._system import locks
 
 @contextmanager
 def child(begin) -> Iterator[int]:
-    """A fork that has begun and does nothing more until the block ends."""
-    ready, told = os.pipe()
+    """Fork a child that calls `begin`, and then waits until the block ends."""
+    ready, begun = os.pipe()
     wait, go = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(go)
         begin()
-        os.write(told, b"!")
+        os.write(begun, b"!")
         os.read(wait, 1)
         os._exit(0)
     os.close(wait)
-    os.close(told)
+    os.close(begun)
     try:
         assert os.read(ready, 1) == b"!"
         yield pid

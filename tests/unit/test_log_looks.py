@@ -1,6 +1,5 @@
-"""How often whoever follows output looks for more, and for the end.
-
-In: output that comes often, or never; a clock that only pauses move. Out: when something is asked.
+"""The polls of a follower, for more output and for the end: with output that comes often, or never,
+and a clock that only pauses move.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ JOB = "job-00c0ffee"
 
 
 class SlowTime:
-    """Time that passes in pauses only."""
+    """A clock that only pauses move."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -38,50 +37,50 @@ class SlowTime:
 
 @pytest.mark.parametrize("is_unmetered", [False, True])
 def test_who_follows_a_silent_job_looks_ever_more_seldom(monkeypatch, is_unmetered):
-    """Each look is work for a store also where nobody pays for it."""
-    clock, looked_at, store = SlowTime(), [0.0], MemoryStore()
+    """Each poll is work for a store, even if its calls are free."""
+    clock, polled_at, store = SlowTime(), [0.0], MemoryStore()
     monkeypatch.setattr(attempt_logs, "time", clock)
     monkeypatch.setattr(store, "is_unmetered", is_unmetered, raising=False)
 
     def has_ended() -> bool:
-        looked_at.append(clock.now)
+        polled_at.append(clock.now)
         return clock.now > 9
 
     ref = JobRef(JOB, Place("gke"), "cpu:1", "f", "f", 0.0, store.uri)
     list(attempt_logs.read(store, ref, LogRequest(), has_ended))
     least_s = 0.05 if is_unmetered else attempt_logs.POLL_SOON_S
-    for before, after in itertools.pairwise(looked_at[1:]):
+    for before, after in itertools.pairwise(polled_at[1:]):
         due_s = min(max(least_s, before / 10), attempt_logs.POLL_LATE_S)
         assert due_s <= after - before + 1e-9 <= due_s + attempt_logs.TICK_S + 1e-6
 
 
 class Chatty(ObjectLog):
-    """Has something new at each look, for as long as it is told."""
+    """A log with new output at each of this many polls."""
 
-    def __init__(self, looks: int) -> None:
-        self.left = looks
+    def __init__(self, polls: int) -> None:
+        self.polls_left = polls
 
     def read(self, offset: int, *, to_end: bool = False) -> list[Segment]:
-        self.left -= 1
-        return [Segment(offset, (), b"x")] if self.left > 0 else []
+        self.polls_left -= 1
+        return [Segment(offset, (), b"x")] if self.polls_left > 0 else []
 
 
 def test_output_that_comes_often_does_not_wait_each_time_for_the_cluster(monkeypatch):
-    """Whether a job has ended is asked over the network, too."""
-    clock, asked = SlowTime(), []
+    """The check whether a job has ended is a call over the network, too."""
+    clock, checks = SlowTime(), []
     monkeypatch.setattr(attempt_logs, "time", clock)
-    log = Chatty(looks=100)
+    log = Chatty(polls=100)
 
     def is_over() -> bool:
-        asked.append(clock.now)
-        return log.left <= 0
+        checks.append(clock.now)
+        return log.polls_left <= 0
 
     def pause(new_bytes: int) -> Iterator[None]:
         clock.sleep(0.05)
         yield None
 
     list(attempt_logs._follow([LogReader(log, 0)], is_over, pause, 8))
-    assert len(asked) == pytest.approx(100 * 0.05 / attempt_logs.POLL_SOON_S, abs=2)
+    assert len(checks) == pytest.approx(100 * 0.05 / attempt_logs.POLL_SOON_S, abs=2)
 
 
 @pytest.mark.parametrize(("tail", "lines"), [(2, b"2\n3\n"), (0, b"")])

@@ -30,7 +30,7 @@ KEY = layout.HostKeys(JOB, 1, 0).log
 
 
 class Host:
-    """A host's two files, and what brings them into the store."""
+    """A host's two files, and the writer that sends them to the store."""
 
     def __init__(self, folder: Path, store: MemoryStore) -> None:
         folder.mkdir()
@@ -39,8 +39,8 @@ class Host:
         self.log = HostLog(*self.files, clock_ns=lambda: next(self.times))
         self.writer = SegmentWriter(store, KEY, self.files)
 
-    def local(self, **given) -> list[LogChunk]:
-        reader = LogReader(FileLog(*self.files), 0, **given)
+    def local(self, **options) -> list[LogChunk]:
+        reader = LogReader(FileLog(*self.files), 0, **options)
         return [*reader.read(), *drain([reader], threads=1)]
 
 
@@ -54,8 +54,8 @@ def host(tmp_path, store) -> Host:
     return Host(tmp_path / "host", store)
 
 
-def reader_of(store: MemoryStore, *, clock=time.monotonic, **given) -> LogReader:
-    return LogReader(ObjectLog(store, KEY, clock=clock), 0, **given)
+def reader_of(store: MemoryStore, *, clock=time.monotonic, **options) -> LogReader:
+    return LogReader(ObjectLog(store, KEY, clock=clock), 0, **options)
 
 
 def everything(reader: LogReader) -> list[LogChunk]:
@@ -63,7 +63,7 @@ def everything(reader: LogReader) -> list[LogChunk]:
 
 
 def speak(host: Host, rounds: int, *, seed: int = 0) -> None:
-    """Print, and send now and then."""
+    """Print lines, and send them now and then."""
     chance = random.Random(seed)
     for n in range(rounds):
         line = f"line {n} {'x' * chance.randrange(30)}\n" * chance.randrange(1, 4)
@@ -80,12 +80,12 @@ def test_segments_hold_what_the_files_hold(host, store):
 
 
 def test_a_reader_gets_what_is_new_and_no_more(host, store):
-    reader, seen = reader_of(store, clock=iter(range(1000)).__next__), []
+    reader, chunks = reader_of(store, clock=iter(range(1000)).__next__), []
     for n in range(5):
         speak(host, 3, seed=n)
         while new := list(reader.read()):
-            seen += new
-    assert seen == host.local()
+            chunks += new
+    assert chunks == host.local()
 
 
 @pytest.mark.parametrize("failures", [True, False])
@@ -113,13 +113,13 @@ def test_a_tail_is_that_of_the_files(host, store, failures, open_line):
     host.log.say("Traceback\nmore", FAILURE)
     assert host.writer.flush()
     for lines in (0, 1, 2, 3, 7, 30, 1000):
-        there = LogReader(FileLog(*host.files), 0, failures=failures)
-        there.start_at_tail(lines)
+        expected = LogReader(FileLog(*host.files), 0, failures=failures)
+        expected.start_at_tail(lines)
         reader = reader_of(store, failures=failures)
         reader.start_at_tail(lines)
-        assert reader.mark_position().end.offset == there.mark_position().end.offset
+        assert reader.mark_position().end.offset == expected.mark_position().end.offset
         assert b"".join(c.data for c in everything(reader)) == b"".join(
-            c.data for c in there.read()
+            c.data for c in expected.read()
         )
 
 
@@ -159,10 +159,10 @@ def test_a_store_that_fails_loses_nothing_and_doubles_nothing(tmp_path, takes_it
 def test_another_agent_goes_on_behind_the_one_that_was_killed(tmp_path, host, store):
     speak(host, 5)
     before = host.local()
-    again = Host(tmp_path / "again", store)
-    speak(again, 5, seed=1)
+    second = Host(tmp_path / "again", store)
+    speak(second, 5, seed=1)
     chunks = everything(reader_of(store))
-    assert [c.data for c in chunks] == [c.data for c in [*before, *again.local()]]
+    assert [c.data for c in chunks] == [c.data for c in [*before, *second.local()]]
     ends = [c.end.offset for c in chunks]
     assert ends == sorted(set(ends))
 
@@ -229,7 +229,7 @@ def test_output_is_sent_while_it_is_printed(tmp_path):
 
 
 class Clock:
-    """Seconds, as a test says."""
+    """A clock that a test sets, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -245,7 +245,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def old_host(tmp_path, store, clock, monkeypatch) -> Host:
-    """A host whose job has run for long."""
+    """A host whose job has run for a long time."""
     monkeypatch.setattr(log_segments, "FEW", 0)
     host = Host(tmp_path / "old", store)
     host.writer = SegmentWriter(store, KEY, host.files, clock=clock)
@@ -258,9 +258,9 @@ def objects(store: MemoryStore) -> int:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_readers_see_a_log_whose_segments_grow_as_it_is(old_host, store, clock, seed):
-    """Whenever a reader begins, and wherever it goes on."""
+    """This holds whenever a reader begins, and wherever it continues."""
     chance = random.Random(seed)
-    readers, seen = [reader_of(store, clock=clock)], [[]]
+    readers, chunks = [reader_of(store, clock=clock)], [[]]
     for n in range(150):
         for _ in range(chance.randrange(3)):
             line = f"{n} {'x' * chance.choice((0, 10, 3000))}\n"
@@ -268,18 +268,18 @@ def test_readers_see_a_log_whose_segments_grow_as_it_is(old_host, store, clock, 
         if chance.random() < 0.7:
             assert old_host.writer.flush()
         clock.now += chance.choice((0.0, 1.0, 1.0, 7.0, 40.0))
-        for reader, got in zip(readers, seen, strict=True):
+        for reader, got in zip(readers, chunks, strict=True):
             if chance.random() < 0.5:
                 got.extend(reader.read())
         if chance.random() < 0.05:
-            begun = chance.choice(seen)[:]
+            begun = chance.choice(chunks)[:]
             reader = reader_of(store, clock=clock)
             reader.start_at(begun[-1].end.offset if begun else 0)
             readers.append(reader)
-            seen.append(begun)
+            chunks.append(begun)
     old_host.log.close()
     old_host.writer.close()
-    for reader, got in zip(readers, seen, strict=True):
+    for reader, got in zip(readers, chunks, strict=True):
         got.extend(drain([reader], threads=1))
         assert got == old_host.local()
         assert [c.end for c in got] == sorted({c.end for c in got})
@@ -317,7 +317,7 @@ def test_a_quiet_log_is_not_read_again_and_again(old_host, store, clock):
 
 
 def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkeypatch):
-    """The writer decided in time that it grows; the store took minutes to take it."""
+    """The writer decided early that the segment grows, but the store took minutes to write it."""
     reader = reader_of(store, clock=clock)
     old_host.log.write(STDOUT, b"one\n")
     assert old_host.writer.flush()
@@ -336,8 +336,8 @@ def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkey
 
 
 def test_who_follows_a_store_that_costs_nothing_keeps_up_with_its_writer(tmp_path, store):
-    """A writer there sends many times a second. One object for each, one of which a look finds, was
-    output that came ever later."""
+    """A writer to such a store sends many times a second. With one object each, and one object per
+    poll, output came later and later."""
     store.is_unmetered = True
     host, reader = Host(tmp_path / "host", store), reader_of(store)
     for look in range(3):
@@ -351,7 +351,7 @@ def test_who_follows_a_store_that_costs_nothing_keeps_up_with_its_writer(tmp_pat
 
 
 def test_what_was_sent_twice_does_not_grow(tmp_path, monkeypatch):
-    """The first try may arrive after the second: with less in it than what came later."""
+    """The first try may arrive after the second one, with less output."""
     monkeypatch.setattr(log_segments, "FEW", 0)
 
     class Failing(MemoryStore):
@@ -406,8 +406,8 @@ def test_events_are_added_in_order(tmp_path, kind):
         for n in range(50):
             log.write(json.dumps([attempt, n]) + "\n")
         log.close()
-    told = [json.loads(line) for line in store.get(key).splitlines()]
-    assert told == [[attempt, n] for attempt in range(2) for n in range(50)]
+    lines = [json.loads(line) for line in store.get(key).splitlines()]
+    assert lines == [[attempt, n] for attempt in range(2) for n in range(50)]
     if isinstance(store, MemoryStore):
         assert store.calls["put"] < 60
 
@@ -416,11 +416,11 @@ def test_events_wait_for_a_store_that_fails(monkeypatch):
     monkeypatch.setattr("kinetic._store.event_log.RETRY_PAUSE_S", 0.001)
 
     class Failing(MemoryStore):
-        left = 3
+        failures = 3
 
         def put(self, key, data, *, if_absent=False):
-            if self.left:
-                self.left -= 1
+            if self.failures:
+                self.failures -= 1
                 raise StoreError("no")
             return super().put(key, data, if_absent=if_absent)
 
@@ -440,10 +440,10 @@ def test_a_leader_adds_its_lines_when_the_host_writes_no_more(host, store, print
     host.writer.close()
     before = list(reader.read())
     log_segments.add_lines(store, KEY, "kinetic: slice 1 lost", 7)
-    (told,) = everything(reader)
-    assert (told.stream, told.data.strip()) == (STDERR, b"kinetic: slice 1 lost")
-    assert b"".join(c.data for c in everything(reader_of(store))) == (printed + told.data), (
+    (lines,) = everything(reader)
+    assert (lines.stream, lines.data.strip()) == (STDERR, b"kinetic: slice 1 lost")
+    assert b"".join(c.data for c in everything(reader_of(store))) == (printed + lines.data), (
         "for those who come later as well"
     )
-    assert (printed + told.data).splitlines()[-1] == b"kinetic: slice 1 lost"
+    assert (printed + lines.data).splitlines()[-1] == b"kinetic: slice 1 lost"
     assert b"".join(c.data for c in before) in (printed, b"")

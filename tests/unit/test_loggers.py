@@ -1,4 +1,4 @@
-"""What a script does to its loggers holds for its function on a host."""
+"""The loggers of a script, as its function has them on a host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Redacting(logging.Formatter):
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """A logger of the script. The root is as Python makes it: pytest's own handlers are none."""
+    """A logger of the script. The root logger is Python's, without pytest's own handlers."""
     monkeypatch.setattr(logging.root, "handlers", _NoneOfPytest())
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
     monkeypatch.setattr(logging.root.manager, "loggerDict", {})
@@ -38,13 +38,13 @@ class _NoneOfPytest(list[logging.Handler]):
 
 
 def send(func: Callable[[], object], on_host: Callable[[], object] = lambda: None) -> None:
-    """Call a function as a host would, whose loggers are as Python makes them."""
+    """Call a function like a host, whose loggers are Python's."""
     data = call.pack(func, (), {}, env_vars={}).data
-    for each in (logging.root, logging.getLogger(NAME)):
-        each.handlers.clear()
-        each.filters.clear()
-        each.propagate = True
-        each.setLevel(logging.WARNING if each is logging.root else logging.NOTSET)
+    for logger in (logging.root, logging.getLogger(NAME)):
+        logger.handlers.clear()
+        logger.filters.clear()
+        logger.propagate = True
+        logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
     on_host()
     call.unpack(data)[0]()
 
@@ -123,7 +123,7 @@ def test_a_logger_without_output_stays_silent(
 def test_handlers_that_a_host_has_are_not_doubled(
     log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither those of modules nor those that the function adds itself, once or again."""
+    """This holds for handlers of modules, and for those that the function adds itself."""
 
     def add_and_work() -> None:
         logging.getLogger(NAME).addHandler(logging.StreamHandler())
@@ -143,8 +143,8 @@ def test_handlers_that_a_host_has_are_not_doubled(
 def test_what_a_library_left_before_the_fork_writes_nothing_twice(
     log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Orbax configures the root logger when it is imported, ahead of all hosts. What a module of
-    the user's adds stays, wherever it writes."""
+    """Orbax configures the root logger when it is imported, before hosts are forked. Handlers of
+    the user's modules stay, wherever they write."""
     streams = [open(2, "w", closefd=False) for _ in range(2)]
 
     def leave() -> None:
