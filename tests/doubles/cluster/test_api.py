@@ -37,9 +37,9 @@ QUICK = CallLimits(first_s=0.02, most_s=0.2, tries=4)
 @pytest.fixture
 def api(cluster: FakeCluster) -> Iterator[HttpApi]:
     variables = {"KUBECONFIG": str(cluster.kubeconfig), "PATH": os.defpath}
-    made = HttpApi(kubeconfig.find(variables), variables, namespace="default", patience=QUICK)
-    yield made
-    made.close()
+    http = HttpApi(kubeconfig.find(variables), variables, namespace="default", patience=QUICK)
+    yield http
+    http.close()
 
 
 def until(look: Callable[[], bool]) -> None:
@@ -51,21 +51,21 @@ def until(look: Callable[[], bool]) -> None:
 
 def status(api: HttpApi, name: str) -> JobStatus:
     try:
-        found = api.get(JOBS, name)
+        document = api.get(JOBS, name)
     except NotFound:
         return status_of(None, ()).phase
-    return status_of(found, api.list(PODS, Selector(labels=f"job-name={name}")).items).phase
+    return status_of(document, api.list(PODS, Selector(labels=f"job-name={name}")).items).phase
 
 
 def test_a_job_from_creation_to_deletion(api: HttpApi, cluster: FakeCluster) -> None:
-    made = api.create(JOBS, job("hello", "echo hi"))
-    assert made["metadata"]["uid"]
+    created = api.create(JOBS, job("hello", "echo hi"))
+    assert created["metadata"]["uid"]
     until(lambda: status(api, "hello") is JobStatus.SUCCEEDED)
     (pod,) = api.list(PODS).items
     assert cluster.log(pod["metadata"]["name"]) == "hi\n"
     with pytest.raises(errors.Conflict):
         api.create(JOBS, job("hello", "echo hi"))
-    assert api.delete(JOBS, "hello", uid=made["metadata"]["uid"])
+    assert api.delete(JOBS, "hello", uid=created["metadata"]["uid"])
     assert not api.delete(JOBS, "hello")
     until(lambda: not api.list(PODS).items)
 
@@ -96,8 +96,8 @@ def test_discovery_rights_and_nodes(api: HttpApi, cluster: FakeCluster) -> None:
 
 
 def test_a_cluster_is_examined(api: HttpApi, cluster: FakeCluster) -> None:
-    found = probes.examine(api, Needs("kinetic"))
-    assert {finding.level for finding in found} == {Level.OK}
+    findings = probes.examine(api, Needs("kinetic"))
+    assert {finding.level for finding in findings} == {Level.OK}
     assert [row.name for row in live_accelerators(api.list(NODES).items)] == ["tpu-v6e-16"]
     cluster.remove_job_sets()
     bad = {f.check for f in probes.examine(api, Needs("nobody")) if f.level is not Level.OK}
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
     api.create(JOBS, document)
 
     def kind() -> JobCause | None:
-        found = diagnose(
+        diagnosis = diagnose(
             Observed(
                 api.get(JOBS, "nowhere"),
                 api.list(PODS).items,
@@ -143,24 +143,24 @@ def test_what_is_wrong_is_found_from_live_objects(api: HttpApi) -> None:
             ),
             now=time.time() + 600,
         )
-        return found.kind if found and found.hopeless else None
+        return diagnosis.kind if diagnosis and diagnosis.hopeless else None
 
     until(lambda: kind() is JobCause.NO_NODE_POOL)
 
 
-@pytest.mark.parametrize("words", [["v6e"], ["v6e", "--json"], ["nothing"]])
+@pytest.mark.parametrize("arguments", [["v6e"], ["v6e", "--json"], ["nothing"]])
 def test_the_command_lists_what_the_cluster_has(
     cluster: FakeCluster,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
+    arguments: list[str],
 ) -> None:
     from kinetic.cli.root import call
 
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    assert call(["accelerators", "--live", *words]) == 0
-    said = capsys.readouterr().out
-    assert ("tpu-v6e-16" in said) == (words[0] == "v6e")
+    assert call(["accelerators", "--live", *arguments]) == 0
+    output = capsys.readouterr().out
+    assert ("tpu-v6e-16" in output) == (arguments[0] == "v6e")
 
 
 def test_the_command_names_the_cluster_that_is_not_there(

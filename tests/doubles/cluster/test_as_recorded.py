@@ -1,7 +1,7 @@
 """The same request leads to the same states as on a real control plane.
 
-In: requests that were recorded with every state that followed (Kubernetes 1.36, JobSet 0.12), with
-short programs in place of the recorded ones. Out: the states in their order, per object.
+Requests were recorded with every state that followed (Kubernetes 1.36, JobSet 0.12). Here they are
+sent with short programs in place of the recorded ones, and the states of each object are compared.
 """
 
 from __future__ import annotations
@@ -285,9 +285,9 @@ def prepared(name: str) -> Iterator[tuple[Run, Case, dict[str, list[str]]]]:
     with FakeCluster(case.pools, namespaces=["ml"], deaf=case.deaf) as cluster:
         if case.quota:
             cluster.add_quota("tpu", case.quota, "ml")
-        made = Run(cluster, body)
-        with made.api:
-            yield made, case, recorded["lives"]
+        run = Run(cluster, body)
+        with run.api:
+            yield run, case, recorded["lives"]
         assert cluster.crashes == []
 
 
@@ -304,17 +304,17 @@ def pod_specs(obj: Any) -> Iterator[Object]:
 
 def played(name: str) -> str:
     """Let the recorded objects live once; return how their states differ from the recorded."""
-    with prepared(name) as (made, case, expected):
-        made.create()
+    with prepared(name) as (run, case, expected):
+        run.create()
         for step in case.steps:
-            step(made)
-        made.cluster.engine.settle()
-        with made.cluster.store.lock:
-            rows = list(made.rows)
-        found = lives(rows)
-        for states in (*found.values(), *expected.values()):
+            step(run)
+        run.cluster.engine.settle()
+        with run.cluster.store.lock:
+            rows = list(run.rows)
+        states_now = lives(rows)
+        for states in (*states_now.values(), *expected.values()):
             states[:] = [s for s in states if not case.without or case.without not in s]
-        return difference(found, expected)
+        return difference(states_now, expected)
 
 
 @pytest.mark.parametrize("name", CASES)

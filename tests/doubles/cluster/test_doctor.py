@@ -1,4 +1,4 @@
-"""The doctor where the settings name a cluster, and a bucket."""
+"""`kinetic doctor` where the settings name a cluster and a bucket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_CLUSTERS = {"cluster", "JobSet", "rights", "service account", "node pools", "
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the start of a zygote, and on a machine in order."""
+    """Start no zygote, and find no fault with this machine."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 
@@ -48,8 +48,8 @@ def configured(
 
 
 def examined() -> dict[str, tuple[str, str]]:
-    found = examination.examine().findings
-    return {f.check: (str(f.level), f.detail) for f in found}
+    findings = examination.examine().findings
+    return {f.check: (str(f.level), f.detail) for f in findings}
 
 
 def test_a_cluster_in_order(
@@ -57,31 +57,31 @@ def test_a_cluster_in_order(
 ) -> None:
     assert call(["doctor", "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    found = {f["check"]: f for f in document["findings"]}
-    assert {found[name]["level"] for name in (*OF_CLUSTERS, "store access")} == {"ok"}
-    assert "tpu-v6e-slice" in found["node pools"]["detail"]
-    assert configured.url in found["cluster"]["detail"]
+    findings = {f["check"]: f for f in document["findings"]}
+    assert {findings[name]["level"] for name in (*OF_CLUSTERS, "store access")} == {"ok"}
+    assert "tpu-v6e-slice" in findings["node pools"]["detail"]
+    assert configured.url in findings["cluster"]["detail"]
     assert not list(bucket.buckets.names("bucket"))
 
 
 def test_what_a_cluster_lacks(configured: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     configured.remove_job_sets()
     monkeypatch.setenv("KINETIC_SERVICE_ACCOUNT", "nobody")
-    found = examined()
-    assert found["JobSet"][0] == "warn"
-    assert found["service account"] == ("problem", "nobody does not exist")
+    findings = examined()
+    assert findings["JobSet"][0] == "warn"
+    assert findings["service account"] == ("problem", "nobody does not exist")
 
 
 def test_jobset_is_tried_out(configured: FakeCluster) -> None:
     assert examined()["JobSet"] == ("ok", "is installed, and takes jobs of several hosts")
     assert configured.objects("jobsets") == []
     configured.api.job_set_controller = False
-    level, said = examined()["JobSet"]
-    assert (level, "only their definition is installed" in said) == ("problem", True)
+    level, detail = examined()["JobSet"]
+    assert (level, "only their definition is installed" in detail) == ("problem", True)
     configured.api.job_set_controller = True
     configured.api.webhook_down = True
-    level, said = examined()["JobSet"]
-    assert (level, "webhook" in said) == ("problem", True)
+    level, detail = examined()["JobSet"]
+    assert (level, "webhook" in detail) == ("problem", True)
 
 
 def test_the_queue_that_settings_name(
@@ -90,28 +90,28 @@ def test_the_queue_that_settings_name(
     monkeypatch.setenv("KINETIC_QUEUE", "team-a")
     assert examined()["Kueue"][0] == "problem"
     configured.install_kueue({"team-b": {"cpu": "4"}})
-    level, said = examined()["Kueue"]
-    assert (level, "no queue team-a in namespace default" in said) == ("problem", True), said
+    level, detail = examined()["Kueue"]
+    assert (level, "no queue team-a in namespace default" in detail) == ("problem", True), detail
     monkeypatch.setenv("KINETIC_QUEUE", "team-b")
     assert examined()["Kueue"] == ("ok", "is installed; the queue team-b admits jobs")
 
 
 def test_a_cluster_that_is_away(configured: FakeCluster) -> None:
     configured.stop_server()
-    found = examined()
-    assert found["cluster"][0] == "problem"
-    assert configured.url in found["cluster"][1]
-    assert not found.keys() & (OF_CLUSTERS - {"cluster"})
-    assert found["store access"][0] == "ok"
+    findings = examined()
+    assert findings["cluster"][0] == "problem"
+    assert configured.url in findings["cluster"][1]
+    assert not findings.keys() & (OF_CLUSTERS - {"cluster"})
+    assert findings["store access"][0] == "ok"
 
 
 def test_a_cluster_that_no_kubeconfig_knows(
     configured: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_CLUSTER", "absent")
-    level, said = examined()["cluster"]
+    level, detail = examined()["cluster"]
     assert level == "problem"
-    assert "absent" in said
+    assert "absent" in detail
 
 
 def test_a_profile_names_it(configured: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,29 +141,29 @@ def test_pods_do_not_reach_a_folder(
     configured: FakeCluster, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     monkeypatch.delenv("KINETIC_STORE")
-    level, said = examined()["store access"]
-    assert (level, str(home) in said) == ("problem", True)
+    level, detail = examined()["store access"]
+    assert (level, str(home) in detail) == ("problem", True)
     monkeypatch.setenv("KINETIC_POD_STORE", f"file://{home}")
     assert examined()["store access"][0] == "ok"
 
 
 def test_a_bucket_is_tried_out(bucket: Double) -> None:
-    (found,) = probes.access("gs://bucket/jobs", has_cluster=True, pods_store="")
-    assert found.level == "ok"
+    (finding,) = probes.access("gs://bucket/jobs", has_cluster=True, pods_store="")
+    assert finding.level == "ok"
     assert not list(bucket.buckets.names("bucket"))
 
 
 def test_a_bucket_that_is_not_there(bucket: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_STORE", "gs://absent/jobs")
-    level, said = examined()["store access"]
+    level, detail = examined()["store access"]
     assert level == "problem"
-    assert "gs://absent" in said
+    assert "gs://absent" in detail
 
 
 def test_a_bucket_that_one_may_not_use(bucket: Double) -> None:
     bucket.denied.add("storage.objects.create")
-    (found,) = probes.access("gs://bucket", has_cluster=True, pods_store="")
-    assert "storage.objects.create" in found.detail
+    (finding,) = probes.access("gs://bucket", has_cluster=True, pods_store="")
+    assert "storage.objects.create" in finding.detail
 
 
 def test_what_settings_ask_for_in_addition(
@@ -171,17 +171,17 @@ def test_what_settings_ask_for_in_addition(
 ) -> None:
     monkeypatch.setenv("KINETIC_LOCAL_STORAGE", "multi-tier")
     monkeypatch.setenv("KINETIC_NETWORK_DEVICES", "all")
-    found = examined()
-    assert found["multi-tier"][0] == found["network devices"][0] == "problem"
-    assert "is not enabled" in found["multi-tier"][1]
+    findings = examined()
+    assert findings["multi-tier"][0] == findings["network devices"][0] == "problem"
+    assert "is not enabled" in findings["multi-tier"][1]
     configured.store.create(CSI_DRIVERS, {"metadata": {"name": MULTI_TIER_DRIVER}})
     configured.store.create(DEVICE_CLASSES, {"metadata": {"name": DEVICE_CLASS}})
     assert "has no CheckpointConfiguration" in examined()["multi-tier"][1]
     configured.api.discovery.custom.add(CHECKPOINT_CONFIGURATIONS)
     spec = {"cloudStorageBucketName": "b", "inMemoryVolumeSize": "60Gi"}
     configured.store.create(CHECKPOINT_CONFIGURATIONS, {"metadata": {"name": "c"}, "spec": spec})
-    found = examined()
-    assert found["multi-tier"] == ("ok", "60Gi for each node of c")
-    assert found["network devices"] == ("ok", "pods can claim them")
+    findings = examined()
+    assert findings["multi-tier"] == ("ok", "60Gi for each node of c")
+    assert findings["network devices"] == ("ok", "pods can claim them")
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
     assert not examined().keys() & {"multi-tier", "network devices"}

@@ -1,7 +1,4 @@
-"""The test double itself: Jobs and JobSets run, fail and go; the protocol is the real one.
-
-In: requests of the official client. Out: objects, streams and Events.
-"""
+"""Jobs and JobSets on the double of a cluster, as the official client sees them."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from doubles.cluster.manifests import job, job_set
 
 @pytest.fixture
 def api(cluster):
-    with config.new_client_from_config(str(cluster.kubeconfig)) as made:
-        yield made
+    with config.new_client_from_config(str(cluster.kubeconfig)) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -69,10 +66,10 @@ def test_pods_of_a_job_set_find_each_other(cluster, job_sets) -> None:
     env = {"LEADER": "train-host-0-0.train:7777"}
     job_sets(job_set("train", 'echo "$JOB_COMPLETION_INDEX $LEADER $IP"', hosts=4, env=env))
     cluster.wait_for_condition("jobsets", "train", "Completed")
-    said = [cluster.log(pod).split() for pod in pods_of(cluster)]
-    assert [line[0] for line in said] == ["0", "1", "2", "3"]
-    assert {line[1] for line in said} == {f"{said[0][2]}:7777"}
-    assert len({line[2] for line in said}) == 4
+    lines = [cluster.log(pod).split() for pod in pods_of(cluster)]
+    assert [line[0] for line in lines] == ["0", "1", "2", "3"]
+    assert {line[1] for line in lines} == {f"{lines[0][2]}:7777"}
+    assert len({line[2] for line in lines}) == 4
 
 
 def test_a_watch_tells_a_job_s_whole_life(cluster, jobs) -> None:

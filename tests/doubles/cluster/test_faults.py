@@ -1,6 +1,6 @@
-"""What tests can break: answers, streams, tokens, the server, pods, nodes, the tests themselves.
+"""Faults of the double: answers, streams, tokens, the server, pods and nodes that fail on request.
 
-In: wishes of a test. Out: what the official client sees of them.
+Checked is what the official client sees of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from doubles.cluster.objects import dig
 
 @pytest.fixture
 def api(cluster):
-    with config.new_client_from_config(str(cluster.kubeconfig)) as made:
-        yield made
+    with config.new_client_from_config(str(cluster.kubeconfig)) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def core(api):
 
 
 def run_one(cluster: FakeCluster, jobs, command: str, name: str = "run", **spec) -> str:
-    """A Job whose pod runs. The pod's name."""
+    """Create a Job, wait until its pod runs, and return the pod's name."""
     jobs.create_namespaced_job("default", job(name, command, **spec))
     cluster.wait_for(lambda: is_ready(cluster, name), what="the pod runs")
     return pods_of(cluster, name)[0]
@@ -44,12 +44,12 @@ def run_one(cluster: FakeCluster, jobs, command: str, name: str = "run", **spec)
 
 def pods_of(cluster: FakeCluster, name: str) -> list[str]:
     names = [pod["metadata"]["name"] for pod in cluster.objects("pods")]
-    return [found for found in names if found.startswith(f"{name}-")]
+    return [pod for pod in names if pod.startswith(f"{name}-")]
 
 
 def is_ready(cluster: FakeCluster, name: str) -> bool:
-    found = cluster.object("jobs", name)
-    return found is not None and found["status"].get("ready") == 1
+    document = cluster.object("jobs", name)
+    return document is not None and document["status"].get("ready") == 1
 
 
 def test_answers_fail_as_often_as_wanted(cluster, core) -> None:
@@ -143,8 +143,8 @@ def test_an_expired_token_is_refused_until_there_is_a_new_one(cluster, core) -> 
 
 def test_a_token_may_come_from_a_program(cluster) -> None:
     path = cluster.write_kubeconfig(cluster.folder / "exec", exec_plugin=True)
-    with config.new_client_from_config(str(path)) as made:
-        assert client.CoreV1Api(made).list_namespaced_pod("default").items == []
+    with config.new_client_from_config(str(path)) as connection:
+        assert client.CoreV1Api(connection).list_namespaced_pod("default").items == []
 
 
 def test_a_pod_deleted_by_force_is_gone_at_once(cluster, jobs) -> None:
@@ -181,10 +181,10 @@ def test_a_pod_can_be_stuck_without_a_reason(cluster, jobs) -> None:
 def test_a_missing_service_account_shows_as_an_event_of_the_job(cluster, jobs) -> None:
     pod = {"serviceAccountName": "nobody"}
     jobs.create_namespaced_job("default", job("run", "true", pod=pod))
-    said = cluster.wait_for(
+    events = cluster.wait_for(
         lambda: [e for e in cluster.objects("events") if e["reason"] == "FailedCreate"]
     )
-    assert 'serviceaccount "nobody" not found' in said[0]["message"]
+    assert 'serviceaccount "nobody" not found' in events[0]["message"]
 
 
 def test_a_secret_that_comes_late_heals_the_pod(cluster, jobs, core) -> None:
@@ -209,11 +209,11 @@ def test_the_environment_is_the_pod_s_own(cluster, jobs, monkeypatch) -> None:
     monkeypatch.setenv("KINETIC_LEAK", "1")
     jobs.create_namespaced_job("default", job("run", "env", env={"A": "1", "B": "$(A)$(C)$$"}))
     cluster.wait_for_condition("jobs", "run", "Complete")
-    found = dict(
+    environment = dict(
         line.split("=", 1) for line in cluster.log(pods_of(cluster, "run")[0]).splitlines()
     )
-    assert (found["A"], found["B"]) == ("1", "1$(C)$")
-    assert "KINETIC_LEAK" not in found
+    assert (environment["A"], environment["B"]) == ("1", "1$(C)$")
+    assert "KINETIC_LEAK" not in environment
 
 
 def test_requests_are_counted(cluster, jobs, core) -> None:

@@ -1,4 +1,4 @@
-"""A process that follows jobs is forked, as by multiprocessing: its child sees the cluster, too."""
+"""The child of a forked process that follows jobs sees the cluster, too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a JobSet may look like: all that kinetic renders is taken, what JobSet refuses is refused.
+"""Rules of JobSet: the double accepts all that kinetic renders, and refuses what JobSet refuses.
 
-In: the golden documents, and JobSets with one thing wrong. Out: 201, or 422 with the field.
+The golden documents get 201; a JobSet with one error gets 422 with the field's name.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ LONGEST_ID = "job-ffffffff"
 def api() -> Any:
     with FakeCluster() as running:
         variables = {"KUBECONFIG": str(running.kubeconfig)}
-        made = HttpApi(kubeconfig.find(variables), variables)
-        yield made
-        made.close()
+        http = HttpApi(kubeconfig.find(variables), variables)
+        yield http
+        http.close()
         assert running.unknown_fields == []
 
 
 def small() -> Object:
     """A JobSet with all parts that have rules, and nothing wrong."""
-    made = job_set("small", "true", hosts=2, slices=2)
-    spec = made["spec"]
+    document = job_set("small", "true", hosts=2, slices=2)
+    spec = document["spec"]
     head = copy.deepcopy(spec["replicatedJobs"][0]) | {"name": "head", "replicas": 1}
     spec["replicatedJobs"].insert(0, head)
     spec["replicatedJobs"][1]["dependsOn"] = [{"name": "head", "status": "Ready"}]
     spec["coordinator"] = {"replicatedJob": "head"}
     spec["failurePolicy"] = {"rules": [{"name": "code", "action": "FailJobSet"}]}
     spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": ["head"]}
-    return made
+    return document
 
 
 def put(document: Object, path: str, value: object) -> None:
@@ -70,13 +70,13 @@ def put(document: Object, path: str, value: object) -> None:
 @pytest.mark.parametrize("name", RENDERED)
 def test_what_is_rendered_is_taken(api: HttpApi, name: str) -> None:
     for document in RENDERED[name]:
-        made = json.loads(json.dumps(document).replace("job-00c0ffee", LONGEST_ID))
-        made["metadata"].pop("namespace", None)
-        resource = BY_KIND.get((made["apiVersion"], made["kind"]))
+        rendered = json.loads(json.dumps(document).replace("job-00c0ffee", LONGEST_ID))
+        rendered["metadata"].pop("namespace", None)
+        resource = BY_KIND.get((rendered["apiVersion"], rendered["kind"]))
         if resource is None:
             continue  # Secrets are made with their values.
-        api.create(resource, made)
-        api.delete(resource, made["metadata"]["name"])
+        api.create(resource, rendered)
+        api.delete(resource, rendered["metadata"]["name"])
 
 
 REFUSED = {
@@ -166,12 +166,12 @@ def test_a_small_jobset_is_taken(api: HttpApi) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(api: HttpApi, case: str) -> None:
-    path, value, said = REFUSED[case]
-    made = small()
-    put(made, path, value)
+    path, value, message = REFUSED[case]
+    document = small()
+    put(document, path, value)
     with pytest.raises(RefusedCall) as caught:
-        api.create(JOBSETS, made)
-    assert said in str(caught.value)
+        api.create(JOBSETS, document)
+    assert message in str(caught.value)
 
 
 UNKNOWN = {
@@ -185,10 +185,10 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("path", UNKNOWN)
 def test_unknown_fields_are_found_at_any_depth(api: HttpApi, path: str) -> None:
-    made = small()
-    put(made, path, UNKNOWN[path])
+    document = small()
+    put(document, path, UNKNOWN[path])
     with pytest.raises(RefusedCall, match=path.rpartition(".")[2]):
-        api.create(JOBSETS, made)
+        api.create(JOBSETS, document)
 
 
 # -- later -----------------------------------------------------------------------------------------

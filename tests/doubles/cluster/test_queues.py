@@ -1,7 +1,4 @@
-"""Kueue on the cluster: admitted, waiting, never, wrong queue; and many Jobs at once.
-
-In: Jobs with a queue's label. Out: what Workloads and Jobs say.
-"""
+"""Jobs in a queue of Kueue: admitted, waiting, refused or in a wrong queue; and many at once."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ CHIPS = {"resources": {"limits": {"google.com/tpu": "4"}}}
 
 @pytest.fixture
 def jobs(cluster):
-    with config.new_client_from_config(str(cluster.kubeconfig)) as made:
-        yield client.BatchV1Api(made)
+    with config.new_client_from_config(str(cluster.kubeconfig)) as connection:
+        yield client.BatchV1Api(connection)
 
 
 def queued(name: str, command: str, queue: str = "lq", pods: int = 1) -> Object:
@@ -38,8 +35,8 @@ def reason(cluster, name: str) -> str | None:
 def test_what_fits_runs_and_the_rest_says_what_it_waits_for(cluster, jobs) -> None:
     cluster.install_kueue({"lq": {"google.com/tpu": "4"}})
     command = "while [ ! -e $SHARED/go ]; do sleep 0.05; done"
-    made = jobs.create_namespaced_job("default", queued("first", command))
-    assert made.spec.suspend is True
+    created = jobs.create_namespaced_job("default", queued("first", command))
+    assert created.spec.suspend is True
     # Workloads of the same second have no order.
     cluster.wait_for(lambda: reason(cluster, "first") == "QuotaReserved")
     jobs.create_namespaced_job("default", queued("second", command))

@@ -22,9 +22,9 @@ from kinetic._backends.kubernetes.resources import JOBS
 @pytest.fixture
 def api(cluster: FakeCluster) -> Iterator[HttpApi]:
     variables = {"KUBECONFIG": str(cluster.kubeconfig)}
-    made = HttpApi(kubeconfig.find(variables), variables)
-    yield made
-    made.close()
+    http = HttpApi(kubeconfig.find(variables), variables)
+    yield http
+    http.close()
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_only_what_jobs_made_since_is_left_over(
         "kinetic-job-1",
         "other",
     }
-    said = real.describe()
-    assert "jobs/kinetic-job-1" in said
-    assert "jobs/other" not in said
+    description = real.describe()
+    assert "jobs/kinetic-job-1" in description
+    assert "jobs/other" not in description
     api.delete(JOBS, "kinetic-job-1")
     real.wait_for(lambda: real.left_over() == [])
 
@@ -107,7 +107,7 @@ def test_whoever_has_the_documented_roles_sees_what_jobs_leave(
 
 
 def test_tests_of_a_real_cluster_ask_for_nothing_else() -> None:
-    """What only the double can do needs the mark `double`."""
+    """A test that uses what only the double can do needs the mark `double`."""
     offered = {name for name in dir(RealCluster) if not name.startswith("_")} | {"kubeconfig"}
     for path in (Path(__file__).parents[2] / "system").glob("test_*.py"):
         tree = ast.parse(path.read_text())

@@ -1,6 +1,6 @@
-"""What the cluster refuses, in the words of a real API server.
+"""The double refuses requests as a real API server does.
 
-In: requests that were recorded with their answers. Out: status, reason, message, details, headers.
+Requests were recorded with their answers: status, reason, message, details and headers must agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUOTAS = {
 
 
 class Wire:
-    """Requests as they are, without the official client."""
+    """A connection that sends requests as they are, without the official client."""
 
     def __init__(self, cluster: FakeCluster, user: str) -> None:
         self._port = cluster.server.port
@@ -49,11 +49,11 @@ class Wire:
         connection.request(method, path, data, headers)
         answer = connection.getresponse()
         text = answer.read().decode()
-        found = {k.lower(): v for k, v in answer.getheaders()}
+        headers = {k.lower(): v for k, v in answer.getheaders()}
         connection.close()
-        if "json" in found.get("content-type", ""):
-            return answer.status, found, json.loads(text)
-        return answer.status, found, text
+        if "json" in headers.get("content-type", ""):
+            return answer.status, headers, json.loads(text)
+        return answer.status, headers, text
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def cluster():
 
 
 def prepare(cluster: FakeCluster, case: Object) -> None:
-    """What the recorded cluster had when the request came."""
+    """Create what the recorded cluster had when the request came."""
     what, admin = case["what"], Wire(cluster, "admin")
     jobs = "/apis/batch/v1/namespaces/ml/jobs"
     if "/dup" in case["path"] or "create again" in what or "still being deleted" in what:

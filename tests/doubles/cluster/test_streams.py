@@ -1,7 +1,4 @@
-"""Logs and watches in detail, as recorded.
-
-In: options of the log and watch requests. Out: lines, events and refusals.
-"""
+"""Options of log and watch requests: lines, events and refusals are as recorded."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from doubles.cluster.timings import Timings
 
 @pytest.fixture
 def api(cluster):
-    with config.new_client_from_config(str(cluster.kubeconfig)) as made:
-        yield made
+    with config.new_client_from_config(str(cluster.kubeconfig)) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def test_logs_are_cut_as_asked(cluster, api, core) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "said"),
+    ("options", "status", "message"),
     [
         ({"previous": True}, 400, "previous terminated container"),
         ({"container": "nope"}, 400, "container nope is not valid for pod"),
@@ -58,12 +55,12 @@ def test_logs_are_cut_as_asked(cluster, api, core) -> None:
         ({"tail_lines": -1}, 422, "tailLines: Invalid value: -1"),
     ],
 )
-def test_log_options_are_checked(cluster, api, core, options, status, said) -> None:
+def test_log_options_are_checked(cluster, api, core, options, status, message) -> None:
     name = ended_pod(cluster, api, "true")
     with pytest.raises(client.ApiException) as caught:
         core.read_namespaced_pod_log(name, "default", **options)
     assert caught.value.status == status
-    assert said in json.loads(caught.value.body)["message"]
+    assert message in json.loads(caught.value.body)["message"]
 
 
 def test_a_pod_without_a_node_has_an_empty_log(cluster, api, core) -> None:
@@ -92,9 +89,9 @@ def config_map(core, name: str, **labels: str) -> str:
 @pytest.mark.cluster(timings=Timings(bookmark_s=0.1))
 def test_bookmarks_carry_only_a_version(cluster, core) -> None:
     config_map(core, "one")
-    found = events(core, timeout_seconds=1, allow_watch_bookmarks=True)
-    assert [event["type"] for event in found[:2]] == ["ADDED", "BOOKMARK"]
-    assert list(found[1]["object"]["metadata"]) == ["resourceVersion"]
+    changes = events(core, timeout_seconds=1, allow_watch_bookmarks=True)
+    assert [event["type"] for event in changes[:2]] == ["ADDED", "BOOKMARK"]
+    assert list(changes[1]["object"]["metadata"]) == ["resourceVersion"]
 
 
 def test_what_stops_matching_is_told_as_deleted(cluster, core) -> None:
