@@ -1,8 +1,4 @@
-"""The output of a job, one attempt after the other, for every backend and store.
-
-In: a store, a reference, a `LogRequest`, whether the job has ended. Out: chunks in order, as
-`Backend.logs` promises.
-"""
+"""The output of a job, one attempt after the other, for every backend and store."""
 
 from __future__ import annotations
 

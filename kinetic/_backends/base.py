@@ -1,7 +1,4 @@
-"""The protocol of backends, which run jobs, and of their optional features.
-
-In: a `Plan`, later `JobRef`s. Out: JSON documents, the status of jobs, log chunks.
-"""
+"""The protocol of backends, which run jobs, and of their optional features."""
 
 from __future__ import annotations
 

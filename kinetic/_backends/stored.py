@@ -1,7 +1,6 @@
 """A leader's records in the store, and requests to it through the store.
 
-In: a store, a reference. Out: a `Status`, whether an attempt has begun. Serves all backends whose
-host 0 leads the gang.
+This module serves all backends whose host 0 leads the gang.
 """
 
 from __future__ import annotations

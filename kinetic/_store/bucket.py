@@ -1,7 +1,5 @@
 """A bucket of Google Cloud Storage: the only module that calls Google's packages for it.
 
-In: names of objects, content. Out: content and metadata of objects; kinetic's errors.
-
 Requests that fail for the moment are repeated, with growing pauses. Content is checked by its
 CRC32C both ways: the service refuses uploads that do not match, and this module compares downloads,
 because the library does not check those that arrive in several pieces.

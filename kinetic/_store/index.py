@@ -1,7 +1,5 @@
 """Finding jobs: the references in a store.
 
-In: a store, the beginning of an id. Out: `JobRef`s.
-
 Reading the reference of each job is fast in a folder and slow over a network. So other stores also
 have empty objects whose keys encode the reference and, later, the end of a job: listing the keys
 lists the jobs. These entries are a cache: a missing, damaged or stale one only makes a list slower.

@@ -1,7 +1,5 @@
 """A host's output in the store: two files in a folder, or numbered objects.
 
-In: offsets; the growing files of one host. Out: segments (see `_core.log_format`).
-
 An agent always writes files, on its own disk if the store is no folder. From there a thread sends
 the new output: at once after a quiet moment, otherwise about every second, or as fast as the store
 answers if its calls are free. The newest segment is rewritten with more output until it is large

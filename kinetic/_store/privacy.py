@@ -1,7 +1,4 @@
-"""Check that only its owner can write to a store's folder: its content is unpickled and run.
-
-In: a folder, which may be missing. Out: nothing, a warning, or an error that says how to fix it.
-"""
+"""Check that only its owner can write to a store's folder: its content is unpickled and run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A real Ray cluster on this machine: a head with its dashboard, and raylets for the hosts of
 simulated TPU slices.
 
-In: slices, nodes. Out: the address of the dashboard; nodes that tests can kill.
-
 The cluster runs in namespaces of its own (network, processes, mounts). Ray insists on the machine's
 own address, and there that is the loopback. When the first process of the namespaces ends, all
 others end with it, even if the tests were killed. The tests run outside. A listening socket belongs

@@ -1,8 +1,5 @@
 """The program inside the namespaces of the tests' Ray cluster, started by `ray_cluster`. It starts
 the head and nodes, obeys orders, and relays connections to the dashboard.
-
-In: a folder with settings, a listening socket of the outer network, the process with which the
-cluster ends. Out: a running cluster, answers to orders.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_nothing_is_killed_unasked(world: World, killed: list[object], capsys: C
     assert world("jobs", "kill", "--host", "1", "job-0") == 2
     assert killed == []
     err = capsys.readouterr().err
-    assert "SIGKILL would be sent to host 1 of job-00000001. Add --yes" in err
+    assert "This would send SIGKILL to host 1 of job-00000001. Add --yes" in err
 
 
 def test_a_host_on_which_nothing_runs_is_told_of(

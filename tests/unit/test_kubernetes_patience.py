@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from doubles.memory_store import MemoryStore
 from manifest_cases import SETTINGS, planned
-from test_kubernetes_waiting import SHORT, START, jobset, made_pod, node, pod
+from test_kubernetes_waiting import SHORT, START, jobset, running_pod, node, pod
 
 from kinetic._backends.kubernetes.api import ObjectList, Selector
 from kinetic._backends.kubernetes.backend import KubernetesBackend
@@ -136,7 +136,7 @@ def test_who_waits_for_long_hears_at_once_that_the_job_runs() -> None:
     job = Waiting()
     lack_nodes(job)
     job.follow(100)
-    job.objects[PODS] = [job.own(made_pod(host, 30)) for host in range(4)]
+    job.objects[PODS] = [job.own(running_pod(host, 30)) for host in range(4)]
     verdicts.write_event(job.store, job.ref.job_id, 1, GangEvent(EventKind.READY))
     job.status()
     job.at += 5

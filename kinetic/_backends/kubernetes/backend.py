@@ -1,8 +1,8 @@
 """The Kubernetes backend. A job of one host is a Job; one of several hosts or with a single
 controller is a JobSet. The pod of host 0, or the head of an elastic job, leads the gang.
 
-In: plans and refs, a store that pods can reach, an API server. Out: a workload and its Secret; the
-state of jobs in the cluster. Output and verdicts are read from the store, so they outlive the pods.
+The store must be one that pods can reach. Output and verdicts are read from it, so they outlive the
+pods.
 """
 
 from __future__ import annotations

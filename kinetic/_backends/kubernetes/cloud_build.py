@@ -1,7 +1,4 @@
-"""Builds of images with Cloud Build, through Google's REST interfaces: no local Docker is needed.
-
-In: names of images, files of a build. Out: whether an image exists; builds and their ends.
-"""
+"""Builds of images with Cloud Build, through Google's REST interfaces: no local Docker is needed."""
 
 from __future__ import annotations
 

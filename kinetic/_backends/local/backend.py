@@ -1,7 +1,7 @@
 """The local backend: every host of the slice is a process tree on this machine.
 
-In: plans and refs. Out: a detached supervisor per job; phases and output read from the job's
-folder. The folder and the supervisor's lock are the only links to a job: there is no connection.
+Each job has a detached supervisor. Its phase and output are read from the job's folder: the folder
+and the supervisor's lock are the only links to a job, and there is no connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Starting supervisors through zygotes: one per kind of job, for as long as this process lives.
-
-In: a launch request. Out: the process id of a detached supervisor.
-"""
+"""Starting supervisors through zygotes: one per kind of job, for as long as this process lives."""
 
 from __future__ import annotations
 

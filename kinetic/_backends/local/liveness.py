@@ -1,7 +1,4 @@
-"""The processes of a job on this machine: which of them live, from locks and from the kernel.
-
-In: a job's folder, process ids. Out: answers; watches that notice output and the end.
-"""
+"""The processes of a job on this machine: which of them live, from locks and from the kernel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The needs of a simulated slice: its document, its memory, and checks of this machine.
-
-In: a plan, facts about this machine. Out: the local backend's document, an estimate of memory,
-refusals.
-"""
+"""The needs of a simulated slice: its document, its memory, and checks of this machine."""
 
 from __future__ import annotations
 

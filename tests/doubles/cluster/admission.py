@@ -1,7 +1,7 @@
 """Admission, between a request to create an object and the store: webhooks and quotas.
 
-In: an object to create. Out: the object as stored, or `Refused`. The pod webhook implements
-exclusive topology: the first pod of a Job takes a node pool, and the others follow it.
+The pod webhook implements exclusive topology: the first pod of a Job takes a node pool, and the
+others follow it.
 """
 
 from __future__ import annotations

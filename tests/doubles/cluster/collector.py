@@ -1,7 +1,6 @@
 """Deletion: the effect of a DELETE on an object and on the objects that it owns.
 
-In: a resource, a name and the policy; owners that changed. Out: objects with a deletion timestamp,
-removed objects. The collector also removes finished objects after their time to live.
+The collector also removes finished objects after their time to live.
 """
 
 from __future__ import annotations

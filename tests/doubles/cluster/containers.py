@@ -1,7 +1,7 @@
 """Containers as processes: their state, their output and their ends.
 
-In: a command, its environment, a folder. Out: `Container`, whose log can be read and followed, and
-calls of `on_news` from a thread when a container started or ended.
+The log of a `Container` can be read and followed. A thread calls `on_news` when a container started
+or ended.
 """
 
 from __future__ import annotations

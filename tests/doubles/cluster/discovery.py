@@ -1,7 +1,4 @@
-"""Discovery: the groups, versions and resources of the API, and the targets of paths.
-
-In: the parts of a path. Out: `Target`, resources, documents of discovery.
-"""
+"""Discovery: the groups, versions and resources of the API, and the targets of paths."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The thread of all controllers, which handles one item after the other.
 
-In: items by name and key, with or without a delay. Out: calls of the handlers. An item that already
-waits is not added again; an item that is added while it is being handled is handled once more.
+An item that already waits is not added again; an item that is added while it is being handled is
+handled once more.
 """
 
 from __future__ import annotations

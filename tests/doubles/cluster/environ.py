@@ -1,7 +1,6 @@
 """The environment of a container, exactly as in its pod, and the addresses of pods.
 
-In: a pod, a container, Secrets and ConfigMaps. Out: variables and argv, or `NotReady` with the
-kubelet's sentence. There is no DNS: names of pods in values are replaced by addresses.
+There is no DNS: names of pods in values are replaced by addresses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The cluster for tests: start it, read its state, break it.
 
-In: node pools and timings. Out: a kubeconfig for the official client; objects, requests and logs;
-ways to make the cluster fail. Everything ends with `close`.
+Everything ends with `close`.
 
     with FakeCluster([CPU_POOL]) as cluster:
         config.load_kube_config(str(cluster.kubeconfig))

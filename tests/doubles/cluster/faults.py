@@ -1,7 +1,7 @@
 """Failures between a client and the API server, on request of a test.
 
-In: calls from the test. Out: rules for the next requests: another answer, a delay, a closed
-connection; and open streams that break.
+A test gives rules for the next requests (another answer, a delay, a closed connection) and breaks
+open streams.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fixtures of pytest: a new double of a cluster, or the existing cluster that `make test-cluster`
 names.
 
-In: a test's mark `cluster(pools=..., **settings)` with arguments of `FakeCluster`; the environment
-of `make test-cluster`. Out: a running cluster that is checked and ended after the test.
+A test's mark `cluster(pools=..., **settings)` has arguments of `FakeCluster`. The cluster is
+checked and ended after the test.
 """
 
 from __future__ import annotations

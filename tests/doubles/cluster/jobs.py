@@ -1,6 +1,5 @@
 """The Job controller: the pods of Jobs, their ends, and the Jobs' conditions.
 
-In: Jobs and the pods that they control. Out: pods created and deleted, the Job's status and Events.
 States follow each other as in Kubernetes 1.36: terminated pods are first noted as uncounted, then
 lose their finalizer, then count. FailureTarget comes first, and Failed once all pods have ended.
 """

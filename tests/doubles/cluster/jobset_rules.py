@@ -1,8 +1,8 @@
 """The validation of JobSets by the API: its definition first, then the rules of its webhook.
 
-In: a JobSet that a client sent. Out: unknown fields (which are removed), or `Refused`. Fields and
-types are those of tests/golden/kubernetes/jobset-fields.json; the rules are those of JobSet 0.12
-with its default feature gates.
+Unknown fields are removed and returned. Fields and types are those of
+tests/golden/kubernetes/jobset-fields.json; the rules are those of JobSet 0.12 with its default
+feature gates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The JobSet controller (v0.12): child Jobs, restarts, success and failure policies.
-
-In: JobSets, their Jobs. Out: child Jobs, the headless Service, status and Events.
-"""
+"""The JobSet controller (v0.12): child Jobs, restarts, success and failure policies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The resources of the cluster, and the defaults of new objects.
-
-In: an object as a client sends it. Out: the object with its defaults.
-"""
+"""The resources of the cluster, and the defaults of new objects."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The kubelets of all nodes, which run pods as processes and report their states.
 
-In: pods that have a node. Out: their status, Events, logs. A lost node reports nothing.
+A lost node reports nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kueue: workloads with a queue's label are suspended until their whole request fits.
 
-In: Jobs and JobSets with the label; queues with a quota. Out: Workload objects with the reason for
-waiting; admitted workloads are resumed. One flavor, no borrowing, no preemption.
+A Workload object says why its job waits; admitted workloads are resumed. Queues have one flavor and
+a quota, without borrowing or preemption.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Relays for a name that two pods have: DNS resolves it to the older pod until that has ended.
 
-In: a listener's address and ports, and a function that returns the present target. Out: a relay. A
-pod that starts while the earlier pod of a name still ends gets the relay's address for the name;
+A pod that starts while the earlier pod of a name still ends gets the relay's address for the name;
 all other pods get the address of the pod itself.
 """
 

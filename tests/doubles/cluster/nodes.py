@@ -1,7 +1,4 @@
-"""Nodes, and the consequences of losing one.
-
-In: node pools of a test. Out: Node objects; conditions, taints and evictions.
-"""
+"""Nodes, and the consequences of losing one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`pods/portforward` over a WebSocket: channel 0 has the bytes of the port, channel 1 its errors.
-
-In: the client's upgrade, a port of a pod, which is a process of this machine. Out: the handshake,
-and bytes in both directions until either side closes.
-"""
+"""`pods/portforward` over a WebSocket: channel 0 has the bytes of the port, channel 1 its errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """An existing cluster, with the part of `FakeCluster` that reads objects and deletes pods.
 
-In: a kubeconfig whose current context names the cluster and the namespace, and whose user has the
-documented roles. Out: the objects that were created since, of the kinds that this user may list.
-Tests that inject faults are marked `double` and do not run here.
+The current context of its kubeconfig names the cluster and the namespace, and its user has the
+documented roles: only kinds that this user may list are seen. Tests that inject faults are marked
+`double` and do not run here.
 """
 
 from __future__ import annotations

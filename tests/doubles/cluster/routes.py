@@ -1,7 +1,6 @@
 """The API: the effect of each request.
 
-In: a request. Out: its answer, or `Refused`. This module checks permissions, applies faults and
-logs every request.
+This module checks permissions, applies faults and logs every request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The scheduler: it gives each pod a node, or a reason why there is none.
 
-In: pods without a node; nodes. Out: pods with `spec.nodeName`, the condition PodScheduled, Events
-in the words of kube-scheduler. Each pod is scheduled on its own: there are no gangs.
+Events are in the words of kube-scheduler. Each pod is scheduled on its own: there are no gangs.
 """
 
 from __future__ import annotations

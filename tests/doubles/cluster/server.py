@@ -1,7 +1,6 @@
 """HTTP: connections, requests and answers of the API server.
 
-In: requests on a loopback port. Out: the answers of `Api.answer`, as JSON, plain text or a chunked
-stream. Connections stay open. For clients, `stop` and `start` are a restart of the server.
+Connections stay open. For clients, `stop` and `start` are a restart of the server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Objects, their versions and their history.
 
-In: objects to create, functions that change one. Out: objects (shared: never change the results of
-`get` and `all`), and each kind's history for watches. Listeners are called with each change, in
-order, while the lock is held: they only add items to the engine.
+Objects are shared: never change the results of `get` and `all`. Listeners are called with each
+change, in order, while the lock is held: they only add items to the engine.
 """
 
 from __future__ import annotations

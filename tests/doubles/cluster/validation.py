@@ -1,8 +1,7 @@
 """The validation of objects: their schemas, and rules that a schema cannot express.
 
-In: a resource and an object that a client sent. Out: the unknown fields (which are removed), or
-`Refused`. Core objects are checked against Kubernetes' own schemas (kubernetes-validate), JobSets
-in `jobset_rules`.
+Unknown fields are removed and returned. Core objects are checked against Kubernetes' own schemas
+(kubernetes-validate), JobSets in `jobset_rules`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The objects of buckets: versions, preconditions, pages of names.
-
-In: names, content, the parameters of a request. Out: objects and resources as JSON documents, or a
-`Refusal` in the words of the real service.
-"""
+"""The objects of buckets: versions, preconditions, pages of names."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Google Cloud Storage on this machine: the part of its JSON API that its Python client uses.
 
-In: HTTP requests of clients that find it by STORAGE_EMULATOR_HOST. Out: the service's answers, a
-log of the requests, and the faults that a test requests.
-
-The answers were compared with Google's own conformance server (googleapis/storage-testbench).
+Clients find it by STORAGE_EMULATOR_HOST. It logs the requests, and fails as a test requests. The
+answers were compared with Google's own conformance server (googleapis/storage-testbench).
 """
 
 from __future__ import annotations
