@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from doubles.memory_store import MemoryStore
 from manifest_cases import SETTINGS, planned
-from test_kubernetes_waiting import SHORT, START, jobset, running_pod, node, pod
+from test_kubernetes_waiting import SHORT, START, jobset, node, pod, running_pod
 
 from kinetic._backends.kubernetes.api import ObjectList, Selector
 from kinetic._backends.kubernetes.backend import KubernetesBackend

@@ -1,4 +1,4 @@
-"""Builds of images with Cloud Build, through Google's REST interfaces: no local Docker is needed."""
+"""Builds of images with Cloud Build, through Google's REST interfaces: without a local Docker."""
 
 from __future__ import annotations
 

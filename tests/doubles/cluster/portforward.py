@@ -1,4 +1,4 @@
-"""`pods/portforward` over a WebSocket: channel 0 has the bytes of the port, channel 1 its errors."""
+"""`pods/portforward` over a WebSocket: channel 0 has a port's bytes, channel 1 its errors."""
 
 from __future__ import annotations
 
