@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import os
+import pkgutil
 import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -306,9 +310,46 @@ def test_the_reference_describes_each_name_once_and_no_column_lacks_a_heading() 
     named = re.findall(r"^::: (\S+)$", (DOCS / "reference/api.md").read_text(), re.MULTILINE)
     assert len(named) > 20
     assert [name for name in named if named.count(name) > 1] == []
-    hook = runpy.run_path(str(DOCS / "hooks/options.py"))
-    head, *_ = hook["on_page_markdown"](hook["PLACE"]).splitlines()
+    hook = _hook("options")
+    head, *_ = hook.on_page_markdown(hook.PLACE).splitlines()
     assert all(column.strip() for column in head.strip("|").split("|")), head
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    import kinetic
+
+    page = (DOCS / "reference/api.md").read_text()
+    named = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
+    named |= {name.removeprefix("kinetic.") for name in re.findall(r"`([\w.]+)`", page)}
+    assert set(kinetic.__all__) - named == set()
+
+
+def test_every_argument_of_a_public_function_is_described() -> None:
+    page = (DOCS / "reference/api.md").read_text()
+    silent = []
+    for name, options in re.findall(r"^::: (\S+)\n((?:    .*\n)*)", page, re.MULTILINE):
+        if not name.startswith("kinetic.keras"):  # it imports Keras
+            silent += list(_silent_arguments(name, options))
+    assert silent == []
+
+
+def _silent_arguments(name: str, options: str) -> Iterator[str]:
+    thing = pkgutil.resolve_name(name)
+    functions = {name: thing} if inspect.isfunction(thing) else {}
+    if inspect.isclass(thing):
+        left_out = re.compile("|".join(re.findall(r'"!([^"]+)"', options)) or "^_")
+        for attribute in dir(thing):
+            member = getattr(thing, attribute)
+            is_ours = str(getattr(member, "__module__", "")).startswith("kinetic.")
+            if is_ours and callable(member) and not left_out.search(attribute):
+                functions[f"{name}.{attribute}"] = member
+    for title, function in functions.items():
+        text = inspect.getdoc(function) or ""
+        for parameter in inspect.signature(function).parameters.values():
+            is_named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            is_bound = parameter.name in ("self", "cls")
+            if is_named and not is_bound and not re.search(rf"\b{parameter.name}\b", text):
+                yield f"{title}({parameter.name})"
 
 
 def test_every_page_can_be_reached() -> None:
@@ -354,6 +395,34 @@ def _error_classes() -> list[str]:
 def test_every_error_is_explained(page: str) -> None:
     text = (DOCS / page).read_text()
     assert [name for name in _error_classes() if name not in text] == []
+
+
+def test_the_page_of_errors_says_when_and_what_to_do() -> None:
+    page = (DOCS / "reference/errors.md").read_text()
+    parts = re.findall(r"^::: kinetic\.errors\.(\w+)\n\n(.*?)(?=^:::|\Z)", page, re.M | re.S)
+    assert [name for name, _ in parts] == _error_classes()
+    assert [
+        name
+        for name, text in parts
+        if not re.match(r"\*\*When:\*\* .+\n\n\*\*What to do:\*\* ", text)
+    ] == []
+
+
+def test_the_package_the_command_and_the_changelog_have_one_version() -> None:
+    from kinetic import __version__
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["hatch"]["version"]["path"] == "kinetic/version.py"
+    printed = subprocess.run(
+        [sys.executable, "-m", "kinetic", "--version"], capture_output=True, text=True
+    )
+    assert printed.stdout == f"kinetic {__version__}\n"
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(\d[\d.]*)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)
+    assert versions[0] == __version__
+    assert len(changelog.splitlines()) <= 150
+    for page in ("how-to/upgrading.md", "explanation/limits.md", "explanation/how-it-compares.md"):
+        assert f"kinetic {__version__.rpartition('.')[0]}" in (DOCS / page).read_text()
 
 
 def test_every_exit_code_is_listed() -> None:
@@ -438,12 +507,59 @@ def test_what_a_page_shows_wrongly_fails(tmp_path: Path) -> None:
         run_page(page, tmp_path)
 
 
+def _hook(name: str) -> Any:
+    """Return the names of a module that mkdocs loads."""
+    return SimpleNamespace(**runpy.run_path(str(DOCS / f"hooks/{name}.py")))
+
+
+def test_links_of_the_pages_for_programs_hold(tmp_path: Path) -> None:
+    hook = _hook("llms")
+    page = (
+        "# A page\n\nSee [it](../b.md#c), [this](#d). Then stop.\n\n```python\nx[0](../b.md)\n```\n"
+    )
+    assert hook.title_of(page) == "A page"
+    assert hook.summary_of(page) == "See it, this."
+    rebased = hook.rebase(page, "how-to/a.md")
+    assert "[it](b.md#c), [this](how-to/a.md#d)" in rebased
+    assert "x[0](../b.md)" in rebased, "code stays as it is"
+    full = tmp_path / "llms-full.txt"
+    assert sorted(hook.broken_links(rebased, full)) == ["b.md", "how-to/a.md"]
+    (tmp_path / "how-to").mkdir()
+    for name, anchor in (("b", "c"), ("how-to/a", "e")):
+        (tmp_path / f"{name}.md").touch()
+        (tmp_path / f"{name}.html").write_text(f'<h2 id="{anchor}">')
+    assert list(hook.broken_links(rebased, full)) == ["how-to/a.md#d"]
+
+
+@pytest.mark.long
+def test_the_pages_for_programs_are_complete(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the documentation's site is built by `make docs`")
+    import kinetic
+
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "true"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    index, full = ((tmp_path / name).read_text() for name in ("llms.txt", "llms-full.txt"))
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).as_posix()
+        assert f"]({name})" in index
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        headings = re.findall(r"^#.*$", prose, re.MULTILINE)
+        assert [heading for heading in headings if f"\n{heading}\n" not in f"\n{full}"] == []
+        assert (tmp_path / name).exists()
+    for name in set(kinetic.__all__) - {"BatchError", "__version__", "errors"}:
+        assert re.search(rf"^### (jobs\.)?{name}$", full, re.MULTILINE), name
+    assert "::: kinetic" not in full
+
+
 def test_a_page_that_would_fetch_something_is_refused(tmp_path: Path) -> None:
-    sys.path.insert(0, str(DOCS / "hooks"))
-    try:
-        from offline import fetched
-    finally:
-        del sys.path[0]
+    fetched = _hook("offline").fetched
     page = tmp_path / "page.html"
     page.write_text(
         '<a href="https://example.org">x</a><link rel="canonical" href="https://example.org"><img '
