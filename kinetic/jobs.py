@@ -44,8 +44,8 @@ def list_jobs(
 
         running = [job for job in kinetic.list_jobs() if not job.status().ended]
 
-    The arguments replace settings, and so decide which store is read. A job whose reference is
-    damaged is skipped with a warning.
+    `project`, `zone`, `cluster` and `namespace` replace the configured ones, and so decide which
+    store is read. A job whose reference is damaged is skipped with a warning.
     """
     flags = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
     store = open_store(settings.load(flags=flags).store)

@@ -133,7 +133,7 @@ class JobHandle(Generic[R_co]):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> JobHandle[Any]:
-        """Return the handle that `to_dict` has saved; unknown keys are ignored."""
+        """Return the handle whose `to_dict` gave `data`; unknown keys are ignored."""
         return JobHandle(JobRef.from_json(data))
 
     def __repr__(self) -> str:
@@ -582,7 +582,7 @@ class JobHandle(Generic[R_co]):
         return self.future().add_done_callback(call_unless_removed)
 
     def remove_done_callback(self, fn: Callable[[JobHandle[R_co]], object]) -> int:
-        """Remove a callback; return how often it had been added."""
+        """Remove the callback `fn`; return how often it had been added."""
         before = len(self._callbacks)
         self._callbacks = [each for each in self._callbacks if each[0] != fn]
         return before - len(self._callbacks)

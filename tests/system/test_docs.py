@@ -345,7 +345,10 @@ def _silent_arguments(name: str, options: str) -> Iterator[str]:
                 functions[f"{name}.{attribute}"] = member
     for title, function in functions.items():
         text = inspect.getdoc(function) or ""
-        for parameter in inspect.signature(function).parameters.values():
+        if "options are those of" in text:
+            continue
+        parameters = inspect.signature(function).parameters if text else {}  # else it is not shown
+        for parameter in parameters.values():
             is_named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             is_bound = parameter.name in ("self", "cls")
             if is_named and not is_bound and not re.search(rf"\b{parameter.name}\b", text):
