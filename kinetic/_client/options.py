@@ -163,8 +163,8 @@ def _check_elastic(options: Options) -> None:
         for name, value in _only_elastic(options).items():
             if value is not None:
                 raise UsageError(
-                    f"{name}= is for elastic jobs, whose slices= has two numbers: the least and "
-                    "the most slices, as in slices=(1, 2). Remove it, or write slices= so."
+                    f"{name}= is for elastic jobs, whose slices= has two numbers, the least and "
+                    f"the most: slices=(1, 2). Remove {name}=, or make the job elastic."
                 )
         return
     if options.retries and options.controller == "single":

@@ -233,10 +233,15 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "topology", "hosts", "machine", "label"), SLICES)
 def test_each_tpu_slice_of_the_tables(name, topology, hosts, machine, label):
-    found = resolve(name)
-    assert (found.name, found.kind, found.shape_text, found.hosts) == (name, "tpu", topology, hosts)
-    assert (found.machine_type, found.gke_accelerator) == (machine, label)
-    assert found.chips_per_host == int(machine.rpartition("-")[2].removesuffix("t"))
+    target = resolve(name)
+    assert (target.name, target.kind, target.shape_text, target.hosts) == (
+        name,
+        "tpu",
+        topology,
+        hosts,
+    )
+    assert (target.machine_type, target.gke_accelerator) == (machine, label)
+    assert target.chips_per_host == int(machine.rpartition("-")[2].removesuffix("t"))
 
 
 @pytest.mark.parametrize("row", [row for row in SLICES if not row[0].endswith("t")])
@@ -247,9 +252,18 @@ def test_a_topology_means_the_slice_that_its_chip_count_means(row):
 
 @pytest.mark.parametrize(("family", "label", "count", "machine"), GPU_ROWS)
 def test_each_gpu_machine_of_the_tables(family, label, count, machine):
-    found = resolve(f"gpu-{family}x{count}")
-    assert (found.kind, found.family, found.chips, found.hosts) == ("gpu", family, count, 1)
-    assert (found.machine_type, found.gke_accelerator, found.shape) == (machine, label, (count,))
+    topology = resolve(f"gpu-{family}x{count}")
+    assert (topology.kind, topology.family, topology.chips, topology.hosts) == (
+        "gpu",
+        family,
+        count,
+        1,
+    )
+    assert (topology.machine_type, topology.gke_accelerator, topology.shape) == (
+        machine,
+        label,
+        (count,),
+    )
 
 
 @pytest.mark.parametrize(("written", "canonical"), SPELLINGS.items())
@@ -273,8 +287,8 @@ def test_names_of_older_scripts_are_all_known():
     older = {"v3": v3, "v4": v4, "v5litepod": v5e, "v5p": [8, 16, 32], "v6e": [8, 16]}
     for family, sizes in older.items():
         for chips in sizes:
-            found = resolve(f"{family}-{chips}")
-            assert (found.family, found.chips, found.name) == (
+            topology = resolve(f"{family}-{chips}")
+            assert (topology.family, topology.chips, topology.name) == (
                 family,
                 chips,
                 f"tpu-{family}-{chips}",
@@ -387,21 +401,21 @@ written = st.one_of(
 
 @given(written)
 def test_every_slice_is_whole_and_its_name_leads_back_to_it(name):
-    found = resolved_or_refused(name)
-    if isinstance(found, UnknownAccelerator):
-        assert found.suggestions
+    topology = resolved_or_refused(name)
+    if isinstance(topology, UnknownAccelerator):
+        assert topology.suggestions
         return
-    assert whole(found)
-    assert resolve(found.name) == found
-    assert Topology.from_json(found.to_json()) == found
+    assert whole(topology)
+    assert resolve(topology.name) == topology
+    assert Topology.from_json(topology.to_json()) == topology
 
 
 @given(st.sampled_from([family for family in FAMILIES if family.kind == "tpu"]), st.data())
 def test_every_count_of_a_family_is_a_slice_of_that_many_chips(family, data):
     chips = data.draw(st.sampled_from(counts(family)))
-    found = resolve(f"{family.name}-{chips}")
-    assert found.chips == chips
-    assert whole(found)
+    topology = resolve(f"{family.name}-{chips}")
+    assert topology.chips == chips
+    assert whole(topology)
 
 
 @given(written, st.data())
@@ -454,12 +468,12 @@ pieces = st.sampled_from(
 
 @given(st.text() | st.lists(pieces, max_size=8).map("".join))
 def test_any_text_is_a_slice_or_a_refusal(text):
-    found = resolved_or_refused(text)
-    if isinstance(found, UnknownAccelerator):
-        assert all(resolve(near) for near in found.suggestions)
+    topology = resolved_or_refused(text)
+    if isinstance(topology, UnknownAccelerator):
+        assert all(resolve(near) for near in topology.suggestions)
         return
-    assert whole(found)
-    assert resolve(found.name) == found
+    assert whole(topology)
+    assert resolve(topology.name) == topology
 
 
 @given(st.none() | st.integers() | st.binary() | st.floats() | st.lists(st.text()))

@@ -24,31 +24,31 @@ class Leader:
 
     def look(self, doing: str) -> bool:
         key = layout.AttemptKeys(*self.place).activity_wanted
-        asked = json.loads(self.store.get(key))["id"] if self.store.has(key) else ""
-        if asked in ("", self.answered):
+        request_id = json.loads(self.store.get(key))["id"] if self.store.has(key) else ""
+        if request_id in ("", self.answered):
             return False
-        answer: dict[str, Any] = {"id": asked, "activity": {"members": [doing]}}
+        answer: dict[str, Any] = {"id": request_id, "activity": {"members": [doing]}}
         self.store.put(layout.AttemptKeys(*self.place).activity, json.dumps(answer).encode())
-        self.answered = asked
+        self.answered = request_id
         return True
 
 
 @pytest.fixture
 def job() -> JobRef:
-    made: JobRef = ref()
-    return made
+    reference: JobRef = ref()
+    return reference
 
 
 def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
     store = MemoryStore()
-    leader, asked = Leader(store, job), ActivityPoll(store, job)
-    assert asked.read_answer() is None
+    leader, poll = Leader(store, job), ActivityPoll(store, job)
+    assert poll.read_answer() is None
     assert leader.look("waiting")
-    assert asked.read_answer() == {"members": ["waiting"]}
-    assert asked.read_answer() == {"members": ["waiting"]}
+    assert poll.read_answer() == {"members": ["waiting"]}
+    assert poll.read_answer() == {"members": ["waiting"]}
     assert leader.look("running")
     assert not leader.look("running"), "it is asked once at a time"
-    assert asked.read_answer() == {"members": ["running"]}
+    assert poll.read_answer() == {"members": ["running"]}
 
 
 def test_what_was_answered_to_somebody_long_ago_is_not_shown(job: JobRef) -> None:
@@ -56,32 +56,32 @@ def test_what_was_answered_to_somebody_long_ago_is_not_shown(job: JobRef) -> Non
     leader = Leader(store, job)
     ActivityPoll(store, job).read_answer()
     leader.look("old")
-    asked = ActivityPoll(store, job)
-    assert asked.read_answer() is None
+    poll = ActivityPoll(store, job)
+    assert poll.read_answer() is None
     leader.look("new")
-    assert asked.read_answer() == {"members": ["new"]}
+    assert poll.read_answer() == {"members": ["new"]}
 
 
 def test_two_who_ask_at_once_both_hear(job: JobRef) -> None:
     store = MemoryStore()
     leader, one, two = Leader(store, job), ActivityPoll(store, job), ActivityPoll(store, job)
-    for each in (one, two):
-        assert each.read_answer() is None
+    for poll in (one, two):
+        assert poll.read_answer() is None
     leader.look("running")
-    for each in (one, two):
-        assert each.read_answer() == {"members": ["running"]}
+    for poll in (one, two):
+        assert poll.read_answer() == {"members": ["running"]}
 
 
 def test_a_question_that_could_not_be_put_is_put_again(
     job: JobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    asked = ActivityPoll(store, job)
+    poll = ActivityPoll(store, job)
     with monkeypatch.context() as broken:
         broken.setattr(store, "put", _fail)
         with pytest.raises(StoreError):
-            asked.read_answer()
-    assert asked.read_answer() is None
+            poll.read_answer()
+    assert poll.read_answer() is None
     assert Leader(store, job).look("running")
 
 

@@ -35,9 +35,9 @@ def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False):
 def lost(machine, *slices, now=0.0):
     """Lose these slices; the others become ready at once."""
     machine.note_failure(Loss(slices, DIED), now)
-    for each in machine.missing:
-        if each not in slices:
-            machine.note_ready(each)
+    for index in machine.missing:
+        if index not in slices:
+            machine.note_ready(index)
 
 
 # -- what counts as a loss -------------------------------------------------------------------------
@@ -79,9 +79,9 @@ FAILED = ended(RAISED, STOPPED, error=OWN, blamed=(0,))
     ],
 )
 def test_what_is_a_loss(outcome, slices):
-    found = loss_of(outcome, (2, 5))
-    assert (None if found is None else found.slices) == slices
-    assert found is None or found.why == "why"
+    loss = loss_of(outcome, (2, 5))
+    assert (None if loss is None else loss.slices) == slices
+    assert loss is None or loss.why == "why"
 
 
 def test_hosts_that_abort_because_they_lost_their_leader_are_not_lost():
@@ -111,11 +111,11 @@ def test_one_that_has_waited_long_enough(least, decision):
     machine = elasticity(least=least)
     lost(machine, 1)
     machine.decide(0.0)
-    found = machine.decide(60.0)
+    choice = machine.decide(60.0)
     if decision is not None:
-        assert found == decision
+        assert choice == decision
     else:
-        assert found == GiveUp(
+        assert choice == GiveUp(
             "Given up: slice 1 did not return within 60 s (slice_timeout). The job has 2 slices "
             f"and needs 3. attempt 1: slice 1 lost: {DIED}."
         )
@@ -168,13 +168,13 @@ def test_a_retry_waits_for_no_slice_and_counts_against_no_failures():
     lost(machine, 1)
     assert machine.decide(0.0) == Restart((1,))
     assert machine.decide(60.0) == Form((0, 2))
-    for left in (1, 0):
+    for retries_left in (1, 0):
         machine.note_repeat(FAILED, (), 61.0)
         assert machine.decide(61.0) is None, "hosts get ready"
-        for each in (0, 2):
-            machine.note_ready(each)
+        for index in (0, 2):
+            machine.note_ready(index)
         assert machine.decide(61.0) == Form((0, 2))
-        assert machine.retries_left == left
+        assert machine.retries_left == retries_left
     lost(machine, 0, now=62.0)
     assert isinstance(machine.decide(62.0), GiveUp)
 
@@ -238,8 +238,8 @@ def test_one_that_shrinks_goes_on_at_once_and_grows_when_it_can():
     machine.note_ready(0)
     assert machine.could_grow
     machine.note_departure(5.0)
-    for each in (1, 2):
-        machine.note_ready(each)
+    for index in (1, 2):
+        machine.note_ready(index)
     assert machine.decide(5.0) == Form((0, 1, 2))
     assert (machine.attempt, len(machine.failures)) == (3, 1)
 
@@ -311,9 +311,11 @@ def test_a_second_loss_during_the_recovery_counts():
 def test_no_failure_at_all():
     machine = elasticity(failures=0)
     machine.note_failure(Loss((), "a collective broke"), 0.0)
-    found = machine.decide(0.0)
-    assert isinstance(found, GiveUp)
-    assert "it failed once, and max_failures is 0. attempt 1: a collective broke." in found.reason
+    decision = machine.decide(0.0)
+    assert isinstance(decision, GiveUp)
+    assert (
+        "it failed once, and max_failures is 0. attempt 1: a collective broke." in decision.reason
+    )
 
 
 # -- random interleavings --------------------------------------------------------------------------
@@ -348,9 +350,9 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
         forming, counted = machine.forming, len(machine.failures)
         decision = machine.decide(now)
         while isinstance(decision, Restart):
-            for each in decision.slices:
-                assert machine.state_of(each) is SliceState.AWAY
-                machine.note_ready(each)
+            for index in decision.slices:
+                assert machine.state_of(index) is SliceState.AWAY
+                machine.note_ready(index)
             decision = machine.decide(now)
         if isinstance(decision, GiveUp):
             assert forming
@@ -360,7 +362,9 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
             assert forming
             assert least <= len(decision.slices) == len(set(decision.slices))
             assert decision.slices == tuple(sorted(decision.slices))
-            assert all(machine.state_of(each) is SliceState.TAKES_PART for each in decision.slices)
+            assert all(
+                machine.state_of(index) is SliceState.TAKES_PART for index in decision.slices
+            )
         assert len(machine.failures) >= counted
         if machine.forming:
             assert len(machine.failures) <= failures, "it gives up as soon as there are more"
@@ -374,8 +378,8 @@ def test_one_that_takes_over_goes_on_counting():
     machine.note_failure(Loss((0,), "killed again"), 0.0)
     decision = machine.decide(0.0)
     assert isinstance(decision, GiveUp)
-    for told in ("it failed 3 times", "attempt 1: slice 2 lost: killed", "attempt 2: the head"):
-        assert told in decision.reason
+    for words in ("it failed 3 times", "attempt 1: slice 2 lost: killed", "attempt 2: the head"):
+        assert words in decision.reason
     assert "attempt 3: slice 0 lost: killed again" in decision.reason
 
 

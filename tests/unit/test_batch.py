@@ -76,13 +76,13 @@ def test_failures_are_told_together_with_what_there_is(store):
     assert {index: type(why) for index, why in error.submission_failures.items()} == {2: ValueError}
     assert isinstance(error.__cause__, ValueError)
     ids = [job.job_id for job in error.failures]
-    told = str(error).splitlines()
-    assert told[0] == f"3 of 5 inputs of sweep ({batch.group_id}) have no result:"
-    assert told[1] == f"  input 1 ({ids[0]}): ValueError: input 1 failed"
-    assert told[2] == "  input 2: ValueError: input 2 is not wanted"
-    assert told[3].startswith(f"  input 3 ({ids[1]}): HostLost: ")
+    lines = str(error).splitlines()
+    assert lines[0] == f"3 of 5 inputs of sweep ({batch.group_id}) have no result:"
+    assert lines[1] == f"  input 1 ({ids[0]}): ValueError: input 1 failed"
+    assert lines[2] == "  input 2: ValueError: input 2 is not wanted"
+    assert lines[3].startswith(f"  input 3 ({ids[1]}): HostLost: ")
     assert (
-        told[-1] == f"More: kinetic jobs logs {ids[0]}, kinetic jobs list --group {batch.group_id}"
+        lines[-1] == f"More: kinetic jobs logs {ids[0]}, kinetic jobs list --group {batch.group_id}"
     )
     assert [job.group_index for job in batch.failures()] == [1, 3]
     assert [str(why) for why in batch.submission_failures.values()] == ["input 2 is not wanted"]
@@ -92,8 +92,8 @@ def test_failures_are_told_together_with_what_there_is(store):
 
 def test_exceptions_in_place_of_values(store):
     batch = begin(Scripted(store, ["raise", "lost", "refuse"]), 4)
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(each) for each in found] == [ValueError, errors.HostLost, ValueError, tuple]
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(each) for each in results] == [ValueError, errors.HostLost, ValueError, tuple]
 
 
 def test_a_failure_whose_records_were_removed_does_not_cost_the_values(store):
@@ -114,8 +114,8 @@ def test_a_cleanup_that_fails_does_not_cost_the_values(store, monkeypatch):
         raise errors.BackendUnavailable("it does not answer")
 
     monkeypatch.setattr(source, "cleanup", not_now)
-    found = begin(source, 2).results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(each) for each in found] == [tuple, ValueError]
+    results = begin(source, 2).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(each) for each in results] == [tuple, ValueError]
 
 
 class Hollow(ValueError):
@@ -125,14 +125,14 @@ class Hollow(ValueError):
 
 def test_an_exception_that_is_false_is_an_exception_still(store):
     batch = begin(Scripted(store, [Hollow("no")]), 1)
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(each) for each in found] == [Hollow]
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(each) for each in results] == [Hollow]
 
 
 def test_a_batch_error_can_be_pickled(store):
     error = errors.BatchError("grp-1", [], [1, None], {1: ValueError("no")}, message="told")
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.partial_results, str(again.submission_failures[1])) == (
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.partial_results, str(copy.submission_failures[1])) == (
         "told",
         [1, None],
         "no",
@@ -199,10 +199,10 @@ def test_nothing_more_is_submitted_after_a_failure(store):
     until(batch, lambda: not batch._view.is_submitting)
     assert source.order == [0, 1]
     source.release(0)
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert found[0] == (0, 1), "what ran went on"
-    assert [type(e) for e in found[1:]] == [ValueError] + [errors.SubmitError] * 48
-    assert "an input failed" in str(found[-1])
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert results[0] == (0, 1), "what ran went on"
+    assert [type(e) for e in results[1:]] == [ValueError] + [errors.SubmitError] * 48
+    assert "an input failed" in str(results[-1])
 
 
 def test_a_failure_cancels_what_runs_when_asked_to(store):
@@ -212,8 +212,8 @@ def test_a_failure_cancels_what_runs_when_asked_to(store):
         10,
         BatchRules(max_concurrent=3, fail_fast=True, cancel_running_on_fail=True),
     )
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found[:4]] == [
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in results[:4]] == [
         errors.JobCancelled,
         errors.JobCancelled,
         ValueError,
@@ -230,14 +230,14 @@ def test_cancelling_stops_submission_and_jobs(store):
     batch.cancel()
     assert set(batch.status_counts()) == {"SUCCEEDED", "CANCELLED"}, "it has waited"
     assert {job.status() for job in batch.failures()} == {JobStatus.CANCELLED}
-    found = batch.results(timeout=0, return_exceptions=True)
-    assert [type(e) for e in found] == [
+    results = batch.results(timeout=0, return_exceptions=True)
+    assert [type(e) for e in results] == [
         tuple,
         *[errors.JobCancelled] * 2,
         *[errors.SubmitError] * 6,
     ]
     batch.cancel()
-    assert "cancelled" in str(found[-1])
+    assert "cancelled" in str(results[-1])
 
 
 def test_a_job_too_many_for_the_machine_waits_for_another_to_end(store):

@@ -62,9 +62,9 @@ def test_another_process_can_cancel(store):
     until(batch, lambda: 0 in source.hanging)
     with attached(batch, source) as other:
         other.cancel()
-        found = other.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [errors.JobCancelled] + [errors.SubmitError] * 4
-    assert "cancelled" in str(found[-1])
+        results = other.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in results] == [errors.JobCancelled] + [errors.SubmitError] * 4
+    assert "cancelled" in str(results[-1])
     batch.wait(timeout=PATIENCE_S)
 
 
@@ -74,16 +74,16 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
 
     class CancelledAfterALook(LocalStore):
         def has(self, key):
-            found = super().has(key)
+            exists = super().has(key)
             if key == layout.GroupKeys(batch.group_id).stop and source.hanging:
                 records.ask_to_stop()
                 source.cancel(source.hanging[0])
-                seen = view.events
+                events = view.events
                 while not view.finished:
-                    view.wait_for_event(PATIENCE_S, seen)
-                    seen = view.events
+                    view.wait_for_event(PATIENCE_S, events)
+                    events = view.events
                 cancelled.set()
-            return found
+            return exists
 
     store = CancelledAfterALook(tmp_path)
     source = Scripted(store, ["hang"])
@@ -100,33 +100,33 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
 def dead(store, total, submitted):
     """A batch whose process was killed: the process is dead, and no end is recorded."""
     source = Scripted(store)
-    left = leave(store, new_batch(total, now=0.0))
+    batch_records = leave(store, new_batch(total, now=0.0))
     for index in range(submitted):
-        source.submit(left.batch.group_id, index)
-    return source, left
+        source.submit(batch_records.batch.group_id, index)
+    return source, batch_records
 
 
 def test_a_batch_whose_process_was_killed(store):
-    source, left = dead(store, 4, 2)
+    source, batch_records = dead(store, 4, 2)
     with registry.substitute_backend("local", lambda _, store: source):
-        batch = handles._attach(store, left.batch.group_id)
-        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-        assert found[:2] == [(0, 1), (1, 1)]
-        assert ["ended first" in str(e) for e in found[2:]] == [True, True]
+        batch = handles._attach(store, batch_records.batch.group_id)
+        results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+        assert results[:2] == [(0, 1), (1, 1)]
+        assert ["ended first" in str(e) for e in results[2:]] == [True, True]
         assert set(batch.submission_failures) == {2, 3}
         assert batch.status_counts() == {"SUCCEEDED": 2}
 
 
 def test_a_process_elsewhere_that_stamps_no_more_was_killed():
     store, now = MemoryStore(), [0.0]
-    source, left = dead(store, 2, 1)
-    left._stamp(Stamp(1, "1", "another machine", "there"))
+    source, batch_records = dead(store, 2, 1)
+    batch_records._stamp(Stamp(1, "1", "another machine", "there"))
     with registry.substitute_backend("local", lambda _, store: source):
-        view = AttachedView(left, clock=lambda: now[0])
+        view = AttachedView(batch_records, clock=lambda: now[0])
     assert view.states == [InputState.LIVE, InputState.WAITING]
     for beat in range(1, 20):
         now[0] += records.SILENT_S / 2
-        left._stamp(Stamp(1, "1", "another machine", "there", beat))
+        batch_records._stamp(Stamp(1, "1", "another machine", "there", beat))
         view.catch_up(now=True)
         assert view.states[1] is InputState.WAITING
     now[0] += records.SILENT_S
@@ -139,18 +139,18 @@ def test_a_process_elsewhere_that_stamps_no_more_was_killed():
 
 
 def test_a_process_that_submits_the_rest_and_ends_during_a_look_left_nothing(store, monkeypatch):
-    source, left = dead(store, 2, 1)
+    source, batch_records = dead(store, 2, 1)
     is_dead = records.SubmitterWatch.is_dead
 
     def end_first(watch, stamp):
         if 1 not in source.order:
-            source.submit(left.batch.group_id, 1)
-            left.note_end(BatchEnd())
+            source.submit(batch_records.batch.group_id, 1)
+            batch_records.note_end(BatchEnd())
         return is_dead(watch, stamp)
 
     monkeypatch.setattr(records.SubmitterWatch, "is_dead", end_first)
     with registry.substitute_backend("local", lambda _, store: source):
-        view = AttachedView(left)
+        view = AttachedView(batch_records)
     assert view.states == [InputState.LIVE, InputState.LIVE]
 
 
@@ -195,11 +195,11 @@ def test_a_submitter_that_is_killed_at_any_step_leaves_what_others_can_read(
     owner, name, fatal = STEPS[step]
     act, calls, is_dead = getattr(owner, name), itertools.count(1), []
 
-    def die(*given, **more):
+    def die(*args, **more):
         if is_dead or next(calls) == fatal:
             is_dead.append(True)
             raise Killed
-        return act(*given, **more)
+        return act(*args, **more)
 
     source = Scripted(store, ["ok", "refuse", "ok"])
     batch = BatchRecords(store, new_batch(3, now=0.0))
@@ -210,7 +210,7 @@ def test_a_submitter_that_is_killed_at_any_step_leaves_what_others_can_read(
             patched.setattr(
                 BatchRecords,
                 written,
-                lambda *given, real=real: None if is_dead else real(*given),
+                lambda *args, real=real: None if is_dead else real(*args),
             )
         with contextlib.suppress(Killed):
             batch.begin()
@@ -235,11 +235,11 @@ def test_a_submitter_that_is_killed_at_any_step_leaves_what_others_can_read(
 
 def test_a_thousand_inputs_on_a_distant_store_take_few_calls():
     store = MemoryStore(delay_s=0.0005)
-    source, left = dead(store, 1000, 1000)
-    left.note_end(BatchEnd())
+    source, batch_records = dead(store, 1000, 1000)
+    batch_records.note_end(BatchEnd())
     with registry.substitute_backend("local", lambda _, store: source):
         store.forget_calls()
-        batch = handles._attach(store, left.batch.group_id)
+        batch = handles._attach(store, batch_records.batch.group_id)
         attaching = store.calls.total()
         batch.wait(timeout=PATIENCE_S)
         store.forget_calls()
@@ -257,11 +257,11 @@ def test_jobs_whose_records_were_removed(store):
     source = Scripted(store)
     batch = begin(source, 3)
     batch.results(timeout=PATIENCE_S)
-    gone = batch.jobs[1]
-    gone.cleanup()
+    removed = batch.jobs[1]
+    removed.cleanup()
     store.put(layout.JobKeys(batch.jobs[2].job_id).ref, b"garbage")
     with attached(batch, source) as other:
-        assert other.unavailable_children == {1: gone.job_id, 2: batch.jobs[2].job_id}
+        assert other.unavailable_children == {1: removed.job_id, 2: batch.jobs[2].job_id}
         assert [type(e) for e in other.results(timeout=PATIENCE_S, return_exceptions=True)] == [
             tuple,
             errors.NotFound,
@@ -276,8 +276,8 @@ def test_records_removed_while_a_job_runs(store):
     until(batch, lambda: 0 in source.hanging)
     job = source.hanging[0]
     source.lose(0)
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert isinstance(found[0], errors.NotFound)
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert isinstance(results[0], errors.NotFound)
     assert batch.unavailable_children == {0: job.job_id}
 
 
@@ -319,8 +319,8 @@ def test_cleaning_up_takes_the_batch_away(store):
 def test_collecting_can_remove_what_succeeded(store):
     source = Scripted(store, ["ok", "raise"])
     batch = begin(source, 2)
-    found = batch.results(timeout=PATIENCE_S, cleanup=True, return_exceptions=True)
-    assert batch.results(return_exceptions=True)[0] == found[0] == (0, 1)
+    results = batch.results(timeout=PATIENCE_S, cleanup=True, return_exceptions=True)
+    assert batch.results(return_exceptions=True)[0] == results[0] == (0, 1)
     assert len(list(store.list(layout.REFS))) == 1
     with attached(batch, source) as other:
         assert [index for index, _ in other.statuses()] == [1]
@@ -345,17 +345,17 @@ def test_a_damaged_record_is_told(store, garbage):
 
 
 def test_garbage_beside_the_records_is_passed_over(store):
-    source, left = dead(store, 2, 1)
-    group = layout.GroupKeys(left.batch.group_id).prefix
+    source, batch_records = dead(store, 2, 1)
+    group = layout.GroupKeys(batch_records.batch.group_id).prefix
     for name in ("refused/x.json", "README"):
         store.put(f"{group}/{name}", b"garbage")
     store.put(f"{group}/end.json", b"garbage")
     with registry.substitute_backend("local", lambda _, store: source):
-        found = handles._attach(store, left.batch.group_id).results(
+        results = handles._attach(store, batch_records.batch.group_id).results(
             timeout=PATIENCE_S, return_exceptions=True
         )
-    assert found[0] == (0, 1)
-    assert isinstance(found[1], errors.NotFound)
+    assert results[0] == (0, 1)
+    assert isinstance(results[1], errors.NotFound)
 
 
 @pytest.mark.parametrize("group_id", ["", "job-12345678", "grp-../../x", 3, None])
@@ -387,13 +387,13 @@ def test_ids_of_jobs_follow_from_the_batch(store):
     ],
 )
 def test_options_that_cannot_work(options, words):
-    given = {
+    arguments = {
         "max_concurrent": 64,
         "fail_fast": False,
         "cancel_running_on_fail": False,
     } | options
     with pytest.raises(errors.UsageError, match=words):
-        launch.rules(**given)
+        launch.rules(**arguments)
 
 
 def test_tags_are_a_dict_or_a_list_of_strings():
@@ -442,12 +442,12 @@ def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
     assert source.most_at_once == 2
 
 
-@pytest.mark.parametrize("given", [3, None])
-def test_a_number_that_was_given_is_obeyed(store, given, capsys):
+@pytest.mark.parametrize("limit", [3, None])
+def test_a_number_that_was_given_is_obeyed(store, limit, capsys):
     source = Scripted(store, ["hang"] * 4)
-    how = launch.rules(max_concurrent=given, fail_fast=False, cancel_running_on_fail=False)
+    how = launch.rules(max_concurrent=limit, fail_fast=False, cancel_running_on_fail=False)
     batch = launch.launch(source, store, 4, how, name="train", notes={})
-    until(batch, lambda: len(source.hanging) == (given or 4))
+    until(batch, lambda: len(source.hanging) == (limit or 4))
     assert "room" not in capsys.readouterr().err
     batch.cancel()
 
@@ -461,12 +461,12 @@ def test_what_failed_is_told_before_what_was_cancelled_because_of_it(store):
     )
     with pytest.raises(errors.BatchError) as caught:
         batch.results(timeout=PATIENCE_S)
-    told = str(caught.value).splitlines()
-    assert re.match(r"  input 7 \(job-[0-9a-f]{12}\): ValueError", told[1])
+    lines = str(caught.value).splitlines()
+    assert re.match(r"  input 7 \(job-[0-9a-f]{12}\): ValueError", lines[1])
     assert type(caught.value.__cause__) is ValueError
-    assert all(line.startswith("  ") for line in told[1:-1])
+    assert all(line.startswith("  ") for line in lines[1:-1])
     assert (
-        told[-1] == f"More: kinetic jobs logs {batch.jobs[7].job_id}, kinetic jobs list --group "
+        lines[-1] == f"More: kinetic jobs logs {batch.jobs[7].job_id}, kinetic jobs list --group "
         f"{batch.group_id}"
     )
 

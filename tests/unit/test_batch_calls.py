@@ -28,14 +28,14 @@ PATIENCE_S = 200.0
 
 @pytest.fixture
 def backend():
-    made = []
+    backends = []
 
     def make(place, store):
-        made.append(InlineBackend(store)) if not made else None
-        return made[0]
+        backends.append(InlineBackend(store)) if not backends else None
+        return backends[0]
 
     with registry.substitute_backend("local", make):
-        yield lambda: made[0]
+        yield lambda: backends[0]
 
 
 @kinetic.run(accelerator="cpu")
@@ -61,8 +61,8 @@ def test_inputs_become_arguments(backend):
 @pytest.mark.starts_processes
 def test_a_batch_has_the_name_of_its_jobs_unless_it_has_its_own(backend):
     named = add.with_options(name="sums")
-    for given, name in ((None, "sums"), ("x", "x")):
-        batch = named.run_async_map([1], name=given)
+    for own_name, name in ((None, "sums"), ("x", "x")):
+        batch = named.run_async_map([1], name=own_name)
         assert (batch.name, plans(batch)[0].name) == (name, "sums")
 
 
@@ -75,11 +75,11 @@ def test_all_is_packaged_once(backend, monkeypatch):
     batch = add.run_async_map(range(5), tags=["one"], name="five")
     assert batch.results(timeout=PATIENCE_S) == [0, 1, 2, 3, 4]
     assert len(built) == 1
-    made = plans(batch)
-    assert len({plan.function for plan in made}) == 1
-    assert len({plan.tree for plan in made}) == 1
-    assert len({plan.payload for plan in made}) == 5
-    assert [plan.labels for plan in made] == [
+    submitted = plans(batch)
+    assert len({plan.function for plan in submitted}) == 1
+    assert len({plan.tree for plan in submitted}) == 1
+    assert len({plan.payload for plan in submitted}) == 5
+    assert [plan.labels for plan in submitted] == [
         {"group_id": batch.group_id, "group_kind": "map", "group_index": str(i)} for i in range(5)
     ]
     assert [job.job_id for job in kinetic.list_jobs() if job.group_id == batch.group_id][::-1] == [
@@ -90,8 +90,8 @@ def test_all_is_packaged_once(backend, monkeypatch):
 @pytest.mark.starts_processes
 def test_each_input_has_an_output_folder_of_its_own(backend, tmp_path):
     into = kinetic.run(accelerator="cpu", output_dir=str(tmp_path / "out"))(lambda x: x)
-    made = plans(into.run_async_map([1, 2]))
-    assert [plan.output_dir for plan in made] == [
+    submitted = plans(into.run_async_map([1, 2]))
+    assert [plan.output_dir for plan in submitted] == [
         str(tmp_path / "out" / "0"),
         str(tmp_path / "out" / "1"),
     ]
@@ -125,8 +125,8 @@ def test_map_takes_what_submits(backend, form):
         (batch.group_id, 0),
         (batch.group_id, 1),
     ]
-    again = kinetic.attach_batch(batch.group_id)
-    assert again.results(timeout=PATIENCE_S) == [1, 7]
+    attached = kinetic.attach_batch(batch.group_id)
+    assert attached.results(timeout=PATIENCE_S) == [1, 7]
     assert {job.group_id for job in kinetic.list_jobs()} == {batch.group_id}
 
 
@@ -139,8 +139,8 @@ def test_a_function_that_submits_by_itself_has_the_room_of_its_backend(backend):
 def test_a_function_that_submits_gets_the_retries_of_the_batch(backend):
     by_itself = collections.map(submit_add, [1, 2], retries=2)
     decorated = add.run_async_map([1], retries=3)
-    once = add.with_options(retries=1).run_async_map([1])
-    for batch, retries in ((by_itself, 2), (decorated, 3), (once, 1)):
+    retried = add.with_options(retries=1).run_async_map([1])
+    for batch, retries in ((by_itself, 2), (decorated, 3), (retried, 1)):
         assert {plan.options.retries for plan in plans(batch)} == {retries}
 
 
@@ -155,10 +155,10 @@ def test_only_the_job_of_the_call_belongs_to_the_batch(backend):
 
     assert collections.map(submit_twice, [1, 2]).results(timeout=PATIENCE_S) == [1, 2]
     assert sum(job.group_id is None for job in kinetic.list_jobs()) == 3
-    found = collections.map(lambda x: other, [1]).results(
+    results = collections.map(lambda x: other, [1]).results(
         timeout=PATIENCE_S, return_exceptions=True
     )
-    assert "is not in the batch" in str(found[0])
+    assert "is not in the batch" in str(results[0])
 
 
 def test_a_job_that_would_go_to_another_store_than_its_batch_is_refused(
@@ -168,15 +168,15 @@ def test_a_job_that_would_go_to_another_store_than_its_batch_is_refused(
         monkeypatch.setenv("KINETIC_STORE", f"file://{tmp_path}/other")
         return add.run_async(x)
 
-    found = collections.map(submit, [1]).results(timeout=PATIENCE_S, return_exceptions=True)
-    assert "pass project= and cluster= to map" in str(found[0])
+    results = collections.map(submit, [1]).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert "pass project= and cluster= to map" in str(results[0])
 
 
 def test_map_tells_what_does_not_submit(backend):
     with pytest.raises(errors.UsageTypeError, match="cannot be called"):
         collections.map(3, [1])
-    found = collections.map(lambda x: x, [1]).results(timeout=PATIENCE_S, return_exceptions=True)
-    assert isinstance(found[0], errors.UsageTypeError)
+    results = collections.map(lambda x: x, [1]).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert isinstance(results[0], errors.UsageTypeError)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_a_machine_that_cannot_take_one_job_is_told_at_once(backend, home):
 
 @pytest.mark.starts_processes
 def test_an_argument_that_cannot_be_pickled_costs_only_its_own_input(backend):
-    found = add.run_async_map([1, threading.Lock(), 3]).results(
+    results = add.run_async_map([1, threading.Lock(), 3]).results(
         timeout=PATIENCE_S, return_exceptions=True
     )
-    assert (found[0], found[2]) == (1, 3)
-    assert isinstance(found[1], errors.PicklingError)
-    assert "rgument 1" in str(found[1])
+    assert (results[0], results[2]) == (1, 3)
+    assert isinstance(results[1], errors.PicklingError)
+    assert "rgument 1" in str(results[1])
 
 
 class Gated(InlineBackend):
@@ -237,11 +237,11 @@ class Gated(InlineBackend):
 
 @pytest.fixture
 def gated():
-    made = []
+    backends = []
     with registry.substitute_backend(
-        "local", lambda _, store: made.append(Gated(store)) or made[-1]
+        "local", lambda _, store: backends.append(Gated(store)) or backends[-1]
     ):
-        yield made
+        yield backends
 
 
 @pytest.mark.starts_processes
@@ -311,20 +311,20 @@ class Building(InlineBackend):
 
 @pytest.mark.starts_processes
 def test_the_image_of_a_batch_is_there_before_its_first_record(home):
-    made = []
+    backends = []
     with registry.substitute_backend(
-        "local", lambda _, store: made.append(Building(store)) or made[0]
+        "local", lambda _, store: backends.append(Building(store)) or backends[0]
     ):
         batch = add.run_async_map([1, 2])
         batch.results(timeout=PATIENCE_S)
-        first = made[0].calls
+        first = backends[0].calls
         assert first.index("choose_image") < first.index("submit")
-        made.clear()
+        backends.clear()
         Building.unbuilt = errors.PreflightError("no such package")
         try:
             with pytest.raises(errors.PreflightError, match="no such package"):
                 add.run_async_map([1, 2])
         finally:
             Building.unbuilt = None
-        assert "submit" not in made[0].calls
+        assert "submit" not in backends[0].calls
     assert len(kinetic.list_jobs()) == 2

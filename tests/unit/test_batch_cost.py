@@ -26,10 +26,10 @@ from kinetic._store.local import LocalStore
 def put_job(store, plan, number, **changes):
     """Store a job of a batch with a plan like this one."""
     job_id = f"job-{number:08x}"
-    known = {"group_id": "grp-00000001", "group_index": number, "hosts": plan.hosts}
+    fields = {"group_id": "grp-00000001", "group_index": number, "hosts": plan.hosts}
     ref = JobRef(
         *(job_id, Place("fake"), plan.options.topology.name, "f", "f", NOW - 9000, store.uri),
-        **known,
+        **fields,
     )
     ref = replace(ref, **changes)
     store.put(layout.JobKeys(job_id).ref, json.dumps(ref.to_json()).encode())
@@ -69,17 +69,17 @@ def test_a_batch_has_cost_what_its_jobs_have(home, monkeypatch, spent, capsys):
     ended, running, waiting = (put_job(spent.store, plan, number) for number in range(3))
     end_job(spent.store, ended, started_at=NOW - 100, ended_at=NOW - 90)
     put_events(spent.store, running, GangEvent(EventKind.READY, None, "", time=NOW - 7))
-    found = status_of(spent, capsys)
-    assert found["jobs"] == {"succeeded": 1, "running": 2}  # reported by their backend
-    assert found["cost"] == {
+    status = status_of(spent, capsys)
+    assert status["jobs"] == {"succeeded": 1, "running": 2}  # reported by their backend
+    assert status["cost"] == {
         "so_far_usd": pytest.approx(17),
         "usd_per_hour": pytest.approx(3600),
         "origin": "your price",
         "is_simulated": False,
         "jobs_without_price": 0,
     }
-    each = [status_of(spent, capsys, ref.job_id)["cost"] for ref in (running, waiting)]
-    assert [cost["so_far_usd"] for cost in each] == [pytest.approx(7), 0]
+    costs = [status_of(spent, capsys, ref.job_id)["cost"] for ref in (running, waiting)]
+    assert [cost["so_far_usd"] for cost in costs] == [pytest.approx(7), 0]
     assert spent("jobs", "status", "grp-0000") == 0
     assert "about $17.00 so far ($3,600.00 an hour now, your price)" in capsys.readouterr().out
     for ref in (running, waiting):

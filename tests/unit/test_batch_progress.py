@@ -94,10 +94,10 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
     batch = begin(source, 2, BatchRules(max_concurrent=1))
     wait_for_event = batch._view.wait_for_event
 
-    def interrupt(*given):
+    def interrupt(*args):
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-        wait_for_event(*given)
+        wait_for_event(*args)
 
     monkeypatch.setattr(batch._view, "wait_for_event", interrupt)
     for waiting in (batch.results, batch.wait, lambda: next(batch.as_completed()), batch.cancel):
@@ -105,10 +105,10 @@ def test_ctrl_c_says_how_to_come_back(store, monkeypatch, capsys):
             waiting()
         assert OURS not in "".join(traceback.format_exception(caught.value))
         if waiting == batch.results:
-            told = capsys.readouterr().err
-    assert f'kinetic.attach_batch("{batch.group_id}").results()' in told
-    assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in told
-    assert "this process still submits the rest" in told
+            err = capsys.readouterr().err
+    assert f'kinetic.attach_batch("{batch.group_id}").results()' in err
+    assert f'kinetic.attach_batch("{batch.group_id}").cancel()' in err
+    assert "this process still submits the rest" in err
     monkeypatch.setattr(batch._view, "wait_for_event", wait_for_event)
     batch.cancel()
     batch.wait(timeout=PATIENCE_S)
@@ -119,14 +119,18 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
     with pytest.raises(KeyboardInterrupt):
         launch.launch(source, store, 3, BatchRules(max_concurrent=None), name="", notes={})
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
-    told = capsys.readouterr().err
-    assert f'kinetic.attach_batch("{group_id}").cancel()' in told
-    assert "1 of its 3 inputs was submitted, the others will not be" in told
+    err = capsys.readouterr().err
+    assert f'kinetic.attach_batch("{group_id}").cancel()' in err
+    assert "1 of its 3 inputs was submitted, the others will not be" in err
     with registry.substitute_backend("local", lambda _, store: source):
         batch = handles._attach(store, group_id)
         batch.cancel()
-        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [errors.JobCancelled, errors.SubmitError, errors.SubmitError]
+        results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in results] == [
+        errors.JobCancelled,
+        errors.SubmitError,
+        errors.SubmitError,
+    ]
 
 
 def interrupt_call(store, source, total):
@@ -150,9 +154,9 @@ def test_ctrl_c_before_a_batch_has_begun_leaves_nothing(store, monkeypatch, caps
             patched.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             interrupt_call(store, source := Scripted(store), 4)
         assert (source.order, list(store.list("groups"))) == ([], [])
-        told = capsys.readouterr().err
-        assert "was interrupted: none of its 4 inputs was submitted" in told
-        assert "keep running" not in told
+        err = capsys.readouterr().err
+        assert "was interrupted: none of its 4 inputs was submitted" in err
+        assert "keep running" not in err
 
 
 def test_ctrl_c_once_the_threads_have_started_has_nothing_more_submitted(
@@ -169,26 +173,28 @@ def test_ctrl_c_once_the_threads_have_started_has_nothing_more_submitted(
     monkeypatch.setattr(BatchSubmitter, "start", interrupt)
     interrupt_call(store, source, 4)
     (group_id,) = {key.split("/")[1] for key in store.list(layout.GROUPS)}
-    told = capsys.readouterr().err
+    err = capsys.readouterr().err
     assert (
         f"{group_id} was interrupted: 2 of its 4 inputs were submitted, the others will not be"
-        in told
+        in err
     )
-    assert f'kinetic.attach_batch("{group_id}").cancel()' in told
+    assert f'kinetic.attach_batch("{group_id}").cancel()' in err
     for index in (0, 1):
         source.release(index)
     with registry.substitute_backend("local", lambda _, store: source):
-        found = handles._attach(store, group_id).results(timeout=PATIENCE_S, return_exceptions=True)
-    assert found[:2] == [(0, 1), (1, 1)]
-    assert [type(error) for error in found[2:]] == [errors.SubmitError] * 2
+        results = handles._attach(store, group_id).results(
+            timeout=PATIENCE_S, return_exceptions=True
+        )
+    assert results[:2] == [(0, 1), (1, 1)]
+    assert [type(error) for error in results[2:]] == [errors.SubmitError] * 2
     assert source.order == [0, 1]
 
 
 def test_an_input_that_would_end_the_submitting_thread_ends_only_itself(store):
     source = Scripted(store, ["ok", SystemExit(3)])
-    found = begin(source, 3).results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [tuple, errors.SubmitError, tuple]
-    assert "SystemExit: 3" in str(found[1])
+    results = begin(source, 3).results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in results] == [tuple, errors.SubmitError, tuple]
+    assert "SystemExit: 3" in str(results[1])
 
 
 def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):

@@ -47,14 +47,14 @@ def test_a_list_reads_only_what_runs_or_failed_and_asks_a_backend_once():
     board = JobBoard(store, lambda _: backend, lambda: NOW)
     store.forget_calls()
     refs = board.refs()
-    found = board.read_standings(refs)
-    states = [found[job.job_id].state for job in reversed(refs)]
+    standings = board.read_standings(refs)
+    states = [standings[job.job_id].state for job in reversed(refs)]
     ten = [JobStatus.RUNNING, JobStatus.FAILED, *[JobStatus.SUCCEEDED] * 8]
     assert states == ten * (JOBS // 10)
     assert store.calls == {"list": 2, "get": JOBS // 5}
-    assert [len(asked) for asked in backend.asked] == [JOBS // 10]
-    assert found["job-00000001"].reason == "host 0: no"
-    assert found["job-00000002"] == JobStanding(JobStatus.SUCCEEDED, "", NOW + 300, NOW + 1)
+    assert [len(ids) for ids in backend.asked] == [JOBS // 10]
+    assert standings["job-00000001"].reason == "host 0: no"
+    assert standings["job-00000002"] == JobStanding(JobStatus.SUCCEEDED, "", NOW + 300, NOW + 1)
 
 
 def test_verdicts_of_many_jobs_are_one_look():
@@ -65,20 +65,20 @@ def test_verdicts_of_many_jobs_are_one_look():
     board = JobBoard(store, lambda _: backend, lambda: NOW)
     refs = board.refs()
     store.forget_calls()
-    found = board.settle(refs)
-    assert sum(outcome is None for outcome in found.values()) == JOBS // 10
+    verdicts = board.settle(refs)
+    assert sum(outcome is None for outcome in verdicts.values()) == JOBS // 10
     assert store.calls == {"get": JOBS}
-    assert [len(asked) for asked in backend.asked] == [JOBS // 10]
+    assert [len(ids) for ids in backend.asked] == [JOBS // 10]
 
 
 def test_the_plan_of_a_job_is_read_once_by_a_board_and_again_only_while_there_is_none():
     store, job = MemoryStore(), ref("job-00000001", hosts=1)
     board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
     assert board.plan(job) is None
-    made = plan(job_id=job.job_id)
-    store.put(layout.JobKeys(job.job_id).plan, json.dumps(made.to_json()).encode())
+    own_plan = plan(job_id=job.job_id)
+    store.put(layout.JobKeys(job.job_id).plan, json.dumps(own_plan.to_json()).encode())
     store.forget_calls()
-    assert [board.plan(job), board.plan(job)] == [made, made]
+    assert [board.plan(job), board.plan(job)] == [own_plan, own_plan]
     assert store.calls == {"get": 1}
 
 
@@ -87,11 +87,11 @@ def test_a_board_keeps_the_plans_that_it_read_last():
     board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
     jobs = [ref(f"job-{number:08x}", hosts=1) for number in range(100)]
     for job in jobs:
-        made = plan(job_id=job.job_id)
-        store.put(layout.JobKeys(job.job_id).plan, json.dumps(made.to_json()).encode())
-        assert board.plan(job) == made
+        own_plan = plan(job_id=job.job_id)
+        store.put(layout.JobKeys(job.job_id).plan, json.dumps(own_plan.to_json()).encode())
+        assert board.plan(job) == own_plan
     store.forget_calls()
-    assert board.plan(jobs[-1]) == made
+    assert board.plan(jobs[-1]) == own_plan
     assert store.calls == {}
     assert board.plan(jobs[0]).job_id == jobs[0].job_id
     assert store.calls == {"get": 1}
@@ -109,12 +109,15 @@ def test_a_backend_that_does_not_answer_hides_no_other_job():
     backend.status = refuse
     board = JobBoard(store, lambda _: backend, lambda: NOW)
     refs = board.refs()
-    found, settled = board.read_standings(refs), board.settle(refs)
-    assert (found["job-00000000"].state, found["job-00000000"].reason) == ("UNKNOWN", str(away))
+    standings, settled = board.read_standings(refs), board.settle(refs)
+    assert (standings["job-00000000"].state, standings["job-00000000"].reason) == (
+        "UNKNOWN",
+        str(away),
+    )
     with pytest.raises(BackendUnavailable):
-        found["job-00000000"].status  # noqa: B018
+        standings["job-00000000"].status  # noqa: B018
     assert settled["job-00000000"] is away
-    assert found["job-00000002"].status is JobStatus.SUCCEEDED
+    assert standings["job-00000002"].status is JobStatus.SUCCEEDED
     assert settled["job-00000002"].ok
 
 
@@ -125,8 +128,8 @@ def test_when_running_jobs_have_started_is_read_of_all_at_once():
     written = json.dumps(ready.to_json()).encode()
     store.put(layout.JobKeys(jobs[1].job_id).events, b'{"torn\n' + written + b"\n")
     board = JobBoard(store, lambda _: FakeBackend(store), lambda: NOW)
-    found = board.add_starts([(job, JobStanding(JobStatus.RUNNING)) for job in jobs])
-    assert [standing.started_at for _, standing in found] == [None, NOW + 7, None]
+    jobs_with_starts = board.add_starts([(job, JobStanding(JobStatus.RUNNING)) for job in jobs])
+    assert [standing.started_at for _, standing in jobs_with_starts] == [None, NOW + 7, None]
 
 
 def test_top_reads_nothing_of_what_has_succeeded():
@@ -148,14 +151,14 @@ def test_statuses_of_a_batch_are_one_question(tmp_path):
     source = Scripted(LocalStore(tmp_path), ["hang"] * 5)
     batch = begin(source, 5)
     until(batch, lambda: len(source.hanging) == 5 and not batch._view.is_submitting)
-    answer, asked = source.status, []
+    answer, counts = source.status, []
 
     def status(refs):
         if threading.current_thread() is threading.main_thread():  # not the batch's watcher
-            asked.append(len(refs))
+            counts.append(len(refs))
         return answer(refs)
 
     source.status = status
     assert batch.status_counts() == {"RUNNING": 5}
-    assert asked == [5]
+    assert counts == [5]
     batch.cancel()

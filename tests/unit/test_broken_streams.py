@@ -78,10 +78,10 @@ def printed(*pieces: tuple[int, bytes]) -> list[LogChunk]:
     at: dict[int, Position] = {}
     chunks = []
     for number, (host, data) in enumerate(pieces):
-        here = at.get(host, Position())
-        if number >= len(pieces) // 2 and here.attempt == 1:
-            here = Position(2)
-        at[host] = here._replace(offset=here.offset + len(data))
+        position = at.get(host, Position())
+        if number >= len(pieces) // 2 and position.attempt == 1:
+            position = Position(2)
+        at[host] = position._replace(offset=position.offset + len(data))
         chunks.append(LogChunk(host, STDOUT, number, data, at[host]))
     return chunks
 

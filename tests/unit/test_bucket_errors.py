@@ -26,7 +26,7 @@ def double(monkeypatch):
         yield running
 
 
-def told(act) -> str:
+def message_of(act) -> str:
     with pytest.raises(StoreError) as caught:
         act(GcsStore("gs://bucket/store", patience_s=0.1))
     text = str(caught.value)
@@ -105,7 +105,7 @@ ACTS = {
 def test_a_refusal_says_what_to_do(double, case, act):
     status, message, expected = CASES[case]
     double.fail(times=10**6, status=status, message=message)
-    text = told(ACTS[act])
+    text = message_of(ACTS[act])
     for part in expected:
         assert part in text
 
@@ -114,7 +114,7 @@ def test_renewing_needs_a_permission_of_its_own(double):
     GcsStore("gs://bucket/store").put("a", b"")
     double.buckets.grow_old("bucket", 30 * 86400.0)
     double.denied.add("storage.objects.update")
-    assert "permission storage.objects.update on gs://bucket" in told(ACTS["renew"])
+    assert "permission storage.objects.update on gs://bucket" in message_of(ACTS["renew"])
 
 
 def test_nobody_answers(monkeypatch):
@@ -122,7 +122,7 @@ def test_nobody_answers(monkeypatch):
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-    text = told(ACTS["read"])
+    text = message_of(ACTS["read"])
     assert "Connection refused" in text
     assert "HTTPSConnectionPool" not in text
     assert "HTTPS_PROXY" in text
@@ -137,7 +137,7 @@ def test_a_proxy_that_is_not_there(monkeypatch):
         monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    text = told(ACTS["read"])
+    text = message_of(ACTS["read"])
     assert "proxy" in text
     assert "HTTPS_PROXY" in text
 

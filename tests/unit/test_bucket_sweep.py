@@ -57,13 +57,13 @@ def plant(root: Path, text: str = "") -> None:
 def submit(place: Path, job_id: str, cache: str = "cache") -> Tree:
     """Send the project and name it in a plan, as a submission does."""
     store = GcsStore("gs://bucket")
-    made = bundle.build(place / "root", cache_dir=place / cache)
+    built = bundle.build(place / "root", cache_dir=place / cache)
     with lock_for_submission(store):
-        upload(made, store)
-        plan = {"tree": {"manifest": {"digest": made.tree.manifest.digest}}}
+        upload(built, store)
+        plan = {"tree": {"manifest": {"digest": built.tree.manifest.digest}}}
         store.put(layout.JobKeys(job_id).plan, json.dumps(plan).encode())
     store.put(layout.JobKeys(job_id).ref, b"{}")
-    return made.tree
+    return built.tree
 
 
 def arrives(place: Path, tree: Tree, dest: str) -> None:
@@ -90,18 +90,18 @@ class Between:
     """Calls `act` once, before the n-th request of the other party is answered."""
 
     def __init__(self, double: Double, number: int, act: Callable[[], object]) -> None:
-        self.left, self.double, self.act = number, double, act
+        self.countdown, self.double, self.act = number, double, act
         double.before = self
 
     def __call__(self, _call: str, _name: str) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.countdown -= 1
+        if self.countdown == 0:
             self.double.before = None
             self.act()
 
     @property
     def happened(self) -> bool:
-        return self.left <= 0
+        return self.countdown <= 0
 
 
 def old_unused_tree(place: Path, double: Double) -> Tree:
@@ -307,9 +307,9 @@ def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(
         killed = run_killed(SUBMIT, number)
         assert double.idle(200)
         store = GcsStore("gs://bucket")
-        found = [ref.job_id for ref in index.refs(store)]
-        assert killed or found
-        for job_id in found:
+        job_ids = [ref.job_id for ref in index.refs(store)]
+        assert killed or job_ids
+        for job_id in job_ids:
             store.delete(layout.JobKeys(job_id).prefix)
             index.remove(store, job_id)
         double.buckets.grow_old("bucket", MONTH_S)

@@ -43,11 +43,11 @@ def calls(tmp_path):
 def test_a_dry_run_prints_what_would_be_built(capsys: Capture, programs, tmp_path):
     programs("docker")
     assert call(["build-image", "--repo", "ghcr.io/me", "--dry-run"]) == 0
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     for category in ("cpu", "gpu", "tpu"):
-        assert f"# ghcr.io/me/base-{category}:{__version__}\nFROM python:{PYTHON}-slim\n" in told
-    assert "#   jax[tpu]==" in told
-    assert "#   cloudpickle==" in told
+        assert f"# ghcr.io/me/base-{category}:{__version__}\nFROM python:{PYTHON}-slim\n" in out
+    assert "#   jax[tpu]==" in out
+    assert "#   cloudpickle==" in out
     assert calls(tmp_path) == []
 
 
@@ -65,12 +65,12 @@ def test_docker_builds_and_pushes(capsys: Capture, programs, tmp_path):
     assert push == f"docker push {uri}"
     built = {path.name: path.read_bytes() for path in (tmp_path / "context").iterdir()}
     assert set(built) == {"Dockerfile", "requirements.txt", "kinetic.zip"}
-    made = images.files(
+    files = images.files(
         f"python:{PYTHON}-slim",
         requirements=built["requirements.txt"],
         runtime=built["kinetic.zip"],
     )
-    assert made == built
+    assert files == built
 
 
 @pytest.mark.starts_processes

@@ -20,9 +20,9 @@ def is_agreed(store, pause=lambda _: None):
 
 def test_the_record_is_there_before_the_cluster_is_asked_and_believed_after():
     store = MemoryStore()
-    seen = []
-    cancellation.request(store, JOB, lambda: seen.extend([store.has(KEY), is_agreed(store)]))
-    assert seen == [True, False]
+    records = []
+    cancellation.request(store, JOB, lambda: records.extend([store.has(KEY), is_agreed(store)]))
+    assert records == [True, False]
     assert is_agreed(store)
 
 

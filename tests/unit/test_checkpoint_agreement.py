@@ -82,17 +82,17 @@ def test_the_leader_wishes_when_the_time_has_come():
     def train(host):
         sync_points = SyncPoints(host, lambda: None, 100.0, clock=lambda: now[0])
         try:
-            found = []
+            wishes = []
             for step in range(2000):
                 if host.index == 0 and step == 10:
                     now[0] = 101.0
                 if (request := sync_points.call()) is not None:
-                    found.append((step, request))
+                    wishes.append((step, request))
                     sync_points.note_save()
-                    return found
+                    return wishes
                 step_of.wait(PATIENCE_S)
                 time.sleep(0.001)
-            return found
+            return wishes
         finally:
             sync_points.close()
 
@@ -162,9 +162,9 @@ def test_two_jobs_do_not_write_one_folder(tmp_path):
     first = held(tmp_path)
     assert first.acquire() is None
     assert (InFolder(tmp_path).is_held(), InFolder(tmp_path).read()[0]) == (True, owner())
-    with pytest.raises(CheckpointInUse, match="written by job-1") as told:
+    with pytest.raises(CheckpointInUse, match="written by job-1") as caught:
         held(tmp_path, "job-2", "b").acquire()
-    assert told.value.job_id == "job-1"
+    assert caught.value.job_id == "job-1"
     first.check()
     first.release()
     first.release()
@@ -199,9 +199,9 @@ def test_another_process_keeps_us_out_until_it_is_killed(tmp_path):
         holder.wait()
         holder.stdout.close()
     assert not InFolder(tmp_path).is_held()
-    taken = held(tmp_path, "job-2", "b")
-    assert taken.acquire().job_id == "job-1", "it had not said that it ended"
-    taken.release()
+    own_lease = held(tmp_path, "job-2", "b")
+    assert own_lease.acquire().job_id == "job-1", "it had not said that it ended"
+    own_lease.release()
 
 
 @pytest.mark.parametrize("another", [False, True])
@@ -226,12 +226,12 @@ def in_store(store, job, token, sleep=no_sleep):
 def test_a_record_that_is_renewed_is_never_empty(tmp_path, monkeypatch):
     """Another machine may read the record while it is written, and would take over a folder without
     an owner."""
-    seen, ftruncate = [], os.ftruncate
+    contents, ftruncate = [], os.ftruncate
 
     def note_and_truncate(fd, length):
-        seen.append((tmp_path / lease.RECORD).read_bytes())
+        contents.append((tmp_path / lease.RECORD).read_bytes())
         ftruncate(fd, length)
-        seen.append((tmp_path / lease.RECORD).read_bytes())
+        contents.append((tmp_path / lease.RECORD).read_bytes())
 
     place = InFolder(tmp_path)
     assert place.take()
@@ -241,7 +241,7 @@ def test_a_record_that_is_renewed_is_never_empty(tmp_path, monkeypatch):
         for beat in range(8, 12):
             assert place.renew(owner(), Owner("job-1", "a", 1, "machine", beat))
     place.free(remove=True)
-    assert [json.loads(each)["beat"] for each in seen] == [8, 8, 9, 9, 10, 10, 11, 11]
+    assert [json.loads(each)["beat"] for each in contents] == [8, 8, 9, 9, 10, 10, 11, 11]
 
 
 def test_a_bucket_has_one_owner_until_that_is_silent():
@@ -335,16 +335,16 @@ def test_a_beat_whose_answer_was_lost_is_no_takeover():
 
 
 def test_an_owner_counts_on_after_a_moment_without_its_bucket():
-    told = []
+    beats = []
 
     def beat(number):
-        told.append(number)
+        beats.append(number)
         if number == 1:
             raise StoreError("The bucket does not answer.")
         return number == 3
 
     lease.count_up(beat, threading.Event(), 0.0)
-    assert told == [1, 2, 3], "and no more, once somebody else has it"
+    assert beats == [1, 2, 3], "and no more, once somebody else has it"
 
 
 def test_a_lease_that_was_taken_over_says_so_at_the_next_beat():
@@ -370,9 +370,9 @@ def test_one_of_many_gets_a_bucket():
     def acquire(host):
         return in_store(store, f"job-{host.index}", str(host.index), it_lives).acquire()
 
-    found = on_all(Crowd(8).hosts(), acquire)
-    assert sum(each is None for each in found) == 1
-    assert all(each is None or isinstance(each, CheckpointInUse) for each in found)
+    outcomes = on_all(Crowd(8).hosts(), acquire)
+    assert sum(each is None for each in outcomes) == 1
+    assert all(each is None or isinstance(each, CheckpointInUse) for each in outcomes)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
@@ -446,15 +446,15 @@ def test_what_has_no_position_is_refused(bad):
 
 
 def test_when_steps_are_saved():
-    found = check_cadence(100, "10m", 10)
-    assert [s for s in range(0, 250, 5) if found.is_persistent(s, is_requested=False)] == [
+    cadence = check_cadence(100, "10m", 10)
+    assert [s for s in range(0, 250, 5) if cadence.is_persistent(s, is_requested=False)] == [
         0,
         100,
         200,
     ]
-    assert found.is_persistent(7, is_requested=True)
-    assert [s for s in range(25) if found.is_local(s)] == [0, 10, 20]
-    assert found.every_s == 600.0
+    assert cadence.is_persistent(7, is_requested=True)
+    assert [s for s in range(25) if cadence.is_local(s)] == [0, 10, 20]
+    assert cadence.every_s == 600.0
     by_time = check_cadence("90s", None, None)
     assert (by_time.every, by_time.every_s) == (None, 90.0)
     assert not by_time.is_local(0)

@@ -130,8 +130,8 @@ def test_steps_of_others_that_were_cut_off(
         put(store, f"{step}/_CHECKPOINT_METADATA", about)
         if step in marked:
             put(store, f"{step}/commit_success.txt", {})
-    found = listed(world, capsys, str(tmp_path / "run"))
-    assert found == [*zip((1, 2, 3), listed_as, strict=True)]
+    rows = listed(world, capsys, str(tmp_path / "run"))
+    assert rows == [*zip((1, 2, 3), listed_as, strict=True)]
 
 
 def test_a_file_is_no_folder_of_checkpoints(world: World, tmp_path: Path, capsys: Capture) -> None:
@@ -165,7 +165,7 @@ def test_what_another_program_has_saved(world: World, tmp_path: Path, capsys: Ca
 
 
 @pytest.mark.parametrize(
-    ("options", "left"),
+    ("options", "remaining"),
     [
         (["--step", "4"], ALL[1:]),
         (["--unfinished"], ALL[:2]),
@@ -174,36 +174,36 @@ def test_what_another_program_has_saved(world: World, tmp_path: Path, capsys: Ca
     ],
 )
 def test_steps_are_removed(
-    world: World, saved: Any, options: list[str], left: Any, capsys: Capture
+    world: World, saved: Any, options: list[str], remaining: Any, capsys: Capture
 ):
     where, store = saved
     assert world("checkpoint", "rm", where, "--yes", *options) == 0
-    assert f"Removed {3 - len(left)} of 3 checkpoints" in capsys.readouterr().out
-    assert listed(world, capsys, where) == left
+    assert f"Removed {3 - len(remaining)} of 3 checkpoints" in capsys.readouterr().out
+    assert listed(world, capsys, where) == remaining
     assert store.has("notes/of the user")
 
 
 def answer_no(monkeypatch: Any) -> list[str]:
     """Decline on a terminal; return the list of questions."""
-    asked: list[str] = []
+    questions: list[str] = []
 
     def decline(text: str, **_: object) -> None:
-        asked.append(text)
+        questions.append(text)
         raise click.Abort
 
     monkeypatch.setattr("click.confirm", decline)
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(isatty=lambda: True))
-    return asked
+    return questions
 
 
 @pytest.mark.parametrize(("numbers", "what"), [((4,), "step 4"), ((4, 20), "steps 4, 20")])
 def test_it_asks_before_it_removes(
     world: World, saved: Any, numbers: Any, what: str, monkeypatch: Any, capsys: Capture
 ):
-    asked = answer_no(monkeypatch)
+    questions = answer_no(monkeypatch)
     steps = [word for number in numbers for word in ("--step", str(number))]
     assert world("checkpoint", "rm", saved[0], *steps) == 130
-    assert asked[0].startswith(f"Remove {what} (")
+    assert questions[0].startswith(f"Remove {what} (")
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     assert world("checkpoint", "rm", saved[0], *steps) == 2
     assert "Add --yes to confirm" in capsys.readouterr().err
@@ -301,9 +301,9 @@ def test_checkpoints_of_others_are_shown_and_left_as_they_are(
 def test_whose_checkpoints_are_removed_is_asked(
     world: World, foreign: Any, monkeypatch: Any, capsys: Capture
 ) -> None:
-    asked = answer_no(monkeypatch)
+    questions = answer_no(monkeypatch)
     assert world("checkpoint", "rm", foreign[0], "--all") == 130
-    assert asked[0].endswith(f"from {foreign[0]}, written by Orbax?")
+    assert questions[0].endswith(f"from {foreign[0]}, written by Orbax?")
 
 
 def test_folders_of_an_unknown_program_are_never_removed(
@@ -336,9 +336,9 @@ def test_numbered_folders_beside_checkpoints_are_the_users(
     put(above, "checkpoints/kinetic-owner.json", {})
     assert listed(world, capsys, above.uri) == [(4, True), (20, True)]
     assert world("checkpoint", "rm", above.uri, "--all", "--yes") == 0
-    left = [key for key in above.list("") if "kinetic-owner" not in key]
-    assert {"0/log.txt", "1/log.txt"} <= {*left}
-    assert not any(key.startswith("checkpoints/") for key in left)
+    keys = [key for key in above.list("") if "kinetic-owner" not in key]
+    assert {"0/log.txt", "1/log.txt"} <= {*keys}
+    assert not any(key.startswith("checkpoints/") for key in keys)
 
 
 @pytest.mark.parametrize("foreign", ["folder"], indirect=True)
@@ -357,8 +357,8 @@ def test_one_checkpoint_is_no_folder_of_steps(world: World, foreign: Any, capsys
 def test_formats_that_are_not_ours_are_named(world: World, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
     assert world("checkpoint", "ls", str(tmp_path)) == 0
-    assert "no checkpoints of kinetic or Orbax" in (told := capsys.readouterr().err)
-    assert told.endswith(", only of safetensors.\n")
+    assert "no checkpoints of kinetic or Orbax" in (err := capsys.readouterr().err)
+    assert err.endswith(", only of safetensors.\n")
     assert world("checkpoint", "ls", str(tmp_path), "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
 

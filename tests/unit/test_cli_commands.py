@@ -62,7 +62,7 @@ def test_the_backend_is_asked_once_for_all_jobs_of_a_place(world: World, capsys:
     assert world.backend.asked == [[f"job-0000000{number}" for number in (0, 1, 2, 4)]]
     world.backend.asked.clear()
     assert world("jobs", "prune", "--yes") == 0
-    assert [len(asked) for asked in world.backend.asked] == [7]
+    assert [len(ids) for ids in world.backend.asked] == [7]
 
 
 def test_a_list_reads_each_record_once(world: World, capsys: Capture) -> None:
@@ -77,9 +77,9 @@ def test_a_list_reads_each_record_once(world: World, capsys: Capture) -> None:
         world.succeed(f"job-0000000{number}")
     app = replace(world.app, store=Counting(Path(world.store.uri)))
     assert call(["jobs", "list", "--limit", "4"], app) == 0
-    shown = [layout.JobKeys(f"job-0000000{number}").outcome for number in range(4)]
+    keys = [layout.JobKeys(f"job-0000000{number}").outcome for number in range(4)]
     assert sorted(read) == sorted(
-        [*shown, *(layout.JobKeys(f"job-0000000{number}").ref for number in range(6))]
+        [*keys, *(layout.JobKeys(f"job-0000000{number}").ref for number in range(6))]
     )
 
 
@@ -200,8 +200,8 @@ def test_status_shows_each_attempt_with_its_verdict(world: World, capsys: Captur
         GangEvent(EventKind.RETRY, time=NOW - 40),
         GangEvent(EventKind.READY, attempt=2, time=NOW - 30),
     ]
-    told = "".join(json.dumps(event.to_json()) + "\n" for event in events)
-    world.store.put(layout.JobKeys("job-00000001").events, told.encode())
+    history = "".join(json.dumps(event.to_json()) + "\n" for event in events)
+    world.store.put(layout.JobKeys("job-00000001").events, history.encode())
     assert world("jobs", "status", "job-00000001") == 0
     out = capsys.readouterr().out
     assert "(running for 40s in 2 attempts)" in out
@@ -257,9 +257,9 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
     app = AppContext(world.store, missing, missing, lambda: NOW, world._submit)
     world.job("job-00000002")
     assert call(["jobs", "list"], app) == 0
-    told = capsys.readouterr()
-    assert "UNKNOWN" in told.out
-    assert told.err == "Some states are unknown: no such backend\n"
+    printed = capsys.readouterr()
+    assert "UNKNOWN" in printed.out
+    assert printed.err == "Some states are unknown: no such backend\n"
     assert call(["jobs", "prune", "--yes", "--older-than", "1s"], app) == 0
     assert world.store.has(layout.JobKeys("job-00000001").ref)
 
@@ -377,8 +377,8 @@ def test_arrays_have_a_json_form_and_sets_have_none(world: World, capsys: Captur
         {"a": np.arange(3), "b": np.float32(0.5), "c": [np.nan, -np.inf], 1: np.array([np.nan])},
     )
     assert world("jobs", "result", "--json", "job-0") == 0
-    told = {"a": [0, 1, 2], "b": 0.5, "c": ["NaN", "-Infinity"], "1": ["NaN"]}
-    assert json.loads(capsys.readouterr().out) == told
+    document = {"a": [0, 1, 2], "b": 0.5, "c": ["NaN", "-Infinity"], "1": ["NaN"]}
+    assert json.loads(capsys.readouterr().out) == document
     for value in ({1, 2}, {(1, 2): 3}):
         world.succeed("job-00000001", value)
         assert world("jobs", "result", "--json", "job-0") == 2

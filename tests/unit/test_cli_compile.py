@@ -28,17 +28,17 @@ def test_a_function_is_found_by_its_file_or_its_module(named: str) -> None:
 def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = folder / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    removed = folder / "gone"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
     with pytest.raises(UsageError, match="working directory does not exist any more") as caught:
         find_function("steps_of_a_test:build")
     assert caught.value.__suppress_context__, "Python's own error says nothing more"
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "message"),
     [
         ("steps_of_a_test.py", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
         ("steps_of_a_test.py:", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
@@ -48,6 +48,6 @@ def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(
         ("absent:build", "The module absent does not exist. To name a file, write its .py"),
     ],
 )
-def test_what_is_not_there_is_said(named: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_is_not_there_is_said(named: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         find_function(named)

@@ -56,46 +56,50 @@ def kinds(documents):
 
 
 def test_yaml_is_what_was_rendered(dry_run):
-    code, told = dry_run("--dry-run", "-o", "yaml", "--queue", "team")
+    code, printed = dry_run("--dry-run", "-o", "yaml", "--queue", "team")
     assert code == 0
-    workload, secret = documents = list(yaml.safe_load_all(told.out))
+    workload, secret = documents = list(yaml.safe_load_all(printed.out))
     assert kinds(documents) == KINDS
     assert program(workload) == PROGRAM.replace("$", "$$")
     assert workload["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert secret["stringData"]["token"] == ""
-    assert "- |\n" in told.out, "programs are readable"
+    assert "- |\n" in printed.out, "programs are readable"
 
 
 def test_json_is_one_list(dry_run):
-    told = json.loads(dry_run("--dry-run", "-o", "json")[1].out)
-    assert (told["apiVersion"], told["kind"], kinds(told["items"])) == ("v1", "List", KINDS)
+    document = json.loads(dry_run("--dry-run", "-o", "json")[1].out)
+    assert (document["apiVersion"], document["kind"], kinds(document["items"])) == (
+        "v1",
+        "List",
+        KINDS,
+    )
 
 
 def test_what_pods_get_is_shown(dry_run):
     options = ("--slices", "2", "--local-storage", "60 GB", "--network-devices", "all")
-    told = json.loads(dry_run("--dry-run", "-o", "json", *options)[1].out)["items"]
-    assert kinds(told) == [*KINDS, ("resource.k8s.io/v1", "ResourceClaimTemplate")]
-    pod = told[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    items = json.loads(dry_run("--dry-run", "-o", "json", *options)[1].out)["items"]
+    assert kinds(items) == [*KINDS, ("resource.k8s.io/v1", "ResourceClaimTemplate")]
+    pod = items[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "60G"}
-    assert pod["resourceClaims"][0]["resourceClaimTemplateName"] == told[2]["metadata"]["name"]
+    assert pod["resourceClaims"][0]["resourceClaimTemplateName"] == items[2]["metadata"]["name"]
 
 
 def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
     for name in ("kubernetes", "yaml"):  # kubernetes brings yaml.
         monkeypatch.setitem(sys.modules, name, None)
-    _, told = dry_run("--dry-run", "-o", "yaml")
+    _, printed = dry_run("--dry-run", "-o", "yaml")
     monkeypatch.undo()
-    assert kinds(yaml.safe_load_all(told.out)) == KINDS
-    assert kinds(map(json.loads, told.out.split("---\n"))) == KINDS
+    assert kinds(yaml.safe_load_all(printed.out)) == KINDS
+    assert kinds(map(json.loads, printed.out.split("---\n"))) == KINDS
 
 
 @pytest.mark.parametrize("words", [("-o", "yaml"), ("--dry-run", "--json", "-o", "json")])
 def test_it_goes_with_a_dry_run_alone(dry_run, words):
-    code, told = dry_run(*words)
+    code, printed = dry_run(*words)
     assert code == 2
-    assert "needs --dry-run and excludes --json" in told.err
+    assert "needs --dry-run and excludes --json" in printed.err
 
 
 def test_a_plan_shows_what_would_be_created(dry_run):
-    _, told = dry_run("--dry-run")
-    assert "creates    JobSet, Secret" in told.out
+    _, printed = dry_run("--dry-run")
+    assert "creates    JobSet, Secret" in printed.out

@@ -139,10 +139,10 @@ def test_tensorboard_reads_what_was_written(app, capsys, tmp_path):
         assert call(["jobs", "metrics", "--tensorboard", str(tmp_path / "runs"), ONE], app) == 0
         assert "Wrote 9 values to" in capsys.readouterr().err
     events = reading.EventAccumulator(str(tmp_path / "runs" / ONE)).Reload()
-    found = [(each.step, each.value) for each in events.Scalars("loss")]
-    assert [step for step, _ in found] == [0, 1, 2]
-    assert (found[0][1], found[2][1]) == (3.0, 1.0)
-    assert math.isnan(found[1][1])
+    points = [(each.step, each.value) for each in events.Scalars("loss")]
+    assert [step for step, _ in points] == [0, 1, 2]
+    assert (points[0][1], points[2][1]) == (3.0, 1.0)
+    assert math.isnan(points[1][1])
     assert events.Scalars("loss")[0].wall_time == 1000.0
     assert "train/acc" in events.Tags()["scalars"]
     assert [each.value for each in events.Scalars("host/memory_bytes")] == [1 << 20, 1 << 30]
@@ -184,9 +184,9 @@ def test_names_that_are_there_include_what_follows_from_others(app, capsys, tmp_
 
 def test_a_job_that_logged_nothing_says_how_to(app, capsys):
     assert call(["jobs", "metrics", TWO], app) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "Log them in the function: kinetic.log(step=step, loss=loss)" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Log them in the function: kinetic.log(step=step, loss=loss)" in printed.err
 
 
 def test_hostile_names_do_not_steer_the_terminal(app, capsys, tmp_path):

@@ -155,9 +155,9 @@ def test_a_damaged_file_is_told_and_kept(capsys: Capture) -> None:
 @pytest.mark.usefixtures("two")
 def test_a_profile_for_one_command(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kn("--profile", "ops", "config", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["cluster"] == {"value": "ops", "source": "profile ops"}
-    assert told["profile"] == {"value": "ops", "source": "flag"}
+    document = json.loads(capsys.readouterr().out)
+    assert document["cluster"] == {"value": "ops", "source": "profile ops"}
+    assert document["profile"] == {"value": "ops", "source": "flag"}
     assert settings.load().profile == "dev"  # The profile applies to that command only.
     assert kn("--profile", "opps", "jobs", "list") == 2
     assert settings.load().profile == "dev"
@@ -331,16 +331,16 @@ def test_a_profile_with_an_address_names_no_store(capsys: Capture) -> None:
     assert kn("profile", "create", "lab", "--address", "http://head:8265") == 0
     capsys.readouterr()
     assert kn("profile", "show", "lab", "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["address"], "store" in shown) == ("http://head:8265", False)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["address"], "store" in document) == ("http://head:8265", False)
 
 
 def test_a_profile_names_a_store(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kn("profile", "create", "far", "--cluster", "c", "--store", "gs://far") == 0
     capsys.readouterr()
     assert kn("config", "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["store"] == {"value": "gs://far", "source": "profile far"}
+    document = json.loads(capsys.readouterr().out)
+    assert document["store"] == {"value": "gs://far", "source": "profile far"}
     with serving("far") as double:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
         assert kn("jobs", "list") == 0

@@ -217,12 +217,12 @@ def test_old_content_of_a_young_tree_stays_with_its_record(world: World, tmp_pat
     plant(tmp_path / "tree", "second")
     young = ship(world, tmp_path / "tree", age=60)
     assert len(contents(world) - before) == 2, "a small pack, a record"
-    made = bundle.build(tmp_path / "tree", cache_dir=tmp_path / "cache")
+    built = bundle.build(tmp_path / "tree", cache_dir=tmp_path / "cache")
     for older_than in (NOW - DAY, NOW + DAY):
         swept = pruning.sweep(world.store, older_than=older_than)
         keys = [content.key for content in swept.contents]
         assert keys == ([layout.tree(old)] if older_than < NOW else [])
-        unpack(world.store, made.tree, tmp_path / f"dest{older_than}")
+        unpack(world.store, built.tree, tmp_path / f"dest{older_than}")
         world.plan("job-00000001", world.blob("a"), young)
         world.job("job-00000001")
 
@@ -232,8 +232,8 @@ def test_a_sweep_that_is_killed_leaves_nothing_that_vouches_for_what_is_gone(
 ) -> None:
     plant(tmp_path / "tree")
     ship(world, tmp_path / "tree", age=9 * DAY)
-    found = pruning.find_unused(world.store, older_than=NOW - DAY)
-    kinds = [content.key.partition("/")[0] for content in found.contents]
+    unused = pruning.find_unused(world.store, older_than=NOW - DAY)
+    kinds = [content.key.partition("/")[0] for content in unused.contents]
     assert kinds == ["trees", "packs", "blobs"]
 
 
@@ -244,9 +244,9 @@ def test_a_sweep_survives_content_that_vanishes_meanwhile(
     listed = LocalStore.entries
 
     def vanishing(store: LocalStore, prefix: str) -> Iterator[Entry]:
-        for each in listed(store, prefix):
-            store.delete(each.key)
-            yield each
+        for key in listed(store, prefix):
+            store.delete(key.key)
+            yield key
 
     world.tree("1", world.blob("3"), age=60)
     world.tree("2")
@@ -288,5 +288,5 @@ def test_data_that_hosts_fetched_stays_while_a_plan_names_where_it_lies(world: W
     for digest, source in (("a" * 64, "gs://bucket/x/"), ("b" * 64, "gs://bucket/y/")):
         cached_copy.provide_as(root, digest, lambda _: None, source=source)
         os.utime(root / digest, (NOW - 9 * DAY,) * 2)
-    found = pruning.find_unused(world.store, older_than=NOW - DAY)
-    assert [copy.digest for copy in found.data] == ["b" * 64]
+    unused = pruning.find_unused(world.store, older_than=NOW - DAY)
+    assert [copy.digest for copy in unused.data] == ["b" * 64]

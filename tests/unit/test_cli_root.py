@@ -70,8 +70,8 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
     ]
     assert run(world, *options, *more, str(script), "--env", "C=3") == 0
     assert capsys.readouterr().out == "job-00000001\n"
-    function, given = world.submitted[0]
-    assert given == {
+    function, passed = world.submitted[0]
+    assert passed == {
         "accelerator": "tpu-v6e-8",
         "slices": 1,
         "controller": "multi",
@@ -183,10 +183,10 @@ def test_an_accelerator_is_needed(world: World, capsys: Capture) -> None:
 def test_run_in_a_folder_that_is_gone(
     world: World, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    removed = tmp_path / "gone"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
     assert world("run", "-a", "cpu", "--", "ls") == 2
     assert "The working directory does not exist any more" in capsys.readouterr().err
 
@@ -292,10 +292,10 @@ def _commands(group: click.Command, above: tuple[str, ...]) -> Iterator[tuple[st
     if isinstance(group, click.Group):
         context = click.Context(group)
         for name in group.list_commands(context):
-            found = group.get_command(context, name)
-            assert found is not None
+            command = group.get_command(context, name)
+            assert command is not None
             yield ("kinetic", *above, name)
-            yield from _commands(found, (*above, name))
+            yield from _commands(command, (*above, name))
 
 
 def test_typing_errors_get_a_hint(world: World, capsys: Capture) -> None:
@@ -461,9 +461,9 @@ def test_a_full_disk_below_stdout_is_told(command: str, tmp_path: Path) -> None:
 def test_an_option_that_was_removed_says_what_to_do_instead(world: World, capsys: Capture) -> None:
     for words in (["--survivors", "keep"], ["--survivors=keep"]):
         assert world("run", "-a", "cpu", *words, "train.py") == 2
-        said = " ".join(capsys.readouterr().err.split())
-        assert "--survivors was removed: every attempt starts new processes" in said
-        assert "Remove it." in said
+        err = " ".join(capsys.readouterr().err.split())
+        assert "--survivors was removed: every attempt starts new processes" in err
+        assert "Remove it." in err
     assert world("run", "-a", "cpu", "--no-such-option", "train.py") == 2
     assert "No such option" in capsys.readouterr().err
     assert world.submitted == []

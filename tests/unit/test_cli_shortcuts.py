@@ -209,8 +209,8 @@ def test_a_batch_that_is_not_there_exits_with_3(world: World, capsys: Capture) -
         assert err.startswith(f"error: The store {world.store.uri} has no batch ")
     assert world("jobs", "list", "--group", "grp-aa") == 2
     assert "grp-aa000001, grp-aa000002" in capsys.readouterr().err
-    for known, rows in (("grp-aa000001", 1), ("aa000002", 1), ("grp-bb000001", 0)):
-        assert world("jobs", "list", "--json", "--group", known) == 0
+    for group_id, rows in (("grp-aa000001", 1), ("aa000002", 1), ("grp-bb000001", 0)):
+        assert world("jobs", "list", "--json", "--group", group_id) == 0
         assert len(json.loads(capsys.readouterr().out)) == rows
 
 

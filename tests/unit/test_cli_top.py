@@ -54,14 +54,14 @@ def snapshot(*members: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def ref(job_id: str = "job-00000001", **changes: Any) -> JobRef:
-    told = {
+    fields = {
         "place": Place("fake"),
         "accelerator": "tpu-v6e-8",
         "func_name": "f",
         "display_name": "train",
     }
     return JobRef(
-        job_id=job_id, created_at=NOW - 90, store_uri="/s", hosts=2, **{**told, **changes}
+        job_id=job_id, created_at=NOW - 90, store_uri="/s", hosts=2, **{**fields, **changes}
     )
 
 
@@ -105,7 +105,7 @@ def cells(line: activity.HostLine, *names: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "memory", "still"),
+    ("report", "state", "memory", "still"),
     [
         ({"silent_s": 5.0}, "silent", "100.0 MiB", "-"),
         ({"state": "debugging"}, "debugging", "100.0 MiB", "-"),
@@ -123,8 +123,8 @@ def cells(line: activity.HostLine, *names: str) -> tuple[str, ...]:
         ({"state": "raised", "exit": "raised", "silent_s": 50.0}, "raised", "-", "-"),
     ],
 )
-def test_states(told: dict[str, Any], state: str, memory: str, still: str) -> None:
-    (line,) = activity.lines(ref(), "RUNNING", snapshot(member(0, **told)), Rates(), NOW)
+def test_states(report: dict[str, Any], state: str, memory: str, still: str) -> None:
+    (line,) = activity.lines(ref(), "RUNNING", snapshot(member(0, **report)), Rates(), NOW)
     assert cells(line, "STATE", "MEMORY", "STILL") == (state, memory, still)
 
 
@@ -143,9 +143,9 @@ def test_hosts_of_a_job_that_has_not_started_do_not_make_it_run() -> None:
 def test_without_a_snapshot_events_tell_where_hosts_stand() -> None:
     events = [GangEvent(EventKind.JOINED, 1), GangEvent(EventKind.LOST, 0, exit=Exit.AGENT_LOST)]
     attempt = picture_of(events, 2).current
-    found = activity.lines(ref(), "RUNNING", None, Rates(), NOW, attempt=attempt)
-    assert [(line.host, line.state) for line in found] == [(0, "agent_lost"), (1, "joined")]
-    assert cells(found[0], "CPU", "MEMORY", "LOG") == ("-", "-", "-")
+    lines = activity.lines(ref(), "RUNNING", None, Rates(), NOW, attempt=attempt)
+    assert [(line.host, line.state) for line in lines] == [(0, "agent_lost"), (1, "joined")]
+    assert cells(lines[0], "CPU", "MEMORY", "LOG") == ("-", "-", "-")
 
 
 def test_narrow_terminals_show_less() -> None:
@@ -265,11 +265,11 @@ def test_status_of_a_running_job_shows_what_its_hosts_are_doing(
     world: AppContext, capsys: Capture
 ) -> None:
     events = [("ready", 80.0, 1), ("retry", 40.0, 1), ("ready", 30.5, 2)]
-    told = "".join(
+    lines = "".join(
         json.dumps({"time": NOW - ago, "kind": kind, "attempt": attempt}) + "\n"
         for kind, ago, attempt in events
     )
-    world.store.put(layout.JobKeys("job-00000001").events, told.encode() + b"\0damaged\n")
+    world.store.put(layout.JobKeys("job-00000001").events, lines.encode() + b"\0damaged\n")
     assert call(["jobs", "status", "job-00000001"], world) == 0
     out = capsys.readouterr().out
     assert "(running for 80s in 2 attempts)" in out

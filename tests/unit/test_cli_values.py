@@ -109,8 +109,8 @@ def test_options_end_where_the_program_begins(
 
 @given(st.lists(st.text(max_size=8), max_size=8))
 def test_no_word_is_lost(words: list[str]) -> None:
-    before, found = program.split(["-a", "cpu", "--", "cmd", *words], VALUE_OPTIONS)
-    assert (before, found) == (["-a", "cpu"], Program(ProgramKind.COMMAND, "cmd", tuple(words)))
+    before, after = program.split(["-a", "cpu", "--", "cmd", *words], VALUE_OPTIONS)
+    assert (before, after) == (["-a", "cpu"], Program(ProgramKind.COMMAND, "cmd", tuple(words)))
 
 
 def test_a_program_that_cannot_run_is_refused(tmp_path) -> None:
@@ -176,9 +176,9 @@ def test_marks_lose_nothing(parts: list[tuple[int, bytes]]) -> None:
     for host in range(3):
         mark = b"[host %d] " % host
         lines = [line[len(mark) :] for line in out.split(b"\n") if line.startswith(mark)]
-        said = b"".join(data for who, data in parts if who == host)
+        printed = b"".join(data for who, data in parts if who == host)
         if not any(b"[host" in data for _, data in parts):
-            assert b"".join(lines) == said.replace(b"\n", b"")
+            assert b"".join(lines) == printed.replace(b"\n", b"")
 
 
 @given(st.lists(st.none() | st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=9))))
@@ -196,17 +196,17 @@ def test_joining_keeps_bytes_order_and_pauses(parts: list[tuple[int, int, bytes]
 
 
 def test_what_was_joined_is_not_held_back() -> None:
-    seen: list[str] = []
+    steps: list[str] = []
 
     def source():
         yield chunk(b"a\n")
         yield chunk(b"b\n")
         yield None
-        seen.append("asked again")
+        steps.append("asked again")
 
     stream = Prefixer().join_chunks(source())
     assert [next(stream), next(stream)] == [chunk(b"a\nb\n"), None]
-    assert seen == []
+    assert steps == []
 
 
 def test_long_chunks_are_not_gathered_in_memory() -> None:
@@ -218,7 +218,7 @@ def test_long_chunks_are_not_gathered_in_memory() -> None:
 
 def test_durations() -> None:
     seconds = (-1, 0, 0.04, 0.44, 8.21, 45.9, 119, 120, 755, 7199, 7200, 11100, 172800)
-    shown = [
+    texts = [
         "0.0s",
         "0.0s",
         "0.04s",
@@ -233,7 +233,7 @@ def test_durations() -> None:
         "3h05m",
         "48h00m",
     ]
-    assert [text.duration(s) for s in seconds] == shown
+    assert [text.duration(s) for s in seconds] == texts
 
 
 def test_ages_and_sizes() -> None:

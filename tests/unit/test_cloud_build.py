@@ -20,9 +20,9 @@ BUILDS = "/v1/projects/p/locations/us-central1/builds"
 
 @pytest.fixture
 def google():
-    made = Google()
-    yield made
-    made.close()
+    service = Google()
+    yield service
+    service.close()
 
 
 @pytest.fixture
@@ -78,11 +78,11 @@ def test_a_build_that_fails_shows_the_end_of_its_log(google, builds):
     google.states = ["QUEUED", "FAILURE"]
     google.log = [f"line {number}" for number in range(40)] + ["no such package"]
     build = builds.wait(builds.begin(URI, FILES, "b"))
-    said = str(builds.failure(URI, build))
-    assert "FAILURE, step 0 exited with 1. Change the requirements" in said
-    assert "\n  line 39\n  no such package\n" in said
-    assert "line 20" not in said
-    assert said.endswith(f"{LOG}b1")
+    message = str(builds.failure(URI, build))
+    assert "FAILURE, step 0 exited with 1. Change the requirements" in message
+    assert "\n  line 39\n  no such package\n" in message
+    assert "line 20" not in message
+    assert message.endswith(f"{LOG}b1")
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,18 @@ def test_a_build_that_fails_shows_the_end_of_its_log(google, builds):
 def test_builds_that_end_otherwise(google, builds, status, advice):
     google.states = [status]
     google.refusals = {"/v2/entries": (403, {})}
-    said = str(builds.failure(URI, builds.wait(builds.begin(URI, FILES, "b"))))
-    assert status in said
-    assert advice in said
-    assert f"Its log: {LOG}b1" in said
+    message = str(builds.failure(URI, builds.wait(builds.begin(URI, FILES, "b"))))
+    assert status in message
+    assert advice in message
+    assert f"Its log: {LOG}b1" in message
 
 
 def test_a_build_that_never_ends_is_given_up(google, builds, waited):
     google.states = ["WORKING"]
-    told = []
+    cancelled = []
     with pytest.raises(PreflightError, match="80 min, which is more than its time limit"):
-        builds.wait(builds.begin(URI, FILES, "b"), told.append)
-    assert told == [60.0 * number for number in range(1, 81)]
+        builds.wait(builds.begin(URI, FILES, "b"), cancelled.append)
+    assert cancelled == [60.0 * number for number in range(1, 81)]
 
 
 def test_whether_an_image_is_there(google, builds):
@@ -180,7 +180,7 @@ def test_what_a_build_needs_is_there(google, builds):
 
 
 @pytest.mark.parametrize(
-    ("refusals", "permissions", "said"),
+    ("refusals", "permissions", "message"),
     [
         ({"/v1/projects/p/locations/us-central1/repo": (404, {})}, ["x"], "repositories create"),
         ({"/storage": (404, {})}, [], "gcloud storage buckets create gs://b"),
@@ -188,9 +188,9 @@ def test_what_a_build_needs_is_there(google, builds):
         ({"/storage": (403, {})}, [], "storage.objectUser"),
     ],
 )
-def test_what_a_build_needs_and_is_not_there(google, builds, refusals, permissions, said):
+def test_what_a_build_needs_and_is_not_there(google, builds, refusals, permissions, message):
     google.refusals, google.permissions = refusals, permissions
-    with pytest.raises(PreflightError, match=said):
+    with pytest.raises(PreflightError, match=message):
         builds.check(URI, "b")
     assert not google.objects
 

@@ -32,7 +32,7 @@ def images(double):
     return store
 
 
-def found(folder):
+def read_files(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_text() for path in files}
 
@@ -42,7 +42,7 @@ CONTENT = {"a.png": "a.png", "b/c.png": "b/c.png", "b/d/e.png": "b/d/e.png"}
 
 def test_a_folder(images, double, tmp_path):
     place = cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)
-    assert found(place) == CONTENT
+    assert read_files(place) == CONTENT
     assert (place / "empty").is_dir()
     assert (place / "a.png").stat().st_mode & 0o777 == 0o444
     double.forget_requests()
@@ -54,13 +54,13 @@ def test_what_has_changed_is_fetched_anew(images, tmp_path):
     before = cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)
     images.put("images/a.png", b"new")
     after = cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)
-    assert found(after) == CONTENT | {"a.png": "new"}
-    assert found(before) == CONTENT  # Running jobs still use the earlier copy.
+    assert read_files(after) == CONTENT | {"a.png": "new"}
+    assert read_files(before) == CONTENT  # Running jobs still use the earlier copy.
 
 
 def test_a_single_object_is_a_file(images, tmp_path):
     place = cloud.provide("gs://bucket/images/b/c.png", is_dir=False, root=tmp_path)
-    assert found(place) == {"c.png": "b/c.png"}
+    assert read_files(place) == {"c.png": "b/c.png"}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_fetch_that_was_interrupted_goes_on(images, double, tmp_path):
     double.heal()
     double.forget_requests()
     place = cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)
-    assert found(place) == CONTENT
+    assert read_files(place) == CONTENT
     assert [r.name for r in double.requests if r.call == "media"] == ["images/b/d/e.png"]
 
 
@@ -115,5 +115,5 @@ def test_names_that_no_file_can_have_are_refused(images, double, tmp_path, name)
 
 def test_an_object_that_is_replaced_is_listed_again(images, double, tmp_path):
     double.fail("media", status=404, only="images/a.png")
-    assert found(cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)) == CONTENT
+    assert read_files(cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)) == CONTENT
     assert double.calls()["list"] == 2

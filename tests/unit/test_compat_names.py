@@ -75,9 +75,9 @@ def test_credentials_are_nobodys_business_here():
 )
 def test_a_command_about_clusters_is_refused_with_the_reason(words, capsys: Capture):
     assert call(words.split()) == 4
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "does not create clusters" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "does not create clusters" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ def planned(func=len, **options) -> Planned:
     )
 
 
-def shipped(found: Planned) -> list[str]:
-    assert found.bundle is not None
+def shipped(plan: Planned) -> list[str]:
+    assert plan.bundle is not None
     return [
         entry.path
-        for entry in manifest.decode(found.bundle.manifest)
+        for entry in manifest.decode(plan.bundle.manifest)
         if isinstance(entry, manifest.File)
     ]
 
@@ -74,11 +74,11 @@ def test_a_profile_is_chosen_by_name_from_a_file_that_is_named(tmp_path, monkeyp
     file = tmp_path / "profiles.json"
     monkeypatch.setenv("KINETIC_PROFILES_FILE", str(file))
     assert settings.load().profiles_file == file
-    kept = {"project": "p", "zone": "z", "cluster": "c"}
-    file.write_text(json.dumps({"current": None, "profiles": {"dev": kept}}))
+    profile = {"project": "p", "zone": "z", "cluster": "c"}
+    file.write_text(json.dumps({"current": None, "profiles": {"dev": profile}}))
     monkeypatch.setenv("KINETIC_PROFILE", "dev")
-    found = settings.load()
-    assert (found.profile, found.project, found.zone, found.cluster) == ("dev", "p", "z", "c")
+    chosen = settings.load()
+    assert (chosen.profile, chosen.project, chosen.zone, chosen.cluster) == ("dev", "p", "z", "c")
     monkeypatch.setenv("KINETIC_ZONE", "nearer")
     assert settings.load().zone == "nearer"
 
@@ -166,16 +166,16 @@ def test_a_wrong_log_level_is_told(monkeypatch):
 
 @pytest.mark.starts_processes
 def test_messages_are_shown_where_the_variable_is_set_and_only_there(monkeypatch):
-    logger, shown = logging.getLogger("kinetic"), []
+    logger, messages = logging.getLogger("kinetic"), []
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "level", logging.NOTSET)
-    monkeypatch.setattr(verbosity, "show", shown.append)
+    monkeypatch.setattr(verbosity, "show", messages.append)
     call = kinetic.run(accelerator="cpu")(len)
     call.plan("x")
-    assert shown == []
+    assert messages == []
     monkeypatch.setenv("KINETIC_LOG_LEVEL", "info")
     call.plan("x")
-    assert shown == ["INFO"]
+    assert messages == ["INFO"]
 
 
 def test_a_program_that_has_set_up_logging_keeps_its_handlers(monkeypatch):

@@ -72,13 +72,13 @@ def make_report(verdict: CompileVerdict, detail: str) -> CompileReport:
 
 
 def test_a_long_text_is_shown_as_its_first_paragraph_and_its_arrays() -> None:
-    shown = make_report(CompileVerdict.TOO_LARGE, LATE).text()
-    assert "Used 19.50G of 15.50G hbm." in shown
-    assert "more lines in the report's `detail`" in shown
-    assert "XLA label" not in shown
-    assert "14.00 GiB  s32[29360128,10]    iota  /t/a.py:7" in shown
-    assert "89% of s32[29360128,10] (iota) is padding to the chip's tiles" in shown
-    assert "Memory of each device: 19.50 GiB of 15.50 GiB (126%)" in shown
+    text = make_report(CompileVerdict.TOO_LARGE, LATE).text()
+    assert "Used 19.50G of 15.50G hbm." in text
+    assert "more lines in the report's `detail`" in text
+    assert "XLA label" not in text
+    assert "14.00 GiB  s32[29360128,10]    iota  /t/a.py:7" in text
+    assert "89% of s32[29360128,10] (iota) is padding to the chip's tiles" in text
+    assert "Memory of each device: 19.50 GiB of 15.50 GiB (126%)" in text
 
 
 def test_short_texts_and_the_last_words_of_a_crash_are_shown_whole() -> None:
@@ -128,7 +128,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "explanation"),
     [
         (SCOPED, "The kernel doubler.1 at /t/a.py:3 (kernel) takes more vector memory (VMEM) "
          "than a core has, 64.00M where 32.00M are allowed"),
@@ -140,9 +140,9 @@ ENTRY %main (x: f32[8]) -> f32[8] {
         ("INTERNAL: something else", ""),
     ],
 )  # fmt: skip
-def test_memory_of_a_core_is_told_from_that_of_the_chip(message: str, said: str) -> None:
-    assert shortage.explain_core(message, hlo.read(LOWERED)) == said
+def test_memory_of_a_core_is_told_from_that_of_the_chip(message: str, explanation: str) -> None:
+    assert shortage.explain_core(message, hlo.read(LOWERED)) == explanation
     without_lines = shortage.explain_core(message, hlo.Module("", {}, {}))
-    assert without_lines == said.replace(" at /t/a.py:3 (kernel)", "").replace(
+    assert without_lines == explanation.replace(" at /t/a.py:3 (kernel)", "").replace(
         " at /t/a.py:7 (step)", ""
     )

@@ -72,10 +72,10 @@ class FailingObject:
 
 @pytest.mark.parametrize("has_buffer", [False, True])
 def test_an_object_that_fails_in_place_of_a_stream_is_left_alone(monkeypatch, caplog, has_buffer):
-    made = FailingObject()
-    made = SimpleNamespace(write=made.write, flush=print, buffer=made) if has_buffer else made
-    monkeypatch.setattr(sys, "stdout", made)
-    monkeypatch.setattr(sys, "stderr", made)
+    stub = FailingObject()
+    stub = SimpleNamespace(write=stub.write, flush=print, buffer=stub) if has_buffer else stub
+    monkeypatch.setattr(sys, "stdout", stub)
+    monkeypatch.setattr(sys, "stderr", stub)
     printer = Printer()
     for stream in (STDOUT, STDERR, STDOUT):
         printer.write(chunk(b"a\n", stream=stream))
@@ -119,8 +119,8 @@ def test_a_stream_that_does_not_block_gets_everything(monkeypatch):
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("ab\n", min_size=1, max_size=8)), max_size=12))
 def test_prefixes_stand_at_the_start_of_each_line_and_nowhere_else(pieces):
     mark = Prefixer(hosts=True).add
-    shown = b"".join(mark(chunk(text.encode(), host=host)) for host, text in pieces).decode()
-    lines = shown.splitlines()
+    printed = b"".join(mark(chunk(text.encode(), host=host)) for host, text in pieces).decode()
+    lines = printed.splitlines()
     assert all(line.startswith("[host ") for line in lines)
     for host in range(4):
         mine = "".join(

@@ -65,9 +65,9 @@ def run(forks, tmp_path):
 
     def run(program):
         forks.start(BEFORE + program, tmp_path, str(tmp_path))
-        code, told = forks.wait(), (tmp_path / "err").read_text()
-        assert code == 0, told
-        story = [line for line in told.splitlines() if line.startswith("kinetic: ")]
+        code, err = forks.wait(), (tmp_path / "err").read_text()
+        assert code == 0, err
+        story = [line for line in err.splitlines() if line.startswith("kinetic: ")]
         return (tmp_path / "out").read_text().splitlines(), story
 
     return run
@@ -75,7 +75,7 @@ def run(forks, tmp_path):
 
 @pytest.mark.starts_processes
 def test_it_shrinks_after_a_loss_and_grows_back_at_a_step(run):
-    said, story = run(
+    lines, story = run(
         """
 def train():
     attempt = kinetic.attempt()
@@ -91,7 +91,7 @@ def train():
 print(call(train, shrinks=True), room.exists())
 """,
     )
-    assert said == ["2 1 2 6.0", "3 2 4 6.0", "done False"]
+    assert lines == ["2 1 2 6.0", "3 2 4 6.0", "done False"]
     lost, shrinking, second, _, back, third, _ = story
     assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 3): DATA_LOSS: ")
     assert shrinking == "kinetic: shrinking to 1 slice until it is back."
@@ -101,7 +101,7 @@ print(call(train, shrinks=True), room.exists())
 
 
 def test_it_waits_for_the_slice_and_keeps_its_mesh(run):
-    said, story = run(
+    lines, story = run(
         """
 import threading
 
@@ -118,7 +118,7 @@ def train():
 print(*call(train))
 """,
     )
-    assert said == ["2 4 6.0"]
+    assert lines == ["2 4 6.0"]
     waits = "kinetic: waiting for slice 1 to return, for at most 60 s (slice_timeout)."
     assert story[1:3] == [waits, "kinetic: attempt 2 of 4 begins on all 2 slices."]
 
@@ -147,12 +147,12 @@ except HostLost as error:
     ],
 )
 def test_it_gives_up_with_the_whole_history(run, rules, words):
-    (said,), _ = run(LOSING.replace("{rules}", rules))
-    assert said.startswith(words)
+    (line,), _ = run(LOSING.replace("{rules}", rules))
+    assert line.startswith(words)
 
 
 def test_exceptions_of_the_function_are_its_end(run):
-    said, story = run(
+    lines, story = run(
         """
 import traceback
 calls = []
@@ -185,7 +185,7 @@ for func in (fails, own_code, late, leaves):
     calls.clear()
 """,
     )
-    assert said == [
+    assert lines == [
         "ValueError 1 True None",
         "JaxRuntimeError 1 True None",
         "TimeoutError 1 True None",
@@ -195,7 +195,7 @@ for func in (fails, own_code, late, leaves):
 
 
 def test_a_loss_that_a_library_has_wrapped_is_a_loss(run):
-    said, _ = run(
+    lines, _ = run(
         """
 def train():
     if kinetic.attempt() == 2:
@@ -209,11 +209,11 @@ def train():
 print(call(train))
 """,
     )
-    assert said == ["again"]
+    assert lines == ["again"]
 
 
 def test_what_may_be_no_loss_is_tried_once(run):
-    said, _ = run(
+    lines, _ = run(
         """
 calls = []
 
@@ -227,11 +227,11 @@ except jax.errors.JaxRuntimeError as error:
     print(len(calls), error)
 """,
     )
-    assert said == ["2 INTERNAL: the compiler has a bug"]
+    assert lines == ["2 INTERNAL: the compiler has a bug"]
 
 
 def test_nothing_of_a_failed_call_is_kept(run):
-    said, _ = run(
+    lines, _ = run(
         """
 import weakref
 seen = []
@@ -250,4 +250,4 @@ def train():
 print(call(train, shrinks=True))
 """,
     )
-    assert said == ["True"]
+    assert lines == ["True"]

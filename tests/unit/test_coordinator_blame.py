@@ -175,8 +175,8 @@ def test_the_gist_fits_on_a_screen(stacks):
     by_itself = {
         host: f'  File "/w/own-{host}.py", line 1 in f\n{text}' for host, text in stacks.items()
     }
-    for shown in (stacks, by_itself):
-        text = summarize_groups(shown, odd_hosts(shown, ()))
+    for host_stacks in (stacks, by_itself):
+        text = summarize_groups(host_stacks, odd_hosts(host_stacks, ()))
         assert len(text.splitlines()) <= 43
         assert all(len(line) <= 120 for line in text.splitlines())
 
@@ -200,7 +200,7 @@ STILL = "hosts 0-1, 3 of 4 stood still for 31 s"
 
 
 @pytest.mark.parametrize(
-    ("stacks", "told"),
+    ("stacks", "explanation"),
     [
         (
             {0: EARLY, 1: EARLY, 2: RETURNED, 3: EARLY},
@@ -220,8 +220,8 @@ STILL = "hosts 0-1, 3 of 4 stood still for 31 s"
         ({0: EARLY, 1: EARLY, 3: EARLY}, STILL),
     ],
 )
-def test_a_hang_is_explained_by_who_has_returned(stacks, told):
-    assert explain_hang(stacks, (0, 1, 3), odd_hosts(stacks, ()), STILL).startswith(told)
+def test_a_hang_is_explained_by_who_has_returned(stacks, explanation):
+    assert explain_hang(stacks, (0, 1, 3), odd_hosts(stacks, ()), STILL).startswith(explanation)
 
 
 def test_who_has_returned_is_shown_first_and_never_blamed():

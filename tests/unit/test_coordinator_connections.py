@@ -107,12 +107,12 @@ def test_a_silent_host_whose_agent_lives_is_told_of_once_and_not_lost():
 
 
 def test_a_host_that_falls_silent_again_is_told_of_again():
-    gang, told = gang_of(3, sees_deaths=True), []
+    gang, reports = gang_of(3, sees_deaths=True), []
     for now in range(1, 40):
         for host in (0, 1, 2) if now == 20 else (0, 2):
             gang.heartbeat(Heartbeat(host), float(now))
-        told += notices(gang, float(now))
-    assert told == [SILENT, SILENT]
+        reports += notices(gang, float(now))
+    assert reports == [SILENT, SILENT]
 
 
 def test_hosts_that_were_never_heard_from_have_until_the_start_timeout_where_they_live():
@@ -159,12 +159,12 @@ def test_what_breaks_a_connection_is_told(serve, opened, caplog):
     agent.listen()
     agent.join("a", "x")
     agent.hear(lambda v: v.ready)
-    seen, connected = threading.Event(), served.gang.mark_connected
-    served.gang.mark_connected = lambda host, now: (connected(host, now), seen.set())
+    is_connected, connected = threading.Event(), served.gang.mark_connected
+    served.gang.mark_connected = lambda host, now: (connected(host, now), is_connected.set())
     network.cut()
-    assert seen.wait(PATIENCE_S)
-    (told,) = [r.getMessage() for r in caplog.records if "connects again" in r.getMessage()]
-    before, why = told.split(": ", 1)
+    assert is_connected.wait(PATIENCE_S)
+    (message,) = [r.getMessage() for r in caplog.records if "connects again" in r.getMessage()]
+    before, why = message.split(": ", 1)
     assert before == "host 0 connects again"
     assert why
 
@@ -217,23 +217,23 @@ def test_the_end_of_a_killed_agents_connection_is_seen_and_ends_no_job(
 
 def test_the_old_stream_of_a_host_that_has_opened_another_one_ends_unnoticed(serve, opened):
     served = serve(1)
-    agent, again = (opened(Agent(served.endpoint, 0)) for _ in range(2))
-    for each in (agent, again):
-        each.listen()
-        each.join("a", "x")
-        each.hear(lambda v: v.ready)
-    told, closed = [], threading.Event()
+    agent, successor = (opened(Agent(served.endpoint, 0)) for _ in range(2))
+    for client in (agent, successor):
+        client.listen()
+        client.join("a", "x")
+        client.hear(lambda v: v.ready)
+    losses, closed = [], threading.Event()
 
     def disconnected(host, now):
-        told.append(host)
+        losses.append(host)
         if not served.coordinator._watchers[0]:
             closed.set()
 
     served.gang.mark_disconnected = disconnected
     agent.close()
-    again.close()
+    successor.close()
     assert closed.wait(PATIENCE_S)
-    assert told == [0]
+    assert losses == [0]
 
 
 def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
@@ -243,10 +243,10 @@ def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
     agent.listen()
     agent.join("a", "x")
     agent.hear(lambda v: v.ready)
-    seen, connected = threading.Event(), served.gang.mark_connected
-    served.gang.mark_connected = lambda host, now: (connected(host, now), seen.set())
+    is_connected, connected = threading.Event(), served.gang.mark_connected
+    served.gang.mark_connected = lambda host, now: (connected(host, now), is_connected.set())
     network.cut()
-    assert seen.wait(PATIENCE_S)
+    assert is_connected.wait(PATIENCE_S)
     served.now += 10.0
     served.do(served.coordinator.sweep)
     served.do(served.coordinator.cancel, "over")
@@ -287,8 +287,8 @@ class Network:
                 pairs = ((near, far), (far, near))
                 carriers = [threading.Thread(target=carry, args=pair) for pair in pairs]
                 self._threads += carriers
-                for each in carriers:
-                    each.start()
+                for sock in carriers:
+                    sock.start()
 
     def cut(self) -> None:
         """Break all connections; new ones work."""
@@ -301,8 +301,8 @@ class Network:
         self.cut()
         for thread in self._threads:
             thread.join()
-        for each in (self._door, *self._ends):
-            each.close()
+        for sock in (self._door, *self._ends):
+            sock.close()
 
 
 def carry(source: socket.socket, sink: socket.socket) -> None:

@@ -84,11 +84,11 @@ def test_only_so_many_may_connect(serve, monkeypatch, tmp_path):
     serve(1)
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(9)]
-        for each in idle:
-            each.settimeout(PATIENCE_S)
-            each.connect(str(tmp_path / "s"))
+        for sock in idle:
+            sock.settimeout(PATIENCE_S)
+            sock.connect(str(tmp_path / "s"))
         # A server greets an accepted caller with its settings, and hangs up on others.
-        assert sorted(bool(each.recv(1)) for each in idle) == [False] * 6 + [True] * 3
+        assert sorted(bool(sock.recv(1)) for sock in idle) == [False] * 6 + [True] * 3
 
 
 def test_a_stranger_watching_is_logged_and_gives_up(serve, opened, caplog):
@@ -249,9 +249,9 @@ def test_a_port_that_cannot_be_bound_says_so():
 
     async def start() -> None:
         endpoint = Endpoint("192.0.2.1:1", TOKEN, JOB)
-        made = certificate.make(endpoint.tls_name)
-        endpoint = replace(endpoint, certificate=made.certificate)
-        await Coordinator(Gang(GangSpec(hosts=1), 0.0), endpoint, key=made.key).start()
+        own_certificate = certificate.make(endpoint.tls_name)
+        endpoint = replace(endpoint, certificate=own_certificate.certificate)
+        await Coordinator(Gang(GangSpec(hosts=1), 0.0), endpoint, key=own_certificate.key).start()
 
     with pytest.raises(SubmitError, match=r"cannot listen on 192\.0\.2\.1:1"):
         asyncio.run(start())

@@ -95,9 +95,9 @@ def test_a_gang_that_moves_on_while_stacks_are_taken_is_left_alone():
 def test_somebody_elses_wish_for_stacks_does_not_spoil_the_answer():
     gang = gang_of(2, hang_timeout_s=30.0)
     stand_still(gang, (0, 1), 40.0)
-    later = gang.request_stacks(40.0)
-    gang.stacks(0, later, WAITING, 40.1)
-    gang.stacks(1, later, SLEEPING, 40.1)
+    second = gang.request_stacks(40.0)
+    gang.stacks(0, second, WAITING, 40.1)
+    gang.stacks(1, second, SLEEPING, 40.1)
     gang.sweep(40.2)
     assert gang.first_failure == (1,)
 
@@ -344,7 +344,7 @@ specs = st.builds(
 @given(specs, stories)
 def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
     gang, now, joined, before_stop = Gang(spec, 0.0), 0.0, set(), {}
-    views, told = {}, gang.version
+    views, version = {}, gang.version
     for (name, *args), pause in story:
         now += pause
         live = gang.phase in (GangPhase.JOINING, GangPhase.RUNNING)
@@ -353,9 +353,9 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
             joined.add(args[0])
         if name == "report" and live:
             before_stop.setdefault(args[0].host, args[0])
-        assert gang.version >= told
-        if gang.version != told:
-            views, told = {}, gang.version
+        assert gang.version >= version
+        if gang.version != version:
+            views, version = {}, gang.version
         for host in range(HOSTS):
             view = gang.view(host)
             # Every change has a new version.
@@ -451,15 +451,15 @@ JOINING = (Activity.JOINING, Activity.STARTING, Activity.JOINING)
 
 
 @pytest.mark.parametrize(
-    ("told", "stacks", "states"),
+    ("detail", "stacks", "states"),
     [
         (" at train.py:3 in load", (WAITING, SLEEPING, WAITING), STATES),
         (f" ({STOPPED.rstrip('.')})", (WAITING, STOPPED, WAITING), JOINING),
         (f" ({STOPPED.rstrip('.')})", (SLEEPING, STOPPED, SLEEPING), (Activity.RUNNING,) * 3),
     ],
 )
-def test_the_host_that_all_others_wait_for_is_named(told, stacks, states):
-    still = f"host 1 of 3 has stood still for 60 s{told}; all others wait for it."
+def test_the_host_that_all_others_wait_for_is_named(detail, stacks, states):
+    still = f"host 1 of 3 has stood still for 60 s{detail}; all others wait for it."
     assert notice(*stacks, states=states) == still
 
 

@@ -67,9 +67,9 @@ def test_a_failure_reaches_everybody_and_keeps_its_details(serve, agents):
     )
     report = ended(1, Exit.RAISED, error=error, leftover_threads=("t",), peak_rss_bytes=7, signal=0)
     second.report(report)
-    told = first.hear(lambda v: v.stop)
-    assert (told.stop_exit, told.grace_s) == (Exit.STOPPED, 5.0)
-    assert told.stop_reason == "host 1 of 2: ValueError: no \udcff good"
+    view = first.hear(lambda v: v.stop)
+    assert (view.stop_exit, view.grace_s) == (Exit.STOPPED, 5.0)
+    assert view.stop_reason == "host 1 of 2: ValueError: no \udcff good"
     assert served.gang.reports == (report,)
     first.report(ended(0, Exit.STOPPED))
     served.finish()
@@ -158,8 +158,8 @@ def test_a_broken_watch_is_taken_up_again_and_is_no_death(serve, agents, tmp_pat
     first.join("a", "x")
     first.hear(lambda v: True)
     served.run(served.coordinator.stop())
-    again = served.coordinator_at(served.endpoint)
-    served.coordinator = served.do(lambda: again)
+    successor = served.coordinator_at(served.endpoint)
+    served.coordinator = served.do(lambda: successor)
     served.run(served.coordinator.start())
     second.join("b", "y")
     assert first.hear(lambda v: v.ready).addresses == ("x", "y")
@@ -169,16 +169,16 @@ def test_a_broken_watch_is_taken_up_again_and_is_no_death(serve, agents, tmp_pat
 def test_a_view_that_cannot_be_acted_on_does_not_end_the_watch(serve, agents, caplog):
     served = serve(1)
     (agent,) = agents(served)
-    seen = queue.Queue()
+    views = queue.Queue()
 
     def stumble(view):
-        seen.put(view)
+        views.put(view)
         raise KeyError(view.version)
 
-    agent.watch(stumble, seen.put)
-    seen.get(timeout=PATIENCE_S)
+    agent.watch(stumble, views.put)
+    views.get(timeout=PATIENCE_S)
     agent.join("a", "x")
-    assert seen.get(timeout=PATIENCE_S).ready
+    assert views.get(timeout=PATIENCE_S).ready
     agent.close()
     assert "KeyError" in caplog.text
 

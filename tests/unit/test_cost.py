@@ -54,9 +54,9 @@ def test_a_slice_has_the_list_price_of_a_region(name, usd, region):
 def test_ones_own_price_comes_first_and_is_for_one_chip():
     own = {"v6e": 2.0, "v6e:spot": 0.5, "l4": 0.4, "cpu": 1.0}
     wanted = {"v6e-16": 32, "v6e-16:spot": 8, "l4x4": 1.6, "cpu:3": 3}
-    found = {name: prices.price_of(resolve(name), own) for name in wanted}
-    assert {name: price.usd_per_hour for name, price in found.items()} == pytest.approx(wanted)
-    assert {price.origin for price in found.values()} == {"your price"}
+    by_name = {name: prices.price_of(resolve(name), own) for name in wanted}
+    assert {name: price.usd_per_hour for name, price in by_name.items()} == pytest.approx(wanted)
+    assert {price.origin for price in by_name.values()} == {"your price"}
     assert prices.price_of(resolve("v5p-8"), own).origin.startswith("list price")
 
 
@@ -70,7 +70,7 @@ def test_a_larger_slice_costs_more():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "by_family"),
     [
         ("v6e=2.10, v6e:spot=0.80,l4=$0.5", {"v6e": 2.1, "v6e:spot": 0.8, "l4": 0.5}),
         ("tpu-v5e=1,trillium:SPOT=0", {"v5litepod": 1.0, "v6e:spot": 0.0}),
@@ -78,8 +78,8 @@ def test_a_larger_slice_costs_more():
         ({"v6e": 2}, {"v6e": 2.0}),
     ],
 )
-def test_prices_are_set_by_family(text, found):
-    assert settings.load({}, {"prices": text}).prices == found
+def test_prices_are_set_by_family(text, by_family):
+    assert settings.load({}, {"prices": text}).prices == by_family
 
 
 @pytest.mark.parametrize("text", ["v6=1", "v6e", "v6e=dear", "v6e=-1", "v6e=nan", "=2", "2"])
@@ -107,22 +107,22 @@ def test_amounts_are_written_as_people_do(amount, text):
 
 
 @pytest.mark.parametrize(
-    ("given", "usd"), [(50, 50), ("$12.5", 12.5), (" 3 ", 3), ("1e3", 1000), (None, None)]
+    ("value", "usd"), [(50, 50), ("$12.5", 12.5), (" 3 ", 3), ("1e3", 1000), (None, None)]
 )
-def test_a_budget_is_an_amount(given, usd):
-    assert checks.budget("budget", given) == usd
+def test_a_budget_is_an_amount(value, usd):
+    assert checks.budget("budget", value) == usd
 
 
-@pytest.mark.parametrize("given", [0, -1, "", "50 EUR", math.nan, math.inf, "$-1", "$", 10**400])
-def test_a_budget_that_is_none(given):
+@pytest.mark.parametrize("value", [0, -1, "", "50 EUR", math.nan, math.inf, "$-1", "$", 10**400])
+def test_a_budget_that_is_none(value):
     with pytest.raises(errors.UsageError, match="budget"):
-        checks.budget("budget", given)
+        checks.budget("budget", value)
 
 
-@pytest.mark.parametrize("given", [True, [1], b"1"])
-def test_a_budget_of_another_type(given):
+@pytest.mark.parametrize("value", [True, [1], b"1"])
+def test_a_budget_of_another_type(value):
     with pytest.raises(errors.UsageTypeError, match=r"must be a number or text; .* Write 50"):
-        checks.budget("budget", given)
+        checks.budget("budget", value)
 
 
 def plan_of(monkeypatch, accelerator, own="", **options):

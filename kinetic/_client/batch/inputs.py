@@ -47,16 +47,12 @@ def _call(index: int, item: Any, mode: str) -> CallArguments:
         return CallArguments((item,))
     if mode == "args":
         return CallArguments(
-            tuple(
-                _check_kind(
-                    index, item, list | tuple, 'a list or tuple, as input_mode="args" unpacks'
-                )
-            )
+            tuple(_check_kind(index, item, list | tuple, 'a list or tuple for input_mode="args"'))
         )
     if mode == "kwargs":
         return CallArguments(
             kwargs=_names(
-                index, _check_kind(index, item, Mapping, 'a dict, as input_mode="kwargs" unpacks')
+                index, _check_kind(index, item, Mapping, 'a dict for input_mode="kwargs"')
             )
         )
     if isinstance(item, dict) and all(

@@ -215,7 +215,7 @@ def _jax(version: str | None, *, simulates: bool) -> Finding:
     if _numbers(version) < OLDEST_JAX:
         return warn(
             "jax",
-            f"JAX {version} is older than what kinetic is tested with (0.6).",
+            f"JAX {version} is older than 0.6, the oldest version that kinetic is tested with.",
             "pip install --upgrade jax",
         )
     return ok("jax", f"JAX {version}.")
