@@ -74,7 +74,7 @@ def map(
     Raises:
         UsageError: an input or an option is invalid; nothing was submitted.
     """
-    remote = _remote(submit_fn)
+    remote = _find_decorated(submit_fn)
     if remote is not None:
         return remote.run_async_map(
             inputs,
@@ -92,7 +92,7 @@ def map(
         raise UsageTypeError(
             f"map takes a function that submits jobs; {submit_fn!r} cannot be called."
         )
-    how = launch.rules(
+    batch_rules = launch.check_rules(
         max_concurrent=max_concurrent,
         fail_fast=fail_fast,
         cancel_running_on_fail=cancel_running_on_fail,
@@ -103,10 +103,12 @@ def map(
     retries = checks.count("retries", retries, least=0)
     source = CallingFunction(calls, submit_fn, settings, store, retries)
     title = checks.text("name", name) or spec.name_of(submit_fn)
-    return launch.launch(source, store, len(calls), how, name=title, notes=launch.tags(tags))
+    return launch.launch(
+        source, store, len(calls), batch_rules, name=title, notes=launch.check_tags(tags)
+    )
 
 
-def _remote(submit_fn: Any) -> RemoteCallable[..., Any] | None:
+def _find_decorated(submit_fn: Any) -> RemoteCallable[..., Any] | None:
     """Return the decorated function if `submit_fn` is one, or the `run_async` of one."""
     if isinstance(submit_fn, RemoteCallable):
         return submit_fn

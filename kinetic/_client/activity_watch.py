@@ -64,7 +64,7 @@ class ActivityWatch:
         """Return the hosts of all active jobs, newest job first."""
         self._unanswered.clear()
         lines: list[HostLine] = []
-        active = self._active()
+        active = self._list_active()
         standings = self._app.board.read_standings(active)
         for ref in active:
             state = standings[ref.job_id].state
@@ -72,14 +72,14 @@ class ActivityWatch:
                 self._ended.add(ref.job_id)
                 self._disconnect(ref.job_id)
                 continue
-            snapshot = self._snapshot(ref, may_run=state != JobStatus.PENDING)
+            snapshot = self._read_snapshot(ref, may_run=state != JobStatus.PENDING)
             attempt = None if snapshot else self._app.board.gang(ref).current
             lines += activity.lines(
                 ref, state, snapshot, self._rates, self._app.now(), attempt=attempt
             )
         return lines
 
-    def _active(self) -> list[JobRef]:
+    def _list_active(self) -> list[JobRef]:
         ids = set(index.ids(self._app.store)) - self._ended
         wanted = ids & self._chosen if self._chosen else ids
         if not wanted <= self._refs.keys():
@@ -95,7 +95,7 @@ class ActivityWatch:
             with contextlib.suppress(KineticError):
                 yield self._app.find(job_id)
 
-    def _snapshot(self, ref: JobRef, *, may_run: bool) -> dict[str, Any] | None:
+    def _read_snapshot(self, ref: JobRef, *, may_run: bool) -> dict[str, Any] | None:
         from kinetic._backends.base import Controls
 
         if ref.place.is_cluster:
@@ -106,7 +106,7 @@ class ActivityWatch:
             return (
                 None
                 if address is None
-                else self._client(ref.job_id, address).snapshot(_SNAPSHOT_TIMEOUT_S)
+                else self._connect(ref.job_id, address).snapshot(_SNAPSHOT_TIMEOUT_S)
             )
         except (KineticError, ValueError):  # The job is ending, or its supervisor does not answer.
             return None
@@ -123,7 +123,7 @@ class ActivityWatch:
         self._unanswered.add(ref.job_id)
         return None
 
-    def _client(self, job_id: str, address: Any) -> ControlClient:
+    def _connect(self, job_id: str, address: Any) -> ControlClient:
         entry = self._clients.get(job_id)
         if entry is not None and entry[0] == address:
             return entry[1]

@@ -34,12 +34,12 @@ def stacks(
         WaitTimeout: the leader has not answered within `patience_s` seconds.
     """
     place = ref.job_id, attempts.newest(store, ref.job_id)
-    before = _answer(store, layout.AttemptKeys(*place).stacks)
-    _ask(store, layout.AttemptKeys(*place).stacks_wanted)
+    before = _read_answer(store, layout.AttemptKeys(*place).stacks)
+    _send_request(store, layout.AttemptKeys(*place).stacks_wanted)
     give_up_at = time.monotonic() + patience_s
     while time.monotonic() < give_up_at:
         # An answer to another process's newer request is as good.
-        answer = _answer(store, layout.AttemptKeys(*place).stacks)
+        answer = _read_answer(store, layout.AttemptKeys(*place).stacks)
         if answer["id"] != before["id"]:
             return {int(host): str(text) for host, text in answer["stacks"].items()}
         if ended():
@@ -65,7 +65,7 @@ class ActivityPoll:
         """Return the newest answer, in the form of `Gang.snapshot`, or None if there is none yet.
         Does not wait."""
         place = self._ref.job_id, attempts.newest(self._store, self._ref.job_id)
-        answer = _answer(self._store, layout.AttemptKeys(*place).activity)
+        answer = _read_answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
             self._place, self._activity = place, None  # The first answer may be to an old request.
         elif answer["id"] == self._answered_id:
@@ -74,18 +74,18 @@ class ActivityPoll:
             self._activity = answer["activity"]
         self._answered_id = answer["id"]
         try:
-            _ask(self._store, layout.AttemptKeys(*place).activity_wanted)
+            _send_request(self._store, layout.AttemptKeys(*place).activity_wanted)
         except KineticError:
             self._place = None
             raise
         return self._activity
 
 
-def _ask(store: Store, key: str) -> None:
+def _send_request(store: Store, key: str) -> None:
     store.put(key, json.dumps({"id": os.urandom(8).hex()}).encode())
 
 
-def _answer(store: Store, key: str) -> dict[str, Any]:
+def _read_answer(store: Store, key: str) -> dict[str, Any]:
     try:
         return record.parse(store.get(key))
     except (NotFound, CorruptRecord):

@@ -176,10 +176,12 @@ def attach(
     if not ref.debug:
         raise UsageError(f"{ref.job_id} has no debugger. {_HOW_TO}")
     if not isinstance(backend, Tunnels):
-        raise UsageError(_by_ssh(ref, _wait(store, ref, ended, pause), local_port, working_dir))
-    listener = _listener(local_port)
+        raise UsageError(
+            _explain_ssh(ref, _wait_for_debugger(store, ref, ended, pause), local_port, working_dir)
+        )
+    listener = _open_listener(local_port)
     try:
-        debugger = _wait(store, ref, ended, pause)
+        debugger = _wait_for_debugger(store, ref, ended, pause)
     except BaseException:
         listener.close()
         raise
@@ -220,7 +222,7 @@ def read(store: Store, ref: JobRef) -> Debugger | None:
 def free_port(wanted: int = DEFAULT_PORT) -> int:
     """Return `wanted`, or 0 (any free port) if that port is in use."""
     try:
-        _listener(wanted).close()
+        _open_listener(wanted).close()
     except UsageError:
         return 0
     return wanted
@@ -254,7 +256,7 @@ def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
         )
 
 
-def _by_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None) -> str:
+def _explain_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None) -> str:
     """Return instructions for reaching the debugger on a Ray node, whose ports kinetic does not
     forward."""
     near, node = port or DEFAULT_PORT, debugger.address or "NODE"
@@ -267,7 +269,7 @@ def _by_ssh(ref: JobRef, debugger: Debugger, port: int, working_dir: str | None)
     )
 
 
-def _wait(
+def _wait_for_debugger(
     store: Store, ref: JobRef, ended: Callable[[], bool], pause: Callable[[float], object]
 ) -> Debugger:
     while True:
@@ -284,7 +286,7 @@ def _wait(
         pause(POLL_EVERY_S)
 
 
-def _listener(port: object) -> socket.socket:
+def _open_listener(port: object) -> socket.socket:
     if isinstance(port, bool) or not isinstance(port, int):
         raise UsageTypeError(f"local_port must be a whole number; it is {port!r}.")
     if not 0 <= port < 1 << 16:

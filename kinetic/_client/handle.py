@@ -476,7 +476,7 @@ class JobHandle(Generic[R_co]):
                 collecting.name_files(self.job_id, [outcome])
             try:
                 if not outcome.ok:
-                    raise self._error(outcome, is_printed=stream_logs)
+                    raise self._make_error(outcome, is_printed=stream_logs)
                 value = collecting.value(self._board, self.ref, outcome)
                 if cleanup:
                     self._collected = (value,)
@@ -500,7 +500,7 @@ class JobHandle(Generic[R_co]):
         outcome = self.wait(timeout)
         collecting.name_files(self.job_id, [outcome])
         if not outcome.ok:
-            raise self._error(outcome, is_printed=False)
+            raise self._make_error(outcome, is_printed=False)
         return collecting.values(self._board, self.ref, outcome)
 
     def error(self, *, seen: bool = False) -> BaseException | None:
@@ -510,7 +510,7 @@ class JobHandle(Generic[R_co]):
             seen: leave the leader's last lines out of the message, because they were printed.
         """
         outcome = self.outcome()
-        return None if outcome is None or outcome.ok else self._error(outcome, is_printed=seen)
+        return None if outcome is None or outcome.ok else self._make_error(outcome, is_printed=seen)
 
     @hide_frames
     def compile_report(self) -> CheckReport:
@@ -555,7 +555,7 @@ class JobHandle(Generic[R_co]):
             WaitTimeout: the time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
-        return None if outcome.ok else self._error(outcome, is_printed=False)
+        return None if outcome.ok else self._make_error(outcome, is_printed=False)
 
     def future(self) -> Future[Any]:
         """Return a `concurrent.futures.Future` of the job's value, which is done when the job ends.
@@ -728,7 +728,7 @@ class JobHandle(Generic[R_co]):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _error(self, outcome: Outcome, *, is_printed: bool) -> BaseException:
+    def _make_error(self, outcome: Outcome, *, is_printed: bool) -> BaseException:
         return collecting.error(
             self._board,
             self.ref,

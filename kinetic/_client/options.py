@@ -51,14 +51,14 @@ def check_options(before: Options | None, arguments: Mapping[str, Any]) -> Optio
     """
     unknown = next((name for name in arguments if name not in TABLE), None)
     if unknown is not None:
-        raise UsageTypeError(_no_such_option(unknown))
+        raise UsageTypeError(_describe_unknown(unknown))
     if arguments.get("volumes") is not None:
         from kinetic._datasets import call_data
 
         arguments = {**arguments, "volumes": call_data.check_volumes(arguments["volumes"])}
     elif "volumes" in arguments:
         arguments = {**arguments, "volumes": {}}
-    topology = _topology(None if before is None else before.topology, arguments)
+    topology = _resolve_topology(None if before is None else before.topology, arguments)
     values = {
         FIELD_OF[name]: TABLE[name].check(name, value)
         for name, value in arguments.items()
@@ -82,7 +82,7 @@ def warn_of_spot(options: Options) -> None:
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
-def _topology(before: Topology | None, arguments: Mapping[str, Any]) -> Topology:
+def _resolve_topology(before: Topology | None, arguments: Mapping[str, Any]) -> Topology:
     from kinetic._core.accelerators.resolve import SPOT, resolve  # not needed on hosts
 
     spot = before is not None and before.spot
@@ -100,7 +100,7 @@ REMOVED = {
 """Options that no longer exist, with advice."""
 
 
-def _no_such_option(name: str) -> str:
+def _describe_unknown(name: str) -> str:
     if name in REMOVED:
         return f"@kinetic.run no longer has the option {name!r}: {REMOVED[name]}"
     import difflib  # Only an error needs it.
@@ -160,7 +160,7 @@ def _check_together(options: Options) -> None:
 def _check_elastic(options: Options) -> None:
     elastic = options.elastic
     if elastic is None:
-        for name, value in _only_elastic(options).items():
+        for name, value in _list_elastic_only(options).items():
             if value is not None:
                 raise UsageError(
                     f"{name}= is for elastic jobs, whose slices= has two numbers, the least and "
@@ -250,7 +250,7 @@ def _check_pathways(topology: Topology) -> None:
         )
 
 
-def _only_elastic(options: Options) -> dict[str, object]:
+def _list_elastic_only(options: Options) -> dict[str, object]:
     """Return the options that only elastic jobs have, by their public names."""
     return {
         "max_failures": options.max_failures,

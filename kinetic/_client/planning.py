@@ -245,11 +245,11 @@ class Planned:
             sys_path_rel=tuple(project.sys_path_rel),
             editable_rel=tuple(project.editable_rel),
             client_root="" if project.root is None else str(project.root),
-            cells=_cells(packed.data, shared),
+            cells=_find_cells(packed.data, shared),
             data=() if data is None else data.data,
             **changes,
         )
-        warnings = _warnings(plan, bundle, self.settings, packed.parts)
+        warnings = _list_warnings(plan, bundle, self.settings, packed.parts)
         return dataclasses.replace(
             self,
             plan=plan,
@@ -340,7 +340,7 @@ def plan_function(
     _check_secrets(secrets, place)
     if place.is_supervised and calls:
         _check_checkpoints(func, *calls[0])
-    cost = _cost(options, settings, place)
+    cost = _estimate_cost(options, settings, place)
     draft = Plan(
         job_id=job_id or new_job_id(),
         name=options.name or name or name_of(func),
@@ -352,13 +352,13 @@ def plan_function(
         captured=tuple(sorted(captured)),
         secrets=tuple(sorted(secrets)),
         output_dir=_make_absolute(options.output_dir or settings.output_dir),
-        limits=_limits(options, settings, cost),
+        limits=_make_limits(options, settings, cost),
         jax_options=jax_options.changed_options(without=options.env),
         is_verbose=settings.log_level == "DEBUG",
         cost=cost,
     )
     local_data = _list_data_paths(func, options, calls)
-    project, bundle = _source(func, settings, local_data, draft)
+    project, bundle = _read_source(func, settings, local_data, draft)
     draft, installed = _with_installation(draft, settings, project)
     return Planned(
         draft,
@@ -428,7 +428,7 @@ def complete_options(options: Options, settings: Settings) -> Options:
     )
 
 
-def _cost(options: Options, settings: Settings, place: Place) -> Cost | None:
+def _estimate_cost(options: Options, settings: Settings, place: Place) -> Cost | None:
     """Return the cost of all slices together; None if the price is unknown.
 
     Raises:
@@ -457,7 +457,7 @@ def _limit_cost(budget_usd: float | None, cost: Cost | None) -> tuple[float | No
     return budget_usd / cost.usd_per_hour * 3600, text
 
 
-def _limits(options: Options, settings: Settings, cost: Cost | None) -> Limits:
+def _make_limits(options: Options, settings: Settings, cost: Cost | None) -> Limits:
     budget_s, budget = _limit_cost(options.budget_usd, cost)
     limits = Limits(
         start_timeout_s=options.start_timeout_s or settings.start_timeout_s,
@@ -514,7 +514,7 @@ def data_class() -> type[Data] | None:
     return getattr(sys.modules.get(_DATA), "Data", None)
 
 
-def _source(
+def _read_source(
     func: Callable[..., Any], settings: Settings, data: Sequence[Path], draft: Plan
 ) -> tuple[Project, Bundle | None]:
     from kinetic._source import shipment
@@ -574,14 +574,14 @@ def _with_installation(
     return changed, installed.contents
 
 
-def _cells(*pickles: bytes) -> tuple[Cell, ...]:
+def _find_cells(*pickles: bytes) -> tuple[Cell, ...]:
     from kinetic._client import notebook
     from kinetic._pickling import cells
 
     return cells.find_referenced(pickles, notebook.cell_title)
 
 
-def _warnings(
+def _list_warnings(
     plan: Plan,
     bundle: Bundle | None,
     settings: Settings,
@@ -600,9 +600,9 @@ def _warnings(
             for rel, size in bundle.largest[:_LARGEST_SHOWN]
             if size * 100 >= bundle.largest[0][1]
         ]
-        largest = ", ".join(f"{rel} ({_mb(size)})" for rel, size in large)
+        largest = ", ".join(f"{rel} ({_format_mb(size)})" for rel, size in large)
         warnings += (
-            f"The source tree {plan.client_root} is large: {_mb(plan.tree.size_bytes)}. Its "
+            f"The source tree {plan.client_root} is large: {_format_mb(plan.tree.size_bytes)}. Its "
             f"largest files: {largest}. Exclude files that the function does not need in "
             ".kineticignore.",
         )
@@ -611,17 +611,14 @@ def _warnings(
     )
     if call_bytes > (settings.payload_size_warn_mb or math.inf) * _MB:
         large = [(name, size) for name, size in parts()[:_LARGEST_SHOWN] if size * 10 >= call_bytes]
-        named = (
-            f" Its largest parts: {', '.join(f'{name}: {_mb(size)}' for name, size in large)}."
-            if large
-            else ""
-        )
+        largest = ", ".join(f"{name}: {_format_mb(size)}" for name, size in large)
+        named = f" Its largest parts: {largest}." if large else ""
         warnings += (
-            f"The call of {plan.name} is large when pickled: {_mb(call_bytes)}.{named} "
+            f"The call of {plan.name} is large when pickled: {_format_mb(call_bytes)}.{named} "
             "Pass a path, or kinetic.Data, and load the data on the host.",
         )
     return warnings
 
 
-def _mb(size_bytes: int) -> str:
+def _format_mb(size_bytes: int) -> str:
     return f"{size_bytes / _MB:,.1f} MB"

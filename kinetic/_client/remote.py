@@ -351,13 +351,13 @@ class RemoteCallable(Generic[P, R_co]):
         from kinetic._client.batch.sources import PackagedCalls
 
         self._check_place()
-        how = launch.rules(
+        batch_rules = launch.check_rules(
             max_concurrent=max_concurrent,
             fail_fast=fail_fast,
             cancel_running_on_fail=cancel_running_on_fail,
         )
         title = checks.text("name", name) or self._options.name or self.__qualname__
-        notes, calls = launch.tags(tags), list_calls(inputs, input_mode)
+        notes, calls = launch.check_tags(tags), list_calls(inputs, input_mode)
         for index, call in enumerate(calls):
             self._check_call(call.args, call.kwargs, f"inputs[{index}]: ")
         changes: dict[str, Any] = {"project": project, "cluster": cluster}
@@ -373,7 +373,7 @@ class RemoteCallable(Generic[P, R_co]):
         )
         source = PackagedCalls(calls, func, shared, target)
         submission.warn(target, source.warnings, shared.plan.output_dir)
-        return launch.launch(source, target.store, len(calls), how, name=title, notes=notes)
+        return launch.launch(source, target.store, len(calls), batch_rules, name=title, notes=notes)
 
     @hide_frames
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:

@@ -31,7 +31,7 @@ def read_capacity() -> CapacityTable:
     if not settings.is_for_ray and not settings.cluster:
         return _read_machine()
     rows = pools.list_pools(settings)
-    unused = pools.unused_columns(rows)
+    unused = pools.list_empty_columns(rows)
     visible = [name not in unused for name in pools.COLUMNS]
     return CapacityTable(
         "Ray cluster" if settings.is_for_ray else f"Cluster {settings.cluster}",

@@ -393,18 +393,22 @@ def test_options_that_cannot_work(options, words):
         "cancel_running_on_fail": False,
     } | options
     with pytest.raises(errors.UsageError, match=words):
-        launch.rules(**arguments)
+        launch.check_rules(**arguments)
 
 
 def test_tags_are_a_dict_or_a_list_of_strings():
-    assert (launch.tags(None), launch.tags({"a": "b"}), launch.tags(("a", "b"))) == (
+    assert (
+        launch.check_tags(None),
+        launch.check_tags({"a": "b"}),
+        launch.check_tags(("a", "b")),
+    ) == (
         {},
         {"a": "b"},
         ["a", "b"],
     )
     for wrong in ("abc", {"a": 1}, [1], 3):
         with pytest.raises(errors.UsageTypeError, match="tags must be"):
-            launch.tags(wrong)
+            launch.check_tags(wrong)
 
 
 def test_too_many_inputs_are_refused(store):
@@ -427,7 +431,7 @@ def test_launching_without_a_limit_submits_before_it_returns(store):
 
 def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
     source = Scripted(store, ["hang"] * 5)
-    how = launch.rules(max_concurrent="auto", fail_fast=False, cancel_running_on_fail=False)
+    how = launch.check_rules(max_concurrent="auto", fail_fast=False, cancel_running_on_fail=False)
     batch = launch.launch(source, store, 5, how, name="train", notes={})
     until(batch, lambda: len(source.hanging) == 2)
     assert (
@@ -445,7 +449,7 @@ def test_as_many_at_a_time_as_there_is_room_for(store, capsys):
 @pytest.mark.parametrize("limit", [3, None])
 def test_a_number_that_was_given_is_obeyed(store, limit, capsys):
     source = Scripted(store, ["hang"] * 4)
-    how = launch.rules(max_concurrent=limit, fail_fast=False, cancel_running_on_fail=False)
+    how = launch.check_rules(max_concurrent=limit, fail_fast=False, cancel_running_on_fail=False)
     batch = launch.launch(source, store, 4, how, name="train", notes={})
     until(batch, lambda: len(source.hanging) == (limit or 4))
     assert "room" not in capsys.readouterr().err

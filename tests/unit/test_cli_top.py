@@ -150,8 +150,12 @@ def test_without_a_snapshot_events_tell_where_hosts_stand() -> None:
 
 def test_narrow_terminals_show_less() -> None:
     (line,) = activity.lines(ref(), "RUNNING", snapshot(member(0)), Rates(), NOW)
-    assert activity.left_out(None, [line]) == activity.left_out(140, [line]) == ["SLICE"]
-    assert activity.left_out(139, [line]) == ["SLICE", "ACCELERATOR", "NAME", "LOG"]
+    assert (
+        activity.list_hidden_columns(None, [line])
+        == activity.list_hidden_columns(140, [line])
+        == ["SLICE"]
+    )
+    assert activity.list_hidden_columns(139, [line]) == ["SLICE", "ACCELERATOR", "NAME", "LOG"]
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class BatchHandle(Generic[R_co]):
             WaitTimeout: the time has passed; the batch keeps running.
         """
         with self._interruptible():
-            for _ in self._ends(timeout, progress):
+            for _ in self._iterate_ends(timeout, progress):
                 pass
 
     def as_completed(
@@ -165,7 +165,7 @@ class BatchHandle(Generic[R_co]):
             WaitTimeout: the time has passed; the batch keeps running.
         """
         patience_s(poll_interval)
-        ends = self._ends(timeout, progress=False)
+        ends = self._iterate_ends(timeout, progress=False)
         while True:
             with hide_frames, self._interruptible():
                 indices = next(ends, None)
@@ -227,7 +227,7 @@ class BatchHandle(Generic[R_co]):
         values: dict[int, Any] = {}
         failed: dict[int, BaseException] = {}
         with self._interruptible():
-            for indices in self._ends(timeout, progress):
+            for indices in self._iterate_ends(timeout, progress):
                 for at in range(0, len(indices), _READ_AT_ONCE):
                     self._read(indices[at : at + _READ_AT_ONCE], cleanup, values, failed)
             if not cleanup:
@@ -336,7 +336,7 @@ class BatchHandle(Generic[R_co]):
             self._own_view, self._pid = AttachedView(self._own_view.records), os.getpid()
         return self._own_view
 
-    def _ends(self, timeout: Duration | None, progress: bool) -> Iterator[list[int]]:
+    def _iterate_ends(self, timeout: Duration | None, progress: bool) -> Iterator[list[int]]:
         """Yield lists of inputs as they end, already ended inputs first."""
         patience = math.inf if timeout is None else patience_s(timeout)
         deadline = time.monotonic() + patience

@@ -39,10 +39,10 @@ def list_calls(inputs: Iterable[Any], mode: str = "auto") -> list[CallArguments]
         raise UsageTypeError(
             f"inputs must be a list with one entry for each call; it is {a_type(inputs)}."
         )
-    return [_call(index, item, mode) for index, item in enumerate(inputs)]
+    return [_make_call(index, item, mode) for index, item in enumerate(inputs)]
 
 
-def _call(index: int, item: Any, mode: str) -> CallArguments:
+def _make_call(index: int, item: Any, mode: str) -> CallArguments:
     if mode == "single":
         return CallArguments((item,))
     if mode == "args":
@@ -51,7 +51,7 @@ def _call(index: int, item: Any, mode: str) -> CallArguments:
         )
     if mode == "kwargs":
         return CallArguments(
-            kwargs=_names(
+            kwargs=_check_names(
                 index, _check_kind(index, item, Mapping, 'a dict for input_mode="kwargs"')
             )
         )
@@ -68,7 +68,7 @@ def _check_kind(index: int, item: Any, kinds: Any, wanted: str) -> Any:
     return item
 
 
-def _names(index: int, item: Mapping[Any, Any]) -> dict[str, Any]:
+def _check_names(index: int, item: Mapping[Any, Any]) -> dict[str, Any]:
     odd = [key for key in item if not isinstance(key, str)]
     if odd:
         raise UsageTypeError(

@@ -39,7 +39,9 @@ class BatchOptions(TypedDict, total=False):
     cluster: str | None
 
 
-def rules(*, max_concurrent: AtOnce, fail_fast: bool, cancel_running_on_fail: bool) -> BatchRules:
+def check_rules(
+    *, max_concurrent: AtOnce, fail_fast: bool, cancel_running_on_fail: bool
+) -> BatchRules:
     """Return the checked rules of a batch.
 
     Raises:
@@ -59,7 +61,7 @@ def rules(*, max_concurrent: AtOnce, fail_fast: bool, cancel_running_on_fail: bo
     )
 
 
-def tags(notes: object) -> Any:
+def check_tags(notes: object) -> Any:
     """Return a copy of the caller's notes; {} for None.
 
     Raises:
@@ -77,7 +79,7 @@ def tags(notes: object) -> Any:
 
 
 def launch(
-    source: JobSource, store: Store, total: int, how: BatchRules, *, name: str, notes: Any
+    source: JobSource, store: Store, total: int, batch_rules: BatchRules, *, name: str, notes: Any
 ) -> BatchHandle[Any]:
     """Start a batch and return its handle. Jobs are submitted in the background, from copies of the
     inputs; or at once, before this returns, if nothing limits the number of jobs.
@@ -91,18 +93,18 @@ def launch(
             f"{total:,} inputs are too many for one batch, which can have {_MOST_INPUTS:,}. Split "
             "them into several batches."
         )
-    if how.fitted:
-        how = replace(how, max_concurrent=source.room(), fitted=False)
-        if how.max_concurrent is not None and how.max_concurrent < total:
+    if batch_rules.fitted:
+        batch_rules = replace(batch_rules, max_concurrent=source.room(), fitted=False)
+        if batch_rules.max_concurrent is not None and batch_rules.max_concurrent < total:
             console.notice(
-                f"kinetic: running {total:,} inputs, {how.max_concurrent} at a time to fit the "
-                "available resources; max_concurrent= changes this"
+                f"kinetic: running {total:,} inputs, {batch_rules.max_concurrent} at a time to fit "
+                "the available resources; max_concurrent= changes this"
             )
-    blocking = how.max_concurrent is None and not how.cancels
+    blocking = batch_rules.max_concurrent is None and not batch_rules.cancels
     if not blocking:
         source.snapshot_inputs()
     records = BatchRecords(store, new_batch(total, now=time.time(), name=name, tags=notes))
-    view = BatchView(records, how)
+    view = BatchView(records, batch_rules)
     submitter = BatchSubmitter(view, source)
     try:
         records.begin()

@@ -195,7 +195,7 @@ def _line(
     )
 
 
-def left_out(width: int | None, lines: Iterable[HostLine]) -> list[str]:
+def list_hidden_columns(width: int | None, lines: Iterable[HostLine]) -> list[str]:
     """Return the columns to leave out: SLICE if no job has several slices, and on a terminal
     narrower than 140 columns those that `kinetic jobs list` shows too."""
     slices = [] if any(line.slice is not None for line in lines) else ["SLICE"]

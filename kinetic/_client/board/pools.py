@@ -44,7 +44,7 @@ def cells(row: PoolRow) -> tuple[str, ...]:
     )
 
 
-def unused_columns(rows: Sequence[PoolRow]) -> list[str]:
+def list_empty_columns(rows: Sequence[PoolRow]) -> list[str]:
     """Return the columns that are empty in all rows."""
     table = [cells(row) for row in rows]
     return [name for n, name in enumerate(COLUMNS) if table and all(row[n] == "-" for row in table)]

@@ -228,7 +228,7 @@ class JobBoard:
             except CorruptRecord:
                 pass  # `verdict` rebuilds it.
         outcome = self.verdict(ref)
-        return None if outcome is None else _stand_by(outcome, ref)
+        return None if outcome is None else _standing_of(outcome, ref)
 
     def _conclude(self, ref: JobRef, status: Status, *, settles: bool) -> JobStanding:
         """Return the state of a job without a verdict, from its backend's status."""
@@ -251,12 +251,12 @@ class JobBoard:
                     outcome = self.explain(ref, outcome)
                     verdicts.release(self._backend_of(ref), ref)
             if outcome is not None:
-                return _stand_by(outcome, ref)
+                return _standing_of(outcome, ref)
         reason = f"The records of {ref.job_id} were removed, so its result cannot be read."
         return JobStanding(JobStatus.NOT_FOUND, status.reason, error=NotFound(reason))
 
 
-def _stand_by(outcome: Outcome, ref: JobRef) -> JobStanding:
+def _standing_of(outcome: Outcome, ref: JobRef) -> JobStanding:
     return standing_of_verdict(outcome.to_json(), ref.created_at)._replace(outcome=outcome)
 
 

@@ -74,7 +74,7 @@ def judge_orphan(
     stored verdict; None, without writing anything, if the job was removed meanwhile."""
     if not store.has(layout.JobKeys(ref.job_id).ref):
         return None
-    outcome = _orphan_verdict(store, ref, plan_of, status, now)
+    outcome = _decide_orphan(store, ref, plan_of, status, now)
     # If the job's folder is removed at this moment, writing must not create it again.
     existing = as_existing(store)
     try:
@@ -91,28 +91,28 @@ def judge_orphan(
 
 
 def _judge(store: Store, ref: JobRef, now: float, reason: str = "") -> Outcome:
-    reports, attempt = _last_attempt(store, ref)
-    ended_at = min(_last_heard(store, ref), now)
+    reports, attempt = _read_last_attempt(store, ref)
+    ended_at = min(_find_last_write(store, ref), now)
     return judge(ref.hosts, reports, reason=reason, now=ended_at, attempt=attempt)
 
 
-def _last_heard(store: Store, ref: JobRef) -> float:
+def _find_last_write(store: Store, ref: JobRef) -> float:
     """Return the time of the newest file that hosts wrote: the best guess for an unrecorded end."""
     entries = store.entries(layout.JobKeys(ref.job_id).attempts)
     return max((entry.written_at for entry in entries), default=ref.created_at)
 
 
-def _last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
+def _read_last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
     attempt = attempts.newest(store, ref.job_id)
     return attempts.reports(store, ref.job_id, attempt, ref.hosts), attempt
 
 
-def _orphan_verdict(
+def _decide_orphan(
     store: Store, ref: JobRef, plan_of: PlanOf, status: Status, now: float
 ) -> Outcome:
     is_unknown = status.phase is JobStatus.NOT_FOUND
     if not is_unknown and not ref.place.is_supervised:
-        reports, attempt = _last_attempt(store, ref)
+        reports, attempt = _read_last_attempt(store, ref)
         verdict = judge_leaderless(
             ref.hosts,
             reports,
@@ -140,11 +140,11 @@ def _orphan_verdict(
             # Blame no host: with a live supervisor, a new attempt would have followed the loss.
             outcome = replace(outcome, blamed=())
     if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
-        outcome = replace(outcome, reason=_as_agents_saw_it(outcome) or reason)
+        outcome = replace(outcome, reason=_find_first_stop(outcome) or reason)
     return outcome
 
 
-def _as_agents_saw_it(outcome: Outcome) -> str:
+def _find_first_stop(outcome: Outcome) -> str:
     """Return the report of the first agent that stopped. An agent that gives up ends the
     supervisor; the other agents only report that."""
     stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]

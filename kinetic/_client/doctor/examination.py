@@ -35,7 +35,7 @@ class Report:
 
 def examine() -> Report:
     """Check the machine, the settings, the store, leftovers and the configured cluster."""
-    plain, fault = _settings()
+    plain, fault = _load_plain_settings()
     machine = probes.read_machine()
     simulates = simulation.can_simulate(machine.system)
     chosen = _load_settings()
@@ -46,7 +46,7 @@ def examine() -> Report:
         findings += [probes.processors(machine, slices), probes.memory(machine, slices)]
         findings += [probes.namespaces(machine), probes.loopback(machine)]
     findings.append(probes.tpu_compiler(machine))
-    findings += probes.configuration(fault, *_profiles())
+    findings += probes.configuration(fault, *_check_profiles())
     misspelt = environment.find_misspelt(settings.names().values(), settings.variables())
     findings += probes.variables(misspelt)
     if plain is None:
@@ -64,14 +64,14 @@ def examine() -> Report:
     return Report(tuple(findings))
 
 
-def _settings() -> tuple[Settings | None, str]:
+def _load_plain_settings() -> tuple[Settings | None, str]:
     try:
         return settings.load(profile={}), ""
     except UsageError as fault:
         return None, str(fault)
 
 
-def _profiles() -> tuple[str, str | None]:
+def _check_profiles() -> tuple[str, str | None]:
     """Return the fault of the profiles ("" for none), and the name of the profile in use."""
     try:
         saved, chosen = profiles.read(settings.profiles_file()), settings.chosen_profile()
@@ -83,8 +83,8 @@ def _profiles() -> tuple[str, str | None]:
 
 
 def _load_settings() -> Settings | None:
-    """Return the settings including the profile's; None if they have a fault, which `_settings` or
-    `_profiles` reports."""
+    """Return the settings including the profile's; None if they have a fault, which
+    `_load_plain_settings` or `_check_profiles` reports."""
     try:
         return settings.load()
     except KineticError:

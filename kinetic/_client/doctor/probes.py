@@ -103,20 +103,20 @@ class StoreFolder:
 
 def read_machine() -> Machine:
     """Read the facts about this machine."""
-    packages = {"kinetic": __version__} | {name: _version(name) for name in _PACKAGES}
+    packages = {"kinetic": __version__} | {name: _read_version(name) for name in _PACKAGES}
     return Machine(
         sys.platform,
         tuple(sys.version_info[:3]),
         packages,
         available_memory_bytes(),
-        _namespaces(sys.platform),
+        _try_unshare(sys.platform),
         usable_cpus(),
         platform.machine(),
         loopback_fault(),
     )
 
 
-def _version(name: str) -> str | None:
+def _read_version(name: str) -> str | None:
     from importlib import metadata
 
     try:
@@ -125,7 +125,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _namespaces(system: str) -> bool | None:
+def _try_unshare(system: str) -> bool | None:
     if system != "linux":
         return None
     try:
@@ -184,12 +184,12 @@ def versions(machine: Machine, *, has_cluster: bool) -> list[Finding]:
             f"Python {text}, kinetic {machine.versions.get('kinetic') or 'from its source'}.",
         )
     simulates = can_simulate(machine.system)
-    system = [] if simulates else [_system(machine.system, has_cluster=has_cluster)]
-    jax = _jax(machine.versions.get("jax"), simulates=simulates)
-    return [python, *system, jax, _keras(machine.versions)]
+    system = [] if simulates else [_check_system(machine.system, has_cluster=has_cluster)]
+    jax = _check_jax(machine.versions.get("jax"), simulates=simulates)
+    return [python, *system, jax, _check_keras(machine.versions)]
 
 
-def _system(system: str, *, has_cluster: bool) -> Finding:
+def _check_system(system: str, *, has_cluster: bool) -> Finding:
     """Return the finding for a machine that cannot simulate slices."""
     limit = f"This is {name_system(system)}; slices are simulated on Linux only."
     if has_cluster:
@@ -202,7 +202,7 @@ def _system(system: str, *, has_cluster: bool) -> Finding:
     )
 
 
-def _jax(version: str | None, *, simulates: bool) -> Finding:
+def _check_jax(version: str | None, *, simulates: bool) -> Finding:
     if version is None and not simulates:
         return ok("jax", "JAX is not installed; only functions that use it need it.")
     if version is None:
@@ -212,7 +212,7 @@ def _jax(version: str | None, *, simulates: bool) -> Finding:
             "here.",
             "pip install jax",
         )
-    if _numbers(version) < OLDEST_JAX:
+    if _parse_version(version) < OLDEST_JAX:
         return warn(
             "jax",
             f"JAX {version} is older than 0.6, the oldest version that kinetic is tested with.",
@@ -221,11 +221,11 @@ def _jax(version: str | None, *, simulates: bool) -> Finding:
     return ok("jax", f"JAX {version}.")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def _keras(versions: Mapping[str, str | None]) -> Finding:
+def _check_keras(versions: Mapping[str, str | None]) -> Finding:
     version = versions.get("keras")
     return ok(
         "keras",
@@ -279,7 +279,7 @@ def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
     if machine.cpus is None or hosts <= machine.cpus * HOSTS_PER_CPU:
         return ok(
             "memory",
-            f"{free}: room for slices of up to {_example(hosts, slices)}, before what your "
+            f"{free}: room for slices of up to {_name_example(hosts, slices)}, before what your "
             "functions allocate.",
         )
     return ok(
@@ -295,13 +295,13 @@ def processors(machine: Machine, slices: Mapping[str, int]) -> Finding:
     if machine.cpus is None:
         return ok("processors", "The number of processors is unknown.")
     text = f"{machine.cpus} processor{'s' if machine.cpus > 1 else ''}"
-    well = _example(machine.cpus * HOSTS_PER_CPU, slices)
+    well = _name_example(machine.cpus * HOSTS_PER_CPU, slices)
     return ok(
         "processors", f"{text}: good for slices of up to about {well}. Larger slices run slowly."
     )
 
 
-def _example(hosts: int, slices: Mapping[str, int]) -> str:
+def _name_example(hosts: int, slices: Mapping[str, int]) -> str:
     fitting = [name for name, needed in slices.items() if needed <= hosts]
     largest = max(fitting, key=lambda name: (slices[name], "v6e" in name), default=None)
     text = f"{hosts} host{'s' if hosts > 1 else ''}"
@@ -369,10 +369,10 @@ def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
                 f"chmod 700 {folder.path}",
             )
         )
-    return [*findings, *_space(folder, elsewhere)]
+    return [*findings, *_check_space(folder, elsewhere)]
 
 
-def _space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
+def _check_space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
     free = folder.free_bytes
     if free is None:
         return []

@@ -104,7 +104,7 @@ def _print_live(words: str | None, flags: dict[str, str | None], *, as_json: boo
     return output.table(
         pools.COLUMNS,
         map(pools.cells, rows),
-        left_out=pools.unused_columns(rows),
+        left_out=pools.list_empty_columns(rows),
         right=pools.NUMBERS,
     )
 

@@ -67,7 +67,7 @@ def _print(lines: list[HostLine]) -> None:
     return output.table(
         activity.COLUMNS,
         map(activity.cells, lines),
-        left_out=activity.left_out(output.width(), lines),
+        left_out=activity.list_hidden_columns(output.width(), lines),
         right=activity.RIGHT,
         cut=activity.CUT,
     )
@@ -94,7 +94,7 @@ def _draw(watch: ActivityWatch, interval_s: float) -> None:
                 activity.COLUMNS,
                 map(activity.cells, lines[:room]),
                 more,
-                left_out=activity.left_out(width, lines),
+                left_out=activity.list_hidden_columns(width, lines),
                 right=activity.RIGHT,
                 cut=activity.CUT,
             )
