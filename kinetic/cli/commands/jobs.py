@@ -419,7 +419,7 @@ def _print_running(members: list[HostLine]) -> None:
 
     idlest = sorted(members, key=lambda line: (-line.still_s, line.host))[:_MOST_HOSTS]
     rows = [activity.cells(line) for line in sorted(idlest, key=lambda line: line.host or 0)]
-    left_out = ["JOB", "NAME", "ACCELERATOR", "AGE", *activity.left_out(None, idlest)]
+    left_out = ["JOB", "NAME", "ACCELERATOR", "AGE", *activity.list_hidden_columns(None, idlest)]
     output.line()
     output.table(activity.COLUMNS, rows, left_out=left_out, right=activity.RIGHT, cut=activity.CUT)
     if len(members) > len(idlest):
