@@ -44,9 +44,9 @@ def tree(tmp_path: Path, store: LocalStore) -> Tree:
 
 
 def sent(folder: Path, store: LocalStore) -> Tree:
-    found = bundle.build_data(folder, cache_dir=folder.parent / "cache")
-    upload(found, store)
-    return found.tree
+    built = bundle.build_data(folder, cache_dir=folder.parent / "cache")
+    upload(built, store)
+    return built.tree
 
 
 def digest_of(text: str) -> str:
@@ -107,16 +107,16 @@ def test_nothing_of_a_copy_is_linked_to_the_store(store, tree):
 def test_of_very_many_files_the_first_are_looked_at(store, tree, monkeypatch):
     monkeypatch.setattr(cached_copy, "_MOST_SEALED", 2)
     cached_copy.provide(store, tree, cached_copy.find_root(store))
-    walk, seen = cached_copy._walk, []
+    walk, items = cached_copy._walk, []
 
     def counting(top):
         for item in walk(top):
-            seen.append(item)
+            items.append(item)
             yield item
 
     monkeypatch.setattr(cached_copy, "_walk", counting)
     assert contents(cached_copy.provide(store, tree, cached_copy.find_root(store))) == WHOLE
-    assert len(seen) == 2
+    assert len(items) == 2
 
 
 @pytest.mark.parametrize("how", ["write", "add", "remove", "replace", "retarget"])
@@ -230,11 +230,11 @@ def test_of_eight_processes_one_builds_and_all_see_it_whole(tmp_path, store):
         (folder / f"{n}.txt").write_text(str(n))
     tree = sent(folder, store)
     children = [child(store, tree) for _ in range(8)]
-    told = [each.communicate()[0] for each in children]
+    outputs = [each.communicate()[0] for each in children]
     assert [each.returncode for each in children] == [0] * 8
     files = store.path(layout.data(tree.manifest.digest)) / "files"
-    assert sorted(told)[:-1] == [f'["{files}", 0]\n'] * 7
-    assert sorted(told)[-1] == f'["{files}", 1]\n'
+    assert sorted(outputs)[:-1] == [f'["{files}", 0]\n'] * 7
+    assert sorted(outputs)[-1] == f'["{files}", 1]\n'
     assert contents(files) == contents(folder)
 
 
@@ -258,10 +258,10 @@ def test_one_that_is_killed_on_the_way_leaves_the_rest_to_the_next(store, tree, 
 
 def test_a_removed_copy_is_gone_and_can_be_made_again(store, tree):
     cached_copy.provide(store, tree, cached_copy.find_root(store))
-    (found,) = cached_copy.list_copies(cached_copy.find_root(store))
-    assert found.digest == tree.manifest.digest
-    assert cached_copy.size_bytes(found) == len("a" + "a" + "b" + LARGE)
-    cached_copy.remove(found)
+    (copy,) = cached_copy.list_copies(cached_copy.find_root(store))
+    assert copy.digest == tree.manifest.digest
+    assert cached_copy.size_bytes(copy) == len("a" + "a" + "b" + LARGE)
+    cached_copy.remove(copy)
     assert cached_copy.list_copies(cached_copy.find_root(store)) == []
     assert contents(cached_copy.provide(store, tree, cached_copy.find_root(store))) == WHOLE
 
@@ -269,9 +269,9 @@ def test_a_removed_copy_is_gone_and_can_be_made_again(store, tree):
 @pytest.mark.starts_processes
 def test_what_a_killed_one_left_is_removed(store, tree):
     child(store, tree, die_after=2).communicate()
-    (found,) = cached_copy.list_copies(cached_copy.find_root(store))
-    assert cached_copy.size_bytes(found) == 0
-    cached_copy.remove(found)
+    (copy,) = cached_copy.list_copies(cached_copy.find_root(store))
+    assert cached_copy.size_bytes(copy) == 0
+    cached_copy.remove(copy)
     assert [each.name for each in cached_copy.find_root(store).iterdir()] == ["lock"]
 
 

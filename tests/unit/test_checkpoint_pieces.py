@@ -24,7 +24,7 @@ def local(step, *halves, writer="run"):
 
 
 @pytest.mark.parametrize(
-    ("found", "step"),
+    ("listings", "step"),
     [
         ([[], []], None),
         ([[local(1, 0)], [local(1, 1)]], 1),
@@ -37,8 +37,8 @@ def local(step, *halves, writer="run"):
         ([[local(1, 0)], [local(1, 1)], [local(1, 0)], [local(1, 1)]], 1),
     ],
 )
-def test_the_newest_step_that_is_whole(found, step):
-    whole = find_newest(found)
+def test_the_newest_step_that_is_whole(listings, step):
+    whole = find_newest(listings)
     assert (whole and whole.step) == step
 
 
@@ -50,8 +50,8 @@ def test_a_piece_is_sent_once_to_all_who_need_it():
         (j.source, j.piece.start, set(j.needed_by)) for j in plan_transfers(whole, [mine, {}], 3)
     ] == [(0, (0,), {2})]
     everything = {-1: {((0,), (4,))}}
-    found = [(j.source, set(j.needed_by)) for j in plan_transfers(whole, [everything, {}], 3)]
-    assert found == [(0, {1, 2}), (1, {0, 2})]
+    jobs = [(j.source, set(j.needed_by)) for j in plan_transfers(whole, [everything, {}], 3)]
+    assert jobs == [(0, {1, 2}), (1, {0, 2})]
 
 
 def test_nothing_is_sent_where_everybody_has_what_it_needs():
@@ -86,7 +86,7 @@ def cut(draw):
 def test_after_the_transfers_every_host_can_build_what_it_needs(case):
     hosts, saved, having, wanted, needing = case
     leaves = (Leaf("w", (6, 6), "uint8"),)
-    found = [
+    listings = [
         [
             Local(
                 1,
@@ -102,23 +102,23 @@ def test_after_the_transfers_every_host_can_build_what_it_needs(case):
         ]
         for host in range(hosts)
     ]
-    whole = find_newest(found)
+    whole = find_newest(listings)
     needed = {}
     for host, box in zip(needing, wanted, strict=True):
         needed.setdefault(host, set()).add(box)
     sent = plan_transfers(whole, [needed], hosts)
     for host, boxes in needed.items():
-        there = [s for n, s in enumerate(saved) if host in having[n]]
-        there += [(j.piece.start, j.piece.shape) for j in sent if host in j.needed_by]
+        own = [s for n, s in enumerate(saved) if host in having[n]]
+        own += [(j.piece.start, j.piece.shape) for j in sent if host in j.needed_by]
         for box in boxes:
-            parts = [o for each in there if (o := overlap(each, box))]
+            parts = [o for each in own if (o := overlap(each, box))]
             assert sum(shape[0] * shape[1] for _, shape in parts) == box[1][0] * box[1][1]
     assert all(j.piece.start in [p.start for p in whole.on[j.source].pieces] for j in sent)
 
 
 def test_an_index_is_read_as_it_was_written():
-    made = local(7, 0, 1)
-    assert Local.from_json(made.to_json()) == made
+    index = local(7, 0, 1)
+    assert Local.from_json(index.to_json()) == index
 
 
 @pytest.mark.parametrize("damage", [{}, {"format": 2}, {"format": 1, "step": "x"}])

@@ -58,13 +58,13 @@ def test_what_a_loop_computes_counts_each_time(module: hlo.Module) -> None:
 
 
 def test_a_slice_of_an_array_costs_the_slice(module: hlo.Module) -> None:
-    layer, hidden, made = 512 * 1024 * 2, 256 * 512 * 2, 256 * 1024 * 2
-    taken = 2 * layer  # read from the array of all layers, written to its own
-    multiplied = hidden + layer + made
-    gathered = made + 1024 * 1024 * 2
+    layer, hidden, product = 512 * 1024 * 2, 256 * 512 * 2, 256 * 1024 * 2
+    sliced = 2 * layer  # read from the array of all layers, written to its own
+    multiplied = hidden + layer + product
+    gathered = product + 1024 * 1024 * 2
     counted = costs.count_bytes(module)
     small = 5 * 5 * 512  # the counters of a loop
-    assert 0 <= counted - 5 * (taken + multiplied + gathered) <= small
+    assert 0 <= counted - 5 * (sliced + multiplied + gathered) <= small
 
 
 ASYNC = """HloModule m
@@ -175,8 +175,8 @@ def test_of_branches_the_cheapest_counts_and_there_is_room_for_all(choice: str) 
 
 
 def test_collectives_are_named_by_the_axis_and_the_network(module: hlo.Module) -> None:
-    found = costs.find_collectives(module, ON_2_BY_2)
-    gather, reduce = found
+    collectives = costs.find_collectives(module, ON_2_BY_2)
+    gather, reduce = collectives
     assert (gather.kind, gather.axes, gather.between_slices, gather.count) == (
         "all-gather",
         "fsdp",
@@ -204,8 +204,8 @@ def test_what_four_slices_send_each_other_is_counted_by_its_kind(
     text = (TEXTS / "loop.hlo").read_text()
     read = hlo.read(text.replace('"ALL_REDUCE"', f'"{transfer}"'))
     layout = DeviceLayout(ON_2_BY_2.axes, ON_2_BY_2.members, ON_2_BY_2.slices, "data", 4)
-    found = costs.find_collectives(read, layout)
-    between = next(each for each in found if each.between_slices)
+    collectives = costs.find_collectives(read, layout)
+    between = next(each for each in collectives if each.between_slices)
     operand = 8 * 128 * 128 * 2
     assert (between.kind, between.axes, between.bytes) == (kind, "data", parts * operand)
     assert between.wire_bytes == sent * operand
@@ -215,8 +215,8 @@ def test_the_largest_arrays_have_the_users_line_not_the_librarys(module: hlo.Mod
     largest, *others = costs.find_buffers(module, 10)
     assert (largest.array, largest.what) == ("bf16[6,512,1024]", "argument params['w']")
     assert [each.source for each in others if each.array == "bf16[256,1024]"] == []
-    made = next(each for each in module.computations["body"].values() if each.name == "made")
-    assert module.find_source(made) == "/home/me/train.py:12 (step)"
+    array = next(each for each in module.computations["body"].values() if each.name == "made")
+    assert module.find_source(array) == "/home/me/train.py:12 (step)"
 
 
 @pytest.mark.parametrize(
@@ -319,6 +319,6 @@ def test_a_document_has_no_time_where_costs_are_not_known(
         detail=detail,
         usd_per_hour=36.0,
     )
-    found = report.summary()
-    assert [found[name] for name in ("step_s", "bound", "usd_per_1000_runs")] == [None] * 3
+    document = report.summary()
+    assert [document[name] for name in ("step_s", "bound", "usd_per_1000_runs")] == [None] * 3
     assert "at least" not in report.text() + summarize(report)
