@@ -54,7 +54,7 @@ class Profiles:
             UsageError: there is no profile of this name.
         """
         if name not in self.by_name:
-            raise UsageError(_unknown(name, tuple(self.by_name)))
+            raise UsageError(_describe_unknown(name, tuple(self.by_name)))
         return self.by_name[name]
 
     def with_profile(
@@ -119,7 +119,7 @@ def _check_values(name: str, values: Mapping[str, Any]) -> dict[str, str]:
     return {setting: values[setting] for setting in FIELDS if setting in values}
 
 
-def _unknown(name: str, names: tuple[str, ...]) -> str:
+def _describe_unknown(name: str, names: tuple[str, ...]) -> str:
     if not names:
         return (
             f"There is no profile {name!r}, and no other profile. Create it: kinetic profile "
@@ -150,14 +150,14 @@ def parse(data: bytes) -> Profiles:
     Raises:
         CorruptRecord: the content is damaged, or an edit made it invalid.
     """
-    document = _document(data)
+    document = _load_document(data)
     try:
-        return _profiles(document)
+        return _build_profiles(document)
     except UsageError as error:
         raise CorruptRecord(str(error)) from error
 
 
-def _document(data: bytes) -> dict[str, Any]:
+def _load_document(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -172,7 +172,7 @@ def _document(data: bytes) -> dict[str, Any]:
     return document
 
 
-def _profiles(document: Mapping[str, Any]) -> Profiles:
+def _build_profiles(document: Mapping[str, Any]) -> Profiles:
     stored, current = document.get("profiles", {}), document.get("current")
     if not isinstance(stored, dict) or not all(
         isinstance(values, dict) for values in stored.values()

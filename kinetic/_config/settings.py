@@ -254,22 +254,22 @@ def load(
     env = os.environ if environ is None else environ
     from_code = {"log_level": _log_level, **_check_names("flag", flags or {})}
     chosen: dict[str, Setting] = {}
-    file = _first("profiles_file", env, from_code, _Profile({})) or _default_profiles_file(env)
+    file = _pick("profiles_file", env, from_code, _Profile({})) or _default_profiles_file(env)
     used = (
         _Profile(_check_names("profile", profile))
         if profile is not None
         else _read_profile(env, from_code, file)
     )
     for name in _ROWS:
-        setting = _first(name, env, from_code, used)
+        setting = _pick(name, env, from_code, used)
         if setting is not None:
             chosen[name] = setting
     if file is not None:
         chosen["profiles_file"] = Setting(_expand_path(file.value, env), file.source)
     if used.name:
         chosen["profile"] = Setting(used.name, used.source)
-    chosen.setdefault("home", Setting(_xdg(env, "XDG_DATA_HOME", "~/.local/share"), DEFAULT))
-    chosen.setdefault("cache_dir", Setting(_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
+    chosen.setdefault("home", Setting(_join_xdg(env, "XDG_DATA_HOME", "~/.local/share"), DEFAULT))
+    chosen.setdefault("cache_dir", Setting(_join_xdg(env, "XDG_CACHE_HOME", "~/.cache"), DEFAULT))
     values = {name: s.value for name, s in chosen.items()}
     folders = {name: _expand_path(values[name], env) for name in ("home", "cache_dir")}
     store = values.get("store") or str(folders["home"])
@@ -301,7 +301,7 @@ def profiles_file(environ: Environ | None = None) -> Path:
         UsageError: there is no home folder, and no variable names the file.
     """
     env = os.environ if environ is None else environ
-    file = _first("profiles_file", env, {}, _Profile({})) or _default_profiles_file(env)
+    file = _pick("profiles_file", env, {}, _Profile({})) or _default_profiles_file(env)
     if file is None:
         raise UsageError(
             "Profiles need a file, and this environment names no home folder. Set HOME, or "
@@ -351,7 +351,7 @@ def temporary_folders(environ: Environ | None = None) -> tuple[Path, ...]:
     return tuple(map(Path, (*named, "/tmp", "/var/tmp", "/dev/shm")))
 
 
-def _first(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) -> Setting | None:
+def _pick(name: str, env: Environ, flags: Mapping[str, Any], profile: _Profile) -> Setting | None:
     row = _ROWS[name]
     if flags.get(name) is not None:
         return Setting(row.parse(f"{name}=", flags[name]), FLAG)
@@ -376,7 +376,7 @@ def _default_profiles_file(env: Environ) -> Setting | None:
     config = env.get("XDG_CONFIG_HOME", "")
     if not config.startswith("/") and not env.get("HOME"):
         return None
-    ours = _xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json"
+    ours = _join_xdg(env, "XDG_CONFIG_HOME", "~/.config") + "/profiles.json"
     if env.get("HOME") and not _exists(str(_expand_path(ours, env))):
         theirs = f"{env['HOME']}/.kinetic/profiles.json"
         return Setting(theirs if _exists(theirs) else ours, DEFAULT)
@@ -418,7 +418,7 @@ def _check_names(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     return values
 
 
-def _xdg(env: Environ, variable: str, fallback: str) -> str:
+def _join_xdg(env: Environ, variable: str, fallback: str) -> str:
     base = env.get(variable, "")
     # The XDG specification ignores relative paths.
     return f"{base if base.startswith('/') else fallback}/kinetic"
@@ -427,11 +427,11 @@ def _xdg(env: Environ, variable: str, fallback: str) -> str:
 def _expand_path(text: str, env: Environ) -> Path:
     if text == "~" or text.startswith("~/"):
         home = env.get("HOME")
-        return (Path(home) if home else _passwd_home()).absolute() / text[2:]
+        return (Path(home) if home else _read_passwd_home()).absolute() / text[2:]
     return Path(text).absolute()
 
 
-def _passwd_home() -> Path:
+def _read_passwd_home() -> Path:
     try:
         return Path.home()
     except RuntimeError as error:

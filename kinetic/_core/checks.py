@@ -144,10 +144,10 @@ def component_flags(name: str, value: object) -> dict[str, list[str]]:
             f"{name}: Pathways has no component {unknown!r}. Components are: "
             f"{', '.join(COMPONENTS)}."
         )
-    return {each: _arguments(f"{name}[{each!r}]", flags) for each, flags in value.items()}
+    return {each: _split_arguments(f"{name}[{each!r}]", flags) for each, flags in value.items()}
 
 
-def _arguments(name: str, flags: object) -> list[str]:
+def _split_arguments(name: str, flags: object) -> list[str]:
     """Return flags as a list of arguments; they are written as a dict, or as one shell line."""
     if isinstance(flags, str):
         import shlex  # Few jobs need it.

@@ -102,7 +102,7 @@ def from_document(kind: type[T], document: Any, what: str) -> T:
         CorruptRecord: the document does not describe a value of this type.
     """
     try:
-        parsed: T = _reader(cast("Hashable", kind))(document)
+        parsed: T = _make_reader(cast("Hashable", kind))(document)
     except _WrongError as error:
         raise CorruptRecord(f"{what} is damaged: {error}.") from None
     return parsed
@@ -121,26 +121,26 @@ def _load(data: bytes, what: str) -> Any:
 
 
 @functools.cache
-def _reader(kind: Any) -> _Read:
+def _make_reader(kind: Any) -> _Read:
     if kind is Any:
         return lambda part: part
     if kind is None or kind in _PLAIN:
         return functools.partial(_read_plain, kind or types.NoneType)
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return functools.partial(_read_any, tuple(map(_reader, inside)))
+        return functools.partial(_read_any, tuple(map(_make_reader, inside)))
     if origin is tuple and inside[-1] is not Ellipsis:
-        return functools.partial(_read_each, tuple(map(_reader, inside)))
+        return functools.partial(_read_each, tuple(map(_make_reader, inside)))
     if origin in (tuple, list):
-        return functools.partial(_read_items, origin, _reader(inside[0]))
+        return functools.partial(_read_items, origin, _make_reader(inside[0]))
     if origin in (dict, Mapping):
-        return functools.partial(_read_mapping, inside[0], _reader(inside[1]))
+        return functools.partial(_read_mapping, inside[0], _make_reader(inside[1]))
     if origin is Literal:
         return functools.partial(_read_literal, inside)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return functools.partial(_read_enum, kind)
     if hasattr(kind, "__dataclass_fields__"):
-        return _fields_reader(kind)
+        return _make_fields_reader(kind)
     raise TypeError(f"{kind!r} is not read from documents")
 
 
@@ -174,7 +174,7 @@ def _read_any(readers: tuple[_Read, ...], part: Any) -> Any:
 
 
 def _read_items(kind: Callable[[Any], Any], item: _Read, part: Any) -> Any:
-    members, items = _list(part), []
+    members, items = _expect_list(part), []
     try:
         for member in members:
             items.append(item(member))
@@ -185,14 +185,14 @@ def _read_items(kind: Callable[[Any], Any], item: _Read, part: Any) -> Any:
 
 
 def _read_each(items: tuple[_Read, ...], part: Any) -> Any:
-    parts = _list(part)
+    parts = _expect_list(part)
     if len(parts) != len(items):
         raise _WrongError(f"has {len(parts)} items, not {len(items)}")
     return tuple(_read_at(f"[{n}]", item, parts[n]) for n, item in enumerate(items))
 
 
 def _read_mapping(key: type, value: _Read, part: Any) -> Any:
-    parts = _object(part)
+    parts = _expect_object(part)
     try:
         return {key(name): _read_at(f".{name}", value, each) for name, each in parts.items()}
     except ValueError:
@@ -207,10 +207,10 @@ def _read_at(where: str, read: _Read, part: Any) -> Any:
         raise
 
 
-def _fields_reader(kind: type[Any]) -> _Read:
+def _make_fields_reader(kind: type[Any]) -> _Read:
     fields: Mapping[str, Field[Any]] = kind.__dataclass_fields__
     readers = [
-        (name, _reader(_evaluate(kind.__module__, cast("Hashable", field.type))))
+        (name, _make_reader(_evaluate(kind.__module__, cast("Hashable", field.type))))
         for name, field in fields.items()
     ]
     needed = [
@@ -220,7 +220,7 @@ def _fields_reader(kind: type[Any]) -> _Read:
     ]
 
     def read(part: Any) -> Any:
-        parts = _object(part)
+        parts = _expect_object(part)
         for name in needed:
             if name not in parts:
                 raise _WrongError(f"has no {name}")
@@ -250,13 +250,13 @@ def default_of(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _object(part: Any) -> dict[str, Any]:
+def _expect_object(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise _WrongError(f"is {_shorten(part)}, not an object")
     return part
 
 
-def _list(part: Any) -> list[Any]:
+def _expect_list(part: Any) -> list[Any]:
     if not isinstance(part, list):
         raise _WrongError(f"is {_shorten(part)}, not a list")
     return part

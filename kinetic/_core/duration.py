@@ -23,7 +23,7 @@ def parse_duration_s(text: str, *, may_be_zero: bool = False) -> float:
     try:
         total_s = float(text)
     except ValueError:
-        total_s = sum(value * _SECONDS[unit] for value, unit in _parts(text))
+        total_s = sum(value * _SECONDS[unit] for value, unit in _split_units(text))
     if may_be_zero and total_s == 0:
         return 0.0
     if not 0 < total_s < float("inf"):
@@ -63,7 +63,7 @@ def patience_s(timeout: object) -> float:
     return float(min(patience, 1e300))
 
 
-def _parts(text: str) -> list[tuple[float, str]]:
+def _split_units(text: str) -> list[tuple[float, str]]:
     parts: list[tuple[float, str]] = []
     while text:
         digits = len(text) - len(text.lstrip("0123456789."))

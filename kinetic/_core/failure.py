@@ -75,8 +75,8 @@ def exception_of(evidence: Evidence) -> BaseException:
         and not isinstance(original, _CONTROL_FLOW)
     ):
         return _add_notes(original, evidence, first)
-    failure = _class_of(evidence.outcome)(
-        "\n".join(_message(evidence, first)),
+    failure = _choose_class(evidence.outcome)(
+        "\n".join(_build_message(evidence, first)),
         job_id=evidence.job_id,
         hosts=evidence.outcome.blamed,
         remote_traceback=first.error.traceback
@@ -89,7 +89,7 @@ def exception_of(evidence: Evidence) -> BaseException:
     return failure
 
 
-def _class_of(outcome: Outcome) -> type[JobFailed]:
+def _choose_class(outcome: Outcome) -> type[JobFailed]:
     first = outcome.first
     if outcome.verdict is Verdict.CANCELLED:
         return errors.JobCancelled
@@ -110,21 +110,21 @@ def _add_note(error: BaseException, note: str) -> None:
 def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
     """Add notes about its host, traceback and log to the function's own exception."""
     assert first.error is not None
-    where = f"Remote traceback ({_who(evidence, first)}, {evidence.job_id})"
+    where = f"Remote traceback ({_name_host(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
         trace = _shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)
         _add_note(original, f"{where}:\n{trace}")
     else:  # The exception carries its remote frames, so that Python prints them.
-        _add_note(original, f"{where}: as above{_site(first.error.traceback)}.")
+        _add_note(original, f"{where}: as above{_describe_site(first.error.traceback)}.")
     if first.error.consequence:
-        _add_note(original, _echo(evidence, first.error))
+        _add_note(original, _explain_echo(evidence, first.error))
         _cut_to_own(original)
-    for note in (*_name_others(evidence, first), *_tail(evidence, first), _hint(evidence, first)):
+    for note in (*_name_others(evidence, first), *_quote(evidence, first), _hint(evidence, first)):
         _add_note(original, note)
     return original
 
 
-def _echo(evidence: Evidence, error: RemoteError) -> str:
+def _explain_echo(evidence: Evidence, error: RemoteError) -> str:
     """Explain a broken collective for which no host is to blame."""
     ended = [report.host for report in evidence.outcome.reports if report.ok]
     if not ended and _GLOO_TIMEOUT in error.message:
@@ -156,7 +156,7 @@ def _cut_to_own(error: BaseException) -> None:
         last.tb_next = None
 
 
-def _site(traceback: str) -> str:
+def _describe_site(traceback: str) -> str:
     """Return the line of the user's code at which a formatted traceback ends, as the end of a
     sentence; "" if unknown."""
     frames = _FRAME.findall(traceback)
@@ -169,12 +169,12 @@ def _site(traceback: str) -> str:
     return f", raised at {name}:{line} in {function}"
 
 
-def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
-    lines = [f"{evidence.name} ({evidence.job_id}): {_headline(evidence, first)}"]
+def _build_message(evidence: Evidence, first: HostReport | None) -> list[str]:
+    lines = [f"{evidence.name} ({evidence.job_id}): {_build_headline(evidence, first)}"]
     if first is None:
         return [*lines, f"More: kinetic jobs status {evidence.job_id}"]
     if first.exit.kind.has_traceback and first.error is not None and first.error.traceback:
-        title = f"Remote traceback ({_who(evidence, first)}):"
+        title = f"Remote traceback ({_name_host(evidence, first)}):"
         lines += [
             title,
             _indent_lines(_shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)),
@@ -185,21 +185,23 @@ def _message(evidence: Evidence, first: HostReport | None) -> list[str]:
             _indent_lines(_shorten_lines(evidence.stacks.rstrip(), _STACK_LINES)),
         ]
         lines += [f"Full stacks: kinetic jobs stacks {evidence.job_id}"]
-    return [*lines, *_name_others(evidence, first), *_tail(evidence, first), _hint(evidence, first)]
+    lines += [*_name_others(evidence, first), *_quote(evidence, first)]
+    return [*lines, _hint(evidence, first)]
 
 
-def _headline(evidence: Evidence, first: HostReport | None) -> str:
+def _build_headline(evidence: Evidence, first: HostReport | None) -> str:
     """Return one sentence on what happened, and to which host."""
     outcome = evidence.outcome
-    if _class_of(outcome) is errors.SupervisorLost:
+    if _choose_class(outcome) is errors.SupervisorLost:
         why = outcome.reason or "the job's supervisor was killed"
-        return f"{_sentence(why)} The job has ended, and any value is lost. Run it again."
+        return f"{_punctuate(why)} The job has ended, and any value is lost. Run it again."
     if outcome.given_up:
-        return _sentence(_lower_first(outcome.given_up))
+        return _punctuate(_lower_first(outcome.given_up))
     if first is None:
-        return _sentence(outcome.reason or "the job left no value")
+        return _punctuate(outcome.reason or "the job left no value")
     detail = _cut_detail(first.detail)
-    who, were = _who(evidence, first), "were" if len(_hosts_alike(evidence, first)) > 1 else "was"
+    who = _name_host(evidence, first)
+    were = "were" if len(_list_alike(evidence, first)) > 1 else "was"
     maybe = "probably " if first.guessed else ""
     sentences = {
         Exit.RAISED: f"{who} raised {_describe_error(first)}"
@@ -207,8 +209,8 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
         Exit.SYS_EXIT: f"{_lower_first(_describe_exit(first))} on {who}.",
         Exit.OUT_OF_MEMORY: f"{who} {maybe}ran out of memory. {detail} Use a larger machine, or "
         "smaller batches.",
-        Exit.AGENT_LOST: f"{who} {were} lost. {_sentence(detail[:1].upper() + detail[1:])}",
-        Exit.EVICTED: f"{who} {were} lost. {_sentence(detail[:1].upper() + detail[1:])}",
+        Exit.AGENT_LOST: f"{who} {were} lost. {_punctuate(detail[:1].upper() + detail[1:])}",
+        Exit.EVICTED: f"{who} {were} lost. {_punctuate(detail[:1].upper() + detail[1:])}",
         Exit.SETUP_FAILED: f"{who} could not be prepared: {detail.removeprefix(_NOT_PREPARED)}",
         Exit.UNPICKLE_FAILED: f"{who} could not load the function: "
         f"{detail.removeprefix(_NOT_LOADED)}",
@@ -217,7 +219,7 @@ def _headline(evidence: Evidence, first: HostReport | None) -> str:
     }
     if first.exit in (Exit.SIGNAL, Exit.OS_EXIT):
         return f"{who} died. {detail}"
-    return sentences.get(first.exit) or _sentence(outcome.reason or detail or first.exit)
+    return sentences.get(first.exit) or _punctuate(outcome.reason or detail or first.exit)
 
 
 def _lower_first(sentence: str) -> str:
@@ -228,7 +230,7 @@ def _describe_exit(first: HostReport) -> str:
     return first.detail.rstrip(".") or f"The function called sys.exit({first.exit_code})"
 
 
-def _sentence(text: str) -> str:
+def _punctuate(text: str) -> str:
     return text if text.rstrip().endswith((".", "!", "?")) else f"{text}."
 
 
@@ -242,7 +244,7 @@ def _describe_error(first: HostReport) -> str:
     )
 
 
-def _hosts_alike(evidence: Evidence, first: HostReport) -> list[int]:
+def _list_alike(evidence: Evidence, first: HostReport) -> list[int]:
     """Return the blamed hosts that failed in the same way as the first one."""
     return sorted(
         r.host
@@ -251,13 +253,13 @@ def _hosts_alike(evidence: Evidence, first: HostReport) -> list[int]:
     )
 
 
-def _who(evidence: Evidence, first: HostReport) -> str:
-    return name_of(_hosts_alike(evidence, first), len(evidence.outcome.reports))
+def _name_host(evidence: Evidence, first: HostReport) -> str:
+    return name_of(_list_alike(evidence, first), len(evidence.outcome.reports))
 
 
 def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
     """Return a line on the blamed hosts that failed in another way than the first one."""
-    alike = _hosts_alike(evidence, first)
+    alike = _list_alike(evidence, first)
     others = [
         r
         for r in evidence.outcome.reports
@@ -282,7 +284,7 @@ def _shorten(line: str) -> str:
     return f"{words if len(words) > _OTHER_CHARS // 2 else line[:_OTHER_CHARS]} …"
 
 
-def _tail(evidence: Evidence, first: HostReport) -> list[str]:
+def _quote(evidence: Evidence, first: HostReport) -> list[str]:
     tail = "" if first.exit.kind.of_the_job else last_lines(evidence.tail, first.host)
     return [tail] if tail else []
 

@@ -297,13 +297,13 @@ class Recording:
             chosen: list[int] | slice = slice(0, len(columns.steps))
             if not repeats:
                 chosen = columns.select_points(limits.get(attempt, math.inf))
-            for to, of in zip(_arrays_of(joined), _arrays_of(columns), strict=True):
+            for to, of in zip(_list_arrays(joined), _list_arrays(columns), strict=True):
                 to.extend(of[chosen] if isinstance(chosen, slice) else (of[i] for i in chosen))
             numbers.extend([attempt] * (len(joined.steps) - len(numbers)))
         return Series(name, host, joined.steps, joined.times, joined.values, numbers)
 
 
-def _arrays_of(columns: _Columns) -> Iterator[Column]:
+def _list_arrays(columns: _Columns) -> Iterator[Column]:
     yield columns.steps
     yield columns.times
     yield columns.values

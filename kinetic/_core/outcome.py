@@ -240,7 +240,7 @@ def judge(
             ended_at=now,
             attempt=attempt,
         )
-    guilty = tuple(blamed) or _first_failures(full)
+    guilty = tuple(blamed) or _find_first_failures(full)
     first = next((r for r in full if guilty and r.host == guilty[0]), None)
     cancelled = first is not None and first.exit is Exit.CANCELLED
     why = reason or (
@@ -341,7 +341,7 @@ def judge_leaderless(
     return judge(hosts, [leader, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
 
 
-def _first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:
+def _find_first_failures(reports: Sequence[HostReport]) -> tuple[int, ...]:
     failed = [r for r in reports if not r.ok]
     if not failed:
         return ()
@@ -363,7 +363,7 @@ def name_of(hosts: Sequence[int], of: int) -> str:
 
 def name_hosts(hosts: Iterable[int]) -> str:
     """Return "host 3" or "hosts 0, 2-5"; of very many, the first and the number of the rest."""
-    runs = _runs(sorted(set(hosts)))
+    runs = _find_runs(sorted(set(hosts)))
     names = ", ".join(
         str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RUNS]
     )
@@ -373,7 +373,7 @@ def name_hosts(hosts: Iterable[int]) -> str:
     return f"host {names}" if one else f"hosts {names}"
 
 
-def _runs(ordered: Iterable[int]) -> list[tuple[int, int]]:
+def _find_runs(ordered: Iterable[int]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     for host in ordered:
         if runs and host == runs[-1][1] + 1:

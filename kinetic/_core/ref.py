@@ -79,7 +79,7 @@ class JobRef(documents.Record, called="The reference of the job"):
         """Return the reference as a flat dict with the names that scripts use, without None.
         `from_json` accepts it."""
         flat = vars(self) | {name: getattr(self.place, of) for name, of in _PLACE_FIELDS.items()}
-        flat |= {"bucket_name": _bucket(self.store_uri), "place": None}
+        flat |= {"bucket_name": _parse_bucket(self.store_uri), "place": None}
         flat |= {name: flat[name] or None for name in _IF_SET}
         return {name: value for name, value in flat.items() if value is not None}
 
@@ -111,7 +111,7 @@ class JobRef(documents.Record, called="The reference of the job"):
             CorruptRecord: a required field is missing or the document is not an object.
         """
         if isinstance(data, dict):
-            data = {"schema_version": 1, "place": _place(data)} | data
+            data = {"schema_version": 1, "place": _build_place(data)} | data
         return super().from_json(data)
 
 
@@ -119,7 +119,7 @@ ATTRIBUTES = frozenset({*JobRef.__dataclass_fields__, *_PLACE_FIELDS, "bucket_na
 """Names of the fields of `JobRef` and of the keys of `JobRef.attributes`."""
 
 
-def _place(data: dict[str, Any]) -> dict[str, Any]:
+def _build_place(data: dict[str, Any]) -> dict[str, Any]:
     fields = {field: data[name] for name, field in _PLACE_FIELDS.items() if name in data}
     requested = fields.pop("requested", "")
     if requested != fields.get("backend"):
@@ -127,7 +127,7 @@ def _place(data: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _bucket(store_uri: str) -> str:
+def _parse_bucket(store_uri: str) -> str:
     is_bucket = store_uri.startswith(_BUCKET)
     return store_uri.removeprefix(_BUCKET).partition("/")[0] if is_bucket else ""
 

@@ -45,15 +45,15 @@ class _FrameHider:
         if isinstance(error, KeyboardInterrupt):
             BaseException.with_traceback(error, None)
         elif isinstance(error, KineticError):
-            BaseException.with_traceback(error, _after_own_frames(error.__traceback__))
+            BaseException.with_traceback(error, _skip_own_frames(error.__traceback__))
         elif error is not None:
-            BaseException.with_traceback(error, _after_entries(error.__traceback__))
+            BaseException.with_traceback(error, _skip_entries(error.__traceback__))
 
 
 hide_frames = _FrameHider()
 
 
-def _after_own_frames(trace: TracebackType | None) -> TracebackType | None:
+def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
     rest = trace
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
@@ -62,7 +62,7 @@ def _after_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return rest
 
 
-def _after_entries(trace: TracebackType | None) -> TracebackType | None:
+def _skip_entries(trace: TracebackType | None) -> TracebackType | None:
     rest = trace
     while rest is not None and rest.tb_frame.f_code.co_filename in _entry_files:
         rest = rest.tb_next

@@ -27,7 +27,7 @@ def _make_dataclass(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], t
         own = {name for name in ("__init__", *_METHODS) if name in vars(cls)}
         kind: type[T] = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
         if "__init__" not in own:
-            setattr(kind, "__init__", _initializer(kind))  # noqa: B010 - mypy forbids the assignment
+            setattr(kind, "__init__", _make_initializer(kind))  # noqa: B010 - mypy forbids the assignment
         for name, method in _METHODS.items():
             if name not in own and (repr or name != "__repr__"):
                 setattr(kind, name, method)
@@ -36,7 +36,7 @@ def _make_dataclass(*, frozen: bool, repr: bool = True) -> Callable[[type[T]], t
     return decorate
 
 
-def _initializer(kind: type[Any]) -> Callable[..., None]:
+def _make_initializer(kind: type[Any]) -> Callable[..., None]:
     """Return an `__init__` that takes the fields of a class by position and by name."""
     fields, missing = dataclasses.fields(kind), dataclasses.MISSING
     names = tuple([field.name for field in fields])
@@ -56,7 +56,7 @@ def _initializer(kind: type[Any]) -> Callable[..., None]:
             return
         state.update(named)
         if len(state) != len(args) + len(named) or not allowed.issuperset(named):
-            raise TypeError(f"{call} {_misfit(names, args, named)}")
+            raise TypeError(f"{call} {_describe_misfit(names, args, named)}")
         if len(state) == count:
             return
         for name in names:
@@ -72,7 +72,7 @@ def _initializer(kind: type[Any]) -> Callable[..., None]:
     return init
 
 
-def _misfit(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
+def _describe_misfit(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
     """Return Python's words about arguments that are too many."""
     if len(args) > len(names):
         return f"takes {len(names)} values, but {len(args)} were given"
@@ -83,7 +83,7 @@ def _misfit(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any])
     return f"got multiple values for argument {twice[0]!r}"
 
 
-def _key_of(value: Any) -> tuple[Any, ...]:
+def _make_key(value: Any) -> tuple[Any, ...]:
     fields = type(value).__dataclass_fields__.values()
     return tuple([getattr(value, field.name) for field in fields if field.compare])
 
@@ -97,11 +97,11 @@ def _repr(self: Any) -> str:
 def _eq(self: Any, other: object) -> Any:
     if other.__class__ is not self.__class__:
         return NotImplemented
-    return _key_of(self) == _key_of(other)
+    return _make_key(self) == _make_key(other)
 
 
 def _hash(self: Any) -> int:
-    return hash(_key_of(self))
+    return hash(_make_key(self))
 
 
 def _setattr(_self: Any, name: str, _value: Any) -> None:

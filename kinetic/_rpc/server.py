@@ -276,7 +276,7 @@ class Coordinator:
             functools.partial(codec.read, kind=codec.WATCH.request),
             codec.write,
         )
-        return {method.path: _handler(method, answer) for method, answer in unary} | {
+        return {method.path: _make_handler(method, answer) for method, answer in unary} | {
             codec.WATCH.path: watch
         }
 
@@ -299,10 +299,10 @@ class _AuthenticatedHandlers:
         metadata = {k: v for k, v in handler_call_details.invocation_metadata if isinstance(v, str)}
         authorization = metadata.get(codec.AUTHORIZATION, "").encode("utf-8", "replace")
         if not hmac.compare_digest(authorization, self._authorization):
-            return _refusal(grpc.StatusCode.UNAUTHENTICATED, "The token is not this job's.")
+            return _make_refusal(grpc.StatusCode.UNAUTHENTICATED, "The token is not this job's.")
         if (job_id := metadata.get(codec.JOB, "")) != self._job_id:
             words = f"it leads {self._job_id}; the caller belongs to {job_id or 'no job'}."
-            return _refusal(grpc.StatusCode.FAILED_PRECONDITION, words)
+            return _make_refusal(grpc.StatusCode.FAILED_PRECONDITION, words)
         return (
             self._refuse_other_start(metadata.get(codec.RESTARTS, ""))
             or self._refuse_other_attempt(metadata.get(codec.ATTEMPT, ""))
@@ -328,10 +328,10 @@ def _refuse_other(words: str, theirs: str, own: int) -> Any:
     this leader is about to be replaced; a caller of an earlier one is refused for good."""
     is_later = theirs.isdecimal() and int(theirs) > own
     code = grpc.StatusCode.UNAVAILABLE if is_later else grpc.StatusCode.FAILED_PRECONDITION
-    return _refusal(code, words)
+    return _make_refusal(code, words)
 
 
-def _refusal(code: grpc.StatusCode, words: str) -> Any:
+def _make_refusal(code: grpc.StatusCode, words: str) -> Any:
     async def refuse(requests: Any, context: Context) -> None:
         await context.abort(code, words)
 
@@ -339,7 +339,7 @@ def _refusal(code: grpc.StatusCode, words: str) -> Any:
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-def _handler(method: codec.Method, answer: Answer) -> Any:
+def _make_handler(method: codec.Method, answer: Answer) -> Any:
     async def safe(data: bytes, context: Context) -> Any:
         try:
             return await answer(codec.read(data, method.request), context)

@@ -49,7 +49,7 @@ def available_memory_bytes() -> int | None:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
-                return min(free, _group_headroom_bytes() or free)
+                return min(free, _read_group_headroom() or free)
     return None
 
 
@@ -85,7 +85,7 @@ def container_id() -> str:
     return ""
 
 
-def _group_headroom_bytes() -> int | None:
+def _read_group_headroom() -> int | None:
     with contextlib.suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         return max(0, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
@@ -95,15 +95,15 @@ def _group_headroom_bytes() -> int | None:
 def is_shared_folder(path: Path, mounts: Path = _MOUNTS) -> bool:
     """True if the path is on a network's or a program's file system, so that this kernel's locks
     may not keep out every writer. The path need not exist."""
-    return _file_system(path, mounts).startswith(_SHARED)
+    return _find_file_system(path, mounts).startswith(_SHARED)
 
 
 def is_memory_folder(path: Path, mounts: Path = _MOUNTS) -> bool:
     """True if the path is on a file system in this machine's memory."""
-    return _file_system(path, mounts) in _IN_MEMORY
+    return _find_file_system(path, mounts) in _IN_MEMORY
 
 
-def _file_system(path: Path, mounts: Path) -> str:
+def _find_file_system(path: Path, mounts: Path) -> str:
     """Return the type of a path's file system; "" if unknown."""
     real = os.path.realpath(path)
     kind, longest = "", -1

@@ -26,7 +26,7 @@ def uid_of(connection: socket.socket) -> int:
     if family not in _TABLES:
         return -1
     own, peer = (
-        _in_hex(address, family) for address in (connection.getsockname(), connection.getpeername())
+        _to_hex(address, family) for address in (connection.getsockname(), connection.getpeername())
     )
     for line in Path(_TABLES[family]).read_text().splitlines()[1:]:
         fields = line.split()
@@ -35,7 +35,7 @@ def uid_of(connection: socket.socket) -> int:
     return -1
 
 
-def _in_hex(address: tuple[str, int], family: int) -> str:
+def _to_hex(address: tuple[str, int], family: int) -> str:
     """Format an address like the kernel's table: 32-bit words in the byte order of this machine."""
     packed = socket.inet_pton(family, address[0])
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))

@@ -156,10 +156,10 @@ def _prctl(option: int, value: int) -> None:
 
 def threads(pid: int) -> int:
     """Return the number of threads of a process; 0 if it has ended, or is unknown."""
-    return len(_threads_of(pid))
+    return len(_list_threads(pid))
 
 
-def _threads_of(pid: int) -> list[str]:
+def _list_threads(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return os.listdir(f"/proc/{pid}/task")
     return []
@@ -168,7 +168,7 @@ def _threads_of(pid: int) -> list[str]:
 def children(pid: int) -> list[int]:
     """Return the direct children of a process, of all its threads; [] if it has ended."""
     pids: list[int] = []
-    for thread in _threads_of(pid):
+    for thread in _list_threads(pid):
         with contextlib.suppress(OSError):
             pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return pids
@@ -235,18 +235,18 @@ def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
 def state(pid: int) -> str:
     """Return the kernel's letter for the state of a process ("R", "S", "Z", ...); "" if it has been
     reaped."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return fields[0] if fields else ""
 
 
 def read_start(pid: int) -> str:
     """Return when a process started, in ticks since boot; "" if it has ended. Process id and start
     together identify a process."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
-def _stat(pid: int) -> list[str]:
+def _read_stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third on; [] if the process has been reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -263,7 +263,7 @@ def name(pid: int) -> str:
 
 def age_s(pid: int) -> float:
     """Return the seconds since a process started; 0.0 if unknown."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     with contextlib.suppress(OSError, ValueError):
         uptime_s = float(Path("/proc/uptime").read_text().split()[0])
         return uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
@@ -405,7 +405,7 @@ def describe_end(status: int) -> str:
     return f"ended with exit code {os.WEXITSTATUS(status)}"
 
 
-def _status_kib(pid: int, field: str) -> int:
+def _read_status_kib(pid: int, field: str) -> int:
     with (
         contextlib.suppress(OSError, ValueError, IndexError),
         open(f"/proc/{pid}/status") as status,
@@ -418,12 +418,12 @@ def _status_kib(pid: int, field: str) -> int:
 
 def rss_bytes(pid: int) -> int:
     """Return the resident memory of a process; 0 if unknown."""
-    return _status_kib(pid, "VmRSS:") * 1024
+    return _read_status_kib(pid, "VmRSS:") * 1024
 
 
 def high_water_bytes(pid: int) -> int:
     """Return the largest resident memory of a process so far; 0 if unknown."""
-    return _status_kib(pid, "VmHWM:") * 1024
+    return _read_status_kib(pid, "VmHWM:") * 1024
 
 
 def is_stopped(pid: int) -> bool:
@@ -434,7 +434,7 @@ def is_stopped(pid: int) -> bool:
 def cpu_s(pid: int) -> float:
     """Return the processor time (user and system) of a process and of its reaped children, in
     seconds; 0.0 if unknown."""
-    ticks = map(int, _stat(pid)[11:15])
+    ticks = map(int, _read_stat(pid)[11:15])
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
@@ -455,7 +455,7 @@ def starved_s(pid: int) -> float:
     """Return the seconds that the threads of a process have waited for a processor, in total; 0.0
     if unknown."""
     waited_ns = 0
-    for thread in _threads_of(pid):
+    for thread in _list_threads(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):
             waited_ns += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1])
     return waited_ns / 1e9

@@ -65,12 +65,12 @@ def find_proxy(scheme: str, host: str) -> str:
     except ValueError:  # A name.
         return proxies.get(scheme, "")
     exempt = proxies.get("no", "").split(",")
-    if number.is_loopback or number.is_link_local or any(_has(net, number) for net in exempt):
+    if number.is_loopback or number.is_link_local or any(_contains(net, number) for net in exempt):
         return ""
     return proxies.get(scheme, "")
 
 
-def _has(network: str, number: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _contains(network: str, number: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     try:
         return number in ipaddress.ip_network(network.strip(), strict=False)
     except ValueError:

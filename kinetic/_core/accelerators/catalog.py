@@ -51,11 +51,11 @@ def tpu_slice(
         # The vendor accepts the axes in ascending order only.
         shape = tuple(sorted(shape))
     machines = [
-        m for m in _machines_of(family, shape) if chips_per_host in (None, m.chips_per_host)
+        m for m in _find_machines(family, shape) if chips_per_host in (None, m.chips_per_host)
     ]
     if not machines:
         return None
-    name = _tpu_name(family, shape, machines[0])
+    name = _name_tpu(family, shape, machines[0])
     machine = machines[0]
     return Topology(
         name, "tpu", family.name, shape, machine.chips_per_host, machine.machine_type, family.label
@@ -91,7 +91,7 @@ def counts(family: Family) -> tuple[int, ...]:
 
 def shapes(family: TpuFamily) -> list[Shape]:
     """Return the shapes in the table: all but the larger 3-D slices."""
-    return [shape for machine in family.machines for shape in _shapes(machine.shapes)]
+    return [shape for machine in family.machines for shape in _parse_shapes(machine.shapes)]
 
 
 def shape_text(shape: Shape) -> str:
@@ -116,42 +116,42 @@ def preferred_families(kind: str) -> tuple[Family, ...]:
 def catalog_rows() -> tuple[Topology, ...]:
     """Return every named slice in the order of the tables; of the larger 3-D slices only the common
     sizes."""
-    return tuple(_rows())
+    return tuple(_list_rows())
 
 
 def names() -> tuple[str, ...]:
     """Return the canonical names of `catalog_rows`."""
-    return tuple(row.name for row in _rows())
+    return tuple(row.name for row in _list_rows())
 
 
-def _rows() -> Iterator[Topology]:
+def _list_rows() -> Iterator[Topology]:
     rows = [cpu_slice(1)]
     for family in TPUS:
         slices = [
             tpu_slice(family, shape, m.chips_per_host)
             for m in family.machines
-            for shape in _shapes(m.shapes)
+            for shape in _parse_shapes(m.shapes)
         ]
         rows += sorted(slices, key=lambda row: row.chips if row else 0)
     rows += [gpu_slice(family, count) for family in GPUS for count in counts(family)]
     return (row for row in rows if row is not None)
 
 
-def _tpu_name(family: TpuFamily, shape: Shape, machine: Machines) -> str:
+def _name_tpu(family: TpuFamily, shape: Shape, machine: Machines) -> str:
     stem = family.name if family.name.startswith("tpu") else f"tpu-{family.name}"
     size = (
         str(math.prod(shape)) if shape_for(family, math.prod(shape)) == shape else shape_text(shape)
     )
-    usual = _machines_of(family, shape)[0] == machine
+    usual = _find_machines(family, shape)[0] == machine
     return f"{stem}-{size}" if usual else f"{stem}-{size}-{machine.chips_per_host}t"
 
 
-def _machines_of(family: TpuFamily, shape: Shape) -> list[Machines]:
+def _find_machines(family: TpuFamily, shape: Shape) -> list[Machines]:
     listed = [m for m in family.machines if shape_text(shape) in m.shapes.split()]
     return listed or ([family.machines[-1]] if is_cube(family, shape) else [])
 
 
-def _shapes(text: str) -> list[Shape]:
+def _parse_shapes(text: str) -> list[Shape]:
     return [tuple(int(n) for n in shape.split("x")) for shape in text.split()]
 
 

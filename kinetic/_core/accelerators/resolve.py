@@ -56,13 +56,13 @@ def resolve(name: str, *, spot: bool = False) -> Topology:
     plain = text.removesuffix(SPOT)
     topology = _find(plain)
     if isinstance(topology, _Refusal):
-        raise _unknown(name, topology, SPOT if plain != text else "")
+        raise _build_error(name, topology, SPOT if plain != text else "")
     if spot or plain != text:
         return replace(topology, name=topology.name + SPOT, spot=True)
     return topology
 
 
-def _unknown(name: str, refusal: _Refusal, suffix: str) -> UnknownAccelerator:
+def _build_error(name: str, refusal: _Refusal, suffix: str) -> UnknownAccelerator:
     short = name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…"
     nearest = [near + suffix for near in dict.fromkeys(refusal.nearest)]
     hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
@@ -79,13 +79,11 @@ def _find(text: str) -> Topology | _Refusal:
     if len(text) > LONGEST_NAME:
         return _Refusal("no name is that long")
     if text == "cpu":
-        return _slice_of_count("cpu", 1)
+        return _find_count("cpu", 1)
     text = DEFAULTS.get(text, text)
     kind, rest = _split_kind(text)
-    number = _number(rest)
-    return (
-        _family_slice(kind, rest) if number is None or not kind else _slice_of_count(kind, number)
-    )
+    number = _parse_number(rest)
+    return _find_in_family(kind, rest) if number is None or not kind else _find_count(kind, number)
 
 
 def _split_kind(text: str) -> tuple[str, str]:
@@ -93,7 +91,7 @@ def _split_kind(text: str) -> tuple[str, str]:
     return (kind, rest) if kind in ("cpu", "gpu", "tpu") and text[3:4] in ("-", ":") else ("", text)
 
 
-def _slice_of_count(kind: str, number: int) -> Topology | _Refusal:
+def _find_count(kind: str, number: int) -> Topology | _Refusal:
     if kind == "cpu":
         limit = CPU_DEVICES_MAX
         return catalog.cpu_slice(number) or _Refusal(
@@ -102,26 +100,26 @@ def _slice_of_count(kind: str, number: int) -> Topology | _Refusal:
     families = catalog.preferred_families(kind)
     candidates = (catalog.slice_of(family, number) for family in families)
     available = sorted({count for family in families for count in catalog.counts(family)})
-    nearest = tuple(f"{kind}:{count}" for count in _nearest_counts(available, number))
+    nearest = tuple(f"{kind}:{count}" for count in _suggest_counts(available, number))
     return next(
         (topology for topology in candidates if topology),
         _Refusal(f"no {kind} slice has that count", nearest),
     )
 
 
-def _family_slice(kind: str, text: str) -> Topology | _Refusal:
+def _find_in_family(kind: str, text: str) -> Topology | _Refusal:
     if kind == "cpu":
         return _Refusal("cpu must be followed by a number of devices", ("cpu", "cpu:4"))
     family, tail = _split_family(text)
     if family is None:
-        return _no_such_family(kind, text)
+        return _refuse_family(kind, text)
     if kind not in ("", family.kind):
-        return _Refusal(f"{family.name} is a {family.kind}, not a {kind}", _similar_names("", text))
-    return _gpu(family, tail) if isinstance(family, GpuFamily) else _tpu(family, tail)
+        return _Refusal(f"{family.name} is a {family.kind}, not a {kind}", _suggest_names("", text))
+    return _find_gpu(family, tail) if isinstance(family, GpuFamily) else _find_tpu(family, tail)
 
 
 def _split_family(text: str) -> tuple[Family | None, str]:
-    by_alias = {alias: family for family in FAMILIES for alias in _names_of(family)}
+    by_alias = {alias: family for family in FAMILIES for alias in _list_names(family)}
     fitting = [
         alias
         for alias in by_alias
@@ -131,22 +129,22 @@ def _split_family(text: str) -> tuple[Family | None, str]:
     return by_alias.get(longest), text[len(longest) :]
 
 
-def _names_of(family: Family) -> tuple[str, ...]:
+def _list_names(family: Family) -> tuple[str, ...]:
     label = (family.label,) if isinstance(family, GpuFamily) else ()
     return (family.name, *family.aliases, *label)
 
 
-def _gpu(family: GpuFamily, tail: str) -> Topology | _Refusal:
-    number = _number(tail[1:]) if tail else catalog.counts(family)[0]
+def _find_gpu(family: GpuFamily, tail: str) -> Topology | _Refusal:
+    number = _parse_number(tail[1:]) if tail else catalog.counts(family)[0]
     if number is None or tail[:1] not in ("", "x", ":"):
         return _refuse_size(family, tail, number, f"write {family.name}xN for N GPUs")
-    return catalog.gpu_slice(family, number) or _no_such_count(family, number)
+    return catalog.gpu_slice(family, number) or _refuse_count(family, number)
 
 
-def _tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
+def _find_tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
     size, dash, machine = tail[1:].partition("-") if tail else (str(family.default_chips), "", "")
-    number, shape = _number(size), _shape(size)
-    per_host = _number(machine.removesuffix("t")) if machine.endswith("t") else None
+    number, shape = _parse_number(size), _parse_shape(size)
+    per_host = _parse_number(machine.removesuffix("t")) if machine.endswith("t") else None
     if (
         tail[:1] not in ("", "-", ":")
         or (number is None and shape is None)
@@ -160,31 +158,31 @@ def _tpu(family: TpuFamily, tail: str) -> Topology | _Refusal:
         )
     wanted = shape or catalog.shape_for(family, number or 0)
     if wanted is None:
-        return _no_such_count(family, number or 0)
-    return catalog.tpu_slice(family, wanted, per_host) or _no_such_shape(family, wanted)
+        return _refuse_count(family, number or 0)
+    return catalog.tpu_slice(family, wanted, per_host) or _refuse_shape(family, wanted)
 
 
 def _refuse_size(family: Family, tail: str, number: int | None, how: str) -> _Refusal:
     meant = catalog.slice_of(family, number) if number is not None else None
-    nearest = ((meant.name,) if meant else ()) + _similar_names(family.kind, family.name + tail)
+    nearest = ((meant.name,) if meant else ()) + _suggest_names(family.kind, family.name + tail)
     return _Refusal(f"{tail!r} after {family.name} is not a size; {how}", nearest)
 
 
-def _no_such_family(kind: str, text: str) -> _Refusal:
+def _refuse_family(kind: str, text: str) -> _Refusal:
     candidates = [family for family in FAMILIES if kind in ("", family.kind)]
     names = ", ".join(family.name for family in candidates)
     why = (
         f"no {kind.upper() or 'accelerator'} family is called {re.split('[-:]', text)[0]!r}; "
         f"families: {names}"
     )
-    return _Refusal(why, _similar_names(kind, text) or _similar_families(candidates, text))
+    return _Refusal(why, _suggest_names(kind, text) or _suggest_families(candidates, text))
 
 
-def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...]:
+def _suggest_families(candidates: Sequence[Family], text: str) -> tuple[str, ...]:
     """Return slices of the families whose names start with the text or are spelt like it."""
     import difflib  # Only an error needs it.
 
-    by_alias = {alias: family for family in candidates for alias in _names_of(family)}
+    by_alias = {alias: family for family in candidates for alias in _list_names(family)}
     begin = [alias for alias in by_alias if alias.startswith(text)]
     near = begin or difflib.get_close_matches(text, by_alias, n=3, cutoff=0.5)
     topologies = (
@@ -193,31 +191,31 @@ def _similar_families(candidates: Sequence[Family], text: str) -> tuple[str, ...
     return tuple(dict.fromkeys(topology.name for topology in topologies if topology))[:3]
 
 
-def _no_such_count(family: Family, number: int) -> _Refusal:
+def _refuse_count(family: Family, number: int) -> _Refusal:
     available = catalog.counts(family)
-    nearest = [catalog.slice_of(family, count) for count in _nearest_counts(available, number)]
+    nearest = [catalog.slice_of(family, count) for count in _suggest_counts(available, number)]
     if number > available[-1]:
         nearest += [
             catalog.slice_of(other, number) for other in catalog.preferred_families(family.kind)
         ]
     unit = "GPUs" if family.kind == "gpu" else "chips"
-    why = f"{family.name} comes with {_count_text(family, available)} {unit}, not {number}"
+    why = f"{family.name} comes with {_list_counts(family, available)} {unit}, not {number}"
     return _Refusal(why, tuple(topology.name for topology in nearest if topology)[:3])
 
 
-def _no_such_shape(family: TpuFamily, shape: Shape) -> _Refusal:
+def _refuse_shape(family: TpuFamily, shape: Shape) -> _Refusal:
     meant = [catalog.tpu_slice(family, shape), catalog.tpu_slice(family, tuple(sorted(shape)))]
     meant += [
         catalog.slice_of(family, count)
-        for count in _nearest_counts(catalog.counts(family), math.prod(shape))
+        for count in _suggest_counts(catalog.counts(family), math.prod(shape))
     ]
     nearest = tuple(topology.name for topology in meant if topology)
     if meant[0]:
         return _Refusal(f"{family.name} has no {meant[0].shape_text} on such machines", nearest)
-    return _Refusal(f"{family.name} has no such topology; it has {_shape_text(family)}", nearest)
+    return _Refusal(f"{family.name} has no such topology; it has {_list_shapes(family)}", nearest)
 
 
-def _count_text(family: Family, available: Sequence[int]) -> str:
+def _list_counts(family: Family, available: Sequence[int]) -> str:
     if isinstance(family, TpuFamily) and family.cube_limit_chips:
         small = ", ".join(str(count) for count in available if count < 64)
         return f"{small} or a multiple of 64 up to {family.cube_limit_chips}"
@@ -225,7 +223,7 @@ def _count_text(family: Family, available: Sequence[int]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _shape_text(family: TpuFamily) -> str:
+def _list_shapes(family: TpuFamily) -> str:
     shapes = sorted(set(catalog.shapes(family)), key=lambda shape: (math.prod(shape), shape))
     small = ", ".join(
         catalog.shape_text(shape) for shape in shapes if not catalog.is_cube(family, shape)
@@ -235,7 +233,7 @@ def _shape_text(family: TpuFamily) -> str:
     return small + rule if family.cube_limit_chips else small
 
 
-def _nearest_counts(available: Sequence[int], number: int) -> list[int]:
+def _suggest_counts(available: Sequence[int], number: int) -> list[int]:
     """Return the count itself if available, else the next lower and higher one, nearer one
     first."""
     if number in available:
@@ -245,16 +243,16 @@ def _nearest_counts(available: Sequence[int], number: int) -> list[int]:
     return sorted(below + above, key=lambda count: (abs(count - number), count))
 
 
-def _similar_names(kind: str, text: str) -> tuple[str, ...]:
+def _suggest_names(kind: str, text: str) -> tuple[str, ...]:
     """Return canonical names with a spelling similar to the text, in any of their forms."""
     import difflib  # Only an error needs it.
 
-    spelled = {form: name for name, form in _spellings(kind)}
+    spelled = {form: name for name, form in _list_spellings(kind)}
     close = difflib.get_close_matches(text, spelled, n=6, cutoff=0.6)
     return tuple(dict.fromkeys(spelled[form] for form in close))[:3]
 
 
-def _spellings(kind: str) -> list[tuple[str, str]]:
+def _list_spellings(kind: str) -> list[tuple[str, str]]:
     families: dict[str, Family] = {family.name: family for family in FAMILIES}
     rows = [
         row for row in catalog.catalog_rows() if row.family in families and kind in ("", row.kind)
@@ -262,19 +260,19 @@ def _spellings(kind: str) -> list[tuple[str, str]]:
     pairs = [
         (row.name, alias + row.name.partition(row.family)[2])
         for row in rows
-        for alias in _names_of(families[row.family])
+        for alias in _list_names(families[row.family])
     ]
     return pairs + [
         (resolve(bare).name, bare) for bare in ("cpu", "gpu", "tpu") if kind in ("", bare)
     ]
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     # isdigit() alone lets "²" through.
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def _shape(text: str) -> Shape | None:
-    axes = [_number(axis) for axis in text.split("x")]
+def _parse_shape(text: str) -> Shape | None:
+    axes = [_parse_number(axis) for axis in text.split("x")]
     numbers = tuple(axis for axis in axes if axis is not None)
     return numbers if len(numbers) == len(axes) > 1 else None

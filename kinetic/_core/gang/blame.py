@@ -129,7 +129,7 @@ def holding_up(stacks: Mapping[int, str]) -> tuple[int, ...]:
 def describe_position(text: str) -> str:
     """Return " at train.py:12 in load", or the text instead of stacks in brackets."""
     stack = parse(text)
-    return _position(stack) if stack.frames else f" ({stack.text.splitlines()[0].rstrip('.')})"
+    return _locate(stack) if stack.frames else f" ({stack.text.splitlines()[0].rstrip('.')})"
 
 
 def explain_hang(
@@ -148,14 +148,14 @@ def explain_hang(
     running = {host: stack for host, stack in parsed.items() if not stack.returned}
     if returned and running and all(stack.waits for stack in running.values()):
         return (
-            f"{_have_returned(returned)}; {_wait_for(returned, running)}. "
+            f"{_describe_returned(returned)}; {_describe_waits(returned, running)}. "
             f"{stood_still[:1].upper()}{stood_still[1:]}"
         )
     if not set(odd) & set(stalled):
         stood_still += f"; waiting for {name_hosts(odd)}"
     elif len(odd) < len(stalled):
         stood_still += f"; {name_hosts(odd)} {_conjugate(odd, 'differ')} from the others"
-    return f"{stood_still}; {_have_returned(returned)}" if returned else stood_still
+    return f"{stood_still}; {_describe_returned(returned)}" if returned else stood_still
 
 
 def notice_of(returned: Collection[int], busy: Collection[int], seconds: float) -> str:
@@ -166,21 +166,21 @@ def notice_of(returned: Collection[int], busy: Collection[int], seconds: float) 
         "does it wait" if len(busy) == 1 else "do they wait",
     )
     still = f"{name_hosts(busy)} {_conjugate(busy, 'have')} stood still for {seconds:g} s"
-    return f"{_have_returned(returned)}, and {still}: {do} for {them} in a collective?"
+    return f"{_describe_returned(returned)}, and {still}: {do} for {them} in a collective?"
 
 
-def _have_returned(hosts: Collection[int]) -> str:
+def _describe_returned(hosts: Collection[int]) -> str:
     return f"{name_hosts(hosts)} {_conjugate(hosts, 'have')} returned"
 
 
-def _wait_for(returned: Collection[int], running: Mapping[int, Stack]) -> str:
+def _describe_waits(returned: Collection[int], running: Mapping[int, Stack]) -> str:
     them = "it" if len(returned) == 1 else "them"
     positions: dict[str, list[int]] = {}
     for host in sorted(running):
         # " in sync_global_devices" if the host waits in a public function of JAX.
         called = running[host].called
         name = "" if called is None or called[1].startswith(("_", "<")) else f" in {called[1]}"
-        positions.setdefault(name + _position(running[host]), []).append(host)
+        positions.setdefault(name + _locate(running[host]), []).append(host)
     texts = [
         f"{name_hosts(hosts)} {_conjugate(hosts, 'wait')} for {them}{position}"
         for position, hosts in positions.items()
@@ -198,7 +198,7 @@ def format_groups(stacks: Mapping[int, str]) -> str:
         key=lambda item: (not item[0].returned, item[1][0] not in odd, len(item[1]), item[1]),
     )
     return "\n".join(
-        f"{_title(stack, hosts)}\n{'' if stack.returned else _show(stack)}"
+        f"{_title(stack, hosts)}\n{'' if stack.returned else _format_stack(stack)}"
         for stack, hosts in order
     )
 
@@ -231,16 +231,16 @@ def summarize_groups(stacks: Mapping[int, str], blamed: Collection[int]) -> str:
 def _title(stack: Stack, hosts: Collection[int]) -> str:
     """Return the title of a group: its hosts, and their line of the user's code."""
     if stack.returned:
-        return _have_returned(hosts)
+        return _describe_returned(hosts)
     if not stack.frames:
         return f"{name_hosts(hosts)}:"
     return (
         f"{name_hosts(hosts)} "
-        f"{_conjugate(hosts, 'wait' if stack.waits else 'are')}{_position(stack)}:"
+        f"{_conjugate(hosts, 'wait' if stack.waits else 'are')}{_locate(stack)}:"
     )
 
 
-def _position(stack: Stack) -> str:
+def _locate(stack: Stack) -> str:
     where, function = (stack.own or stack.frames)[0]
     return f" at {where.replace(chr(92), '/').rpartition('/')[2]} in {function}"
 
@@ -253,7 +253,7 @@ def _conjugate(hosts: Collection[int], plural: str) -> str:
 def _format_innermost(stack: Stack) -> str:
     """Format the last calls of the user's code and the innermost calls of libraries below them."""
     if not stack.frames:
-        return _show(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))
+        return _format_stack(Stack(text="\n".join(stack.text.splitlines()[:_MOST_TEXT_LINES])))
     depth = next(
         (n for n, frame in enumerate(stack.frames) if not re.search(_LIBRARY, frame[0])),
         len(stack.frames),
@@ -294,7 +294,7 @@ def _drop_waiting(stacks: Mapping[int, Stack]) -> dict[int, Stack]:
     return {host: stack for host, stack in stacks.items() if not stack.waits}
 
 
-def _show(stack: Stack) -> str:
+def _format_stack(stack: Stack) -> str:
     if stack.silent:
         return "  (no answer)\n"
     lines = [f"  {where} in {function}" for where, function in reversed(stack.frames)] or [

@@ -403,14 +403,14 @@ def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:
     """Return the reason to give up a job that has failed too often."""
     most = rules.max_failures
     times = "once" if most == 0 else f"{most + 1} times"
-    return f"Given up: it failed {times}, and max_failures is {most}. {_history(failures)}"
+    return f"Given up: it failed {times}, and max_failures is {most}. {_list_failures(failures)}"
 
 
 def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure], limit: str) -> str:
     """Return the reason to give up a job after too many failures of kinetic's own processes;
     `limit` is the option that does not count them."""
     history = "; ".join(f"attempt {each.attempt}: {each.why.rstrip('.')}" for each in faults)
-    others = f" Other losses: {_history(failures)}" if failures else ""
+    others = f" Other losses: {_list_failures(failures)}" if failures else ""
     return (
         f"Given up: kinetic's own processes failed {len(faults)} times, which is no fault of the "
         f"function: {history}. Find out what kills them (memory? `dmesg`); {limit} does not count "
@@ -423,7 +423,7 @@ def too_few(rules: Elastic, failures: Sequence[Failure], away: Sequence[int], re
     return (
         f"Given up: {name_slices(away)} did not return within {rules.slice_timeout_s:g} s "
         f"(slice_timeout). The job has {count_slices(ready)} and needs {rules.least}. "
-        f"{_history(failures)}"
+        f"{_list_failures(failures)}"
     )
 
 
@@ -440,7 +440,7 @@ def _is_taken_away(outcome: Outcome) -> bool:
     return outcome.first is not None and outcome.first.exit is Exit.EVICTED
 
 
-def _history(failures: Sequence[Failure]) -> str:
+def _list_failures(failures: Sequence[Failure]) -> str:
     return "; ".join(str(failure).rstrip(".") for failure in failures) + "."
 
 
