@@ -1,4 +1,4 @@
-"""Where the dashboard of a Ray cluster is, and its token."""
+"""The address of a Ray cluster's dashboard, and its token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kinetic.errors import PreflightError, UsageError
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("address", "expected"),
     [
         ("http://head:8265", "http://head:8265"),
         ("http://head:8265/", "http://head:8265"),
@@ -23,10 +23,10 @@ from kinetic.errors import PreflightError, UsageError
         ("auto", LOCAL_URL),
     ],
 )
-def test_an_address_is_understood_as_ray_understands_it(given, expected):
-    assert resolve_address(given, {"RAY_ADDRESS": "http://other"}) == expected
-    assert resolve_address("", {"RAY_ADDRESS": given}) == expected
-    both = {"RAY_API_SERVER_ADDRESS": given, "RAY_ADDRESS": "http://other"}
+def test_an_address_is_understood_as_ray_understands_it(address, expected):
+    assert resolve_address(address, {"RAY_ADDRESS": "http://other"}) == expected
+    assert resolve_address("", {"RAY_ADDRESS": address}) == expected
+    both = {"RAY_API_SERVER_ADDRESS": address, "RAY_ADDRESS": "http://other"}
     assert resolve_address("", both) == expected
 
 
@@ -35,12 +35,12 @@ def test_without_any_it_is_the_cluster_of_this_machine():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "address",
     ["ftp://head", "http://", "head:port", "http://me:secret@head", "http://[bad", "my head"],
 )
-def test_what_is_no_address_is_said(given):
+def test_what_is_no_address_is_said(address):
     with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is not the address"):
-        resolve_address("", {"RAY_ADDRESS": given})
+        resolve_address("", {"RAY_ADDRESS": address})
 
 
 def test_the_token_is_found_where_ray_looks_for_it(tmp_path):

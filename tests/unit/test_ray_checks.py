@@ -1,4 +1,4 @@
-"""What the doctor says of a Ray cluster, and what `accelerators --live` lists of it."""
+"""The doctor's checks of a Ray cluster, and its rows in `accelerators --live`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ GOOD = RayFacts("http://head:8265", "", "2.60.0", (HEAD, *HOSTS), "3.11.7", True
 STORE = "ray+http://head:8265"
 
 
-def told(facts, store=STORE):
-    return {each.check: each for each in judge(facts, store, "3.11")}
+def judge_facts(facts, store=STORE):
+    return {finding.check: finding for finding in judge(facts, store, "3.11")}
 
 
 def test_a_good_cluster_has_no_problem():
-    found = told(GOOD)
-    assert {each.level for each in found.values()} == {Level.OK}
-    assert found["ray resources"].detail == "5 nodes with 12 CPU, 16 TPU."
-    assert "its server runs" in found["store"].detail
-    assert "store" not in told(GOOD, "gs://bucket")
+    findings = judge_facts(GOOD)
+    assert {finding.level for finding in findings.values()} == {Level.OK}
+    assert findings["ray resources"].detail == "5 nodes with 12 CPU, 16 TPU."
+    assert "its server runs" in findings["store"].detail
+    assert "store" not in judge_facts(GOOD, "gs://bucket")
 
 
 @pytest.mark.parametrize(
-    ("facts", "check", "said"),
+    ("facts", "check", "words"),
     [
         (RayFacts("http://head:8265", "Nothing answers."), "ray", "Nothing answers"),
         (RayFacts("http://head:8265", "", "2.60.0", ()), "ray resources", "None of the cluster's"),
@@ -44,15 +44,15 @@ def test_a_good_cluster_has_no_problem():
         (RayFacts("http://head:8265", "", "2.9.0", (HEAD,)), "ray", "jobs need Ray 2.49"),
     ],
 )
-def test_each_problem_is_said(facts, check, said):
-    found = told(facts)[check]
-    assert found.level is Level.PROBLEM
-    assert said in found.detail
+def test_each_problem_is_said(facts, check, words):
+    finding = judge_facts(facts)[check]
+    assert finding.level is Level.PROBLEM
+    assert words in finding.detail
 
 
 def test_a_store_without_its_store_server_is_no_problem():
-    found = told(RayFacts("http://head:8265", "", "2.60.0", (HEAD,)))
-    assert "starts with the first job" in found["store"].detail
+    findings = judge_facts(RayFacts("http://head:8265", "", "2.60.0", (HEAD,)))
+    assert "starts with the first job" in findings["store"].detail
 
 
 def test_resources_are_named_as_jobs_ask_for_them():
@@ -77,9 +77,9 @@ def test_doctor_and_accelerators_ask_the_cluster(common_ray, monkeypatch, capsys
     assert call(["accelerators", "--live", "v6e"]) == 0
     assert "tpu-v6e-16" in capsys.readouterr().out
     examined = run_json(capsys, "doctor")
-    found = {each["check"]: each for each in examined["findings"]}
-    assert "16 TPU" in found["ray resources"]["detail"]
-    assert common_ray.address in found["ray"]["detail"]
+    findings = {row["check"]: row for row in examined["findings"]}
+    assert "16 TPU" in findings["ray resources"]["detail"]
+    assert common_ray.address in findings["ray"]["detail"]
     assert common_ray.token not in json.dumps(examined)
 
 
@@ -89,5 +89,5 @@ def test_doctor_says_that_nothing_answers(monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
     examined = run_json(capsys, "doctor")
     assert examined["ok"] is False
-    (found,) = [each for each in examined["findings"] if each["check"] == "ray"]
-    assert "Nothing answers at http://127.0.0.1:9" in found["detail"]
+    (finding,) = [row for row in examined["findings"] if row["check"] == "ray"]
+    assert "Nothing answers at http://127.0.0.1:9" in finding["detail"]

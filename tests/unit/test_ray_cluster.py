@@ -7,11 +7,11 @@ import urllib.request
 
 
 def test_it_is_a_cluster_with_a_slice(common_ray):
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{common_ray.address}/api/version",
         headers={"authorization": f"Bearer {common_ray.token}"},
     )
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert json.load(answer)["ray_version"]
     assert list(common_ray.nodes().values()) == [True] * 4
 

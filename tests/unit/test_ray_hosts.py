@@ -1,4 +1,4 @@
-"""Which hosts of a job on Ray count as there, while slices are freed and reserved again.
+"""Hosts of a job on Ray that the leader counts as alive, while slices are freed and reserved again.
 
 In: a slice that is freed, hosts that come in and leave meanwhile. Out: what the leader is told.
 """
@@ -16,7 +16,7 @@ from kinetic._store.local import LocalStore
 hosts = pytest.importorskip("kinetic._host.ray.driver", exc_type=ImportError)
 
 
-class Told:
+class Listener:
     def __init__(self):
         self.deaths, self.reasons, self.reports = [], [], []
 
@@ -32,38 +32,39 @@ class Told:
 
 
 def make_hosts():
-    made = hosts.RayHosts(4, 1, None, None, starts_each=False, limit_s=1.0)
-    made.listen(told := Told())
-    return made, told
+    ray_hosts = hosts.RayHosts(4, 1, None, None, starts_each=False, limit_s=1.0)
+    ray_hosts.listen(listener := Listener())
+    return ray_hosts, listener
 
 
-def begin(made):
-    """As if the slice were reserved, and its programs ran."""
-    made._starts[0] = SimpleNamespace(
+def begin(ray_hosts):
+    """Set up hosts whose slice is reserved and whose programs run."""
+    ray_hosts._starts[0] = SimpleNamespace(
         which=0, runs=True, reservation=SimpleNamespace(release=lambda: None)
     )
     for index in range(4):
-        made.on_enter(index)
+        ray_hosts.on_enter(index)
 
 
 def test_hosts_of_a_slice_that_was_freed_are_no_further_losses():
-    made, told = make_hosts()
-    begin(made)
-    made.note_gone(1, is_taken_away=False)  # its actor died, and the leader ends the whole slice
-    made.end(range(4))
+    ray_hosts, listener = make_hosts()
+    begin(ray_hosts)
+    # The actor of host 1 died, so the leader ends the whole slice.
+    ray_hosts.note_gone(1, is_taken_away=False)
+    ray_hosts.end(range(4))
     for index in (2, 0, 3):
-        made.on_enter(index)  # its function was ended, and it has not been killed yet
-        made.on_leave(index)
-    assert told.deaths == []
-    assert made.dead == {0, 1, 2, 3}
+        ray_hosts.on_enter(index)  # Its function has ended, but it has not been killed yet.
+        ray_hosts.on_leave(index)
+    assert listener.deaths == []
+    assert ray_hosts.dead == {0, 1, 2, 3}
 
 
 def test_a_host_that_waits_and_leaves_is_lost_once():
-    made, told = make_hosts()
-    begin(made)
-    made.on_leave(2)
-    made.on_leave(2)
-    assert told.deaths == [2]
+    ray_hosts, listener = make_hosts()
+    begin(ray_hosts)
+    ray_hosts.on_leave(2)
+    ray_hosts.on_leave(2)
+    assert listener.deaths == [2]
 
 
 def place_on(*nodes):
@@ -71,45 +72,45 @@ def place_on(*nodes):
 
 
 def test_a_host_is_told_once_that_its_node_is_drained(monkeypatch):
-    made, _ = make_hosts()
-    begin(made)
-    made._starts[0].leaving = set()
-    made._starts[0].places = place_on("a", "b", "c", "d")
-    told = []
-    monkeypatch.setattr(hosts.cluster, "take_away", lambda place: told.append(place.node))
-    made._on_draining({"b", "of others"})
-    made._on_draining({"b", "d"})
-    assert told == ["b", "d"]
+    ray_hosts, _ = make_hosts()
+    begin(ray_hosts)
+    ray_hosts._starts[0].leaving = set()
+    ray_hosts._starts[0].places = place_on("a", "b", "c", "d")
+    drained = []
+    monkeypatch.setattr(hosts.cluster, "take_away", lambda place: drained.append(place.node))
+    ray_hosts._on_draining({"b", "of others"})
+    ray_hosts._on_draining({"b", "d"})
+    assert drained == ["b", "d"]
 
 
 def test_a_slice_whose_programs_do_not_run_yet_is_reserved_elsewhere(monkeypatch):
-    made, _ = make_hosts()
+    ray_hosts, _ = make_hosts()
     released, started = [], []
     reservation = SimpleNamespace(nodes=["a", "b"], release=lambda: released.append("a, b"))
-    waiting = made._starts[0] = hosts._SliceStart(0, reservation)
-    monkeypatch.setattr(made, "_start", started.append)
-    made._on_draining({"c"})
+    waiting = ray_hosts._starts[0] = hosts._SliceStart(0, reservation)
+    monkeypatch.setattr(ray_hosts, "_start", started.append)
+    ray_hosts._on_draining({"c"})
     assert started == []
-    made._on_draining({"b"})
-    made.release_all()
+    ray_hosts._on_draining({"b"})
+    ray_hosts.release_all()
     assert (released, started) == (["a, b"], [0])
     assert not waiting.is_wanted
 
 
 def test_programs_are_killed_that_run(monkeypatch):
-    made, told = make_hosts()
-    begin(made)
-    made._starts[0].places = ["at 0", "at 1", "at 2", "at 3"]
-    made._running = {0, 1, 3}  # that of host 2 has ended
+    ray_hosts, listener = make_hosts()
+    begin(ray_hosts)
+    ray_hosts._starts[0].places = ["at 0", "at 1", "at 2", "at 3"]
+    ray_hosts._running = {0, 1, 3}  # Host 2's program has ended.
     killed = []
     monkeypatch.setattr(hosts.cluster, "kill_program", killed.append)
-    assert sorted(made.kill_programs([1, 2, 3, 7])) == [1, 3]
+    assert sorted(ray_hosts.kill_programs([1, 2, 3, 7])) == [1, 3]
     assert sorted(killed) == ["at 1", "at 3"]
-    assert told.deaths == [], "Ray tells of it"
+    assert listener.deaths == [], "Ray tells of it"
 
 
 class Losing:
-    """A slice that loses a machine so many times before its hosts have started."""
+    """A reservation that loses a machine `losses` times before its hosts start."""
 
     def __init__(self, losses):
         self.losses, self.had = losses, []
@@ -132,17 +133,17 @@ class Losing:
 
 
 def bring_up(losing, monkeypatch):
-    """Return the reports, and the nodes that its hosts are on."""
+    """Bring up the slice; return the reports, and the nodes of its hosts."""
     monkeypatch.setattr(hosts, "START_AGAIN_S", 0.0)
     monkeypatch.setattr(hosts.cluster, "run_program", lambda *_: Future())
-    made, told = make_hosts()
-    made._variables = lambda index, place: {}
-    made._loop = SimpleNamespace(call_soon_threadsafe=lambda act, *values: act(*values))
-    made._serves.set()
+    ray_hosts, listener = make_hosts()
+    ray_hosts._variables = lambda index, place: {}
+    ray_hosts._loop = SimpleNamespace(call_soon_threadsafe=lambda act, *values: act(*values))
+    ray_hosts._serves.set()
     start = hosts._SliceStart(0, losing)
-    made._starts[0] = start
-    made._bring_up(start)
-    return told.reports, [place.node for place in start.places]
+    ray_hosts._starts[0] = start
+    ray_hosts._bring_up(start)
+    return listener.reports, [place.node for place in start.places]
 
 
 def test_a_machine_that_is_lost_before_its_host_has_started_is_had_elsewhere(monkeypatch):
@@ -154,48 +155,48 @@ def test_a_machine_that_is_lost_before_its_host_has_started_is_had_elsewhere(mon
 def test_what_ends_each_actor_of_a_slice_ends_the_job(monkeypatch):
     losing = Losing(1000)
     (report,), places = bring_up(losing, monkeypatch)
-    said = "Ray could not start its hosts: The actor died because its node has died."
-    assert (report.exit, report.detail, places) == (hosts.Exit.SETUP_FAILED, said, [])
+    detail = "Ray could not start its hosts: The actor died because its node has died."
+    assert (report.exit, report.detail, places) == (hosts.Exit.SETUP_FAILED, detail, [])
     assert losing.had.count("machines") == hosts.MOST_STARTS
 
 
 def test_a_slice_that_is_wanted_no_more_is_freed_by_whoever_gets_it(monkeypatch):
-    made, _ = make_hosts()
+    ray_hosts, _ = make_hosts()
     losing = Losing(0)
     losing.act = lambda: setattr(start, "is_wanted", False)
     start = hosts._SliceStart(0, losing)
-    made._serves.set()
-    made._bring_up(start)
+    ray_hosts._serves.set()
+    ray_hosts._bring_up(start)
     assert (losing.had, start.places) == (["machines", "nothing"], [])
 
 
 def test_a_slice_that_has_its_machines_lacks_none(monkeypatch):
-    made, _ = make_hosts()
+    ray_hosts, _ = make_hosts()
     monkeypatch.setattr(hosts.cluster, "describe_lack", lambda _, count: f"{count} lack")
     first, second = (hosts._SliceStart(n, SimpleNamespace(nodes=())) for n in range(2))
-    made._starts = {0: first, 1: second}
-    assert made._describe_wait() == "2 lack"
+    ray_hosts._starts = {0: first, 1: second}
+    assert ray_hosts._describe_wait() == "2 lack"
     first.reservation.nodes = ("a",)
-    assert made._describe_wait() == "1 lack"
+    assert ray_hosts._describe_wait() == "1 lack"
     second.reservation.nodes, second.places = ("b",), place_on("b")
-    assert "Ray installs its requirements and starts its hosts" in made._describe_wait()
+    assert "Ray installs its requirements and starts its hosts" in ray_hosts._describe_wait()
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "reason"),
     [
         (4, "Its worker process was killed while it waited for the next attempt."),
         (43, "its program on 10.0.0.1 was told to end."),
         (1, "its program on 10.0.0.1 ended with exit code 1."),
     ],
 )
-def test_a_program_that_ends_says_why(code, said):
-    made, told = make_hosts()
-    begin(made)
+def test_a_program_that_ends_says_why(code, reason):
+    ray_hosts, listener = make_hosts()
+    begin(ray_hosts)
     ended = Future()
     ended.set_result((code, ""))
-    made._on_end(made._starts[0], 2, SimpleNamespace(address="10.0.0.1"), ended)
-    assert told.reasons == [said]
+    ray_hosts._on_end(ray_hosts._starts[0], 2, SimpleNamespace(address="10.0.0.1"), ended)
+    assert listener.reasons == [reason]
 
 
 def test_what_a_job_waits_for_is_said_while_it_does_and_kept_afterwards(tmp_path):
@@ -212,21 +213,21 @@ def test_what_a_job_waits_for_is_said_while_it_does_and_kept_afterwards(tmp_path
 
 
 def test_a_slice_that_has_come_ends_no_wait_for_another_one(monkeypatch):
-    made, _ = make_hosts()
-    made._tell = (said := []).append
+    ray_hosts, _ = make_hosts()
+    ray_hosts._tell = (notes := []).append
     first, second = (hosts._SliceStart(n, SimpleNamespace(nodes=())) for n in range(2))
-    made._starts = {0: first, 1: second}
+    ray_hosts._starts = {0: first, 1: second}
     over = hosts.threading.Event()
     over.set()
-    made._keep_telling(first, over)
-    assert said == []
+    ray_hosts._keep_telling(first, over)
+    assert notes == []
     first.places = place_on("a")
-    made._keep_telling(second, over)
-    assert said == [""]
+    ray_hosts._keep_telling(second, over)
+    assert notes == [""]
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "line"),
     [
         ("Failed to set up runtime environment.\nx\nLast 50 lines of stdout:\n  no", "no"),
         ("The actor died.\n\tpid: 7\nIt was killed.", "It was killed."),
@@ -234,5 +235,5 @@ def test_a_slice_that_has_come_ends_no_wait_for_another_one(monkeypatch):
         ("", "ValueError"),
     ],
 )  # fmt: skip
-def test_the_end_of_an_actor_is_said_in_a_line(message, said):
-    assert hosts.cluster.describe_death(ValueError(message)) == said
+def test_the_end_of_an_actor_is_said_in_a_line(message, line):
+    assert hosts.cluster.describe_death(ValueError(message)) == line

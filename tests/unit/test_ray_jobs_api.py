@@ -1,4 +1,4 @@
-"""The dashboard of a Ray cluster over HTTP: a real one, and servers that misbehave."""
+"""The HTTP API of a Ray cluster's dashboard: a real one, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kinetic._ray.jobs_api import JobsApi, JobsApiLimits, Submission
 from kinetic._ray.refusals import explain_silence
 from kinetic.errors import BackendUnavailable, NotFound, PreflightError, SubmitError
 
-ONCE = JobsApiLimits(tries=1)
+ONE_TRY = JobsApiLimits(tries=1)
 HURRIED = JobsApiLimits(read_s=0.2, tries=1)
 SECRET = "a-token-that-nobody-sees"
 
 
 @pytest.fixture
 def api(any_ray) -> Iterator[JobsApi]:
-    made = connect(any_ray.address)
-    yield made
-    made.close()
+    client = connect(any_ray.address)
+    yield client
+    client.close()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -56,11 +56,11 @@ def test_a_job_runs_and_ends(api):
     with pytest.raises(SubmitError, match=f"{name} already exists"):
         api.submit(submission)
     wait_until(lambda: api.find(name).has_ended)
-    found = api.find(name)
-    assert (found.status, found.exit_code, found.metadata) == ("FAILED", 3, {"kinetic": "1"})
+    job = api.find(name)
+    assert (job.status, job.exit_code, job.metadata) == ("FAILED", 3, {"kinetic": "1"})
     assert "from the driver" in api.logs(name)
     assert name in [job.job_id for job in api.list()]
-    # Its supervisor may live a moment longer than its driver.
+    # The job's supervisor may live a moment longer than its driver.
     wait_until(lambda: api.stop(name) is False)
     with pytest.raises(NotFound, match="job-nobody"):
         api.logs("job-nobody")
@@ -82,7 +82,7 @@ def test_files_of_the_logs_come_byte_by_byte(api, common_ray):
     (head,) = (node.node_id for node in api.nodes() if node.is_head)
     assert b"".join(api.read_log(head, "kinetic-test/a [b]/file")) == content
     assert api.list_logs(head, "kinetic-test/*/*") == ["kinetic-test/a [b]/file"]
-    with suppress(NotFound):  # Ray says that there is none, or, seldom, sends nothing.
+    with suppress(NotFound):  # Ray answers "not found" or, rarely, with an empty body.
         assert list(api.read_log(head, "kinetic-test/none")) == []
 
 
@@ -114,7 +114,7 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[JobsAp
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    api = JobsApi(f"http://127.0.0.1:{server.server_address[1]}", SECRET, limits=ONCE)
+    api = JobsApi(f"http://127.0.0.1:{server.server_address[1]}", SECRET, limits=ONE_TRY)
     try:
         yield api
     finally:
@@ -140,7 +140,7 @@ def page(
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "said"),
+    ("answer", "kind", "words"),
     [
         (page(401, b"Unauthorized"), PreflightError, "asks for a token"),
         (page(403, b"Forbidden"), PreflightError, "does not accept your token"),
@@ -159,26 +159,25 @@ def page(
         ),
     ],
 )
-def test_each_refusal_has_its_sentence(answer, kind, said):
-    with serving(answer) as api, pytest.raises(kind, match=said) as raised:
+def test_each_refusal_has_its_sentence(answer, kind, words):
+    with serving(answer) as api, pytest.raises(kind, match=words) as raised:
         api.version()
     assert SECRET not in str(raised.value)
 
 
 def test_a_slow_line_may_take_longer_than_connecting():
-    """... as long as it takes something."""
-    content, taken = bytes(16 << 20), []
+    content, sizes = bytes(16 << 20), []
 
     def take_slowly(handler):
-        while sum(taken) < len(content):
-            taken.append(len(handler.rfile.read(1 << 16)))
+        while sum(sizes) < len(content):
+            sizes.append(len(handler.rfile.read(1 << 16)))
             time.sleep(0.012)
         page(200, b"{}", reads=False)(handler)
 
     with serving(take_slowly) as api:
         api._limits = JobsApiLimits(connect_s=2.0, tries=1)
         api.put_package("kinetic-large.zip", content)
-    assert sum(taken) == len(content)
+    assert sum(sizes) == len(content)
 
 
 def test_a_server_that_does_not_answer_is_said():
@@ -203,19 +202,19 @@ def test_nothing_that_listens_is_said():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(BackendUnavailable, match=r"Nothing answers.*--include-dashboard"):
-        JobsApi(f"http://127.0.0.1:{port}", limits=ONCE).version()
+        JobsApi(f"http://127.0.0.1:{port}", limits=ONE_TRY).version()
 
 
 def test_a_name_that_nobody_has_is_said():
     with pytest.raises(BackendUnavailable, match=r"could not be resolved.*KINETIC_ADDRESS"):
-        JobsApi("http://no-such-host.invalid:8265", limits=ONCE).version()
+        JobsApi("http://no-such-host.invalid:8265", limits=ONE_TRY).version()
 
 
 def test_a_submission_is_not_repeated():
-    asked = []
+    methods = []
 
     def refuse(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.command)
+        methods.append(handler.command)
         page(503, b"")(handler)
 
     patient = JobsApiLimits(tries=3, pause_s=0.0)
@@ -225,14 +224,14 @@ def test_a_submission_is_not_repeated():
             api.submit(Submission("job-1", "true"))
         with pytest.raises(BackendUnavailable):
             api.version()
-    assert asked == ["POST", "GET", "GET", "GET"]
+    assert methods == ["POST", "GET", "GET", "GET"]
 
 
 def test_the_proxy_of_the_environment_is_for_other_machines(monkeypatch):
-    with serving(page(200, b'{"ray_version": "2.99"}')) as there:
-        monkeypatch.setenv("http_proxy", there.address)
-        distant = JobsApi("http://no-such-host.invalid:8265", limits=ONCE)
+    with serving(page(200, b'{"ray_version": "2.99"}')) as server_api:
+        monkeypatch.setenv("http_proxy", server_api.address)
+        distant = JobsApi("http://no-such-host.invalid:8265", limits=ONE_TRY)
         assert distant.version() == "2.99"
         distant.close()
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-        assert there.version() == "2.99"
+        assert server_api.version() == "2.99"

@@ -1,4 +1,5 @@
-"""What is made of Ray's words about a job, what it is submitted as, and whether it fits: pure."""
+"""The state of a job from Ray's answers, the entry point it is submitted with, and checks of
+versions."""
 
 from __future__ import annotations
 
@@ -28,15 +29,15 @@ JOB = RayJob("job-00c0ffee", "RUNNING")
 SETTINGS = HostSettings("a" * 64, "/shared/store")
 
 
-def judge(job, *, cancelled=False, begun=False, there=False, waits=""):
+def judge(job, *, cancelled=False, begun=False, was_submitted=False, waits=""):
     facts = DriverFacts(
-        job, 2, lambda: cancelled, lambda: begun, lambda: there, waits_for=lambda: waits
+        job, 2, lambda: cancelled, lambda: begun, lambda: was_submitted, waits_for=lambda: waits
     )
     return backend.judge(facts)
 
 
 @pytest.mark.parametrize(
-    ("status", "known", "phase", "reason"),
+    ("status", "facts", "phase", "reason"),
     [
         ("PENDING", {}, JobStatus.PENDING, "its driver is starting"),
         ("RUNNING", {}, JobStatus.PENDING, "its hosts are starting"),
@@ -48,16 +49,19 @@ def judge(job, *, cancelled=False, begun=False, there=False, waits=""):
         ("SUCCEEDED", {}, JobStatus.FAILED, "Ray ended its driver: it does not say why"),
     ],
 )
-def test_the_state_of_a_job_without_a_verdict(status, known, phase, reason):
-    said = judge(replace(JOB, status=status), **known)
-    assert (said.phase, said.reason) == (phase, reason)
+def test_the_state_of_a_job_without_a_verdict(status, facts, phase, reason):
+    standing = judge(replace(JOB, status=status), **facts)
+    assert (standing.phase, standing.reason) == (phase, reason)
 
 
 def test_a_job_that_ray_does_not_know():
     assert judge(None).phase is JobStatus.NOT_FOUND
     assert judge(None, cancelled=True).phase is JobStatus.CANCELLED
-    gone = judge(None, there=True)
-    assert (gone.phase, gone.reason) == (JobStatus.FAILED, "Ray does not know its driver any more")
+    verdict = judge(None, was_submitted=True)
+    assert (verdict.phase, verdict.reason) == (
+        JobStatus.FAILED,
+        "Ray does not know its driver any more",
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,19 +97,21 @@ Last 50 lines of stdout:
 
 def test_the_cause_is_kept_of_packages_that_cannot_be_installed():
     pending = replace(JOB, status="PENDING", runtime_env={"uv": {"packages": ["a"]}})
-    said = judge(pending)
-    assert (said.phase, said.reason) == (JobStatus.PENDING, backend.INSTALLING)
+    standing = judge(pending)
+    assert (standing.phase, standing.reason) == (JobStatus.PENDING, backend.INSTALLING)
     kind = "RUNTIME_ENV_SETUP_FAILURE"
-    said = judge(RayJob("job-1", "FAILED", INSTALLER, error_type=kind))
-    assert said.reason.startswith("Ray could not set up its packages: × No solution found")
-    assert said.reason.endswith("require no-such-package==1, your requirements are unsatisfiable.")
-    assert "\n" not in said.reason
+    standing = judge(RayJob("job-1", "FAILED", INSTALLER, error_type=kind))
+    assert standing.reason.startswith("Ray could not set up its packages: × No solution found")
+    assert standing.reason.endswith(
+        "require no-such-package==1, your requirements are unsatisfiable."
+    )
+    assert "\n" not in standing.reason
     long = judge(RayJob("job-1", "FAILED", f"{'x' * 5000} the cause", error_type=kind)).reason
     assert (len(long) < 1200, long.endswith("x the cause")) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("ended", "there", "error"),
+    ("ended", "was_submitted", "error"),
     [
         (RayJob("job-1", "FAILED", INSTALLER, error_type="RUNTIME_ENV_SETUP_FAILURE"), False, True),
         (RayJob("job-1", "FAILED", "kinetic: no Python that has Ray", exit_code=69), False, True),
@@ -117,15 +123,15 @@ def test_the_cause_is_kept_of_packages_that_cannot_be_installed():
         (RayJob("job-1", "STOPPED", "", exit_code=2), False, False),
     ],
 )
-def test_a_driver_that_could_not_begin_is_no_lost_host(ended, there, error):
-    (host,) = judge(ended, there=there).hosts
+def test_a_driver_that_could_not_begin_is_no_lost_host(ended, was_submitted, error):
+    (host,) = judge(ended, was_submitted=was_submitted).hosts
     assert host.exit is (Exit.SETUP_FAILED if error else None)
 
 
 def test_a_running_job_says_which_nodes_it_waits_for():
-    said = judge(JOB, begun=True, waits="it waits for 4 nodes")
-    assert (said.phase, said.reason) == (JobStatus.RUNNING, "it waits for 4 nodes")
-    assert said.why_waiting is None
+    standing = judge(JOB, begun=True, waits="it waits for 4 nodes")
+    assert (standing.phase, standing.reason) == (JobStatus.RUNNING, "it waits for 4 nodes")
+    assert standing.why_waiting is None
 
 
 def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
@@ -149,7 +155,7 @@ def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ray", "python", "said"),
+    ("ray", "python", "words"),
     [
         ("2.60.0", "3.11.4", ""),
         ("3.0.0.dev0", "", ""),
@@ -157,18 +163,18 @@ def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
         ("2.60.0", "3.12.1", "Python 3.12.1 runs on the cluster, 3.11 here"),
     ],
 )
-def test_versions_are_compared_before_anything_is_sent(ray, python, said):
-    if not said:
+def test_versions_are_compared_before_anything_is_sent(ray, python, words):
+    if not words:
         return backend.check_versions(ray, python, "3.11")
-    with pytest.raises(PreflightError, match=re.escape(said)):
+    with pytest.raises(PreflightError, match=re.escape(words)):
         backend.check_versions(ray, python, "3.11")
     return None
 
 
 def test_a_package_that_the_cluster_lacks_is_named():
     message = "Traceback\nModuleNotFoundError: No module named 'msgspec'\n"
-    said = judge(RayJob("job-1", "FAILED", message, exit_code=1)).reason
-    assert said.startswith("the driver's Python has no msgspec, which kinetic needs")
+    reason = judge(RayJob("job-1", "FAILED", message, exit_code=1)).reason
+    assert reason.startswith("the driver's Python has no msgspec, which kinetic needs")
 
 
 def test_a_submission_shows_no_secrets_and_travels_as_modules():
@@ -194,20 +200,20 @@ def test_the_driver_has_more_time_to_stop_than_its_function():
 
 @pytest.mark.starts_processes
 def test_the_interpreter_of_rays_workers_is_found(tmp_path):
-    """The shell's parent is started by a raylet, whose command line has it."""
+    """The shell's parent is started by a raylet, whose command line has the interpreter."""
     ours = tmp_path / "python"
     ours.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "driver: $*"\n')
     ours.chmod(0o755)
     start = "import subprocess, sys; subprocess.run(sys.argv[1], shell=True)"
     supervisor = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {start!r}, sys.argv[1]])"  # fmt: skip  # noqa: E501
     command = backend.entrypoint("", installs=False)
-    said = subprocess.run(
+    shell = subprocess.run(
         [sys.executable, "-c", supervisor, command, f"--python_worker_command={ours} worker.py"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout == f"driver: -m {backend.DRIVER}\n"
+    assert shell.stdout == f"driver: -m {backend.DRIVER}\n"
 
 
 def node(resources, **labels):

@@ -1,4 +1,4 @@
-"""The decorator: what it refuses, what it makes, and a call from one end to the other over a
+"""The decorator: options that it refuses, the objects that it returns, and a whole call over a
 backend in memory."""
 
 from __future__ import annotations

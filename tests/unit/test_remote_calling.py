@@ -124,7 +124,7 @@ class Tuner(Trainer):
     pass
 
 
-async def later(x):
+async def call_later(x):
     return x + 1
 
 
@@ -132,7 +132,7 @@ KINDS = [
     (lambda: kinetic.run("cpu")(lambda x: x + 1)(1), 2, "<lambda>"),
     (lambda: kinetic.run("cpu")(functools.partial(add, b=5))(1), 6, "add"),
     (lambda: kinetic.run("cpu")(Callable_())(1), 2, "Callable_"),
-    (lambda: kinetic.run("cpu")(later)(1), 2, "later"),
+    (lambda: kinetic.run("cpu")(call_later)(1), 2, "call_later"),
     (lambda: kinetic.run("cpu")([1, 2].count)(2), 1, "count"),
     (lambda: kinetic.run("cpu")(len)([1]), 1, "len"),
     (lambda: kinetic.run("cpu")(Trainer)(5).rate, 5, "Trainer"),
@@ -160,13 +160,13 @@ def test_kinds_of_functions(backend, call, value, name):
 
 
 def test_a_classmethod_below_arrives_as_one_with_its_class(backend):
-    made = cloudpickle.loads(cloudpickle.dumps(vars(Trainer)["of_class_below"]))
-    assert isinstance(made, classmethod)
+    unpickled = cloudpickle.loads(cloudpickle.dumps(vars(Trainer)["of_class_below"]))
+    assert isinstance(unpickled, classmethod)
 
 
 @pytest.mark.starts_processes
 def test_a_classmethod_above_that_hides_its_class_is_refused(backend):
-    """As Python 3.13 calls it."""
+    """Python 3.13 calls such a method like this."""
     hidden = vars(Trainer)["of_class_by_default"].__func__
     with pytest.raises(TypeError, match=r"Put @kinetic\.run above @classmethod"):
         hidden.run_async(5)
@@ -174,12 +174,12 @@ def test_a_classmethod_above_that_hides_its_class_is_refused(backend):
 
 
 def test_an_async_function_called_here():
-    assert kinetic.run("cpu")(later).local(1) == 2
+    assert kinetic.run("cpu")(call_later).local(1) == 2
 
 
 def test_an_async_function_called_here_beside_a_running_loop():
     async def cell():
-        return kinetic.run("cpu")(later).local(1)
+        return kinetic.run("cpu")(call_later).local(1)
 
     assert asyncio.run(cell()) == 2
 
@@ -203,7 +203,7 @@ def test_nested_calls_run_the_body(backend):
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path):
-    """What a worker has in its environment."""
+    """Set the environment of a worker."""
     monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
     monkeypatch.setenv("KINETIC_PREEMPTION", str(tmp_path))
 
@@ -229,7 +229,7 @@ def test_a_job_submits_no_jobs(backend, on_host):
 
 
 def test_async_functions_within_a_job(on_host):
-    remote = kinetic.run("cpu")(later)
+    remote = kinetic.run("cpu")(call_later)
 
     async def outer():
         return [await remote(1), await remote.aio(2)]
@@ -346,7 +346,7 @@ def test_a_ray_cluster_that_does_not_answer(backend, monkeypatch, options, envir
 
 @pytest.mark.starts_processes
 def test_an_address_of_rays_own_does_not_choose_ray(backend, monkeypatch):
-    """Its programs have it in their environment, too."""
+    """Ray's own programs have RAY_ADDRESS in their environment, too."""
     monkeypatch.setenv("RAY_ADDRESS", NOWHERE)
     assert kinetic.run("cpu")(add)(1) == 2
 
@@ -469,21 +469,21 @@ def test_decorating_warns_about_nothing():
 
 
 def warmed(backend, monkeypatch):
-    seen = []
+    names = []
 
     def warm_up(*, needs_jax, variables, libraries):
-        seen.append((needs_jax, sorted(variables), list(backend.calls)))
+        names.append((needs_jax, sorted(variables), list(backend.calls)))
 
     monkeypatch.setattr(backend, "warm_up", warm_up, raising=False)
-    return seen
+    return names
 
 
 @pytest.mark.starts_processes
 def test_the_backend_may_warm_up_before_the_call_is_planned(backend, monkeypatch):
-    seen = warmed(backend, monkeypatch)
+    names = warmed(backend, monkeypatch)
     monkeypatch.setenv("SEED", "1")
     kinetic.run(accelerator="tpu-v6e-16", env={"XLA_FLAGS": ""}, capture_env_vars=["SEED"])(add)(1)
-    assert seen == [(True, ["SEED", "XLA_FLAGS"], [])]
+    assert names == [(True, ["SEED", "XLA_FLAGS"], [])]
 
 
 @pytest.mark.parametrize(
@@ -502,20 +502,20 @@ def test_a_script_warms_up_for_the_first_function_that_it_decorates(
     backend, monkeypatch, module, environ, warms
 ):
     monkeypatch.setattr(decorator, "_decorated", [])
-    seen = warmed(backend, monkeypatch)
+    names = warmed(backend, monkeypatch)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     for accelerator in ("tpu-v6e-16", "cpu"):
         func = types.FunctionType(add.__code__, {"__name__": module})
         kinetic.run(accelerator=accelerator)(func)
-    assert seen == [(True, [], [])] * warms
+    assert names == [(True, [], [])] * warms
 
 
 @pytest.mark.starts_processes
 def test_a_call_that_is_refused_or_may_not_be_preloaded_warms_nothing_up(backend, monkeypatch):
-    seen = warmed(backend, monkeypatch)
+    names = warmed(backend, monkeypatch)
     with pytest.raises(TypeError):
         kinetic.run(accelerator="cpu")(add)()
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     kinetic.run(accelerator="cpu")(add)(1)
-    assert seen == []
+    assert names == []

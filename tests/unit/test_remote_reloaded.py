@@ -1,5 +1,5 @@
-"""Decorated functions whose module was executed anew, as `%autoreload` does it: names that were
-imported before run what the file says now."""
+"""Decorated functions whose module was reloaded, as by `%autoreload`: names imported before run the
+new code."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_options_stay(module):
     train, big, chosen = module.train, module.big, module.train.with_options(timeout=7)
     module.edit(2, on="cpu:4")
     latest = chosen.with_options(name="latest")
-    assert [each.local() for each in (train, big, chosen, latest)] == [(2, 2)] * 4
-    assert [each.options.topology.name for each in (train, big)] == ["cpu", "cpu:2"]
-    assert [each.options.timeout_s for each in (chosen, latest)] == [7, 7]
+    assert [function.local() for function in (train, big, chosen, latest)] == [(2, 2)] * 4
+    assert [function.options.topology.name for function in (train, big)] == ["cpu", "cpu:2"]
+    assert [function.options.timeout_s for function in (chosen, latest)] == [7, 7]
 
 
 def test_what_nothing_takes_the_place_of_stays(module):

@@ -1,7 +1,5 @@
-"""A verdict on a job whose leader is gone, and whose store is removed at that moment.
-
-In: a store in a folder that goes between the look and the write. Out: no verdict, and no folder.
-"""
+"""A verdict on a job without a leader whose store is removed at that moment: no verdict, and no
+folder, is created."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ def test_a_store_that_is_removed_does_not_come_back_with_a_verdict(tmp_path, mon
     job = put_ref(store, ref())
     write = index.write_outcome
 
-    def remove_first(*given, **named):
+    def remove_first(*args, **kwargs):
         shutil.rmtree(root)
-        return write(*given, **named)
+        return write(*args, **kwargs)
 
     monkeypatch.setattr(index, "write_outcome", remove_first)
     assert verdicts.judge_orphan(store, job, lambda _: None, Status(JobStatus.FAILED), 1.0) is None

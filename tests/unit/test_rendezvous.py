@@ -1,5 +1,5 @@
-"""Hosts that come together after they have joined the gang: workers that start, processes that join
-one world of JAX."""
+"""Hosts that meet after they have joined the gang: workers that start, and processes that join one
+JAX world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STACK = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", lin
 
 
 class Running:
-    """A gang whose hosts have joined, and a clock."""
+    """A gang whose hosts have joined, and its clock."""
 
     def __init__(self, hosts: int = 3, start_timeout_s: float = 10.0) -> None:
         self.now = 0.0

@@ -1,4 +1,5 @@
-"""Values of calls that another program made: their modules are looked for in its project."""
+"""Values that another program's call returned: their modules are searched in that program's
+project."""
 
 from __future__ import annotations
 

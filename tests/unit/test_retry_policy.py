@@ -1,4 +1,4 @@
-"""When a job that needs all of its slices is tried again, and when it gives up."""
+"""Retries of a job that needs all of its slices, and giving up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ended(*exits, blamed=(0,)):
 
 FAILED = ended(Exit.RAISED, STOPPED)
 DIES = ended(Exit.SIGNAL, STOPPED)
-TAKEN = ended(Exit.EVICTED, STOPPED)
+EVICTED = ended(Exit.EVICTED, STOPPED)
 LATE = ended(Exit.TIMEOUT, Exit.TIMEOUT)
 
 
@@ -37,8 +37,8 @@ def test_whatever_fails_takes_a_retry_of_a_fixed_job():
         assert machine.may_repeat(outcome)
         machine.note_repeat(outcome, (), float(number))
         assert machine.decide(float(number)) is None, "it needs all slices"
-        for each in (0, 1):
-            machine.note_ready(each)
+        for host in (0, 1):
+            machine.note_ready(host)
         assert machine.decide(float(number)) == Form((0, 1))
         assert machine.attempt == number
     assert not machine.may_repeat(FAILED)
@@ -65,11 +65,11 @@ def test_the_limit_that_attempts_share_is_told_as_it_was_given():
 def test_a_fixed_job_whose_host_is_taken_away_keeps_its_retries():
     machine = AttemptPolicy.make_fixed(1, retries=1)
     for _ in range(MOST_TAKEN_AWAY):
-        assert machine.may_repeat(TAKEN)
-        machine.note_repeat(TAKEN, (), 0.0)
-    assert not machine.may_repeat(TAKEN)
+        assert machine.may_repeat(EVICTED)
+        machine.note_repeat(EVICTED, (), 0.0)
+    assert not machine.may_repeat(EVICTED)
     assert machine.retries_left == 1
-    assert not AttemptPolicy.make_fixed(1).may_repeat(TAKEN), "who asks for no retries gets none"
+    assert not AttemptPolicy.make_fixed(1).may_repeat(EVICTED), "who asks for no retries gets none"
 
 
 def test_hosts_of_a_fixed_job_that_died_are_started_again_at_once():

@@ -1,4 +1,4 @@
-"""How many jobs of one shape this machine runs well at a time."""
+"""The number of jobs of one shape that this machine runs well at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a host ended, told from what the worker said and how its process went."""
+"""The end of a host, judged from the worker's messages and the end of its process."""
 
 from __future__ import annotations
 
@@ -111,24 +111,24 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
 
 
 @pytest.mark.parametrize(
-    ("later", "expected"),
+    ("second", "expected"),
     [
-        (Sample(110.0, 5.0, 10**9, 100), False),  # asleep
-        (Sample(110.0, 5.0, 10**9, 101), True),  # printed
-        (Sample(110.0, 7.0, 10**9, 100), True),  # computes
-        (Sample(110.0, 5.3, 10**9, 100), False),  # background threads tick
+        (Sample(110.0, 5.0, 10**9, 100), False),  # Asleep.
+        (Sample(110.0, 5.0, 10**9, 101), True),  # Prints.
+        (Sample(110.0, 7.0, 10**9, 100), True),  # Computes.
+        (Sample(110.0, 5.3, 10**9, 100), False),  # Background threads tick.
         (
             Sample(110.0, 5.01, 10**9 + 5_000_000, 100),
             True,
-        ),  # steps through a loop that feeds an accelerator
-        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # wakes once a second
+        ),  # Runs a loop that feeds an accelerator.
+        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # Wakes once a second.
         (Sample(110.0, 5.0, None, 100), False),
-        (Sample(90.0, 5.0, 10**9, 100), False),  # the clock went back
-        (Sample(110.0, 4.9, 10**9, 100), True),  # a child has ended that nobody waits for
+        (Sample(90.0, 5.0, 10**9, 100), False),  # The clock went back.
+        (Sample(110.0, 4.9, 10**9, 100), True),  # A child ended without being waited for.
     ],
 )
-def test_standing_still(later, expected):
-    assert has_moved(BASE, later) is expected
+def test_standing_still(second, expected):
+    assert has_moved(BASE, second) is expected
 
 
 @pytest.mark.starts_processes

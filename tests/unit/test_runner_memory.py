@@ -1,4 +1,4 @@
-"""Whether the out-of-memory killer struck, from files as the kernel writes them."""
+"""Detection of the out-of-memory killer from files as the kernel writes them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def v1(root, group, kills, limit=9223372036854771712):
 def test_a_kill_in_its_own_group_is_seen_and_one_elsewhere_is_not(version, root):
     version(root, "/jobs/a", 4)
     watch = Watch(PID, root=root)
-    write(root, "proc/vmstat", "oom_kill 4\n")  # Somebody else's.
+    write(root, "proc/vmstat", "oom_kill 4\n")  # Those of another process.
     assert watch.verdict() == MemoryVerdict(struck=False, limit_bytes=8 * GIB)
     version(root, "/jobs/a", 5)
     assert watch.verdict().struck
@@ -92,6 +92,6 @@ def test_nothing_is_known_where_nothing_can_be_read(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="no /proc")
 def test_this_very_process_has_a_limit():
-    found = Watch(os.getpid()).verdict()
-    assert not found.struck
-    assert found.limit_bytes > 1 << 20
+    verdict = Watch(os.getpid()).verdict()
+    assert not verdict.struck
+    assert verdict.limit_bytes > 1 << 20

@@ -1,4 +1,4 @@
-"""For how long a worker has stood still, and when nobody can know."""
+"""The time for which a worker has stood still, and when it cannot be known."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_beats_that_come_a_little_late_do_count():
 
 
 def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
-    """64 hosts on two processors were said to wait for one that had returned."""
+    """Without this, 64 hosts on two processors appeared to wait for a host that had returned."""
     folder = tmp_path / "7" / "task" / "7"
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text("1000 9000000 12\n")
@@ -58,8 +58,8 @@ def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
 
 
 def test_a_worker_whose_threads_compile_and_get_no_processor_does_not_stand_still():
-    """XLA compiles in threads while the main one sleeps: beside 60 busy processes they use less
-    than a tenth of a processor, and are ready to run all the time."""
+    """XLA compiles in threads while the main thread sleeps. Next to 60 busy processes, these
+    threads use less than a tenth of a processor, but are always runnable."""
     compiling = [at(t, cpu_s=0.03 * t, starved_s=0.9 * t) for t in range(30)]
     assert max(looks(*compiling)) <= 1
 
@@ -71,19 +71,19 @@ def test_idle_threads_that_wake_up_behind_others_do_not_hide_a_hang():
 
 @pytest.mark.starts_processes
 def test_the_time_that_threads_wait_for_a_processor_is_counted():
-    """Two processes that share one: each waits for half of the time."""
+    """Two processes share a processor, so each waits half of the time."""
     child = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
     pair = [subprocess.Popen([sys.executable, "-c", child]) for _ in range(2)]
     try:
         wait_for = time.monotonic() + 100
-        while any(processes.starved_s(each.pid) < 0.1 for each in pair):
+        while any(processes.starved_s(process.pid) < 0.1 for process in pair):
             assert time.monotonic() < wait_for
             time.sleep(0.01)
     finally:
-        for each in pair:
-            each.kill()
-            each.wait()
-    assert processes.starved_s(pair[0].pid) == 0.0, "it is gone"
+        for process in pair:
+            process.kill()
+            process.wait()
+    assert processes.starved_s(pair[0].pid) == 0.0, "the process has ended"
 
 
 @pytest.mark.parametrize(

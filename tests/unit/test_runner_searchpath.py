@@ -1,4 +1,4 @@
-"""What programs that are started on a host import."""
+"""The import path of programs that are started on a host."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def place(tmp_path) -> Path:
 
 
 def path(place: Path, places: list[str], inherited: str) -> list[str]:
-    given = {"client_root": str(place / "project"), "tree": str(place / "tree")}
-    found = start_message.make_search_path(
-        [str(place / each) for each in places], inherited, **given
+    facts = {"client_root": str(place / "project"), "tree": str(place / "tree")}
+    search_path = start_message.make_search_path(
+        [str(place / folder) for folder in places], inherited, **facts
     )
-    return found.replace(f"{place}/", "").split(os.pathsep)
+    return search_path.replace(f"{place}/", "").split(os.pathsep)
 
 
 def test_the_tree_comes_first_and_the_project_is_replaced_by_it(place):
     inherited = os.pathsep.join(
-        str(place / each) for each in ("project/src", "outside", "project/.venv", "project")
+        str(place / folder) for folder in ("project/src", "outside", "project/.venv", "project")
     )
     assert path(place, ["tree"], inherited) == ["tree", "tree/src", "outside", "project/.venv"], (
         ".venv was not sent"
@@ -47,13 +47,13 @@ def test_a_folder_of_the_project_is_known_by_any_of_its_names(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "is_inherited"),
     [("secrets.py", False), ("email/__init__.py", False), ("code/x", True), ("my.py", True)],
 )
-def test_a_place_that_would_hide_standard_modules_is_left_to_the_program(place, name, kept):
+def test_a_place_that_would_hide_standard_modules_is_left_to_the_program(place, name, is_inherited):
     (place / "tree" / name).parent.mkdir(exist_ok=True)
     (place / "tree" / name).touch()
-    assert path(place, ["tree"], f"{place}/outside") == ["tree", "outside"][not kept :]
+    assert path(place, ["tree"], f"{place}/outside") == ["tree", "outside"][not is_inherited :]
     assert path(place, ["tree"], f"{place}/project") == ["tree"], (
         "the caller's own PYTHONPATH names it"
     )
@@ -79,8 +79,8 @@ def test_what_is_installed_editable_is_imported_from_the_tree_where_it_was_impor
 
 def first(path: str | None, *, is_virtual: bool = True) -> dict[str, str]:
     inherited = {} if path is None else {"PATH": path}
-    given = {"executable": "/me/bin/python", "prefix": "/me", "is_virtual": is_virtual}
-    return start_message.prefer_environment(inherited, **given)
+    facts = {"executable": "/me/bin/python", "prefix": "/me", "is_virtual": is_virtual}
+    return start_message.prefer_environment(inherited, **facts)
 
 
 def test_programs_are_those_of_the_hosts_environment():

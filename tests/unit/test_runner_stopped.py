@@ -1,4 +1,4 @@
-"""What a worker leaves on its streams when it is stopped."""
+"""Output of a worker that is stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ worker.main(Channel(), 1, 2, 3, 0)
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize(
-    ("raised", "code", "told"),
+    ("raised", "code", "message"),
     [
         ("SystemExit(143)", 143, ""),
         ("SystemExit('text')", 70, ""),
@@ -36,10 +36,10 @@ worker.main(Channel(), 1, 2, 3, 0)
     ],
 )
 def test_a_worker_that_ends_outside_the_function_prints_nothing_and_tells_its_own_faults(
-    raised: str, code: int, told: str
+    raised: str, code: int, message: str
 ) -> None:
     done = subprocess.run([sys.executable, "-c", STOPPED % raised], capture_output=True, text=True)
     assert done.returncode == code
     assert done.stderr == ""
-    assert done.stdout.strip().endswith(told)
-    assert ("not the function's fault" in done.stdout) == bool(told)
+    assert done.stdout.strip().endswith(message)
+    assert ("not the function's fault" in done.stdout) == bool(message)

@@ -1,5 +1,5 @@
-"""The worker's streams: what is written to both by turns can be read in that order, and nobody
-waits for ever for a reader."""
+"""The worker's streams: writes to both can be read in order, and no writer waits forever for a
+reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinetic._host.worker import streams
 
 
 class Pair:
-    """Two text streams over pipes of their own."""
+    """Two text streams, each over its own pipe."""
 
     def __init__(self) -> None:
         self.reads, writes = zip(os.pipe(), os.pipe(), strict=True)
@@ -34,9 +34,9 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    made = Pair()
-    yield made
-    made.close()
+    streams = Pair()
+    yield streams
+    streams.close()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(pair: Pair, lines: int, into: list[str]) -> None:
-    """Read as the agent does: whichever pipe has something, whole."""
+    """Read like the agent: whichever pipe has data, until it is empty."""
     selector = selectors.DefaultSelector()
     for fd in pair.reads:
         selector.register(fd, selectors.EVENT_READ)
@@ -138,9 +138,9 @@ def test_a_write_that_the_function_put_in_place_stays(pair: Pair) -> None:
 
 
 def test_a_write_that_the_function_kept_works_on(pair: Pair) -> None:
-    kept = pair.out.write, pair.err.write
+    writes = pair.out.write, pair.err.write
     for _ in range(3):
-        assert [write("x\n") for write in kept] == [2, 2]
+        assert [write("x\n") for write in writes] == [2, 2]
         for fd in pair.reads:
             assert os.read(fd, 100) == b"x\n"
 

@@ -1,5 +1,5 @@
-"""kinetic as an archive: the same files give the same bytes, wherever and whenever they lie; an
-unchanged package is not packed again."""
+"""kinetic as an archive: the same files give the same bytes, wherever and whenever they were
+written, and an unchanged package is not packed again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_AGO = (1e9, 1e9)
 
 @pytest.fixture
 def package(tmp_path):
-    """A small package, written long ago."""
+    """Create a small package with old timestamps."""
     folder = tmp_path / "site-packages" / "kinetic"
     (folder / "_host").mkdir(parents=True)
     for name, text in {
@@ -36,33 +36,33 @@ def package(tmp_path):
 
 
 def names_in(data):
-    with zipfile.ZipFile(io.BytesIO(data)) as made:
-        return made.namelist()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.namelist()
 
 
 @pytest.mark.starts_processes
 def test_it_holds_the_package_without_the_pages_of_a_browser(tmp_path):
-    made = runtime.archive(tmp_path)
-    assert made.blob.digest == hashlib.sha256(made.data).hexdigest()
-    assert made.blob.size_bytes == len(made.data) < 1_150_000
-    found = names_in(made.data)
-    assert found == sorted(found)
-    assert {"kinetic/runner/__main__.py", "kinetic/py.typed"} <= set(found)
-    assert [n for n in found if "__pycache__" in n or n.endswith(".pyc")] == []
+    archive = runtime.archive(tmp_path)
+    assert archive.blob.digest == hashlib.sha256(archive.data).hexdigest()
+    assert archive.blob.size_bytes == len(archive.data) < 1_150_000
+    names = names_in(archive.data)
+    assert names == sorted(names)
+    assert {"kinetic/runner/__main__.py", "kinetic/py.typed"} <= set(names)
+    assert [n for n in names if "__pycache__" in n or n.endswith(".pyc")] == []
     listed = subprocess.run(
         ["git", "ls-files", "kinetic"], cwd=PACKAGE.parent, capture_output=True, text=True
     )
     files = {name for name in listed.stdout.split() if (PACKAGE.parent / name).exists()}
     pages = {name for name in files if name.startswith("kinetic/_dashboard/")}
     assert pages
-    assert set(found) >= files - pages
-    assert not pages & set(found)
+    assert set(names) >= files - pages
+    assert not pages & set(names)
 
 
 @pytest.mark.starts_processes
 def test_the_runner_starts_from_it(tmp_path):
-    with zipfile.ZipFile(io.BytesIO(runtime.archive(tmp_path).data)) as made:
-        made.extractall(tmp_path / "unpacked")
+    with zipfile.ZipFile(io.BytesIO(runtime.archive(tmp_path).data)) as archive:
+        archive.extractall(tmp_path / "unpacked")
     env = {"PYTHONPATH": str(tmp_path / "unpacked"), "PATH": os.environ["PATH"]}
     ended = subprocess.run(
         [sys.executable, "-m", "kinetic.runner"], env=env, cwd="/", capture_output=True, text=True
@@ -105,18 +105,18 @@ def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
     zipped = tmp_path / "app.pyz"
     with zipfile.ZipFile(zipped, "w") as target:
         target.write(package / "a.py", "kinetic/a.py")
-    # Times of the inode cannot be set, and fresh ones are not trusted: the note is made as for
-    # files that were written long ago.
+    # The inode's times cannot be set, and recent ones are not trusted: write the note as for old
+    # files.
     stamps, _ = runtime._stamp_files(zipped / "kinetic", 0)
-    made = runtime.archive(tmp_path, zipped / "kinetic")
+    archive = runtime.archive(tmp_path, zipped / "kinetic")
     note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]
     assert not note.exists()
-    runtime._remember(note, stamps, made)
-    assert runtime._read_note(note, stamps) == made
+    runtime._remember(note, stamps, archive)
+    assert runtime._read_note(note, stamps) == archive
     assert runtime._read_note(note, "others") is None
     note.write_bytes(note.read_bytes()[:-1])
     assert runtime._read_note(note, stamps) is None
-    assert runtime.archive(tmp_path, zipped / "kinetic") == made
+    assert runtime.archive(tmp_path, zipped / "kinetic") == archive
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(package, tmp_path):

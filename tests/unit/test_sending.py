@@ -1,4 +1,4 @@
-"""What is shown while much is sent."""
+"""The progress that is shown during a large upload."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
         double.before = lambda call, _: (
             shown_before_the_end.append(terminal.getvalue()) if call == "chunk" else None
         )
-        # Of the second part, half arrives twice: it is counted once.
+        # Half of the second part is sent twice, but counted once.
         double.fail("chunk", cut_after=8 * MB)
         with sending.show_progress(GcsStore("gs://bucket"), 60 * MB, terminal) as watched:
             assert watched.put("a", iter([b"x" * MB] * 50))

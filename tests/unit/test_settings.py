@@ -1,4 +1,4 @@
-"""Settings: precedence, sources, bad values, and what a job may carry with it."""
+"""Settings: precedence, sources, invalid values, and the environment that a job inherits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HOME = {"HOME": "/home/me"}
 
 
 def test_defaults_are_below_the_home_folder():
-    found = settings.load(HOME)
-    assert str(found.home) == "/home/me/.local/share/kinetic"
-    assert str(found.cache_dir) == "/home/me/.cache/kinetic"
-    assert (found.start_timeout_s, found.grace_s, found.preload) == (600.0, 5.0, "auto")
-    assert found.setting("home") == settings.Setting(found.home, settings.DEFAULT)
+    defaults = settings.load(HOME)
+    assert str(defaults.home) == "/home/me/.local/share/kinetic"
+    assert str(defaults.cache_dir) == "/home/me/.cache/kinetic"
+    assert (defaults.start_timeout_s, defaults.grace_s, defaults.preload) == (600.0, 5.0, "auto")
+    assert defaults.setting("home") == settings.Setting(defaults.home, settings.DEFAULT)
 
 
 def test_xdg_folders_are_used_and_relative_ones_ignored():
@@ -45,15 +45,15 @@ def test_a_tilde_means_the_home_of_that_environment():
     ],
 )
 def test_precedence(flags, environ, profile, value, source):
-    found = settings.load(HOME | environ, flags=flags, profile=profile)
-    zone = found.setting("zone")
+    loaded = settings.load(HOME | environ, flags=flags, profile=profile)
+    zone = loaded.setting("zone")
     assert (zone.value, str(zone.source)) == (value, source)
 
 
 def test_a_project_of_other_tools_is_known_but_is_no_cluster():
-    found = settings.load(HOME | {"GOOGLE_CLOUD_PROJECT": "p"})
-    assert found.project == "p"
-    assert found.cluster_settings == {}
+    loaded = settings.load(HOME | {"GOOGLE_CLOUD_PROJECT": "p"})
+    assert loaded.project == "p"
+    assert loaded.cluster_settings == {}
     assert list(settings.load(HOME | {"KINETIC_PROJECT": "p"}).cluster_settings) == ["project"]
     assert list(settings.load(HOME, flags={"cluster": "c"}).cluster_settings) == ["cluster"]
 
@@ -103,10 +103,10 @@ def test_a_worker_is_recognised_by_the_folder_of_its_host(tmp_path):
 
 
 def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplog):
-    """It is exported by hand, or by a shell that a job has started, which has ended."""
+    """The variable was exported by hand, or by a shell of a job that has ended."""
     settings._ignore_job.cache_clear()
-    by_hand, left = {"KINETIC_JOB_ID": "job-1"}, {"KINETIC_PREEMPTION": str(tmp_path / "gone")}
-    for environ in (by_hand, by_hand | left, by_hand):
+    by_hand, inherited = {"KINETIC_JOB_ID": "job-1"}, {"KINETIC_PREEMPTION": str(tmp_path / "gone")}
+    for environ in (by_hand, by_hand | inherited, by_hand):
         assert not settings.on_host(environ)
     (record,) = caplog.records
     assert "KINETIC_JOB_ID 'job-1' is ignored" in record.getMessage()
@@ -180,19 +180,19 @@ def test_a_missing_secret_is_named():
     )
 )
 def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
-    kept = settings.worker_environ(environ)
-    # It names a file, which lies where other programs of the user find it.
-    secret = {name for name in kept if looks_secret(name)}
+    inherited = settings.worker_environ(environ)
+    # Its value is the path of a file that other programs use, too.
+    secret = {name for name in inherited if looks_secret(name)}
     assert secret <= {"GOOGLE_APPLICATION_CREDENTIALS"}
-    assert set(environ) - set(kept) <= {"HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"}
+    assert set(environ) - set(inherited) <= {"HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"}
 
 
 def test_the_store_is_the_home_unless_it_is_named():
-    found = settings.load(HOME | {"KINETIC_HOME": "~/k"})
-    assert found.setting("store") == settings.Setting(
+    loaded = settings.load(HOME | {"KINETIC_HOME": "~/k"})
+    assert loaded.setting("store") == settings.Setting(
         "/home/me/k", settings.SettingSource(settings.Origin.HOME)
     )
-    assert found.folder == found.home
+    assert loaded.folder == loaded.home
 
     named = settings.load(HOME | {"KINETIC_STORE": "~/jobs"})
     assert named.setting("store") == settings.Setting(
@@ -230,5 +230,6 @@ def test_the_reference_lists_what_a_simulated_host_inherits():
 def test_variables_that_look_like_those_of_settings_are_found():
     meant = {"KINETIC_BACKND": "BACKEND", "KINTEIC_ZONE": "ZONE", "kinetic_queue": "QUEUE"}
     others = ("KINETIC_SLICES", "KINETIC_NAME", "KINETIC_CLUSTER", "KINDLY", "PATH")
-    found = environment.find_misspelt(settings.names().values(), dict.fromkeys((*meant, *others)))
-    assert found == {name: f"KINETIC_{end}" for name, end in meant.items()}
+    names = settings.names().values()
+    misspelt = environment.find_misspelt(names, dict.fromkeys((*meant, *others)))
+    assert misspelt == {name: f"KINETIC_{end}" for name, end in meant.items()}

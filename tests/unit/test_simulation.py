@@ -1,4 +1,4 @@
-"""What the local backend starts for a plan."""
+"""The processes that the local backend starts for a plan."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="file is a file"):
         check(tmp_path / "file/out")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    check(tmp_path)  # It may be there to be read.
+    check(tmp_path)  # It may exist to be read.
     with pytest.raises(UsageError, match=f"you may not write to {tmp_path}"):
         check(tmp_path / "a/b")
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "words"),
     [(errno.ENETUNREACH, "Network is unreachable"), (errno.EADDRNOTAVAIL, "Cannot assign")],
 )
-def test_several_hosts_need_a_loopback_address(tmp_path, monkeypatch, number, said):
+def test_several_hosts_need_a_loopback_address(tmp_path, monkeypatch, number, words):
     backend = LocalBackend(LocalStore(tmp_path), {}, available_memory_bytes=lambda: None)
     backend.preflight(several := plan(accelerator="tpu-v6e-16"))
 
@@ -61,10 +61,10 @@ def test_several_hosts_need_a_loopback_address(tmp_path, monkeypatch, number, sa
         raise OSError(number, "")
 
     monkeypatch.setattr(socket, "create_server", refuse)
-    with pytest.raises(PreflightError, match=rf"127.0.0.1.*{said}.*`ip link set lo up`"):
+    with pytest.raises(PreflightError, match=rf"127.0.0.1.*{words}.*`ip link set lo up`"):
         backend.preflight(several)
     backend.preflight(plan(accelerator="cpu"))
-    number = errno.EMFILE  # It says nothing about the network.
+    number = errno.EMFILE  # This option does not concern the network.
     backend.preflight(several)
 
 

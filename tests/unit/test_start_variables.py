@@ -1,4 +1,4 @@
-"""Which variables processes are started with, in each of the places where they start."""
+"""The environment variables of processes that start on a host, an agent or a worker."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ def environ(base, **env):
     space = SimpleNamespace(**names, sys_path=(), editable=())
     world = start_message.World("", 1, 0, 1, "gpu", False)
     plan, who = planned("gpu-l4", env=env), replace(who, base_env=base)
-    made = start_message._environ(who, plan, space, world, debug=False)
-    return made, start_message._requested_path(who, plan, space)
+    variables = start_message._environ(who, plan, space, world, debug=False)
+    return variables, start_message._requested_path(who, plan, space)
 
 
 def test_programs_find_the_driver_of_gpus_beside_the_libraries_of_env():
     both = "/mine:/usr/local/nvidia/lib64"
-    made, _ = environ({"LD_LIBRARY_PATH": both}, LD_LIBRARY_PATH="/mine")
-    assert made["LD_LIBRARY_PATH"] == both
-    made, _ = environ({}, LD_LIBRARY_PATH="/mine")
-    assert made["LD_LIBRARY_PATH"] == "/mine"
+    variables, _ = environ({"LD_LIBRARY_PATH": both}, LD_LIBRARY_PATH="/mine")
+    assert variables["LD_LIBRARY_PATH"] == both
+    variables, _ = environ({}, LD_LIBRARY_PATH="/mine")
+    assert variables["LD_LIBRARY_PATH"] == "/mine"
 
 
 def test_folders_of_a_pythonpath_are_those_of_this_host():
-    made, folders = environ({}, PYTHONPATH=f"/opt/lib{os.pathsep}src{os.pathsep}")
+    variables, folders = environ({}, PYTHONPATH=f"/opt/lib{os.pathsep}src{os.pathsep}")
     assert folders == ["/opt/lib", "/t/cwd/src"]
-    assert made["PYTHONPATH"] == f"/opt/lib{os.pathsep}src{os.pathsep}"
+    assert variables["PYTHONPATH"] == f"/opt/lib{os.pathsep}src{os.pathsep}"
     assert environ({})[1] == []
 
 

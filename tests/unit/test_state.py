@@ -1,4 +1,4 @@
-"""What a job is: one enumeration, one pure function."""
+"""The state of a job: one enumeration, one pure function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listing jobs: in a folder, and over a line where each call takes time."""
+"""Lists of jobs: in a folder, and over a network where each call takes time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_thousand_jobs_that_ended_are_listed_in_three_calls(capsys, monkeypatc
 
 
 def test_a_list_does_not_need_the_copies():
-    """They are missing, damaged or left over where a writer was killed or a newer one has been."""
+    """Copies may be missing or damaged, or remain from a killed or newer writer."""
     store = MemoryStore(delay_s=0.0001)
     refs = [ref_of(number, store) for number in range(6)]
     for ref in refs:
@@ -102,9 +102,9 @@ def test_a_list_does_not_need_the_copies():
     store.put(f"{layout.JobKeys(refs[2].job_id).listing}/ref-not/base64", b"")
     index.add(store, replace(refs[3], display_name="another"))
     store.delete(layout.JobKeys(refs[4].job_id).ref)
-    found = {ref.job_id: ref for ref in index.refs(store)}
-    assert found.keys() == {refs[n].job_id for n in (0, 1, 2, 3, 5)}
-    assert found[refs[3].job_id].display_name == "another"
+    listed = {ref.job_id: ref for ref in index.refs(store)}
+    assert listed.keys() == {refs[n].job_id for n in (0, 1, 2, 3, 5)}
+    assert listed[refs[3].job_id].display_name == "another"
 
 
 def test_what_no_key_could_hold_is_read():

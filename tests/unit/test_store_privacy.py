@@ -1,8 +1,5 @@
-"""A store in which others can write is refused, and one that they can look into is told: what lies
-there is run.
-
-In: folders with modes and owners. Out: errors that say what to run.
-"""
+"""A store that others can write to is refused, and one that they can read causes a warning, because
+hosts run its content."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path, mode):
     root.mkdir()
     os.chown(root, -1, os.getgid())
     root.chmod(mode)
-    told = f"mode {mode:o}.*who could run code as you.*chmod 700 '{root}'"
+    message = f"mode {mode:o}.*who could run code as you.*chmod 700 '{root}'"
     if mode == 0o770 and pwd.getpwuid(os.geteuid()).pw_name == grp.getgrgid(os.getgid()).gr_name:
-        open_store(root)  # The group that many systems give each user: it has nobody else.
+        open_store(root)  # Many systems give each user a group without other members.
         return
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         open_store(root)
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         LocalStore(root).put("a", b"1")
     assert list(root.iterdir()) == []
 
@@ -60,7 +57,7 @@ def test_a_folder_that_others_can_look_into_is_told_once(tmp_path, caplog):
     root.chmod(0o755)
     for _ in range(2):
         open_store(root).put("a", b"1")
-    assert [each.message for each in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         f"kinetic: Others can read the store {root} (mode 755). Run: chmod 700 {root}"
     ]
 

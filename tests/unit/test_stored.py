@@ -1,4 +1,4 @@
-"""Hosts that a leader is asked in the store to kill, by whoever does not reach it."""
+"""Orders in the store to kill hosts, for callers that do not reach the leader."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_a_leader_says_which_hosts_it_has_killed():
     )
 
     def answer(_):
-        asked = find_order(store)
-        assert asked["hosts"] == [1, 3]
-        told = {"id": asked["id"], "hosts": [3]}
-        store.put(layout.AttemptKeys(JOB, 1).order_answer(asked["id"]), json.dumps(told).encode())
+        order = find_order(store)
+        assert order["hosts"] == [1, 3]
+        answer = {"id": order["id"], "hosts": [3]}
+        store.put(layout.AttemptKeys(JOB, 1).order_answer(order["id"]), json.dumps(answer).encode())
 
     assert ask(store, answer) == (3,)
     assert list(store.list("")) == [layout.AttemptKeys(JOB, 1).order_answer("another")], (

@@ -1,4 +1,4 @@
-"""Submission: the order of the writes, and what is left when one of them fails."""
+"""Submission: the order of the writes, and the records that remain if one of them fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST = "ab" * 32
 
 
 class RecordingStore(LocalStore):
-    """Notes the keys in the order in which they are written; fails at one of them."""
+    """Notes the keys in the order of their writes; fails at one of them."""
 
     def __init__(self, root, fails_at="", error=None):
         super().__init__(root)
@@ -88,13 +88,13 @@ def test_what_pods_install_is_sent_once(tmp_path, planned):
         layout.blob(listed[0])
     )
     assert store.get(layout.blob(listed[0])) == b"numpy\n"
-    kept = Plan.from_json(json.loads(store.get(layout.JobKeys(planned.plan.job_id).plan)))
-    assert kept == planned.plan
-    again = dataclasses.replace(
+    stored_plan = Plan.from_json(json.loads(store.get(layout.JobKeys(planned.plan.job_id).plan)))
+    assert stored_plan == planned.plan
+    second_plan = dataclasses.replace(
         planned, plan=dataclasses.replace(planned.plan, job_id="job-00000002")
     )
     store.written.clear()
-    submission.submit(again, FakeBackend(store), store)
+    submission.submit(second_plan, FakeBackend(store), store)
     assert not {layout.blob(archive[0]), layout.blob(listed[0])} & set(store.written)
 
 
@@ -154,13 +154,13 @@ def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answe
         backend.cancel = cancel
     with pytest.raises(errors.BackendUnavailable, match="no route"):
         submission.submit(planned, backend, store)
-    there = [layout.JobKeys(planned.plan.job_id).ref]
-    assert list(store.list(layout.REFS)) == ([] if answers_again else there)
+    keys = [layout.JobKeys(planned.plan.job_id).ref]
+    assert list(store.list(layout.REFS)) == ([] if answers_again else keys)
     assert ("cancel" in backend.calls) is answers_again
 
 
 class Alarm(Exception):
-    """What a handler of SIGALRM raises."""
+    """An exception that a handler of SIGALRM raises."""
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeoutError, Alarm])
@@ -222,7 +222,7 @@ def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
 
 
 class Building(FakeBackend):
-    """Builds images; `unbuilt` is why it cannot."""
+    """Builds images; `unbuilt` is the reason why it cannot."""
 
     unbuilt: BaseException | None = None
 
@@ -240,8 +240,8 @@ def test_the_image_comes_before_the_first_write(tmp_path, planned):
     wanted = ["preflight", "choose_image", "render", "submit"]
     assert backend.calls == wanted
     assert ref.place.image == "bundled"
-    kept = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))
-    assert kept.place.image == "bundled"
+    stored_plan = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))
+    assert stored_plan.place.image == "bundled"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Processes that submit trees which share folders, while another sweeps whatever no plan names:
-every job finds its tree."""
+"""Processes submit trees that share folders while another process sweeps: every job finds its
+tree."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_a_sweep_does_not_wait_for_ever_for_a_submission_that_stands_still(
     monkeypatch.setattr(gc_lock, "SUBMISSIONS_TAKE_S", 0.1)
     store = LocalStore(tmp_path)
     with lock_for_submission(store):
-        told = r"one of these processes is stopped \(Ctrl-Z\)"
-        with pytest.raises(StoreError, match=told), gc_lock.lock_for_sweep(store):
+        words = r"one of these processes is stopped \(Ctrl-Z\)"
+        with pytest.raises(StoreError, match=words), gc_lock.lock_for_sweep(store):
             pass
         with lock_for_submission(store):
             pass
@@ -58,9 +58,9 @@ def test_a_prune_that_cannot_sweep_says_what_it_has_removed(
     )
     with lock_for_submission(store):
         assert call(["jobs", "prune", "--yes", "--json"]) == 5
-    told = json.loads(capsys.readouterr().out)
-    assert (told["jobs"], told["contents"]) == ([ref.job_id], 0)
-    assert "(Ctrl-Z)" in told["failed"][0]["error"]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["jobs"], document["contents"]) == ([ref.job_id], 0)
+    assert "(Ctrl-Z)" in document["failed"][0]["error"]
 
 
 def plant(root: Path) -> None:
@@ -73,30 +73,30 @@ def plant(root: Path) -> None:
 
 
 def submit(place: Path, number: int, answers) -> None:
-    store, chance, told = LocalStore(place / "store"), random.Random(number), []
+    store, chance, failures = LocalStore(place / "store"), random.Random(number), []
     root, dest = place / f"root{number}", place / f"dest{number}"
     plant(root)
     for turn in range(SUBMISSIONS):
         (root / chance.choice("ab") / chance.choice("xy") / "file").write_text(
             str(chance.randrange(3))
         )
-        made, job = bundle.build(root, cache_dir=place / f"cache{number}"), f"job-{number}-{turn}"
+        tree, job = bundle.build(root, cache_dir=place / f"cache{number}"), f"job-{number}-{turn}"
         store.put(layout.JobKeys(job).ref, b"{}")
         with lock_for_submission(store):
-            upload(made, store)
+            upload(tree, store)
             store.put(
                 layout.JobKeys(job).plan,
-                json.dumps({"tree": {"manifest": {"digest": made.tree.manifest.digest}}}).encode(),
+                json.dumps({"tree": {"manifest": {"digest": tree.tree.manifest.digest}}}).encode(),
             )
         try:
-            unpack(store, made.tree, dest)
+            unpack(store, tree.tree, dest)
         except CorruptRecord as error:
-            told.append(str(error))
+            failures.append(str(error))
         shutil.rmtree(dest, ignore_errors=True)
         if chance.random() < 0.7:
             store.delete(layout.JobKeys(job).prefix)
             store.delete(layout.JobKeys(job).ref)
-    answers.put(told)
+    answers.put(failures)
 
 
 def sweep(place: Path, done) -> None:
@@ -129,9 +129,9 @@ def test_a_job_that_is_removed_while_the_sweep_looks_is_passed_over(tmp_path, mo
     store.put(layout.JobKeys("job-1").plan, b"{}")
 
     def listed_then_removed(store, prefix):
-        found = list(listed(store, prefix))
+        entries = list(listed(store, prefix))
         store.delete(layout.JobKeys("job-1").prefix)
-        return iter(found)
+        return iter(entries)
 
     monkeypatch.setattr(LocalStore, "parts", listed_then_removed)
     pruning.sweep(store, older_than=time.time() + 60)

@@ -1,5 +1,4 @@
-"""The public types are part of the product: mypy is run over files that use them, rightly and
-wrongly."""
+"""The public types are part of the product: mypy checks files that use them rightly and wrongly."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import jedi
 import pytest
 from mypy import api
 
-pytestmark = pytest.mark.timeout(900)  # without a cache, and beside other work, mypy takes minutes
+pytestmark = pytest.mark.timeout(900)  # Without a cache and on a busy machine, mypy takes minutes.
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "typing"
@@ -32,7 +31,7 @@ def check(file: Path, cache: Path) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # One cache for `make check` and this test: the second of them is quick.
+    # `make check` and this test share a cache, so the second of them is fast.
     own = ROOT / ".mypy_cache"
     return own if own.is_dir() else tmp_path_factory.mktemp("mypy")
 
@@ -51,28 +50,28 @@ def test_each_mistake_is_found(cache: Path) -> None:
     file = CASES / "mistakes.py"
     lines = enumerate(file.read_text().splitlines(), 1)
     expected = {
-        number: found[1]
+        number: match[1]
         for number, line in lines
-        if (found := re.search(r"# expect: ([a-z-]+)$", line))
+        if (match := re.search(r"# expect: ([a-z-]+)$", line))
     }
     out, _ = check(file, cache)
-    found = {
+    match = {
         int(n): code
         for n, code in re.findall(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$", out, re.MULTILINE)
     }
-    assert found == expected, out
+    assert match == expected, out
 
 
 @pytest.mark.long
 def test_editors_complete_the_public_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without running anything: jedi is what Jupyter and vim ask."""
+    """Jupyter and vim complete with jedi, which runs no code."""
     import kinetic
 
     monkeypatch.setattr(jedi.settings, "cache_directory", str(tmp_path))
 
     def names(code: str) -> set[str]:
         script = jedi.Script(code, environment=jedi.InterpreterEnvironment())
-        return {each.name for each in script.complete()}
+        return {completion.name for completion in script.complete()}
 
     assert set(kinetic.__all__) <= names("import kinetic\nkinetic.")
     call = "import kinetic\n@kinetic.run('cpu')\ndef f(): ...\n"

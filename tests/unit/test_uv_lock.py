@@ -1,4 +1,4 @@
-"""What a uv.lock says is what hosts install: uv itself is asked whether it was understood."""
+"""Hosts install the versions in a uv.lock: uv itself confirms the lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wheel(folder, name, version, *requires):
     extras = sorted({m[1] for r in requires if (m := re.search(r"extra == '(\w+)'", r))})
     about = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
     about += [f"Provides-Extra: {extra}" for extra in extras]
-    about += [f"Requires-Dist: {each}" for each in requires]
+    about += [f"Requires-Dist: {requirement}" for requirement in requires]
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
         archive.writestr(f"{info}/METADATA", "\n".join(about) + "\n")
         archive.writestr(
@@ -95,12 +95,12 @@ PLACES = [
 
 
 def installed_in(lines, place):
-    """Names and versions that a list installs in a place."""
+    """Return the names and versions that a list installs on a platform."""
     wanted = [Requirement(line) for line in lines]
     return {
-        str(each).partition(";")[0].strip()
-        for each in wanted
-        if each.marker is None or Marker(str(each.marker)).evaluate(place)
+        str(requirement).partition(";")[0].strip()
+        for requirement in wanted
+        if requirement.marker is None or Marker(str(requirement.marker)).evaluate(place)
     }
 
 

@@ -31,7 +31,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Named:
-    """A value that says itself what it looks like."""
+    """A value with its own `__repr__`."""
 
     name: str
 
@@ -41,7 +41,7 @@ class Named:
 
 @dataclass(frozen=True, repr=False)
 class Silent:
-    """A value that shows nothing."""
+    """A value without a `__repr__` of its fields."""
 
     name: str
 
@@ -90,7 +90,7 @@ def test_a_value_cannot_be_changed() -> None:
 def test_the_standard_library_takes_it_for_a_dataclass() -> None:
     one = Point(1, tags={"a": 1})
     assert dataclasses.is_dataclass(Point)
-    assert [each.name for each in dataclasses.fields(one)] == ["x", "y", "tags", "secret"]
+    assert [field.name for field in dataclasses.fields(one)] == ["x", "y", "tags", "secret"]
     assert asdict(one) == {"x": 1, "y": 2, "tags": {"a": 1}, "secret": ""}
     assert replace(one, y=7) == Point(1, 7, {"a": 1})
     assert pickle.loads(pickle.dumps(one)) == one

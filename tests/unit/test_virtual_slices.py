@@ -1,7 +1,4 @@
-"""Slices of virtual devices that are lost for real: XLA itself fails what was computed from them.
-
-In: programs with eight devices in two slices. Out: values and errors.
-"""
+"""Slices of virtual devices that are really lost: XLA itself fails computations on them."""
 
 from __future__ import annotations
 
@@ -51,18 +48,18 @@ def error_of(act):
     print("no error")
 
 """
-HERE = World("127.0.0.1:1", 1, 0, 8, "proxy", simulated=True, slices=2)
+WORLD = World("127.0.0.1:1", 1, 0, 8, "proxy", simulated=True, slices=2)
 
 
 @pytest.fixture(scope="module")
 def forks():
-    with Forks(IMPORTS, **jaxworld.environ(HERE, {}, {}, automatic=False)) as running:
+    with Forks(IMPORTS, **jaxworld.environ(WORLD, {}, {}, automatic=False)) as running:
         yield running
 
 
 @pytest.fixture
 def run(forks, tmp_path):
-    """What a program prints."""
+    """Run a program; return the lines that it prints."""
 
     def run(program, away_s=600.0):
         forks.start(BEFORE + program, tmp_path, str(tmp_path), str(away_s))
@@ -95,7 +92,7 @@ print(sorted(elastic.get_active_slice_indices()))
 
 
 def test_what_lies_on_a_lost_slice_fails_and_what_does_not_stays(run):
-    said = run(
+    lines = run(
         """
 all_, first = spread(np.arange(8.0)), spread(np.arange(4.0), devices[:4])
 copied = np.asarray(all_)
@@ -108,9 +105,9 @@ print("DATA_LOSS" in error_of(lambda: jax.block_until_ready(before)))
 print(np.asarray(double(first)).tolist(), copied.sum(), sorted(elastic.get_active_slice_indices()))
 """,
     )
-    assert said[0] == "INTERNAL: DATA_LOSS: slice 1 is down (simulated)"
-    assert "DATA_LOSS: slice 1 is down (simulated)" in said[1]
-    assert said[2:] == ["True", "[0.0, 6.0, 12.0, 18.0] 28.0 [0]"]
+    assert lines[0] == "INTERNAL: DATA_LOSS: slice 1 is down (simulated)"
+    assert "DATA_LOSS: slice 1 is down (simulated)" in lines[1]
+    assert lines[2:] == ["True", "[0.0, 6.0, 12.0, 18.0] 28.0 [0]"]
 
 
 @pytest.mark.starts_processes
@@ -195,8 +192,8 @@ def test_a_pipe_tells_whether_somebody_listens(tmp_path):
 
 
 def test_who_waits_for_an_array_while_its_slice_is_lost_gets_the_error(run):
-    """Many times, at any moment: JAX must not go on with an array that is gone."""
-    said = run(
+    """Repeated at random moments: JAX must not continue with an array that is lost."""
+    lines = run(
         """
 def wait_for_ever(arrays):
     while True:
@@ -210,4 +207,4 @@ for number in range(40):
 print("done")
 """,
     )
-    assert said == ["done"]
+    assert lines == ["done"]

@@ -1,4 +1,4 @@
-"""Where hosts wait for their places: who is answered, with what, and who is not."""
+"""The room where hosts wait for their places: hosts that are answered, and hosts that are not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kinetic._rpc.waiting_room import WaitingRoom
 PLACE = HostAssignment(2, 1, (0, 2), 5)
 
 
-class Told:
-    """Remembers what happened, in order."""
+class EventRecorder:
+    """Records events in order."""
 
     def __init__(self):
         self.events = []
@@ -31,16 +31,16 @@ class Told:
 
 
 async def started(*waiting):
-    """Let these begin to wait."""
-    tasks = [asyncio.create_task(each) for each in waiting]
+    """Start the waiting tasks."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in waiting]
     await asyncio.sleep(0)
     return tasks
 
 
 def test_those_who_wait_are_given_their_places():
     async def story():
-        told = Told()
-        room = WaitingRoom(told)
+        recorder = EventRecorder()
+        room = WaitingRoom(recorder)
         tasks = await started(room.ask(0, 1))
         assert not room.is_complete([0, 1])
         tasks += await started(room.ask(1, 1), room.ask(2, 1))
@@ -52,14 +52,14 @@ def test_those_who_wait_are_given_their_places():
         assert await tasks[2] is None
         assert await room.ask(0, 1) is None, "nothing follows any more"
         entered = [("enter", index) for index in range(3)]
-        assert told.events == [*entered, ("told", 2), ("enter", 0), ("told", 0)]
+        assert recorder.events == [*entered, ("told", 2), ("enter", 0), ("told", 0)]
 
     asyncio.run(story())
 
 
 def test_one_that_asks_between_two_calls_finds_its_place():
     async def story():
-        room = WaitingRoom(Told())
+        room = WaitingRoom(EventRecorder())
         room.assign({3: PLACE})
         assert await room.ask(3, 1) == PLACE
         assert not room.waits(3)
@@ -69,7 +69,7 @@ def test_one_that_asks_between_two_calls_finds_its_place():
 
 def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
     async def story():
-        room = WaitingRoom(Told())
+        room = WaitingRoom(EventRecorder())
         (old,) = await started(room.ask(0, 1))
         room.expect_next(0)
         assert not room.waits(0)
@@ -85,10 +85,10 @@ def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
     monkeypatch.setattr(waiting_room, "PATIENCE_S", 0.0)
 
     async def story():
-        room = WaitingRoom(Told())
-        again = await room.ask(0, 1)
-        assert again is not None
-        assert again.is_postponed
+        room = WaitingRoom(EventRecorder())
+        second_answer = await room.ask(0, 1)
+        assert second_answer is not None
+        assert second_answer.is_postponed
         assert room.waits(0)
 
     asyncio.run(story())
@@ -96,7 +96,7 @@ def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
 
 def test_places_that_were_not_asked_for_in_time_count_no_more():
     async def story():
-        room = WaitingRoom(Told())
+        room = WaitingRoom(EventRecorder())
         room.assign({0: PLACE})
         room.assign({})
         (asking,) = await started(room.ask(0, 1))
@@ -111,11 +111,11 @@ def test_places_that_were_not_asked_for_in_time_count_no_more():
 
 def test_a_start_that_was_never_heard_of_takes_the_place_of_the_one_before():
     async def story():
-        told = Told()
-        room = WaitingRoom(told, announced=True)
+        recorder = EventRecorder()
+        room = WaitingRoom(recorder, announced=True)
         (first,) = await started(room.ask(0, 700))
         (second,) = await started(room.ask(0, 30))
-        assert told.events == [("enter", 0), ("start", 0), ("enter", 0)]
+        assert recorder.events == [("enter", 0), ("start", 0), ("enter", 0)]
         room.assign({0: PLACE})
         assert (await first, await second) == (None, PLACE)
         assert await room.ask(0, 700) is None, "one that comes back late counts no more"
@@ -125,7 +125,7 @@ def test_a_start_that_was_never_heard_of_takes_the_place_of_the_one_before():
 
 def test_a_host_that_was_started_again_before_it_took_its_place_is_given_it():
     async def story():
-        room = WaitingRoom(Told(), announced=True)
+        room = WaitingRoom(EventRecorder(), announced=True)
         room.assign({0: PLACE})
         assert await room.ask(0, 5) == PLACE
         room.reassign(0, PLACE)
@@ -138,11 +138,11 @@ def test_a_host_that_does_not_come_back_has_left(monkeypatch):
     monkeypatch.setattr(waiting_room, "AWAY_S", 0.0)
 
     async def story():
-        told = Told()
-        room = WaitingRoom(told, announced=True, leave=True)
+        recorder = EventRecorder()
+        room = WaitingRoom(recorder, announced=True, leave=True)
         (asking,) = await started(room.ask(0, 5))
         asking.cancel()
-        while ("leave", 0) not in told.events:
+        while ("leave", 0) not in recorder.events:
             await asyncio.sleep(0)
         assert not room.waits(0)
 
@@ -153,15 +153,15 @@ def test_a_host_that_asks_again_has_not_left(monkeypatch):
     monkeypatch.setattr(waiting_room, "AWAY_S", 0.0)
 
     async def story():
-        told = Told()
-        room = WaitingRoom(told, announced=True, leave=True)
+        recorder = EventRecorder()
+        room = WaitingRoom(recorder, announced=True, leave=True)
         (asking,) = await started(room.ask(0, 5))
         asking.cancel()
-        (again,) = await started(room.ask(0, 5))
+        (second_answer,) = await started(room.ask(0, 5))
         for _ in range(10):
             await asyncio.sleep(0)
-        assert told.events == [("enter", 0)]
+        assert recorder.events == [("enter", 0)]
         assert room.waits(0)
-        again.cancel()
+        second_answer.cancel()
 
     asyncio.run(story())

@@ -1,4 +1,4 @@
-"""What debuggers do in a job that has none: an error that says what works."""
+"""Breakpoints in a job without a debugger: an error that names the options that work."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_ipdb_is_refused_whenever_it_is_imported(tmp_path, monkeypatch):
 
 
 def test_ipythons_debugger_is_refused_that_was_imported_before(monkeypatch):
-    made = types.ModuleType("IPython.core.debugger")
-    monkeypatch.setitem(sys.modules, made.__name__, made)
+    module = types.ModuleType("IPython.core.debugger")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     breakpoints._refuse("")
     with pytest.raises(UsageError, match=r"^set_trace\(\): a job has no terminal"):
-        made.set_trace(header="here")
+        module.set_trace(header="here")
 
 
 def test_the_standard_librarys_is_refused():

@@ -1,7 +1,5 @@
-"""The folder in which a host works, in a store that somebody removes meanwhile.
-
-In: a store that is removed while a host prepares. Out: an error, and nothing that was made again.
-"""
+"""The folder of a host whose store is removed while it prepares: an error, and nothing is created
+again."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from kinetic.errors import SetupFailed
 
 
 class RemovedStore(LocalStore):
-    """A store that is removed when it is asked for the payload, for the n-th time."""
+    """A store that is removed at the n-th request for the payload."""
 
     looks = 1
 
@@ -32,7 +30,7 @@ def test_what_the_function_saves_is_read(tmp_path):
     assert workspace.read_saving_step(tmp_path / "absent") is None
     (tmp_path / "saving-local").write_text("7")
     assert workspace.read_saving_step(tmp_path) == 7
-    (tmp_path / "saving-persistent").write_text("")  # it is just being written
+    (tmp_path / "saving-persistent").write_text("")  # It is being written.
     assert workspace.read_saving_step(tmp_path) == 7
     (tmp_path / "saving-persistent").write_text("4")
     assert workspace.read_saving_step(tmp_path) == 4

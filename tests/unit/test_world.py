@@ -1,4 +1,4 @@
-"""What a process is told about the world of JAX, and what it makes of it, without JAX."""
+"""The JAX world of a process: the arguments it gets and the settings it derives, without JAX."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_a_cpu_host_of_a_cluster_has_its_devices_and_no_address_of_a_simulation(
 def test_jax_has_the_processor_beside_an_accelerator(platform, clients):
     world = World("127.0.0.1:1", 1, 0, 0, platform, simulated=False)
     assert jaxworld.environ(world, {}, {}, automatic=True)["JAX_PLATFORMS"] == clients
-    asked = {"JAX_PLATFORMS": platform}
-    assert jaxworld.environ(world, {}, asked, automatic=True)["JAX_PLATFORMS"] == platform
+    requested = {"JAX_PLATFORMS": platform}
+    assert jaxworld.environ(world, {}, requested, automatic=True)["JAX_PLATFORMS"] == platform
 
 
 @pytest.mark.parametrize(("file", "warns"), [("/dev/null", False), ("/dev/absent", True)])
 def test_a_host_without_its_gpu_says_so(monkeypatch, capsys, file, warns):
-    """JAX falls back to the processor without a word."""
+    """JAX falls back to the CPU silently."""
     monkeypatch.setattr(jaxworld, "GPU_FILES", (file,))
     monkeypatch.setattr(jaxworld.os, "environ", {})
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
@@ -126,7 +126,7 @@ def test_a_lone_host_has_torchs_variables_and_no_others():
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("arguments", "wrong"),
     [
         ({}, {}),
         ({"num_processes": 2, "process_id": None}, {}),
@@ -135,8 +135,8 @@ def test_a_lone_host_has_torchs_variables_and_no_others():
         ({"num_processes": 3, "process_id": 0}, {"num_processes": 3, "process_id": 0}),
     ],
 )
-def test_arguments_that_disagree_are_found(given, wrong):
-    assert joining.find_differing(WORLD, given) == wrong
+def test_arguments_that_disagree_are_found(arguments, wrong):
+    assert joining.find_differing(WORLD, arguments) == wrong
 
 
 @pytest.mark.starts_processes
@@ -144,7 +144,7 @@ def test_one_process_at_a_time_stands_for_its_host(tmp_path):
     file = str(tmp_path / "world")
     assert joining.join_state(file) == ""
     with joining._claim_place(file):
-        # Here its end would free the lock.
+        # In this process, its end would free the lock.
         assert _in_fork(lambda: joining.join_state(file) == joining.JOINING)
         assert _in_fork(lambda: _is_taken(file))
     assert _in_fork(lambda: joining.join_state(file) == joining.JOINED)
@@ -206,7 +206,7 @@ def test_a_program_without_kinetic_can_load_it():
 
 
 class JaxRuntimeError(RuntimeError):
-    """Known by its name: JAX has moved it before."""
+    """An error that is recognised by its name, because JAX has moved the class before."""
 
 
 def break_a_collective(*, own):
@@ -220,9 +220,9 @@ def break_a_collective(*, own):
 
 @pytest.mark.parametrize(("own", "follows"), [(True, False), (False, True)])
 def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own, follows):
-    with pytest.raises(ValueError, match="no luck") as told:
+    with pytest.raises(ValueError, match="no luck") as raised:
         break_a_collective(own=own)
-    assert jaxworld.is_consequence(told.value) is follows
+    assert jaxworld.is_consequence(raised.value) is follows
 
 
 @pytest.mark.parametrize(
@@ -233,26 +233,26 @@ def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own
     ],
 )
 def test_a_collective_that_breaks_while_it_is_launched_is_a_consequence(text, follows):
-    """jaxlib raises a ValueError then."""
+    """jaxlib raises a ValueError in this case."""
     assert jaxworld.is_consequence(ValueError(text)) is follows
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "words"),
     [
         (errno.ENOSPC, "No space left on device. Free some space, or set KINETIC_LOCAL_DIR in"),
         (errno.EROFS, "Read-only file system. Set KINETIC_LOCAL_DIR in env="),
     ],
 )
-def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(number, said):
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(number, words):
     home = Home("/dev/shm/kinetic-0/job-1/host-0", "/dev/shm/kinetic-0/job-1/local", 0, 4)
-    told = home.explain(OSError(number, os.strerror(number)))
-    assert told.startswith("The folder of local files /dev/shm/kinetic-0/job-1 cannot")
-    assert said in told
+    message = home.explain(OSError(number, os.strerror(number)))
+    assert message.startswith("The folder of local files /dev/shm/kinetic-0/job-1 cannot")
+    assert words in message
 
 
 def test_xla_logs_no_more_than_where_jax_comes_first() -> None:
-    """Unless the caller wants to see it."""
+    """Unless the caller wants to see XLA's log."""
     name = "TF_CPP_MIN_LOG_LEVEL"
     assert jaxworld.environ(WORLD, {}, {}, automatic=True)[name] == "1"
     assert jaxworld.environ(WORLD, {name: "0"}, {}, automatic=True)[name] == "0"
@@ -260,7 +260,7 @@ def test_xla_logs_no_more_than_where_jax_comes_first() -> None:
 
 
 def test_only_of_functions_it_is_known_at_once_that_their_process_has_died(monkeypatch):
-    """A program may be a child of a shell, which its agent watches: JAX's own limit is left."""
+    """A program may be a child of a shell, which its agent watches, so JAX's own limit stays."""
     spec = importlib.util.spec_from_file_location("kinetic_joining", joining.__file__)
     in_program = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, in_program)

@@ -1,7 +1,4 @@
-"""What a function writes into its work folder is kept with its job, and can be fetched.
-
-In: a folder as a function leaves it, stores. Out: objects of the store, sentences, copies.
-"""
+"""Files that a function writes to its work folder are stored with its job and can be fetched."""
 
 from __future__ import annotations
 
@@ -64,15 +61,15 @@ def files_of(store, prefix=PREFIX):
 
 
 def test_nothing_is_kept_or_asked_where_nothing_was_written(space):
-    store, kept = MemoryStore(), {}
-    assert workspace.keep_written(space, store, PREFIX, kept) == ""
-    assert (kept, sum(store.calls.values())) == ({}, 0)
+    store, stamps = MemoryStore(), {}
+    assert workspace.keep_written(space, store, PREFIX, stamps) == ""
+    assert (stamps, sum(store.calls.values())) == ({}, 0)
 
 
 def test_what_was_made_or_changed_is_kept_and_caches_are_not(space, kept_in):
     tree = space.tree
     (tree / "model.pkl").write_text("m" * 2000)
-    (tree / "sub" / "data").write_text("abc")  # of the same size
+    (tree / "sub" / "data").write_text("abc")  # Of the same size.
     (tree / "runs" / "1").mkdir(parents=True)
     (tree / "runs" / "1" / "events").write_text("e")
     for cache in ("__pycache__", ".venv", "tagged", "env"):
@@ -82,17 +79,17 @@ def test_what_was_made_or_changed_is_kept_and_caches_are_not(space, kept_in):
     (tree / "env" / "pyvenv.cfg").write_text("")
     (tree / "link").symlink_to("model.pkl")
     os.mkfifo(tree / "pipe")
-    kept = {}
-    words = workspace.keep_written(space, kept_in, PREFIX, kept)
+    stamps = {}
+    words = workspace.keep_written(space, kept_in, PREFIX, stamps)
     assert words == "model.pkl, sub/data, runs/1/events (2 KiB)"
     assert files_of(kept_in) == {
         "model.pkl": b"m" * 2000, "runs/1/events": b"e", "sub/data": b"abc",
     }  # fmt: skip
-    assert len(kept) == 3
+    assert len(stamps) == 3
 
 
 def test_folders_without_end_are_not_walked(space, kept_in):
-    """A walk that goes down with them would end the host."""
+    """A recursive walk of them would end the host."""
     (space.tree / "made").write_text("x")
     below = space.tree.joinpath(*["d"] * 150)
     below.mkdir(parents=True)
@@ -110,21 +107,21 @@ def test_names_are_those_that_the_function_used(space):
 
 
 def test_what_exit_handlers_write_is_kept_too(space, kept_in):
-    kept = {}
+    stamps = {}
     log = space.tree / "log"
     log.write_text("1")
-    workspace.keep_written(space, kept_in, PREFIX, kept)
+    workspace.keep_written(space, kept_in, PREFIX, stamps)
     log.write_text("12")
     (space.tree / "summary").write_text("s")
-    assert workspace.keep_written(space, kept_in, PREFIX, kept) == "log, summary (3 B)"
+    assert workspace.keep_written(space, kept_in, PREFIX, stamps) == "log, summary (3 B)"
     assert files_of(kept_in) == {"log": b"12", "summary": b"s"}
 
 
 def test_a_file_is_sent_again_only_if_it_has_changed(space):
-    store, kept = MemoryStore(), {}
+    store, stamps = MemoryStore(), {}
     (space.tree / "log").write_text("1")
     for _ in range(2):
-        workspace.keep_written(space, store, PREFIX, kept)
+        workspace.keep_written(space, store, PREFIX, stamps)
     assert sum(store.calls.values()) == 1
 
 
@@ -161,9 +158,9 @@ def test_a_store_that_takes_nothing_costs_no_job(space):
             raise StoreFull("No space is left.")
 
     (space.tree / "a").write_text("x")
-    kept = {}
-    words = workspace.keep_written(space, Full(), PREFIX, kept)
-    assert (words, kept) == ("Not kept: a (1 B): No space is left.", {})
+    stamps = {}
+    words = workspace.keep_written(space, Full(), PREFIX, stamps)
+    assert (words, stamps) == ("Not kept: a (1 B): No space is left.", {})
 
 
 def test_where_there_are_no_links_files_are_copied(space, tmp_path, monkeypatch):
@@ -183,7 +180,7 @@ WROTE = HostReport(0, Exit.RETURNED, kept_files=2, written="model.pkl, log (3 Ki
 
 
 def rewrite(store, job, report, host=0):
-    """Put a report into the verdict on a job."""
+    """Write a report into the verdict on a job."""
     key = layout.JobKeys(job.job_id).outcome
     document = json.loads(store.get(key))
     document["reports"][host] |= {"kept_files": report.kept_files, "written": report.written}
@@ -232,7 +229,7 @@ def test_a_batch_counts_the_files_of_all_inputs(tmp_path, capsys):
 
 @pytest.fixture
 def world(tmp_path):
-    """A job of two hosts that had two attempts, and an input of a batch."""
+    """Create a job of two hosts that had two attempts, and an input of a batch."""
     world = World(tmp_path / "store")
     world.job("job-00000001", hosts=2)
     world.succeed("job-00000001")
@@ -267,8 +264,8 @@ def test_outputs_are_fetched_and_overwrite_nothing(world, tmp_path, capfd):
     place = tmp_path / "here"
     assert world("jobs", "outputs", "job-0", "--to", str(place)) == 0
     assert capfd.readouterr().out == f"Fetched 4 files (4.4 KiB) into {place}.\n"
-    found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
-    assert found == set(NAMES)
+    names = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    assert names == set(NAMES)
     assert (place / "output-dir/report.txt").read_bytes() == b"report"
     (place / NAMES[1]).write_text("mine")
     assert world("jobs", "outputs", "job-0", "--to", str(place)) == 2

@@ -1,4 +1,4 @@
-"""What the zygote imports ahead exists."""
+"""The modules that the zygote imports in advance exist."""
 
 from __future__ import annotations
 
@@ -64,36 +64,36 @@ def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
 
 @pytest.mark.starts_processes
 def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path, monkeypatch):
-    """Even an OSError, by which a launch would else know that its zygote has died."""
+    """Even an OSError, which otherwise means that the zygote has died during the launch."""
 
     def interrupted(_):
         raise TimeoutError("took too long")
 
     request = {"store": str(tmp_path), "job_id": "job-1"}
-    environ = {**os.environ, "PYTHON_OF_THIS_TEST": "1"}  # A zygote of its own.
+    environ = {**os.environ, "PYTHON_OF_THIS_TEST": "1"}  # A separate zygote.
     with monkeypatch.context() as amid:
         amid.setattr(launcher.Zygote, "_read_line", interrupted)
         with pytest.raises(TimeoutError, match="took too long"):
             launcher.launch(request, modules=(), environ=environ)
-    with pytest.raises(SubmitError, match="job-1 could not begin"):  # It has no folder.
+    with pytest.raises(SubmitError, match="job-1 could not begin"):  # The module has no folder.
         launcher.launch(request, modules=(), environ=environ)
 
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [
         ("raise ImportError('jaxlib is too old.')", "died: ImportError: jaxlib is too old. Run"),
         ("import os; os._exit(3)", "died: it said nothing. Run"),
     ],
 )
-def test_a_zygote_that_cannot_import_says_why_and_what_to_try(tmp_path, content, said):
+def test_a_zygote_that_cannot_import_says_why_and_what_to_try(tmp_path, content, words):
     (tmp_path / "broken.py").write_text(content)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(SubmitError) as caught:
         launcher.launch({"job_id": "job-1"}, modules=("broken",), environ=environ)
     assert caught.type is SubmitError
-    assert said in str(caught.value)
+    assert words in str(caught.value)
     assert "python -c 'import broken'" in str(caught.value)
 
 
@@ -113,7 +113,7 @@ def test_threads_of_a_sitecustomize_keep_no_zygote_from_forking(tmp_path, conten
 
 @pytest.mark.starts_processes
 def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
-    """It would start threads, and change sys.path."""
+    """It would start threads and change sys.path."""
     pytest.importorskip("debugpy")
     (tmp_path / "caller.py").write_text(
         "import os; from kinetic._backends.local import launcher\n"
