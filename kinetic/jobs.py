@@ -49,4 +49,4 @@ def list_jobs(
     """
     flags = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
     store = open_store(settings.load(flags=flags).store)
-    return [JobHandle[Any](ref, store=store) for ref in index.refs(store)]
+    return [JobHandle[Any](ref, store=store) for ref in index.list_refs(store)]

@@ -127,7 +127,7 @@ def read(
         log = open_stored_log(store, request.key(ref, attempt, host))
         return LogReader(log, host, attempt=attempt, failures=request.failures)
 
-    newest = request.attempt or attempts.newest(store, ref.job_id)
+    newest = request.attempt or attempts.find_newest(store, ref.job_id)
     first = request.attempt or 1
     starts: dict[int, Position] = {}
     tail = None if request.follow else request.tail

@@ -25,7 +25,7 @@ ANSWERED_WITHIN_S = 30.0
 _POLL_S = 0.25
 
 
-def verdict(store: Store, ref: JobRef) -> Status | None:
+def read_verdict(store: Store, ref: JobRef) -> Status | None:
     """Return the status of a job's stored verdict; None without a verdict."""
     try:
         return parse_verdict(store.get(layout.JobKeys(ref.job_id).outcome))
@@ -51,7 +51,7 @@ def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
     return any(event.kind is events.EventKind.READY for event in gang_events)
 
 
-def runs(store: Store, ref: JobRef) -> bool:
+def is_running(store: Store, ref: JobRef) -> bool:
     """True if all hosts of the newest attempt are ready, by the leader's events."""
     kinds = (events.EventKind.READY, events.EventKind.ENDED, events.EventKind.RETRY)
     last = next((e.kind for e in reversed(_read_events(store, ref)) if e.kind in kinds), None)
@@ -79,7 +79,7 @@ def ask_to_kill(
         BackendUnavailable: the leader has not answered.
     """
     request_id = os.urandom(8).hex()
-    keys = layout.AttemptKeys(ref.job_id, attempts.newest(store, ref.job_id))
+    keys = layout.AttemptKeys(ref.job_id, attempts.find_newest(store, ref.job_id))
     order, answer = keys.order(request_id), keys.order_answer(request_id)
     store.put(order, json.dumps({"id": request_id, "hosts": list(hosts)}).encode())
     try:

@@ -80,7 +80,7 @@ class ActivityWatch:
         return lines
 
     def _list_active(self) -> list[JobRef]:
-        ids = set(index.ids(self._app.store)) - self._ended
+        ids = set(index.list_ids(self._app.store)) - self._ended
         wanted = ids & self._chosen if self._chosen else ids
         if not wanted <= self._refs.keys():
             self._refs |= {ref.job_id: ref for ref in self._find(wanted)}

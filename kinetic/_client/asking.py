@@ -33,7 +33,7 @@ def stacks(
     Raises:
         WaitTimeout: the leader has not answered within `patience_s` seconds.
     """
-    place = ref.job_id, attempts.newest(store, ref.job_id)
+    place = ref.job_id, attempts.find_newest(store, ref.job_id)
     before = _read_answer(store, layout.AttemptKeys(*place).stacks)
     _send_request(store, layout.AttemptKeys(*place).stacks_wanted)
     give_up_at = time.monotonic() + patience_s
@@ -64,7 +64,7 @@ class ActivityPoll:
     def read_answer(self) -> dict[str, Any] | None:
         """Return the newest answer, in the form of `Gang.snapshot`, or None if there is none yet.
         Does not wait."""
-        place = self._ref.job_id, attempts.newest(self._store, self._ref.job_id)
+        place = self._ref.job_id, attempts.find_newest(self._store, self._ref.job_id)
         answer = _read_answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
             self._place, self._activity = place, None  # The first answer may be to an old request.

@@ -213,7 +213,7 @@ def instructions(ref: JobRef, debugger: Debugger, port: int, local_root: str, *,
 def read(store: Store, ref: JobRef) -> Debugger | None:
     """Return the record of the newest attempt's debugger, or None before there is one."""
     try:
-        key = layout.AttemptKeys(ref.job_id, attempts.newest(store, ref.job_id)).debugger
+        key = layout.AttemptKeys(ref.job_id, attempts.find_newest(store, ref.job_id)).debugger
         return Debugger.read(store.get(key))
     except (NotFound, CorruptRecord):
         return None

@@ -141,7 +141,7 @@ class BoardWatch:
 
     def _list_jobs(self) -> None:
         """List the jobs that were added or removed, newest first."""
-        ids = set(index.ids(self._access.store))
+        ids = set(index.list_ids(self._access.store))
         new = ids - self._rows.keys()
         if not new and len(ids) == len(self._rows):
             return

@@ -30,7 +30,7 @@ from kinetic.errors import CoordinatorLost, NotFound
 def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
     """Return the policy with which this leader begins, or goes on after a lost leader; or the last
     attempt of a job that does not go on."""
-    number = attempts.newest(store, plan.job_id)
+    number = attempts.find_newest(store, plan.job_id)
     lost = _judge_lost(plan, store, number)
     if lost is not None:
         verdicts.write_verdict(store, plan.job_id, lost)
@@ -40,7 +40,7 @@ def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
         number += 1
     policy = read_policy(plan, store, number)
     if len(policy.failures) > policy.rules.max_failures:
-        ended = Attempt(attempts.verdict(store, plan.job_id, number - 1))
+        ended = Attempt(attempts.read_verdict(store, plan.job_id, number - 1))
         return ended.mark_given_up(too_many(policy.rules, policy.failures))
     if plan.limits.budget_s is not None:
         before = picture_of(_read_events(plan, store), plan.hosts)
@@ -55,7 +55,7 @@ def read_policy(plan: Plan, store: Store, attempt: int) -> AttemptPolicy:
         away = attempts.count_taken_away(store, job_id, attempt) if retries else 0
         retries_left = max(retries - (attempt - 1 - away), 0)
         return make_policy(plan, attempt=attempt, retries=retries_left, taken_away=away)
-    ended = {number: attempts.verdict(store, job_id, number) for number in range(1, attempt)}
+    ended = {number: attempts.read_verdict(store, job_id, number) for number in range(1, attempt)}
     repeated = {number for number, outcome in ended.items() if _has_failed_by_itself(outcome)}
     failures = tuple(
         Failure(number, (), outcome.reason)
@@ -74,7 +74,7 @@ def _judge_lost(plan: Plan, store: Store, number: int) -> Outcome | None:
     sizes = formed if is_elastic else [plan.hosts for _ in own]
     if not sizes:
         return None
-    reports = attempts.reports(store, plan.job_id, number, sizes[0])
+    reports = attempts.read_reports(store, plan.job_id, number, sizes[0])
     return judge_leaderless(sizes[0], reports, head=is_elastic, now=time.time(), attempt=number)
 
 
@@ -106,7 +106,7 @@ def attempt_of(identity: Identity, plan: Plan, store: Store) -> int:
         CoordinatorLost: host 0 did not come up within the start timeout.
     """
     job_id, retries = plan.job_id, plan.options.retries
-    repeats = identity.restarts or (retries and attempts.newest(store, job_id) > 1)
+    repeats = identity.restarts or (retries and attempts.find_newest(store, job_id) > 1)
     return _ask_leader(identity, plan.limits.start_timeout_s) if repeats else 1
 
 

@@ -186,7 +186,7 @@ class _Leading(_HostProgram):
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, the job must get a verdict
             name = "The head" if identity.role == "head" else "Host 0"
             reason = f"{name} could not lead the job: {type(error).__name__}: {error}"
-            attempt, now = attempts.newest(store, plan.job_id), time.time()
+            attempt, now = attempts.find_newest(store, plan.job_id), time.time()
             return Attempt(Outcome(Verdict.FAILED, (), reason, ended_at=now, attempt=attempt))
 
     def _lead(self, policy: AttemptPolicy) -> Attempt:

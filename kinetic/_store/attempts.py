@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kinetic._core.outcome import HostReport, Outcome
 
 
-def newest(store: Store, job_id: str) -> int:
+def find_newest(store: Store, job_id: str) -> int:
     """Return the number of the current or last attempt: the first one without an outcome."""
     numbers = itertools.count(1)
     return next(n for n in numbers if not store.has(layout.AttemptKeys(job_id, n).outcome))
@@ -46,13 +46,13 @@ def check(store: Store, job_id: str, attempt: int) -> None:
     Raises:
         UsageError: the job has no attempt with this number.
     """
-    last = newest(store, job_id)
+    last = find_newest(store, job_id)
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:
         attempts = "one attempt" if last == 1 else f"attempts 1 to {last}"
         raise UsageError(f"{job_id} has no attempt {attempt!r}, only {attempts}.")
 
 
-def verdict(store: Store, job_id: str, attempt: int) -> Outcome:
+def read_verdict(store: Store, job_id: str, attempt: int) -> Outcome:
     """Return the outcome of an attempt that another attempt followed.
 
     Raises:
@@ -63,7 +63,7 @@ def verdict(store: Store, job_id: str, attempt: int) -> Outcome:
     return Outcome.read(store.get(layout.AttemptKeys(job_id, attempt).outcome))
 
 
-def reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostReport]:
+def read_reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostReport]:
     """Return the reports of an attempt's hosts, without missing and damaged ones."""
     from kinetic._core.outcome import HostReport  # a slow import that `newest` does not need
 

@@ -44,7 +44,7 @@ class JobListing(NamedTuple):
     endings: Mapping[str, Mapping[str, Any]]
 
 
-def refs(store: Store) -> list[JobRef]:
+def list_refs(store: Store) -> list[JobRef]:
     """Return the references of all jobs, newest first. Warn about damaged ones and skip them."""
     return list_jobs(store).refs
 
@@ -105,7 +105,7 @@ def write_outcome(store: Store, job_id: str, outcome: Outcome, *, if_absent: boo
     return wrote
 
 
-def ids(store: Store) -> list[str]:
+def list_ids(store: Store) -> list[str]:
     """Return the ids of all jobs, without reading their references."""
     return [_id(key) for key in _keys(store)]
 
@@ -172,7 +172,7 @@ def _list_misplaced(store: Store) -> list[str]:
 
 
 def _find_only(wanted: str, store: Store) -> str:
-    existing = ids(store)
+    existing = list_ids(store)
     if wanted in existing:
         return wanted
     matching = [i for i in existing if i.startswith(wanted)] or [

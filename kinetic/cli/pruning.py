@@ -136,7 +136,7 @@ def digest(content: Entry) -> str:
 
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
     """Yield jobs without a reference, because their submission was killed before it wrote one."""
-    for job_id in sorted(jobs.difference(stored.ids(store))):
+    for job_id in sorted(jobs.difference(stored.list_ids(store))):
         prefixes = (layout.JobKeys(job_id).prefix, layout.JobKeys(job_id).listing)
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):
             yield job_id
@@ -145,7 +145,7 @@ def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
 def _empty_batches(store: Store, older_than: float, without: Collection[str]) -> Iterator[str]:
     """Yield batches that have no jobs any more."""
     groups = list(store.parts(layout.GROUPS))
-    refs = stored.refs(store) if groups else []
+    refs = stored.list_refs(store) if groups else []
     used = {ref.group_id for ref in refs if ref.job_id not in without}
     for group_id in groups:
         if group_id not in used and _is_older(store, layout.GroupKeys(group_id).prefix, older_than):

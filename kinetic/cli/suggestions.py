@@ -106,7 +106,7 @@ def attempts(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     app = _open_app(ctx)
     # click parses no arguments while the last option lacks its value.
     named = ctx.params.get("job_id") or ctx.args[0]
-    newest = stored.newest(app.store, app.find(named).job_id)
+    newest = stored.find_newest(app.store, app.find(named).job_id)
     numbers = map(str, range(newest, 0, -1))
     return [CompletionItem(number) for number in numbers if number.startswith(incomplete)]
 

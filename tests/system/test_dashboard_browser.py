@@ -199,7 +199,7 @@ from kinetic._store import index
 def hang(store):
     print("hangs", flush=True)
     threading.Event().wait()
-index.ids = hang
+index.list_ids = hang
 from kinetic.cli.main import main
 main()
 """
@@ -456,12 +456,12 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
     show.add(1)
     shown.open().wait_for("train", "#rows")
     shown.wait_for("live", "#link")
-    answer, held = index.ids, threading.Event()
+    answer, held = index.list_ids, threading.Event()
 
     def refuse(store):
         raise StoreError("The store is on a disk that was unplugged.")
 
-    monkeypatch.setattr(index, "ids", refuse)
+    monkeypatch.setattr(index, "list_ids", refuse)
     show.add(2)  # or the folder would not be listed again
     shown.wait_for("was unplugged", "#trouble")
     shown.wait_for("train", "#rows")
@@ -470,7 +470,7 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
         held.wait()
         return answer(store)
 
-    monkeypatch.setattr(index, "ids", hang)
+    monkeypatch.setattr(index, "list_ids", hang)
     shown.wait_for("has not answered for", "#trouble")
     shown.wait_for("train", "#rows")
     held.set()

@@ -117,7 +117,7 @@ def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
         handle.result(timeout=LIMIT_S)
     assert "host 2 of 4" in "\n".join(caught.value.__notes__)
     store = LocalStore(Path(os.environ["KINETIC_STORE"]))
-    reason = attempts.verdict(store, job, 1).reason
+    reason = attempts.read_verdict(store, job, 1).reason
     assert "host 1 of 4" in reason
     if lost == "actor":  # Ray and the agent below it tell of its death at about the same time.
         assert "its actor on 127.0.0.1 died" in reason or "Its program was killed." in reason
@@ -303,7 +303,7 @@ def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_
     assert (attempt, place) == (2, "pair-1")
     assert first == total > 0, "nothing was saved when it was told"
     store = LocalStore(Path(os.environ["KINETIC_STORE"]))
-    outcome = attempts.verdict(store, handle.job_id, 1)
+    outcome = attempts.read_verdict(store, handle.job_id, 1)
     assert outcome.first.exit is Exit.EVICTED
     assert "host 1 of 2" in outcome.reason
     assert attempts.count_taken_away(store, handle.job_id, 2) == 1
@@ -385,7 +385,7 @@ def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
     (other,) = nodes.keys() - {mine}
     on_ray.drain_node(nodes[mine], deadline_s=1)
     assert handle.result(timeout=LIMIT_S) == (2, other, False)
-    outcome = attempts.verdict(LocalStore(Path(os.environ["KINETIC_STORE"])), handle.job_id, 1)
+    outcome = attempts.read_verdict(LocalStore(Path(os.environ["KINETIC_STORE"])), handle.job_id, 1)
     assert outcome.first.exit is Exit.EVICTED
 
 

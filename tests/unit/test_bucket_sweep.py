@@ -307,7 +307,7 @@ def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(
         killed = run_killed(SUBMIT, number)
         assert double.idle(200)
         store = GcsStore("gs://bucket")
-        job_ids = [ref.job_id for ref in index.refs(store)]
+        job_ids = [ref.job_id for ref in index.list_refs(store)]
         assert killed or job_ids
         for job_id in job_ids:
             store.delete(layout.JobKeys(job_id).prefix)

@@ -37,7 +37,7 @@ def made(image="bundled", **changes):
     )
 
 
-URI = images.of(made())
+URI = images.image_of(made())
 
 
 class Caller:
@@ -194,7 +194,9 @@ def test_threads_of_one_caller_build_once(google, caller):
 
 def test_a_cluster_whose_name_no_registry_can_have():
     with pytest.raises(UsageError, match="Name the cluster as GKE does"):
-        images.of(made(place=Place("gke", image="bundled", **CLUSTER | {"cluster": "10.0.0.1"})))
+        images.image_of(
+            made(place=Place("gke", image="bundled", **CLUSTER | {"cluster": "10.0.0.1"}))
+        )
 
 
 def test_pods_that_install_nothing_need_no_image(google, caller):
@@ -237,13 +239,13 @@ ONE_HOST = Options(resolve("cpu"))
 
 def test_a_dry_run_names_the_image_and_asks_nobody(google, caller):
     about = made(options=ONE_HOST)
-    assert Pods(caller).image(about) == images.of(about)
+    assert Pods(caller).image(about) == images.image_of(about)
     assert google.asked == []
 
 
 def test_pods_start_from_a_public_image_if_none_is_named(google, caller):
     pods, about = Pods(caller), made("", options=ONE_HOST)
-    google.images.add(path_of(images.of(made(options=ONE_HOST))))
+    google.images.add(path_of(images.image_of(made(options=ONE_HOST))))
     assert pods.backend.choose_image(about, INSTALLED, caller.told.append) is about
     assert pods.image(about) == "python:3.12-slim"
     assert google.asked == []

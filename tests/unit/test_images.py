@@ -36,17 +36,17 @@ def made(accelerator="tpu-v6e-8", digest="a" * 64, python="3.12", **place):
     ],
 )
 def test_which_image(place, uri):
-    assert images.of(made(**place)) == uri
+    assert images.image_of(made(**place)) == uri
 
 
 def test_a_bundled_image_is_named_for_its_content():
-    image = images.of(made(image="bundled", **CLUSTER))
+    image = images.image_of(made(image="bundled", **CLUSTER))
     registry, _, tag = image.partition(":")
     assert registry == "us-central1-docker.pkg.dev/p/kn-c/base"
     assert tag.startswith("tpu-")
     assert len(tag) == len("tpu-") + 12
     again = dataclasses.replace(made(image="bundled", **CLUSTER), job_id="job-00000009")
-    assert images.of(again) == image
+    assert images.image_of(again) == image
     tags = {
         images.tag(each)
         for each in (made(), made(digest="c" * 64), made("gpu-l4"), made(python="3.11"))
@@ -58,12 +58,12 @@ def test_a_bundled_image_is_named_for_its_content():
 def test_a_bundled_image_needs_a_registry(missing):
     known = {name: value for name, value in CLUSTER.items() if name != missing}
     with pytest.raises(UsageError, match=f"{missing} is not set"):
-        images.of(made(image="bundled", **known))
+        images.image_of(made(image="bundled", **known))
 
 
 def test_prebuilt_images_lie_nowhere_by_default():
     with pytest.raises(UsageError, match="KINETIC_BASE_IMAGE_REPO"):
-        images.of(made(image="prebuilt"))
+        images.image_of(made(image="prebuilt"))
 
 
 def test_the_bootstrap_is_told_what_to_fetch():

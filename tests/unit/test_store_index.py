@@ -46,15 +46,15 @@ def store(request, tmp_path) -> Store:
 
 
 def ids(store: Store) -> list[str]:
-    return [ref.job_id for ref in index.refs(store)]
+    return [ref.job_id for ref in index.list_refs(store)]
 
 
 def test_jobs_are_listed_newest_first_until_they_are_removed(store):
     refs = [ref_of(number, store) for number in range(5)]
     for ref in refs:
         index.add(store, ref)
-    assert index.refs(store) == refs[::-1]
-    assert index.ids(store) == [ref.job_id for ref in refs]
+    assert index.list_refs(store) == refs[::-1]
+    assert index.list_ids(store) == [ref.job_id for ref in refs]
     index.remove(store, refs[2].job_id)
     assert ids(store) == [refs[n].job_id for n in (4, 3, 1, 0)]
     for ref in refs:
@@ -102,7 +102,7 @@ def test_a_list_does_not_need_the_copies():
     store.put(f"{layout.JobKeys(refs[2].job_id).listing}/ref-not/base64", b"")
     index.add(store, replace(refs[3], display_name="another"))
     store.delete(layout.JobKeys(refs[4].job_id).ref)
-    listed = {ref.job_id: ref for ref in index.refs(store)}
+    listed = {ref.job_id: ref for ref in index.list_refs(store)}
     assert listed.keys() == {refs[n].job_id for n in (0, 1, 2, 3, 5)}
     assert listed[refs[3].job_id].display_name == "another"
 
@@ -113,7 +113,7 @@ def test_what_no_key_could_hold_is_read():
     ref = replace(ref_of(1, store), display_name=names)
     index.add(store, ref)
     assert list(store.list(layout.LISTED)) == []
-    assert index.refs(store) == [ref]
+    assert index.list_refs(store) == [ref]
 
 
 def test_a_copy_that_is_another_jobs_hides_no_job():
@@ -124,7 +124,7 @@ def test_a_copy_that_is_another_jobs_hides_no_job():
     one, other = (next(store.list(layout.JobKeys(ref.job_id).listing)) for ref in refs)
     store.delete(one)
     store.put(f"{layout.JobKeys(refs[0].job_id).listing}/{other.rpartition('/')[2]}", b"")
-    assert index.refs(store) == refs[::-1]
+    assert index.list_refs(store) == refs[::-1]
 
 
 def test_damaged_references_are_passed_over_with_a_warning(store, caplog):

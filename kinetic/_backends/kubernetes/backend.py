@@ -152,7 +152,7 @@ class KubernetesBackend:
         """Return the workload, the Secret without its values, and the workload's other objects."""
         self._check_hosts(plan)
         variables = images.variables(plan) if self._pods.bootstrap else {}
-        image = self._pods.image or images.of(plan)
+        image = self._pods.image or images.image_of(plan)
         pods = replace(self._pods, image=image, variables={**self._pods.variables, **variables})
         return manifests.render(plan, pods)
 
@@ -209,7 +209,7 @@ class KubernetesBackend:
         statuses = {ref.job_id: self._judge(ref, snapshot) for ref in refs}
         for ref in () if snapshot.is_fresh else refs:
             is_pending = statuses[ref.job_id].status.phase is JobStatus.PENDING
-            if is_pending and stored.runs(self._store, ref):
+            if is_pending and stored.is_running(self._store, ref):
                 snapshot.context.waiting.discard(ref.job_id)  # The next poll lists anew sooner.
         if not snapshot.is_fresh:
             unconfirmed = [
@@ -244,7 +244,7 @@ class KubernetesBackend:
         cluster = states.status_of(workload, snapshot.pods_of(ref))
         if cluster.phase is JobStatus.RUNNING:
             self._loss_notes.note_waiting(ref.job_id, None)
-        if (verdict := stored.verdict(self._store, ref)) is not None:
+        if (verdict := stored.read_verdict(self._store, ref)) is not None:
             return _Judged(verdict, is_verdict=True)
         now = self._api.now()
 
@@ -271,7 +271,8 @@ class KubernetesBackend:
 
     def _goes_on(self, ref: JobRef) -> bool:
         """True if another attempt may follow that of a lost leader, or is about to begin."""
-        attempt, retries = attempts.newest(self._store, ref.job_id), self._plan(ref).options.retries
+        attempt = attempts.find_newest(self._store, ref.job_id)
+        retries = self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
         return may_follow or not stored.has_begun(self._store, ref, attempt)
 

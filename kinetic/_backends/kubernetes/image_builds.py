@@ -51,7 +51,7 @@ class BundledImages:
 
     def _ensure(self, plan: Plan, installed: Mapping[str, bytes], tell: Tell) -> bool:
         """Make sure that the image exists; return whether it had to be built."""
-        uri = images.of(plan)
+        uri = images.image_of(plan)
         with self._locks[uri]:
             if uri in self._existing:
                 return False

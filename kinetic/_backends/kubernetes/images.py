@@ -27,7 +27,7 @@ _TEMPLATE = 1
 """The version of the generated Dockerfile; a change gives other tags."""
 
 
-def of(plan: Plan) -> str:
+def image_of(plan: Plan) -> str:
     """Return the image of a plan's pods.
 
     Raises:

@@ -444,7 +444,7 @@ class RayBackend:
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """Return the status of jobs, from their verdicts or by one call to the cluster."""
-        verdicts = {ref.job_id: stored.verdict(self._store, ref) for ref in refs}
+        verdicts = {ref.job_id: stored.read_verdict(self._store, ref) for ref in refs}
         statuses = {job_id: verdict for job_id, verdict in verdicts.items() if verdict is not None}
         open_refs = [ref for ref in refs if ref.job_id not in statuses]
         jobs = self._list_jobs(open_refs)
@@ -468,7 +468,7 @@ class RayBackend:
             )
         )
         # The leader may have written the verdict meanwhile.
-        return (stored.verdict(self._store, ref) if status.phase.ended else None) or status
+        return (stored.read_verdict(self._store, ref) if status.phase.ended else None) or status
 
     def _read_wait(self, ref: JobRef, *, still: bool = True) -> str:
         """Return the leader's note on what a job waits for; without `still`, the last such note."""

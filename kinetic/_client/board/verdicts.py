@@ -103,8 +103,8 @@ def _find_last_write(store: Store, ref: JobRef) -> float:
 
 
 def _read_last_attempt(store: Store, ref: JobRef) -> tuple[list[HostReport], int]:
-    attempt = attempts.newest(store, ref.job_id)
-    return attempts.reports(store, ref.job_id, attempt, ref.hosts), attempt
+    attempt = attempts.find_newest(store, ref.job_id)
+    return attempts.read_reports(store, ref.job_id, attempt, ref.hosts), attempt
 
 
 def _decide_orphan(

@@ -107,7 +107,7 @@ def _count(number: int, noun: str) -> str:
 
 def _read_references(store: LocalStore) -> tuple[list[JobRef], list[tuple[str, str]]]:
     refs, damaged = [], []
-    for job_id in index.ids(store):
+    for job_id in index.list_ids(store):
         try:
             refs.append(index.find(store, job_id))
         except NotFound:
@@ -150,7 +150,7 @@ def _find_ended(
 
 def _find_unfinished(store: LocalStore, now: float) -> Iterator[str]:
     """Yield the ids of jobs whose submission died before it wrote the reference."""
-    for job_id in sorted(set(store.parts(layout.JOBS)).difference(index.ids(store))):
+    for job_id in sorted(set(store.parts(layout.JOBS)).difference(index.list_ids(store))):
         folder = store.path(layout.JobKeys(job_id).prefix)
         with contextlib.suppress(OSError):
             is_held = locks.is_record_held(folder / "local" / "lock")

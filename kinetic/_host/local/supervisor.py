@@ -197,7 +197,7 @@ class Supervisor:
 
             traceback.print_exc()
             reason = f"The supervisor failed: {type(error).__name__}: {error}"
-            ended_at, attempt = time.time(), attempts.newest(self._store, self._request.job_id)
+            ended_at, attempt = time.time(), attempts.find_newest(self._store, self._request.job_id)
             outcome = Outcome(Verdict.FAILED, (), reason, ended_at=ended_at, attempt=attempt)
             return plan, Attempt(outcome)
 

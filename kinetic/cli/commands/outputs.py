@@ -84,7 +84,7 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
 
 
 def _list_files(store: Store, job_id: str) -> Iterator[tuple[str, Entry]]:
-    newest, own = attempts.newest(store, job_id), layout.JobKeys(job_id).outputs
+    newest, own = attempts.find_newest(store, job_id), layout.JobKeys(job_id).outputs
     for entry in store.entries(layout.JobKeys(job_id).attempts):
         if match := _FILE_KEY.fullmatch(entry.key):
             attempt, host = int(match[1]), int(match[2])
