@@ -22,7 +22,7 @@ class Leader:
         self.store, self.place = store, (job.job_id, 1)
         self.answered = ""
 
-    def look(self, doing: str) -> bool:
+    def answer(self, doing: str) -> bool:
         key = layout.AttemptKeys(*self.place).activity_wanted
         request_id = json.loads(self.store.get(key))["id"] if self.store.has(key) else ""
         if request_id in ("", self.answered):
@@ -43,11 +43,11 @@ def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
     store = MemoryStore()
     leader, poll = Leader(store, job), ActivityPoll(store, job)
     assert poll.read_answer() is None
-    assert leader.look("waiting")
+    assert leader.answer("waiting")
     assert poll.read_answer() == {"members": ["waiting"]}
     assert poll.read_answer() == {"members": ["waiting"]}
-    assert leader.look("running")
-    assert not leader.look("running"), "it is asked once at a time"
+    assert leader.answer("running")
+    assert not leader.answer("running"), "it is asked once at a time"
     assert poll.read_answer() == {"members": ["running"]}
 
 
@@ -55,10 +55,10 @@ def test_what_was_answered_to_somebody_long_ago_is_not_shown(job: JobRef) -> Non
     store = MemoryStore()
     leader = Leader(store, job)
     ActivityPoll(store, job).read_answer()
-    leader.look("old")
+    leader.answer("old")
     poll = ActivityPoll(store, job)
     assert poll.read_answer() is None
-    leader.look("new")
+    leader.answer("new")
     assert poll.read_answer() == {"members": ["new"]}
 
 
@@ -67,7 +67,7 @@ def test_two_who_ask_at_once_both_hear(job: JobRef) -> None:
     leader, one, two = Leader(store, job), ActivityPoll(store, job), ActivityPoll(store, job)
     for poll in (one, two):
         assert poll.read_answer() is None
-    leader.look("running")
+    leader.answer("running")
     for poll in (one, two):
         assert poll.read_answer() == {"members": ["running"]}
 
@@ -82,7 +82,7 @@ def test_a_question_that_could_not_be_put_is_put_again(
         with pytest.raises(StoreError):
             poll.read_answer()
     assert poll.read_answer() is None
-    assert Leader(store, job).look("running")
+    assert Leader(store, job).answer("running")
 
 
 def _fail(*_: object, **__: object) -> bool:

@@ -40,10 +40,10 @@ def tree(tmp_path: Path, store: LocalStore) -> Tree:
     (folder / "nothing").write_text("")
     (folder / "large").write_text(LARGE)
     (folder / "link").symlink_to("sub/b.sh")
-    return sent(folder, store)
+    return send(folder, store)
 
 
-def sent(folder: Path, store: LocalStore) -> Tree:
+def send(folder: Path, store: LocalStore) -> Tree:
     built = bundle.build_data(folder, cache_dir=folder.parent / "cache")
     upload(built, store)
     return built.tree
@@ -228,7 +228,7 @@ def test_of_eight_processes_one_builds_and_all_see_it_whole(tmp_path, store):
     folder.mkdir()
     for n in range(300):
         (folder / f"{n}.txt").write_text(str(n))
-    tree = sent(folder, store)
+    tree = send(folder, store)
     children = [child(store, tree) for _ in range(8)]
     outputs = [each.communicate()[0] for each in children]
     assert [each.returncode for each in children] == [0] * 8

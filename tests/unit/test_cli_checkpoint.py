@@ -59,7 +59,7 @@ def put(store: Any, key: str, document: Any) -> None:
     store.put(key, json.dumps(document).encode())
 
 
-def listed(world: World, capsys: Capture, where: str) -> list[tuple[int, bool]]:
+def list_steps(world: World, capsys: Capture, where: str) -> list[tuple[int, bool]]:
     assert world("checkpoint", "ls", where, "--json") == 0
     return [(each["step"], each["is_committed"]) for each in json.loads(capsys.readouterr().out)]
 
@@ -69,7 +69,7 @@ ALL = [(4, True), (20, True), (30, False)]
 
 def test_checkpoints_are_listed(world: World, saved: Any, capsys: Capture) -> None:
     where, _ = saved
-    assert listed(world, capsys, where) == ALL
+    assert list_steps(world, capsys, where) == ALL
     assert world("checkpoint", "ls", where) == 0
     header, first, _, last = capsys.readouterr().out.splitlines()
     assert header.split() == ["STEP", "STATE", "AGE", "SIZE", "HOSTS", "JOB", "METRICS"]
@@ -80,10 +80,10 @@ def test_checkpoints_are_listed(world: World, saved: Any, capsys: Capture) -> No
 
 def test_the_output_folder_and_the_job_lead_to_them(world: World, tmp_path: Path, capsys: Capture):
     put(LocalStore(tmp_path / "out"), "checkpoints/7/state/x", {})
-    assert listed(world, capsys, str(tmp_path / "out")) == [(7, True)]
+    assert list_steps(world, capsys, str(tmp_path / "out")) == [(7, True)]
     ref = replace(world.job("job-0000000a"), output_dir=str(tmp_path / "out"))
     world.store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
-    assert listed(world, capsys, "job-0000000a") == [(7, True)]
+    assert list_steps(world, capsys, "job-0000000a") == [(7, True)]
     world.job("job-0000000b")
     assert world("checkpoint", "ls", "job-0000000b") == 3
     assert "Name the folder" in capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_steps_of_others_that_were_cut_off(
         put(store, f"{step}/_CHECKPOINT_METADATA", about)
         if step in marked:
             put(store, f"{step}/commit_success.txt", {})
-    rows = listed(world, capsys, str(tmp_path / "run"))
+    rows = list_steps(world, capsys, str(tmp_path / "run"))
     assert rows == [*zip((1, 2, 3), listed_as, strict=True)]
 
 
@@ -179,7 +179,7 @@ def test_steps_are_removed(
     where, store = saved
     assert world("checkpoint", "rm", where, "--yes", *options) == 0
     assert f"Removed {3 - len(remaining)} of 3 checkpoints" in capsys.readouterr().out
-    assert listed(world, capsys, where) == remaining
+    assert list_steps(world, capsys, where) == remaining
     assert store.has("notes/of the user")
 
 
@@ -207,7 +207,7 @@ def test_it_asks_before_it_removes(
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     assert world("checkpoint", "rm", saved[0], *steps) == 2
     assert "Add --yes to confirm" in capsys.readouterr().err
-    assert listed(world, capsys, saved[0]) == ALL
+    assert list_steps(world, capsys, saved[0]) == ALL
 
 
 def test_what_is_asked_for_must_be_there(world: World, saved: Any, capsys: Capture) -> None:
@@ -215,7 +215,7 @@ def test_what_is_asked_for_must_be_there(world: World, saved: Any, capsys: Captu
     assert world("checkpoint", "rm", where, "--yes", "--step", "5") == 3
     assert world("checkpoint", "rm", where, "--yes") == 2
     assert world("checkpoint", "ls", f"{where}-not") == 3
-    assert listed(world, capsys, where) == ALL
+    assert list_steps(world, capsys, where) == ALL
 
 
 def test_a_folder_that_a_job_writes_is_left_alone(world: World, tmp_path: Path, capsys: Capture):
@@ -226,7 +226,7 @@ def test_a_folder_that_a_job_writes_is_left_alone(world: World, tmp_path: Path, 
     try:
         assert world("checkpoint", "rm", str(where), "--yes", "--all") == 1
         assert "being written by job-0000000a" in capsys.readouterr().err
-        assert listed(world, capsys, str(where)) == [(4, True)]
+        assert list_steps(world, capsys, str(where)) == [(4, True)]
         assert world("checkpoint", "rm", str(where), "--yes", "--all", "--force") == 0
     finally:
         held.release()
@@ -282,7 +282,7 @@ def test_checkpoints_of_others_are_shown_and_left_as_they_are(
 ) -> None:
     where, store = foreign
     before = list(store.list(""))
-    assert listed(world, capsys, where) == [(4, True), (20, True)]
+    assert list_steps(world, capsys, where) == [(4, True), (20, True)]
     assert world("checkpoint", "ls", where) == 0
     assert "checkpoints of Orbax" in capsys.readouterr().err
     assert world("checkpoint", "inspect", where) == 0
@@ -334,7 +334,7 @@ def test_numbered_folders_beside_checkpoints_are_the_users(
         put(above, f"checkpoints/{step}/kinetic/metadata", {"job_id": "job-0000000a", "hosts": 2})
         put(above, f"checkpoints/{step}/commit_success.txt", {})
     put(above, "checkpoints/kinetic-owner.json", {})
-    assert listed(world, capsys, above.uri) == [(4, True), (20, True)]
+    assert list_steps(world, capsys, above.uri) == [(4, True), (20, True)]
     assert world("checkpoint", "rm", above.uri, "--all", "--yes") == 0
     keys = [key for key in above.list("") if "kinetic-owner" not in key]
     assert {"0/log.txt", "1/log.txt"} <= {*keys}

@@ -211,7 +211,7 @@ def test_without_profiles_none_of_their_code_is_loaded() -> None:
 # -- completion ------------------------------------------------------------------------------------
 
 
-def offered(*words: str) -> list[str]:
+def complete(*words: str) -> list[str]:
     """Return what a shell would offer for the last word."""
     *before, prefix = words
     completer = ShellComplete(root, {}, "kinetic", "")
@@ -226,29 +226,29 @@ def test_names_are_completed(home: Path) -> None:
             f"job-0000000{number}", Place("local", "gke"), "cpu", "f", "f", number, store.uri
         )
         store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
-    assert offered("jobs", "logs", "job-") == ["job-00000002", "job-00000001"]
-    assert offered("jobs", "logs", "00000001") == ["00000001"]
-    assert offered("jobs", "cancel", "job-") == []
-    assert offered("run", "-a", "tpu-v6e-1") == ["tpu-v6e-1", "tpu-v6e-16", "tpu-v6e-128"]
-    assert offered("accelerators", "gpu-l4")[0] == "gpu-l4"
-    assert offered("--profile", "") == ["dev", "ops"]
-    assert offered("profile", "use", "o") == ["ops"]
-    assert offered("comp") == ["compile", "completion"]
+    assert complete("jobs", "logs", "job-") == ["job-00000002", "job-00000001"]
+    assert complete("jobs", "logs", "00000001") == ["00000001"]
+    assert complete("jobs", "cancel", "job-") == []
+    assert complete("run", "-a", "tpu-v6e-1") == ["tpu-v6e-1", "tpu-v6e-16", "tpu-v6e-128"]
+    assert complete("accelerators", "gpu-l4")[0] == "gpu-l4"
+    assert complete("--profile", "") == ["dev", "ops"]
+    assert complete("profile", "use", "o") == ["ops"]
+    assert complete("comp") == ["compile", "completion"]
     # A misspelt command must not print its error into the line.
-    assert offered("stauts", "") == offered("")
-    assert "--all-hosts" in offered("run", "--a")
+    assert complete("stauts", "") == complete("")
+    assert "--all-hosts" in complete("run", "--a")
     # Arguments after -- belong to the program: the shell offers files.
-    assert offered("run", "-a", "cpu", "train.py", "--a") == ["--a"]
-    assert offered("run", "-a", "cpu:4", "--det") == ["--detach"]
-    assert offered("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]
-    assert offered("run", "-a", "cpu:s") == []
-    assert offered("run", "--backend", "g") == ["gke"]
+    assert complete("run", "-a", "cpu", "train.py", "--a") == ["--a"]
+    assert complete("run", "-a", "cpu:4", "--det") == ["--detach"]
+    assert complete("run", "-a", "tpu-v6e-16:s") == ["tpu-v6e-16:spot"]
+    assert complete("run", "-a", "cpu:s") == []
+    assert complete("run", "--backend", "g") == ["gke"]
     store.put(layout.AttemptKeys("job-00000002", 1).outcome, b"{}")
-    assert offered("jobs", "logs", "job-00000002", "--attempt", "") == ["2", "1"]
-    assert offered("jobs", "logs", "job-00000001", "--attempt", "") == ["1"]
-    assert offered("jobs", "logs", "--attempt", "") == []
-    assert offered("jobs", "list", "--state", "fa") == ["failed"]
-    assert {"list", "top", "prune"} <= set(offered("jobs", ""))
+    assert complete("jobs", "logs", "job-00000002", "--attempt", "") == ["2", "1"]
+    assert complete("jobs", "logs", "job-00000001", "--attempt", "") == ["1"]
+    assert complete("jobs", "logs", "--attempt", "") == []
+    assert complete("jobs", "list", "--state", "fa") == ["failed"]
+    assert {"list", "top", "prune"} <= set(complete("jobs", ""))
 
 
 def test_batches_are_completed(tmp_path: Path) -> None:
@@ -260,11 +260,11 @@ def test_batches_are_completed(tmp_path: Path) -> None:
         )
         ref = replace(ref, group_id=group)
         store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
-    assert offered("--profile", "here", "jobs", "wait", "g") == ["grp-aa000002", "grp-aa000001"]
-    assert offered("--profile", "here", "jobs", "list", "--group", "grp-aa000001") == [
+    assert complete("--profile", "here", "jobs", "wait", "g") == ["grp-aa000002", "grp-aa000001"]
+    assert complete("--profile", "here", "jobs", "list", "--group", "grp-aa000001") == [
         "grp-aa000001"
     ]
-    assert "job-00000003" in offered("--profile", "here", "jobs", "wait", "")
+    assert "job-00000003" in complete("--profile", "here", "jobs", "wait", "")
 
 
 def test_jobs_of_the_profile_on_the_line_are_completed(tmp_path: Path) -> None:
@@ -273,17 +273,17 @@ def test_jobs_of_the_profile_on_the_line_are_completed(tmp_path: Path) -> None:
     store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
     assert kn("profile", "create", "near", "--store", str(tmp_path / "near")) == 0
     assert kn("profile", "create", "far", "--store", store.uri) == 0
-    assert offered("jobs", "logs", "job-") == []
-    assert offered("--profile", "far", "jobs", "logs", "job-") == ["job-0000000f"]
-    assert offered("jobs", "logs", "job-") == [], "for that line only"
+    assert complete("jobs", "logs", "job-") == []
+    assert complete("--profile", "far", "jobs", "logs", "job-") == ["job-0000000f"]
+    assert complete("jobs", "logs", "job-") == [], "for that line only"
 
 
 def test_a_completion_that_fails_offers_nothing() -> None:
     place = settings.profiles_file()
     place.parent.mkdir(parents=True)
     place.write_bytes(b"{")
-    assert offered("--profile", "") == []
-    assert offered("jobs", "logs", "") == []
+    assert complete("--profile", "") == []
+    assert complete("jobs", "logs", "") == []
 
 
 @pytest.mark.starts_processes

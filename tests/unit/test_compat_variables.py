@@ -37,7 +37,7 @@ def planned(func=len, **options) -> Planned:
     )
 
 
-def shipped(plan: Planned) -> list[str]:
+def list_files(plan: Planned) -> list[str]:
     assert plan.bundle is not None
     return [
         entry.path
@@ -106,9 +106,9 @@ def test_the_debug_window_can_be_set(monkeypatch):
 
 
 def test_the_package_root(project, monkeypatch):
-    assert "code.py" in shipped(planned())
+    assert "code.py" in list_files(planned())
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(project))
-    assert "package/code.py" in shipped(planned())
+    assert "package/code.py" in list_files(planned())
     for wrong in (project / "nowhere", project / "package" / ".venv"):
         monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(wrong))
         with pytest.raises(UsageError, match="KINETIC_PACKAGE_ROOT"):
@@ -116,9 +116,9 @@ def test_the_package_root(project, monkeypatch):
 
 
 def test_default_excludes_can_be_switched_off(project, monkeypatch):
-    assert ".venv/lib.py" not in shipped(planned())
+    assert ".venv/lib.py" not in list_files(planned())
     monkeypatch.setenv("KINETIC_NO_DEFAULT_EXCLUDES", "1")
-    assert ".venv/lib.py" in shipped(planned())
+    assert ".venv/lib.py" in list_files(planned())
 
 
 def test_a_large_source_tree_is_warned_of(project, monkeypatch):

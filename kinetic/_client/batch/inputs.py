@@ -69,10 +69,10 @@ def _check_kind(index: int, item: Any, kinds: Any, wanted: str) -> Any:
 
 
 def _check_names(index: int, item: Mapping[Any, Any]) -> dict[str, Any]:
-    odd = [key for key in item if not isinstance(key, str)]
-    if odd:
+    invalid = [key for key in item if not isinstance(key, str)]
+    if invalid:
         raise UsageTypeError(
-            f"inputs[{index}] has the key {odd[0]!r}, which cannot be the name of an argument."
+            f"inputs[{index}] has the key {invalid[0]!r}, which cannot be the name of an argument."
         )
     return dict(item)
 

@@ -79,11 +79,11 @@ class JobBoard:
             self.store.calls_at_once,
         )
         standings |= {ref.job_id: each for ref, each in zip(unlisted, read, strict=True) if each}
-        alike: dict[tuple[Place, str], list[JobRef]] = {}
+        groups: dict[tuple[Place, str], list[JobRef]] = {}
         for ref in refs:
             if ref.job_id not in standings:
-                alike.setdefault((ref.place, ref.store_uri), []).append(ref)
-        for group in alike.values():
+                groups.setdefault((ref.place, ref.store_uri), []).append(ref)
+        for group in groups.values():
             try:
                 statuses = self._backend_of(group[0]).status(group)
             except KineticError as error:

@@ -163,9 +163,9 @@ def read_folder(path: Path) -> StoreFolder:
             free_bytes=free,
         )
     facts = path.stat()
-    mine, refused = facts.st_uid == os.geteuid(), privacy.fault_of(str(path), facts)
+    is_mine, refused = facts.st_uid == os.geteuid(), privacy.fault_of(str(path), facts)
     return StoreFolder(
-        str(path), True, path.is_dir(), writable, mine, facts.st_mode & 0o7777, free, refused
+        str(path), True, path.is_dir(), writable, is_mine, facts.st_mode & 0o7777, free, refused
     )
 
 
