@@ -26,12 +26,7 @@ ANSWER_S, _PAUSE_S = 12.0, 0.25
 
 
 class ActivityWatch:
-    """Polls the hosts of the chosen jobs, or of all jobs. Ended jobs are not read again.
-
-    Args:
-        app: the store and its backends.
-        chosen: ids of jobs; empty for all.
-    """
+    """Polls the hosts of the chosen jobs, or of all jobs. Ended jobs are not read again."""
 
     def __init__(self, app: JobAccess, chosen: set[str]) -> None:
         self._app = app

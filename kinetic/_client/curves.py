@@ -43,15 +43,7 @@ class Curve(NamedTuple):
 
 
 def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, color: bool) -> str:
-    """Return a chart of one metric in characters; "" if no curve has a finite value.
-
-    Args:
-        name: the metric, written above the chart.
-        curves: the metric's curves, one for each job or host.
-        width: columns of the whole chart.
-        height: lines of the plot.
-        color: True for ANSI colors.
-    """
+    """Return a chart of one metric in characters; "" if no curve has a finite value."""
     import plotille
 
     figure = plotille.Figure()

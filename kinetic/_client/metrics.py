@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 
 
 class RowsReader:
-    """Reads the rows that hosts have logged since the last read.
-
-    Args:
-        store: the job's store.
-        ref: the job.
-        request: the logs of metrics to read; its `tail` applies to the first read only.
-    """
+    """Reads the rows that hosts have logged since the last read. The `tail` of a request applies to
+    the first read only."""
 
     def __init__(self, store: Store, ref: JobRef, request: LogRequest) -> None:
         self._store = store
@@ -59,14 +54,7 @@ class RowsReader:
 
 
 class MetricsReader(RowsReader):
-    """Adds the rows that hosts log to one `Recording`.
-
-    Args:
-        store: the job's store.
-        ref: the job.
-        hosts: indices of the hosts to read; None for all.
-        attempt: the attempt to read; None for all.
-    """
+    """Adds the rows that hosts log to one `Recording`; `hosts` and `attempt` are None for all."""
 
     def __init__(
         self,

@@ -222,12 +222,8 @@ class Planned:
     def with_call(
         self, packed: Packed, *, function: Packed | None = None, **changes: Any
     ) -> Planned:
-        """Return the plan of one call.
-
-        Args:
-            packed: the pickled call.
-            function: the pickled function, if it is not in the call.
-            changes: fields of the plan that belong to this call alone.
+        """Return the plan of one call: `packed`, with its function if that is separate, its data,
+        and `changes` of the plan's fields.
 
         Raises:
             UsageError: the call's data cannot be read.

@@ -33,13 +33,8 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
 def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
-    """Return the error of a batch.
-
-    Args:
-        view: the batch.
-        values: what `results` would return for each input.
-        failed: the errors of the inputs without a value; the first failure becomes the cause.
-    """
+    """Return the error of a batch whose `failed` inputs have no value, caused by the first failure.
+    `values` has an entry for each input."""
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:

@@ -236,13 +236,7 @@ class BatchView:
 
 class AttachedView(BatchView):
     """The inputs of a batch that another process submits, or has submitted. Reads the records often
-    while new jobs appear, otherwise less and less often.
-
-    Args:
-        records: the records of the batch.
-        slowest_s: the longest pause between two reads of the records, in seconds.
-        clock: the monotonic clock, for tests.
-    """
+    while new jobs appear, otherwise less and less often: at most `slowest_s` seconds apart."""
 
     def __init__(
         self,

@@ -121,15 +121,8 @@ class Rates:
     def percent(
         self, key: tuple[object, ...], cpu_s: float, running_s: float, at: float
     ) -> float | None:
-        """Return the percentage of one processor since the last report, or since the function
-        started.
-
-        Args:
-            key: identifies the host.
-            cpu_s: the processor time that the host has used.
-            running_s: seconds since the function started.
-            at: the time of the report.
-        """
+        """Return the percentage of one processor since the last report of a host, or since the
+        function started, `running_s` ago. `at` is the time of the report."""
         before = self._reports.get(key)
         if before is None or cpu_s < before.cpu_s:  # A new attempt counts from zero.
             after = _Used(cpu_s, at, 100.0 * cpu_s / running_s if running_s > 0 else None)

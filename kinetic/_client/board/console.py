@@ -36,9 +36,6 @@ class Printer:
 
     Promises: (1) streams with a buffer get the bytes unchanged; streams without one, as in
     notebooks, get text; (2) a broken stream gets no more output, but the job is still watched.
-
-    Args:
-        prefixed: mark each line with its host.
     """
 
     def __init__(self, *, prefixed: bool = False) -> None:

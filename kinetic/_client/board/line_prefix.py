@@ -55,10 +55,7 @@ class Prefixer:
 
     def join_chunks(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
         """Join successive chunks that get the same prefix, so that a log of many short lines takes
-        few steps.
-
-        No output is delayed: joined chunks are yielded at each None, and when they are large.
-        """
+        few steps. No output is delayed: a None, or a large size, yields the joined chunk."""
         if self.times:
             yield from chunks
             return
