@@ -159,7 +159,7 @@ def test_processors_of_this_machine_cost_what_the_user_says(home, monkeypatch):
 def test_a_budget_where_nobody_knows_the_price(home, monkeypatch):
     monkeypatch.setenv("KINETIC_ADDRESS", "http://127.0.0.1:1")
     monkeypatch.setenv("KINETIC_STORE", str(home))
-    with pytest.raises(errors.UsageError, match="set KINETIC_PRICES=b200=DOLLARS"):
+    with pytest.raises(errors.UsageError, match="Set KINETIC_PRICES=b200=DOLLARS"):
         plan_of(monkeypatch, "gpu-b200x8", backend="ray", budget=6)
     view = plan_of(monkeypatch, "gpu-a100", backend="ray", budget=6)
     assert view.plan.cost == Cost(3.67339, "list price, us-central1")
