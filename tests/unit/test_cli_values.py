@@ -319,7 +319,7 @@ def test_a_program_without_a_guilty_host_fails_with_1() -> None:
 
 
 def test_a_flag_for_slices_is_corrected_as_it_is_written():
-    with pytest.raises(errors.UsageError, match=r"--slices names .* write 2:3, not 3:2\."):
+    with pytest.raises(errors.UsageError, match=r"--slices takes .* write 2:3, not 3:2\."):
         checks.slices("--slices", (3, 2))
     with pytest.raises(
         errors.UsageError, match=r"--slices=1:1 has .* Write --slices=1 with --retr"
