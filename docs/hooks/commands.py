@@ -1,7 +1,6 @@
-"""Write the reference of all commands: what each of them prints for `--help`.
+"""Replace the line `<!-- commands -->` of a page by the `--help` of each command.
 
-In: the page with the line `<!-- commands -->`. Out: the page with a section for each command.
-Called by mkdocs for every page.
+mkdocs calls it for every page.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ WIDTH = 88
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the commands in their place."""
+    """Return the page with a section for each command."""
     if PLACE not in markdown:
         return markdown
     from kinetic.cli.root import root
@@ -28,5 +27,5 @@ def _sections(command: Any, name: str, parent: Any) -> Iterator[str]:
     )
     ctx.terminal_width = WIDTH
     yield f"## {name}\n\n```text\n{command.get_help(ctx)}\n```"
-    for each in command.list_commands(ctx) if hasattr(command, "list_commands") else ():
-        yield from _sections(command.get_command(ctx, each), f"{name} {each}", ctx)
+    for word in command.list_commands(ctx) if hasattr(command, "list_commands") else ():
+        yield from _sections(command.get_command(ctx, word), f"{name} {word}", ctx)

@@ -27,7 +27,7 @@ _modules: list[Any] = []
 
 
 def on_nav(nav: Any, **_: Any) -> None:
-    """Note which section each page belongs to, in the order of the navigation."""
+    """Keep the sections with their pages, in the order of the navigation."""
     _sections.clear()
     for page in nav.pages:
         section = page.parent.title if page.parent else "Start"
@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     text = "".join(
         part if part.startswith("```") else COMMENT.sub("", part) for part in FENCED.split(markdown)
     )
-    _pages[page.file.src_uri] = REFERENCE.sub(lambda found: _describe(found[1], found[2]), text)
+    _pages[page.file.src_uri] = REFERENCE.sub(lambda match: _describe(match[1], match[2]), text)
     return markdown
 
 
@@ -121,37 +121,37 @@ def _find(name: str) -> Any:
 
     if not _modules:
         _modules.append(griffe.load("kinetic"))
-    found = _modules[0][name.removeprefix("kinetic.")]
-    return found.final_target if found.is_alias else found
+    item = _modules[0][name.removeprefix("kinetic.")]
+    return item.final_target if item.is_alias else item
 
 
 def _parts(thing: Any, name: str, level: int, options: dict[str, Any]) -> Iterator[str]:
     yield f"{'#' * level} {name}"
-    shown = thing
+    function = thing
     if thing.is_class and options.get("merge_init_into_class"):
-        shown = thing.all_members["__init__"]
-    if shown.is_function:
-        signature = shown.signature().replace("__init__", thing.name, 1)
+        function = thing.all_members["__init__"]
+    if function.is_function:
+        signature = function.signature().replace("__init__", thing.name, 1)
         yield f"```python\n{_break_lines(signature)}\n```"
-    for documented in dict.fromkeys((thing, shown)):
+    for documented in dict.fromkeys((thing, function)):
         if documented.docstring:
             yield documented.docstring.value
     if not thing.is_class:
         return
     members = thing.all_members if options.get("inherited_members") else thing.members
-    for found in members.values():
-        member = found.final_target if found.is_alias else found
+    for item in members.values():
+        member = item.final_target if item.is_alias else item
         if member.docstring and _is_shown(member.name, options.get("filters", HIDDEN)):
             yield from _parts(member, f"{name}.{member.name}", level + 1, {})
 
 
 def _is_shown(name: str, filters: list[str]) -> bool:
     """Apply filters as mkdocstrings does: the last one that matches decides."""
-    shown = True
-    for each in filters:
-        if re.search(each.removeprefix("!"), name):
-            shown = not each.startswith("!")
-    return shown
+    is_shown = True
+    for pattern in filters:
+        if re.search(pattern.removeprefix("!"), name):
+            is_shown = not pattern.startswith("!")
+    return is_shown
 
 
 def _break_lines(signature: str) -> str:

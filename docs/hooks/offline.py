@@ -1,7 +1,6 @@
-"""Refuse a site that would fetch something from another host when it is read.
+"""Refuse a site whose pages or style sheets would fetch something from another host.
 
-In: the built pages and style sheets. Out: an error that names what they would fetch. Called by
-mkdocs when a build is done.
+mkdocs calls it when a build is done.
 """
 
 from __future__ import annotations
@@ -16,37 +15,37 @@ FETCHING = {
     "object": "data", "script": "src", "source": "src", "track": "src", "use": "href",
     "video": "src",
 }  # fmt: skip
-"""Elements that make a browser fetch something, and the attribute that says from where. A link that
-people click does not."""
+"""Elements that make a browser fetch something, with the attribute that has the address. Links that
+people click are not among them."""
 NOT_FETCHED = {"alternate", "author", "canonical", "license", "next", "prev"}
 IN_CSS = re.compile(r"""(?:url\(|@import)\s*["']?\s*((?:https?:)?//[^"')\s]+)""", re.IGNORECASE)
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Look at everything that was built."""
+    """Raise an error that names each file of the site and the address that it would fetch."""
     from mkdocs.exceptions import PluginError
 
     site = Path(config["site_dir"])
-    found = [
+    addresses = [
         f"{path.relative_to(site)}: {url}"
         for path in sorted(site.rglob("*"))
         for url in fetched(path)
     ]
-    if found:
+    if addresses:
         raise PluginError(
-            "the site must not fetch anything from other hosts:\n  " + "\n  ".join(found)
+            "the site must not fetch anything from other hosts:\n  " + "\n  ".join(addresses)
         )
 
 
 def fetched(path: Path) -> list[str]:
-    """Return what a browser would fetch from other hosts to show this file."""
+    """Return the addresses on other hosts that a browser would fetch to show this file."""
     if path.suffix == ".css":
         return IN_CSS.findall(path.read_text(encoding="utf-8"))
     if path.suffix != ".html":
         return []
     page = _Page()
     page.feed(path.read_text(encoding="utf-8"))
-    return page.found
+    return page.addresses
 
 
 class _Page(HTMLParser):
@@ -54,20 +53,20 @@ class _Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Look at one element."""
-        given = {name: value or "" for name, value in attrs}
-        places = [given.get(FETCHING.get(tag, ""), ""), *given.get("srcset", "").split()]
-        if tag == "link" and set(given.get("rel", "").split()) <= NOT_FETCHED:
+        """Collect the addresses in the attributes of an element."""
+        attributes = {name: value or "" for name, value in attrs}
+        places = [attributes.get(FETCHING.get(tag, ""), ""), *attributes.get("srcset", "").split()]
+        if tag == "link" and set(attributes.get("rel", "").split()) <= NOT_FETCHED:
             places = []
-        self.found += [place for place in places if re.match(r"(https?:)?//", place)]
-        self.found += IN_CSS.findall(given.get("style", ""))
-        if "mermaid" in given.get("class", "").split():
-            self.found.append("a mermaid diagram, for which the theme fetches a library")
+        self.addresses += [place for place in places if re.match(r"(https?:)?//", place)]
+        self.addresses += IN_CSS.findall(attributes.get("style", ""))
+        if "mermaid" in attributes.get("class", "").split():
+            self.addresses.append("a mermaid diagram, for which the theme fetches a library")
 
     def handle_data(self, data: str) -> None:
-        """Look at text: style sheets may lie between tags."""
+        """Collect the addresses in a style sheet between tags."""
         if self.get_starttag_text() and (self.get_starttag_text() or "").startswith("<style"):
-            self.found += IN_CSS.findall(data)
+            self.addresses += IN_CSS.findall(data)

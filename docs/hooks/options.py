@@ -1,7 +1,6 @@
-"""Write the list of the decorator's options: the table of the code, in words.
+"""Replace the line `<!-- options -->` of a page by a table of the decorator's options.
 
-In: the page with the line `<!-- options -->`. Out: the page with a line for each option.
-Called by mkdocs for every page.
+mkdocs calls it for every page.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ PLACE = "<!-- options -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the options in their place."""
+    """Return the page with the table, which has the texts of `kinetic._core.options`."""
     if PLACE not in markdown:
         return markdown
     from kinetic._core.options import TABLE

@@ -1,11 +1,9 @@
-"""The documentation does what it says: its code runs, its sessions print what they show, its lists
-are complete.
+"""The code and the sessions of the documentation run, and its lists are complete.
 
 A page's ```python blocks are one script, in order; it runs first. A block with title="train.py" is
 that file instead. Then its ```console blocks run: a line that begins with "$ " is a command, and
-what follows must appear in what it prints, in order; "…" stands for anything, alone on a line for
-any lines. Ids of jobs are what they turn out to be; times, ages and sizes are not compared. Before
-a block may stand
+the lines below must appear in its output, in order; "…" stands for any text, alone on a line for
+any lines. Ids of jobs may differ; times, ages and sizes are not compared. A block may follow
 
     <!-- not run: reason -->        the block is only shown
     <!-- fails -->                  its last command, or the script, ends with another code than 0
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-ABSENT = ROOT / "tests/absent"  # what Keras would import without need, in each process
+ABSENT = ROOT / "tests/absent"  # hides packages that Keras imports without need
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 ON_RAY = DOCS / "how-to/ray.md"
 LONG = {
@@ -73,7 +71,7 @@ LOOSE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [+-]\d{4})?|\b\d+(?:[.,]\d+)* "
     r"?(?:s|ms|min|m|h|d|[KMG]?i?B|bytes)\b|/\S*/(?=\S)"
 )
-"""What differs from run to run: dates, durations and sizes, and the folders of paths."""
+"""Text that differs from run to run: dates, durations and sizes, and the folders of paths."""
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -91,11 +89,11 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    found = []
+    fenced = []
     for match in FENCE.finditer(page):
         title = re.search(r'title="([^"]+)"', match["info"])
         line = page.count("\n", 0, match.start("text")) + 1
-        found.append(
+        fenced.append(
             Block(
                 match["kind"],
                 title[1] if title else "",
@@ -105,37 +103,37 @@ def blocks(page: str) -> list[Block]:
                 match["why"] or "",
             )
         )
-    return found
+    return fenced
 
 
-def script(of: list[Block]) -> str:
-    """The blocks as one program in which every line has the number that it has on the page."""
+def script(code: list[Block]) -> str:
+    """Return the blocks as one program whose lines have the numbers that they have on the page."""
     lines: list[str] = []
-    for block in of:
+    for block in code:
         lines += [""] * (block.line - 1 - len(lines))
         lines += block.text.splitlines()
     return "\n".join(lines) + "\n"
 
 
 def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
-    """Each command of a session, with the output that the page shows."""
-    shown: list[str] = []
+    """Yield each command of a session with its output on the page."""
+    expected: list[str] = []
     command = ""
     for line in block.text.splitlines():
         if line.startswith("$ "):
             if command:
-                yield command, shown
-            command, shown = line[2:], []
-        elif line.startswith("> ") and command and not shown:
+                yield command, expected
+            command, expected = line[2:], []
+        elif line.startswith("> ") and command and not expected:
             command += f"\n{line[2:]}"
         else:
-            shown.append(line)
+            expected.append(line)
     if command:
-        yield command, shown
+        yield command, expected
 
 
 def pattern(line: str) -> tuple[re.Pattern[str], list[str]]:
-    """What a shown line stands for, and the ids in it."""
+    """Return the expression that a line of the page stands for, and the ids in it."""
     ids = JOB.findall(line)
     out = []
     for part in re.split(r"(…|\bjob-[0-9a-f]{8}\b)", line.strip()):
@@ -160,11 +158,11 @@ def _words(text: str) -> str:
     return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
 
 
-def compare(shown: list[str], printed: str, ids: dict[str, str]) -> str:
-    """Return "" when every shown line appears in what was printed, in order; else what is missing.
-    Learns the ids."""
+def compare(expected: list[str], printed: str, ids: dict[str, str]) -> str:
+    """Return "" if every expected line was printed, in order; else a sentence with the first line
+    that was not. Adds the ids of new jobs to `ids`."""
     rest = printed.splitlines()
-    for line in (each for each in shown if each.strip() not in ("", "…")):
+    for line in (text for text in expected if text.strip() not in ("", "…")):
         wanted, names = pattern(line)
         while rest:
             match = wanted.fullmatch(rest.pop(0))
@@ -180,29 +178,29 @@ def compare(shown: list[str], printed: str, ids: dict[str, str]) -> str:
 
 
 def run_page(page: Path, folder: Path) -> None:
-    """Run all of a page in a folder, as somebody would who follows it."""
-    (folder / "pyproject.toml").touch()  # the folder is a project: nothing above it is looked at
+    """Run the code and the sessions of a page in a folder, as a reader would."""
+    (folder / "pyproject.toml").touch()  # the folder is a project of its own
     environ = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    found = [block for block in blocks(page.read_text()) if block.mark != "not run"]
-    for block in found:
+    to_run = [block for block in blocks(page.read_text()) if block.mark != "not run"]
+    for block in to_run:
         if block.kind == "python" and block.title:
             (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).write_text(block.text)
-    code = [block for block in found if block.kind == "python" and not block.title]
+    code = [block for block in to_run if block.kind == "python" and not block.title]
     if code:
         program = folder / f"{page.stem.replace('-', '_')}.py"
         program.write_text(script(code))
         lean = environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ABSENT}"}
-        done = _run([sys.executable, str(program)], folder, lean)
+        process = _run([sys.executable, str(program)], folder, lean)
         fails = any(block.mark for block in code)
-        assert (done.returncode != 0) == fails, (
-            f"the code of {page.name} ended with {done.returncode}\n{done.stdout}"
+        assert (process.returncode != 0) == fails, (
+            f"the code of {page.name} ended with {process.returncode}\n{process.stdout}"
         )
     ids: dict[str, str] = {}
-    for block in found:
+    for block in to_run:
         if block.kind == "console":
             run_session(block, f"{page.name}:{block.line}", folder, environ, ids)
 
@@ -211,16 +209,16 @@ def run_session(
     block: Block, where: str, folder: Path, environ: dict[str, str], ids: dict[str, str]
 ) -> None:
     session = list(commands(block))
-    for number, (command, shown) in enumerate(session):
-        known = JOB.sub(lambda match: ids.get(match[0], match[0]), command)
-        done = _run(["sh", "-c", known], folder, environ)
-        missing = compare(shown, done.stdout, ids)
+    for number, (command, expected) in enumerate(session):
+        line = JOB.sub(lambda match: ids.get(match[0], match[0]), command)
+        process = _run(["sh", "-c", line], folder, environ)
+        missing = compare(expected, process.stdout, ids)
         assert not missing, (
-            f"{where}: $ {known}\n{missing}\n--- printed ({done.returncode}):\n{done.stdout}"
+            f"{where}: $ {line}\n{missing}\n--- printed ({process.returncode}):\n{process.stdout}"
         )
         fails = block.mark == "fails" and number == len(session) - 1
-        assert (done.returncode != 0) == fails, (
-            f"{where}: $ {known}\nended with {done.returncode}:\n{done.stdout}"
+        assert (process.returncode != 0) == fails, (
+            f"{where}: $ {line}\nended with {process.returncode}:\n{process.stdout}"
         )
 
 
@@ -292,8 +290,8 @@ def test_what_is_not_run_says_why() -> None:
 
 
 def test_little_is_not_run() -> None:
-    found = [b for page in PAGES for b in blocks(page.read_text())]
-    assert len([b for b in found if b.mark == "not run"]) * 4 <= len(found)
+    all_blocks = [block for page in PAGES for block in blocks(page.read_text())]
+    assert len([block for block in all_blocks if block.mark == "not run"]) * 4 <= len(all_blocks)
 
 
 def test_every_link_between_files_of_the_project_leads_somewhere() -> None:
@@ -471,15 +469,15 @@ $ false
 
 
 def test_blocks_are_found_with_their_marks() -> None:
-    found = blocks(PAGE)
-    assert [(b.kind, b.title, b.mark, b.why) for b in found] == [
+    page_blocks = blocks(PAGE)
+    assert [(b.kind, b.title, b.mark, b.why) for b in page_blocks] == [
         ("python", "", "", ""),
         ("python", "", "not run", "it needs a cluster"),
         ("python", "a.py", "", ""),
         ("console", "", "fails", ""),
     ]
-    assert script(found[:1]).splitlines()[2] == "x = 1"
-    assert list(commands(found[3])) == [
+    assert script(page_blocks[:1]).splitlines()[2] == "x = 1"
+    assert list(commands(page_blocks[3])) == [
         ("echo job-00000000 1.5 s", ["job-11111111 20 s"]),
         ("false", []),
     ]

@@ -25,7 +25,7 @@ PICTURE = DOCS / "assets/session.svg"
 COMMANDS = ["python train.py", "kinetic jobs list", "kinetic logs --last --host 3"]
 COLUMNS = 88
 JOBS = ["job-31c4e09a", "job-98b70d57"]
-"""What the ids of the two jobs are replaced by, in the order in which they were submitted."""
+"""The ids in the picture, in the order in which the jobs were submitted."""
 ROW_END = re.compile(r" +\d[\d.]*s +\d+s$", re.MULTILINE)
 TRIES = 3  # on a busy machine, kinetic may add a line about a host that is late
 
