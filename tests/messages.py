@@ -4,9 +4,9 @@
     python tests/messages.py                               print messages that have no instance
 
 A message is a call in `kinetic/` of an exception of `kinetic.errors` or of a function of `CALLS`
-with a text. It is known by its file, its function and its place among the calls there, and its
-instance must match the text in the source: so a message that is changed must be recorded anew.
-Instances that still match stay as they are.
+with a text. It is identified by its file, its function and its index among the calls there. Its
+instance must match the text in the source, so a changed message must be recorded again. Instances
+that still match stay as they are.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ EXAMPLES = (
     (r"\bpid \d+", "pid 4242"),
     (r"0x[0-9a-f]{6,}", "0x7f00"),
 )
-"""What differs from one run to the next, and what stands for it."""
+"""Patterns of text that differs from one run to the next, and examples that replace it."""
 
 
 class Message(NamedTuple):
-    """A call in the product that makes a message, and the texts that it can make."""
+    """A call in the product that has a message, and a pattern of its possible texts."""
 
     file: str
     function: str
@@ -63,8 +63,8 @@ class Message(NamedTuple):
 
 
 def list_messages(product: Path) -> list[Message]:
-    """The messages of the product's sources, in the order of files and lines."""
-    found = []
+    """List the messages of the product's sources, in the order of files and lines."""
+    messages = []
     for path in sorted(product.rglob("*.py")):
         file = path.relative_to(product).as_posix()
         numbers: dict[tuple[str, str], int] = defaultdict(int)
@@ -77,8 +77,8 @@ def list_messages(product: Path) -> list[Message]:
             numbers[function, name] += 1
             lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
             regex = re.compile(max(patterns, key=len), re.DOTALL)
-            found.append(Message(file, function, name, numbers[function, name], lines, regex))
-    return found
+            messages.append(Message(file, function, name, numbers[function, name], lines, regex))
+    return messages
 
 
 def _walk_calls(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
@@ -95,7 +95,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _pattern(text: ast.expr) -> str:
-    """A regular expression of the texts that an expression can be; `.*` if nothing is known."""
+    """Return a regular expression of the possible texts of an expression; `.*` if unknown."""
     match text:
         case ast.Constant(value=str(value)):
             return re.sub(r"%(?:\.\d)?[sdrfi]|%%", ".*", re.escape(value).replace(r"\%", "%"))
@@ -109,7 +109,7 @@ def _pattern(text: ast.expr) -> str:
 
 
 def read_catalogue() -> dict[str, str]:
-    """Instances by the key of their message."""
+    """Return the instances, by the key of their message."""
     entries: dict[str, str] = {}
     key = ""
     for line in CATALOGUE.read_text().splitlines()[2:] if CATALOGUE.exists() else ():
@@ -131,7 +131,8 @@ def _indent(text: str) -> str:
 
 
 def choose_instances(recorded: Path) -> dict[str, str]:
-    """The catalogue of the sources: instances that stay, else the plainest that was recorded."""
+    """Return an instance for each message: the old one if it still matches, else the plainest
+    recorded one."""
     messages = list_messages(Path(errors.__file__).parent)
     by_file: dict[str, list[Message]] = defaultdict(list)
     for message in messages:
@@ -147,15 +148,15 @@ def choose_instances(recorded: Path) -> dict[str, str]:
     old = read_catalogue()
     chosen = {}
     for message in messages:
-        stays = old.get(message.key, NONE)
-        if stays == NONE or not message.texts.search(stays):
-            stays = min(texts[message.key], key=_rank, default=NONE)
-        chosen[message.key] = stays
+        instance = old.get(message.key, NONE)
+        if instance == NONE or not message.texts.search(instance):
+            instance = min(texts[message.key], key=_rank, default=NONE)
+        chosen[message.key] = instance
     return chosen
 
 
 def make_plain(text: str) -> str:
-    """The text without what differs from one run or machine to the next."""
+    """Replace the parts of a text that differ between runs or machines with examples."""
     for pattern, example in EXAMPLES:
         text = re.sub(pattern, example, text)
     lines = [line.rstrip()[:400] for line in text.strip("\n").splitlines()[:12]]

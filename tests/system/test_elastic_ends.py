@@ -55,7 +55,7 @@ def test_a_slice_that_does_not_return_in_time(begin, monkeypatch):
     with pytest.raises(HostLost) as caught:
         job.handle.result(timeout=LIMIT_S)
     words = str(caught.value)
-    assert "slice 1 did not return within 1 s (slice_timeout), and there is 1 slice left" in words
+    assert "slice 1 did not return within 1 s (slice_timeout). The job has 1 slice" in words
     assert (
         "attempt 1: slice 1 lost: host 0 of slice 1: The worker process was killed by SIG" in words
     )
