@@ -175,5 +175,5 @@ class CompileProgress:
 
 def name_waiting(waiting: Compiling) -> str:
     """Return the line about a running compile: its programs and its elapsed seconds."""
-    rest = f", {waiting.left} more to come" if waiting.left else ""
+    rest = f", {waiting.remaining} more to come" if waiting.remaining else ""
     return f"kinetic: compiling {', '.join(waiting.names)}{rest}: {waiting.elapsed_s:.0f} s"

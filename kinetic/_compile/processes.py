@@ -64,12 +64,12 @@ class Compiling(NamedTuple):
 
     Attributes:
         names: Programs that are being compiled.
-        left: Number of programs that wait for their turn.
+        remaining: Number of programs that wait for their turn.
         elapsed_s: Seconds since the first of them started.
     """
 
     names: tuple[str, ...]
-    left: int
+    remaining: int
     elapsed_s: float
 
 
