@@ -62,17 +62,20 @@ def map(
 ) -> BatchHandle[Any]:
     """Submit a job for each input. The options are those of `RemoteCallable.run_async_map`.
 
-        batch = kinetic.collections.map(train, [{"lr": 1e-3}, {"lr": 1e-4}])
-        losses = batch.results()
-
     Args:
-        submit_fn: a decorated function or its `run_async`: packaged once for all inputs. Or any
+        submit_fn: A decorated function or its `run_async`: packaged once for all inputs. Or any
             function that submits one job with `run_async` and returns its handle: called for each
             input when its job can be submitted.
-        inputs: one entry for each job.
+        inputs: One entry for each job.
 
     Raises:
-        UsageError: an input or an option is invalid; nothing was submitted.
+        UsageError: An input or an option is invalid; nothing was submitted.
+
+    Example:
+        ```python
+        batch = kinetic.collections.map(train, [{"lr": 1e-3}, {"lr": 1e-4}])
+        losses = batch.results()
+        ```
     """
     remote = _find_decorated(submit_fn)
     if remote is not None:

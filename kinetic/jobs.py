@@ -18,16 +18,19 @@ __all__ = ["JobHandle", "JobStatus", "attach", "list_jobs"]
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
     """Return the handle of a job that this or any other process submitted.
 
-        loss = kinetic.attach("job-1a2b3c4d").result()
-
     Args:
-        job_id: the job's id; its first characters are enough if no other id starts with them.
-        project: the project whose jobs to search, instead of the configured one.
-        cluster: the cluster whose jobs to search, instead of the configured one.
+        job_id: The job's id; its first characters are enough if no other id starts with them.
+        project: The project whose jobs to search, instead of the configured one.
+        cluster: The cluster whose jobs to search, instead of the configured one.
 
     Raises:
-        NotFound: no job has this id; `suggestions` has the nearest ids.
-        UsageError: several ids start with `job_id`.
+        NotFound: No job has this id; `suggestions` has the nearest ids.
+        UsageError: Several ids start with `job_id`.
+
+    Example:
+        ```python
+        loss = kinetic.attach("job-1a2b3c4d").result()
+        ```
     """
     chosen = settings.load(flags={"project": project, "cluster": cluster})
     store = open_store(chosen.store)
@@ -42,10 +45,13 @@ def list_jobs(
 ) -> list[JobHandle[Any]]:
     """Return the handles of all jobs in the store, newest first, including ended ones.
 
-        running = [job for job in kinetic.list_jobs() if not job.status().ended]
-
     `project`, `zone`, `cluster` and `namespace` replace the configured ones, and so decide which
     store is read. A job whose reference is damaged is skipped with a warning.
+
+    Example:
+        ```python
+        running = [job for job in kinetic.list_jobs() if not job.status().ended]
+        ```
     """
     flags = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
     store = open_store(settings.load(flags=flags).store)

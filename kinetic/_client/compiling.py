@@ -39,20 +39,23 @@ _QUIET_S = 30.0
 def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m") -> CompileSlice:
     """Compile for TPU slices with their own compiler, on a machine without TPUs.
 
-    Inside the `with` block, `kinetic.make_mesh` builds meshes from the slices' devices:
+    Inside the `with` block, `kinetic.make_mesh` builds meshes from the slices' devices.
 
+    Args:
+        accelerator: The name of a TPU slice, as for `kinetic.run`.
+        slices: The number of slices.
+        timeout: The longest that one compile may take: seconds, "90s", "1h30m" or a `timedelta`.
+
+    Raises:
+        UsageError: No accelerator has this name, or its compiler does not run without the chip.
+
+    Example:
+        ```python
         with kinetic.compile_for("tpu-v6e-16", slices=2) as slice:
             mesh = kinetic.make_mesh(ici={"fsdp": 16})
             report = slice.compile(step, *shapes_with_shardings)
         print(report)
-
-    Args:
-        accelerator: the name of a TPU slice, as for `kinetic.run`.
-        slices: the number of slices.
-        timeout: the longest that one compile may take: seconds, "90s", "1h30m" or a `timedelta`.
-
-    Raises:
-        UsageError: no accelerator has this name, or its compiler does not run without the chip.
+        ```
     """
     with hide_frames:
         chosen = settings.load()

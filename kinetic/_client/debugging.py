@@ -40,8 +40,8 @@ class PortForward:
     port-forward`.
 
     Attributes:
-        port: the port of this machine.
-        instructions: how to attach an editor.
+        port: The port of this machine.
+        instructions: How to attach an editor.
         returncode: None while it forwards, then 0.
     """
 

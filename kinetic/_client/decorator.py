@@ -49,16 +49,19 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
 ) -> Decorator:
     """Decorate a function so that each call runs it on an accelerator slice.
 
+    Durations are numbers of seconds, text such as "90s" or "1h30m", or a `timedelta`.
+
+    Raises:
+        UsageError: An option is invalid.
+
+    Example:
+        ```python
         @kinetic.run("tpu-v6e-8", timeout="1h")
         def train(steps):
             ...
 
         loss = train(1000)
-
-    Durations are numbers of seconds, text such as "90s" or "1h30m", or a `timedelta`.
-
-    Raises:
-        UsageError: an option is invalid.
+        ```
     """
     values = locals()
     values |= values.pop("options")

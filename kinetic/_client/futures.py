@@ -397,21 +397,24 @@ async def run_in_thread(work: Callable[[], T]) -> T:
 def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Iterator[J]:
     """Yield handles in the order in which their jobs end, ended jobs first; each handle once.
 
-        jobs = [train.run_async(lr) for lr in (1e-2, 1e-3)]
-        for job in kinetic.as_completed(jobs):
-            print(job.job_id, job.result())
-
     The jobs may come from different functions and batches. Failed jobs are yielded too; their
     `result()` raises. For a batch that still submits jobs, use `BatchHandle.as_completed`.
 
     Args:
-        handles: the jobs to wait for.
-        timeout: the longest wait for all jobs: seconds, "90s", "1h30m" or a `timedelta`; None
+        handles: The jobs to wait for.
+        timeout: The longest wait for all jobs: seconds, "90s", "1h30m" or a `timedelta`; None
             waits until all have ended.
 
     Raises:
-        UsageTypeError: an item is not a job handle.
-        WaitTimeout: the time has passed; the jobs keep running.
+        UsageTypeError: An item is not a job handle.
+        WaitTimeout: The time has passed; the jobs keep running.
+
+    Example:
+        ```python
+        jobs = [train.run_async(lr) for lr in (1e-2, 1e-3)]
+        for job in kinetic.as_completed(jobs):
+            print(job.job_id, job.result())
+        ```
     """
     if not isinstance(handles, Iterable):
         raise UsageTypeError(

@@ -56,13 +56,16 @@ _log = logging.getLogger("kinetic.handle")
 class JobHandle(Generic[R_co]):
     """A job, running or ended. All methods work from any process.
 
-        job = train.run_async(1000)  # or kinetic.attach("job-1a2b3c4d")
-        print(job.status(), job.logs())
-        loss = job.result()
-
     Fields of the job's reference are attributes: `job_id`, `place`, `backend`, `accelerator`,
     `func_name`, `display_name`, `project`, `cluster_name`, `zone`, `namespace`, `bucket_name`,
     `k8s_name`, `image_uri`, `group_id`, `debug`, ...
+
+    Example:
+        ```python
+        job = train.run_async(1000)  # or kinetic.attach("job-1a2b3c4d")
+        print(job.status(), job.logs())
+        loss = job.result()
+        ```
     """
 
     if TYPE_CHECKING:
@@ -201,14 +204,11 @@ class JobHandle(Generic[R_co]):
     ) -> Metrics:
         """Return the metrics logged so far with `kinetic.log`, and figures of the hosts.
 
-            loss = job.metrics()["loss"]
-            print(loss.steps[-1], loss.values[-1])
-
         Args:
-            host: the host whose metrics to read; 0 is the leader.
-            all_hosts: read the metrics of all hosts.
-            attempt: read only this attempt, counted from 1; by default all attempts.
-            repeats: keep every value of steps that were repeated after a checkpoint was restored;
+            host: The host whose metrics to read; 0 is the leader.
+            all_hosts: Read the metrics of all hosts.
+            attempt: Read only this attempt, counted from 1; by default all attempts.
+            repeats: Keep every value of steps that were repeated after a checkpoint was restored;
                 by default only the last value of each step.
 
         Raises:
@@ -234,12 +234,12 @@ class JobHandle(Generic[R_co]):
         those stored when it hung.
 
         Args:
-            timeout_s: the longest wait for the hosts' answers, in seconds; on a cluster, the leader
+            timeout_s: The longest wait for the hosts' answers, in seconds; on a cluster, the leader
                 has 30 s more to notice the request.
 
         Raises:
-            NotFound: the job is not running, and no stacks were stored.
-            WaitTimeout: the leader of a job on a cluster does not answer.
+            NotFound: The job is not running, and no stacks were stored.
+            WaitTimeout: The leader of a job on a cluster does not answer.
         """
         endpoint = self._backend.control(self.ref) if isinstance(self._backend, Controls) else None
         if endpoint is not None:
@@ -341,18 +341,21 @@ class JobHandle(Generic[R_co]):
     ) -> str | None:
         """Return the output of a host so far; or with `follow`, print it until the job ends.
 
-            print(job.logs(tail=20))
-            job.logs(follow=True, all_hosts=True)
-
         Args:
-            follow: print to stdout and stderr as the output arrives, and return None.
-            host: the host whose output to read; 0 is the leader.
-            all_hosts: read all hosts, each line prefixed with "[host 3] ".
-            tail: read only this many last lines of each host.
-            attempt: read only this attempt, counted from 1; by default all attempts, in order.
+            follow: Print to stdout and stderr as the output arrives, and return None.
+            host: The host whose output to read; 0 is the leader.
+            all_hosts: Read all hosts, each line prefixed with "[host 3] ".
+            tail: Read only this many last lines of each host.
+            attempt: Read only this attempt, counted from 1; by default all attempts, in order.
 
         Raises:
-            UsageError: the job has no such host or attempt.
+            UsageError: The job has no such host or attempt.
+
+        Example:
+            ```python
+            print(job.logs(tail=20))
+            job.logs(follow=True, all_hosts=True)
+            ```
         """
         hosts = None if all_hosts else (self._check_host(host),)
         request = LogRequest(hosts=hosts, follow=follow, tail=tail, attempt=attempt)
@@ -373,21 +376,17 @@ class JobHandle(Generic[R_co]):
         """Wait until the job's debugger listens, forward a port of this machine to it, and print
         how to attach an editor.
 
-            forward = job.debug_attach()
-            ...  # attach the editor, step through the function
-            forward.terminate()
-
         Args:
-            local_port: the port of this machine; 0 for any free port.
-            working_dir: the folder of the job's source on this machine; by default the folder from
+            local_port: The port of this machine; 0 for any free port.
+            working_dir: The folder of the job's source on this machine; by default the folder from
                 which it was sent.
 
         Returns:
             The port forward, with `poll`, `wait` and `terminate` as in `subprocess.Popen`.
 
         Raises:
-            UsageError: the job was not started with debug=True, or the port is in use.
-            NotFound: the job has ended.
+            UsageError: The job was not started with debug=True, or the port is in use.
+            NotFound: The job has ended.
         """
         from kinetic._client import debugging
 
@@ -409,11 +408,11 @@ class JobHandle(Generic[R_co]):
         """Wait until the job has ended, and return the verdict, also for a job that failed.
 
         Args:
-            timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
+            timeout: The longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
                 the job ends.
 
         Raises:
-            WaitTimeout: the time has passed; the job keeps running.
+            WaitTimeout: The time has passed; the job keeps running.
         """
         with _InterruptNotice(self):
             return self._watch(LogRequest(hosts=()), timeout=timeout)
@@ -431,23 +430,26 @@ class JobHandle(Generic[R_co]):
         """Wait for the job and return the value of JAX's process 0, or raise the function's
         exception. Works any number of times.
 
-            loss = job.result(timeout="1h", stream_logs=True)
-
         Args:
-            timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
+            timeout: The longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
                 the job ends.
             cleanup: None frees the backend's resources and keeps the records; True also removes the
                 records and work folder files of a job that succeeded; False leaves everything. The
                 records of a failed job always stay.
-            cleanup_timeout: accepted for older scripts and ignored.
-            cleanup_poll_interval: accepted for older scripts and ignored.
-            stream_logs: print the leader's output while waiting.
-            on_status_change: called with each new `JobStatus`.
+            cleanup_timeout: Accepted for older scripts and ignored.
+            cleanup_poll_interval: Accepted for older scripts and ignored.
+            stream_logs: Print the leader's output while waiting.
+            on_status_change: Called with each new `JobStatus`.
 
         Raises:
-            Exception: the function's own exception, if it can be unpickled here.
-            JobFailed: the job failed for another reason.
-            WaitTimeout: the time has passed; the job keeps running.
+            Exception: The function's own exception, if it can be unpickled here.
+            JobFailed: The job failed for another reason.
+            WaitTimeout: The time has passed; the job keeps running.
+
+        Example:
+            ```python
+            loss = job.result(timeout="1h", stream_logs=True)
+            ```
         """
         patience_s(cleanup_timeout)
         return self._result(timeout, cleanup, bool(stream_logs), on_status=on_status_change)
@@ -491,11 +493,11 @@ class JobHandle(Generic[R_co]):
         If any host failed, raise the exception that `result` raises.
 
         Args:
-            timeout: the longest wait, as for `result`.
+            timeout: The longest wait, as for `result`.
 
         Raises:
-            UsageError: the job has several hosts, but ran without `all_hosts=True`.
-            WaitTimeout: the time has passed; the job keeps running.
+            UsageError: The job has several hosts, but ran without `all_hosts=True`.
+            WaitTimeout: The time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
         collecting.name_files(self.job_id, [outcome])
@@ -507,7 +509,7 @@ class JobHandle(Generic[R_co]):
         """Return the exception that `result` raises; None if the job succeeded or is running.
 
         Args:
-            seen: leave the leader's last lines out of the message, because they were printed.
+            seen: Leave the leader's last lines out of the message, because they were printed.
         """
         outcome = self.outcome()
         return None if outcome is None or outcome.ok else self._make_error(outcome, is_printed=seen)
@@ -517,8 +519,6 @@ class JobHandle(Generic[R_co]):
         """Wait for a job with `compile_check=True`, then compile its programs with the compiler of
         the real slice.
 
-            print(job.compile_report())
-
         The programs are those of the last attempt. Programs compiled by an earlier call are not
         compiled again.
 
@@ -526,8 +526,8 @@ class JobHandle(Generic[R_co]):
             The report: which programs fit, their memory, communication and bounds.
 
         Raises:
-            UsageError: the job stored no programs.
-            PreflightError: the compiler is not installed on this machine.
+            UsageError: The job stored no programs.
+            PreflightError: The compiler is not installed on this machine.
         """
         from kinetic._client.compiling import check_programs
 
@@ -549,10 +549,10 @@ class JobHandle(Generic[R_co]):
         """Wait for the job and return the exception that `result` raises; None if it succeeded.
 
         Args:
-            timeout: the longest wait, as for `result`.
+            timeout: The longest wait, as for `result`.
 
         Raises:
-            WaitTimeout: the time has passed; the job keeps running.
+            WaitTimeout: The time has passed; the job keeps running.
         """
         outcome = self.wait(timeout)
         return None if outcome.ok else self._make_error(outcome, is_printed=False)
@@ -605,9 +605,9 @@ class JobHandle(Generic[R_co]):
         """Stop the job. Its records stay. An ended job is not changed.
 
         Args:
-            cleanup_timeout: the longest wait for the job to stop, then a warning is logged; 0 does
+            cleanup_timeout: The longest wait for the job to stop, then a warning is logged; 0 does
                 not wait.
-            cleanup_poll_interval: accepted for older scripts and ignored.
+            cleanup_poll_interval: Accepted for older scripts and ignored.
         """
         limit_s = patience_s(cleanup_timeout)
         self._backend.cancel(self.ref)
@@ -632,23 +632,21 @@ class JobHandle(Generic[R_co]):
         """Kill hosts of the running job on purpose, to test how it handles their loss: the job
         fails, or continues in a new attempt.
 
-            job.kill_hosts(slice=1)
-
         Args:
-            slice: the index of the slice whose hosts to kill.
-            host: kill only this host of the slice; without `slice`, this host of the job.
+            slice: The index of the slice whose hosts to kill.
+            host: Kill only this host of the slice; without `slice`, this host of the job.
             signal: KILL simulates a crash. TERM asks the function to end; with `agents`, it
                 simulates preemption. On a cluster, the hosts' pods are deleted: with KILL at once,
                 with TERM after their grace period.
-            agents: signal the hosts' agents instead of the processes that run the function.
+            agents: Signal the hosts' agents instead of the processes that run the function.
 
         Returns:
             The indices of the killed hosts in the job. With a single controller, which is host 0,
             the machines of the slices count from 1.
 
         Raises:
-            UsageError: the slice, the host or the signal does not exist.
-            NotFound: the job has ended, or does not run on these hosts now.
+            UsageError: The slice, the host or the signal does not exist.
+            NotFound: The job has ended, or does not run on these hosts now.
         """
         hosts, signum = killing.choose_hosts(self.ref, slice, host), killing.signal_of(signal)
         if self.status().ended:
@@ -675,14 +673,14 @@ class JobHandle(Generic[R_co]):
         """Remove the job, after stopping it if it runs.
 
         Args:
-            k8s: remove the backend's resources: pods, processes, Ray jobs.
-            gcs: remove the records in the store: logs, result, events.
-            cleanup_timeout: the longest wait for a running job to stop.
-            cleanup_poll_interval: accepted for older scripts and ignored.
+            k8s: Remove the backend's resources: pods, processes, Ray jobs.
+            gcs: Remove the records in the store: logs, result, events.
+            cleanup_timeout: The longest wait for a running job to stop.
+            cleanup_poll_interval: Accepted for older scripts and ignored.
 
         Raises:
-            UsageError: the job is running, and `k8s` is False.
-            WaitTimeout: the job did not stop in time.
+            UsageError: The job is running, and `k8s` is False.
+            WaitTimeout: The job did not stop in time.
         """
         if not self.status().ended:
             if not k8s:

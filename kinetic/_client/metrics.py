@@ -90,17 +90,20 @@ class MetricsReader(RowsReader):
 class Metric:
     """One metric of one host, as arrays of equal length. NumPy's functions take it as its values.
 
+    Attributes:
+        name: The name that was logged.
+        host: The index of the host.
+        steps: The steps of the values, in order; -1 for values without a step, such as figures of
+            the host.
+        values: The logged numbers.
+        times: When each value was logged, in seconds since the epoch.
+        attempts: The number of the attempt that logged each value.
+
+    Example:
+        ```python
         loss = job.metrics()["loss"]
         plt.plot(loss.steps, loss.values)
-
-    Attributes:
-        name: the name that was logged.
-        host: the index of the host.
-        steps: the steps of the values, in order; -1 for values without a step, such as figures of
-            the host.
-        values: the logged numbers.
-        times: when each value was logged, in seconds since the epoch.
-        attempts: the number of the attempt that logged each value.
+        ```
     """
 
     name: str

@@ -23,15 +23,18 @@ _PACKAGES_SHOWN = 12
 class PlanView:
     """The plan of a call, as `RemoteCallable.plan` returns it. Nothing was created.
 
+    Attributes:
+        plan: The job's plan, with everything that its hosts must know.
+        documents: The objects that the backend would create, such as Kubernetes manifests.
+        warnings: The warnings that the call would print.
+        files: (path, bytes) of each file in the source tree, largest first.
+        packages: Lines of the requirements.txt that pods would install.
+
+    Example:
+        ```python
         view = train.plan(1000)
         print(view)  # the backend, the price, the largest files, warnings, ...
-
-    Attributes:
-        plan: the job's plan, with everything that its hosts must know.
-        documents: the objects that the backend would create, such as Kubernetes manifests.
-        warnings: the warnings that the call would print.
-        files: (path, bytes) of each file in the source tree, largest first.
-        packages: lines of the requirements.txt that pods would install.
+        ```
     """
 
     plan: Plan

@@ -49,11 +49,14 @@ First = TypeVar("First")
 class RemoteCallable(Generic[P, R_co]):
     """A function that `kinetic.run` has decorated: calling it runs it on an accelerator slice.
 
-        loss = train(1000)  # wait for the value
-        job = train.run_async(1000)  # or get a handle at once
-
     A decorated method works as a method. For an async function, the value is the result of its
     coroutine. Inside a job, it is the plain function: a call runs its body on that host.
+
+    Example:
+        ```python
+        loss = train(1000)  # wait for the value
+        job = train.run_async(1000)  # or get a handle at once
+        ```
     """
 
     is_plain_in_jobs = True  # for `_pickling`
@@ -120,14 +123,17 @@ class RemoteCallable(Generic[P, R_co]):
     def with_options(self, **changes: Unpack[OptionChanges]) -> RemoteCallable[P, R_co]:
         """Return the same function with other options.
 
-            loss = train.with_options(accelerator="tpu-v6e-16", timeout="1h")(1000)
-
         Args:
-            changes: options of `kinetic.run`, by name. Each replaces the decorator's option as a
+            changes: Options of `kinetic.run`, by name. Each replaces the decorator's option as a
                 whole, also `env=`; other options stay.
 
         Raises:
-            UsageError: an option is invalid.
+            UsageError: An option is invalid.
+
+        Example:
+            ```python
+            loss = train.with_options(accelerator="tpu-v6e-16", timeout="1h")(1000)
+            ```
         """
         options = check_options(self._options, changes)
         warn_of_spot(options)
@@ -149,9 +155,9 @@ class RemoteCallable(Generic[P, R_co]):
         the value of JAX's process 0.
 
         Raises:
-            Exception: the exception that the function raised, with its traceback on the host.
-            UsageError: the call is invalid; nothing was submitted.
-            JobFailed: the job failed for another reason.
+            Exception: The exception that the function raised, with its traceback on the host.
+            UsageError: The call is invalid; nothing was submitted.
+            JobFailed: The job failed for another reason.
         """
         from kinetic._config import settings
 
@@ -188,10 +194,13 @@ class RemoteCallable(Generic[P, R_co]):
     async def aio(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function from async code, without blocking the asyncio event loop.
 
-            loss = await train.aio(1000)
-
         Otherwise like a call. Cancelling the await leaves the job running, and prints how to
         reattach to it.
+
+        Example:
+            ```python
+            loss = await train.aio(1000)
+            ```
         """
         from kinetic._client import futures
         from kinetic._config import settings
@@ -219,13 +228,10 @@ class RemoteCallable(Generic[P, R_co]):
     def run_async(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Submit the job and return its handle at once. The job runs independently of this process.
 
-            job = train.run_async(1000)
-            loss = job.result()
-
         Raises:
-            UsageError: the call is invalid; nothing was submitted.
-            PreflightError: the backend cannot run such a job now; nothing was submitted.
-            SubmitError: the backend could not create the job.
+            UsageError: The call is invalid; nothing was submitted.
+            PreflightError: The backend cannot run such a job now; nothing was submitted.
+            SubmitError: The backend could not create the job.
         """
         return self._submit_job(args, kwargs)
 
@@ -319,31 +325,34 @@ class RemoteCallable(Generic[P, R_co]):
     ) -> BatchHandle[Any]:
         """Submit a job for each input, and return at once.
 
-            batch = train.run_async_map([{"lr": 1e-3}, {"lr": 1e-4}])
-            losses = batch.results()
-
         The source tree and the function are packaged once for all jobs. Inputs are copied now:
         changing one afterwards does not change its job.
 
         Args:
-            inputs: one entry for each job.
+            inputs: One entry for each job.
             input_mode: "single" passes an entry as the only argument, "args" a list or tuple as
                 positional arguments, "kwargs" a dict as keyword arguments; "auto" decides by the
                 entry's type.
-            max_concurrent: the most jobs that run at the same time. "auto" fits the processors and
+            max_concurrent: The most jobs that run at the same time. "auto" fits the processors and
                 memory of this machine, or the cluster; None runs all at once.
-            retries: how often each failed job is retried, as the option `retries=` of one job.
-            fail_fast: submit nothing more after the first failure.
-            cancel_running_on_fail: with `fail_fast`, also cancel the running jobs.
-            name: the batch's name for users; by default the name of its jobs.
-            tags: your own notes, a dict or a list of strings.
-            project: the cluster's project, instead of the decorator's.
-            cluster: the cluster, instead of the decorator's.
+            retries: How often each failed job is retried, as the option `retries=` of one job.
+            fail_fast: Submit nothing more after the first failure.
+            cancel_running_on_fail: With `fail_fast`, also cancel the running jobs.
+            name: The batch's name for users; by default the name of its jobs.
+            tags: Your own notes, a dict or a list of strings.
+            project: The cluster's project, instead of the decorator's.
+            cluster: The cluster, instead of the decorator's.
 
         Raises:
-            UsageError: an input or an option is invalid, or the function cannot be pickled;
+            UsageError: An input or an option is invalid, or the function cannot be pickled;
                 nothing was submitted.
-            PreflightError: the backend cannot run such jobs now; nothing was submitted.
+            PreflightError: The backend cannot run such jobs now; nothing was submitted.
+
+        Example:
+            ```python
+            batch = train.run_async_map([{"lr": 1e-3}, {"lr": 1e-4}])
+            losses = batch.results()
+            ```
         """
         from kinetic._client import planning, submission
         from kinetic._client.batch import launch
@@ -379,10 +388,8 @@ class RemoteCallable(Generic[P, R_co]):
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> PlanView:
         """Return the plan of a call: its files, packages, price and warnings. Creates nothing.
 
-            print(train.plan(1000))
-
         Raises:
-            UsageError: the call is invalid.
+            UsageError: The call is invalid.
         """
         from kinetic._client import planning
         from kinetic._client.plan_view import PlanView
@@ -413,10 +420,7 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function in this process, without a job. Local `kinetic.Data` arrive as paths.
-
-        loss = train.local(10)
-        """
+        """Run the function in this process, without a job. Local `kinetic.Data` arrive as paths."""
         value = self._run_body(args, kwargs)
         return run_coroutine(value) if inspect.iscoroutine(value) else value
 

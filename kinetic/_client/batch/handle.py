@@ -41,13 +41,16 @@ class BatchHandle(Generic[R_co]):
     """A batch: one function over many inputs, a job for each. All methods work from any process,
     also after the batch has ended.
 
+    Attributes:
+        group_id: The batch's id, "grp-" and 8 hex digits.
+        name: The batch's name for users.
+        tags: The caller's notes.
+
+    Example:
+        ```python
         batch = train.run_async_map([{"lr": 1e-3}, {"lr": 1e-4}])
         losses = batch.results()
-
-    Attributes:
-        group_id: the batch's id, "grp-" and 8 hex digits.
-        name: the batch's name for users.
-        tags: the caller's notes.
+        ```
     """
 
     def __init__(self, view: BatchView) -> None:
@@ -136,13 +139,13 @@ class BatchHandle(Generic[R_co]):
         """Wait until every input has ended, whether or not its job succeeded.
 
         Args:
-            timeout: the longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
+            timeout: The longest wait: seconds, "90s", "1h30m" or a `timedelta`; None waits until
                 all have ended.
-            progress: show the progress: a bar on a terminal, a drawing in a notebook, elsewhere a
+            progress: Show the progress: a bar on a terminal, a drawing in a notebook, elsewhere a
                 line on stderr for each input that ends.
 
         Raises:
-            WaitTimeout: the time has passed; the batch keeps running.
+            WaitTimeout: The time has passed; the batch keeps running.
         """
         with self._interruptible():
             for _ in self._iterate_ends(timeout, progress):
@@ -153,16 +156,19 @@ class BatchHandle(Generic[R_co]):
     ) -> Iterator[JobHandle[R_co]]:
         """Yield jobs in the order in which they end, also while the batch still submits jobs.
 
-            for job in batch.as_completed():
-                print(job.group_index, job.result())
-
         Args:
-            poll_interval: accepted for older scripts and ignored: a job is yielded as soon as it
+            poll_interval: Accepted for older scripts and ignored: a job is yielded as soon as it
                 has ended.
-            timeout: the longest wait for all jobs, as for `wait`.
+            timeout: The longest wait for all jobs, as for `wait`.
 
         Raises:
-            WaitTimeout: the time has passed; the batch keeps running.
+            WaitTimeout: The time has passed; the batch keeps running.
+
+        Example:
+            ```python
+            for job in batch.as_completed():
+                print(job.group_index, job.result())
+            ```
         """
         patience_s(poll_interval)
         ends = self._iterate_ends(timeout, progress=False)
@@ -211,18 +217,18 @@ class BatchHandle(Generic[R_co]):
         """Wait for all inputs and return their values. Works any number of times.
 
         Args:
-            timeout: the longest wait, as for `wait`.
-            ordered: return values in the order of the inputs; otherwise in the order in which the
+            timeout: The longest wait, as for `wait`.
+            ordered: Return values in the order of the inputs; otherwise in the order in which the
                 inputs ended.
             cleanup: None frees the backend's resources and keeps the records; True also removes the
                 records of jobs that succeeded; False leaves everything. The records of failed jobs,
                 and of the batch itself, always stay.
-            return_exceptions: return the exception of a failed input in place of its value.
-            progress: show the progress, as for `wait`.
+            return_exceptions: Return the exception of a failed input in place of its value.
+            progress: Show the progress, as for `wait`.
 
         Raises:
-            BatchError: inputs have no value, and `return_exceptions` is False.
-            WaitTimeout: the time has passed; the batch keeps running.
+            BatchError: Inputs have no value, and `return_exceptions` is False.
+            WaitTimeout: The time has passed; the batch keeps running.
         """
         values: dict[int, Any] = {}
         failed: dict[int, BaseException] = {}
@@ -306,12 +312,12 @@ class BatchHandle(Generic[R_co]):
         """Remove the batch and its jobs, after stopping running jobs.
 
         Args:
-            k8s: remove the backend's resources: pods, processes, Ray jobs.
-            gcs: remove the records of the batch and its jobs in the store.
+            k8s: Remove the backend's resources: pods, processes, Ray jobs.
+            gcs: Remove the records of the batch and its jobs in the store.
 
         Raises:
-            UsageError: the batch is running, and `k8s` is False.
-            WaitTimeout: the jobs did not stop within three minutes.
+            UsageError: The batch is running, and `k8s` is False.
+            WaitTimeout: The jobs did not stop within three minutes.
         """
         view = self._view
         view.settle()
@@ -417,19 +423,22 @@ def attach_batch(
 ) -> BatchHandle[Any]:
     """Return the handle of a batch that this or any other process submits, or has submitted.
 
-        losses = kinetic.attach_batch("grp-1a2b3c4d").results()
-
     Args:
-        group_id: the batch's id.
-        project: the project whose batches to search, instead of the configured one.
-        cluster: the cluster whose batches to search, instead of the configured one.
-        poll_interval: the longest time between two reads of newly submitted jobs.
-        poll_timeout: accepted for older scripts and ignored. If the submitting process has died,
+        group_id: The batch's id.
+        project: The project whose batches to search, instead of the configured one.
+        cluster: The cluster whose batches to search, instead of the configured one.
+        poll_interval: The longest time between two reads of newly submitted jobs.
+        poll_timeout: Accepted for older scripts and ignored. If the submitting process has died,
             its machine notices at once, other machines after two minutes.
 
     Raises:
-        NotFound: no batch has this id.
+        NotFound: No batch has this id.
         UsageError: `group_id` is not a batch's id.
+
+    Example:
+        ```python
+        losses = kinetic.attach_batch("grp-1a2b3c4d").results()
+        ```
     """
     if not isinstance(group_id, str) or not group_id.startswith("grp-") or "/" in group_id:
         raise UsageError(f"{group_id!r} is not a batch id. Ids look like grp-1a2b3c4d.")
