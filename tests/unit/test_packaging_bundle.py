@@ -38,8 +38,8 @@ def test_what_is_unpacked_is_what_was_packed(tmp_path_factory, tree):
     place = tmp_path_factory.mktemp("p").resolve()
     (place / "root").mkdir()
     plant(place / "root", tree)
-    made, store = sent(place / "root", place, default_excludes=False)
-    unpack(store, made.tree, place / "dest")
+    packed, store = sent(place / "root", place, default_excludes=False)
+    unpack(store, packed.tree, place / "dest")
     assert shape(place / "dest") == shape(place / "root")
 
 
@@ -47,22 +47,22 @@ def test_what_is_unpacked_is_what_was_packed(tmp_path_factory, tree):
 @given(tree=TREES)
 def test_the_digest_depends_on_the_content_only(tmp_path_factory, tree):
     place = tmp_path_factory.mktemp("p").resolve()
-    made = []
+    bundles = []
     for name, order in (("one", tree), ("two", dict(reversed(tree.items())))):
         (place / name / "root").mkdir(parents=True)
         plant(place / name / "root", order)
-        made.append(build(place / name / "root"))
-    assert made[0].tree == made[1].tree
-    assert made[0].manifest == made[1].manifest
+        bundles.append(build(place / name / "root"))
+    assert bundles[0].tree == bundles[1].tree
+    assert bundles[0].manifest == bundles[1].manifest
 
 
 def test_names_that_are_no_text_survive(root, place):
     name = os.fsdecode(b"caf\xe9 \xff")
     write(root, {name: "x"})
-    made, store = sent(root, place)
-    unpack(store, made.tree, place / "dest")
+    packed, store = sent(root, place)
+    unpack(store, packed.tree, place / "dest")
     assert os.listdir(place / "dest") == [name]
-    assert build(root).tree == made.tree
+    assert build(root).tree == packed.tree
 
 
 def test_special_bits_are_never_restored(root, place):
@@ -70,15 +70,15 @@ def test_special_bits_are_never_restored(root, place):
     (root / "tool").chmod(0o6755)
     (root / "folder").mkdir(mode=0o700)
     (root / "folder").chmod(0o1555)
-    made, store = sent(root, place)
-    unpack(store, made.tree, place / "dest")
+    packed, store = sent(root, place)
+    unpack(store, packed.tree, place / "dest")
     assert stat.S_IMODE((place / "dest/tool").stat().st_mode) == 0o755
     assert stat.S_IMODE((place / "dest/folder").stat().st_mode) == 0o755, "its owner can remove it"
 
 
 @pytest.mark.starts_processes
 def test_what_is_left_out(root):
-    beside = (
+    names = (
         ".git/HEAD",
         "p/__pycache__/c",
         "node_modules/n",
@@ -87,7 +87,7 @@ def test_what_is_left_out(root):
         "envy/lib",
         "data/d",
     )
-    write(root, dict.fromkeys(("a.py", *beside), "x"))
+    write(root, dict.fromkeys(("a.py", *names), "x"))
     assert listed(build(root, exclude=[root / "data"])) == ["a.py", "p"]
     assert listed(build(root, exclude=[Path("data/d")], default_excludes=False)) == [
         ".venv", ".venv/v", "a.py", "data", "envy", "envy/lib", "envy/pyvenv.cfg",
@@ -111,19 +111,19 @@ def test_links_inside_stay_links_and_others_are_followed(root, place):
     (root / "lib").symlink_to(place / "outside/lib")
     (root / "one.py").symlink_to(place / "outside/lib/o.py")
     (root / "hidden").symlink_to("ignored/big")
-    made, store = sent(root, place)
-    unpack(store, made.tree, place / "dest")
-    found = shape(place / "dest")
-    assert {path: what[1] for path, what in found.items() if what[0] == "link"} == {
+    packed, store = sent(root, place)
+    unpack(store, packed.tree, place / "dest")
+    unpacked = shape(place / "dest")
+    assert {path: what[1] for path, what in unpacked.items() if what[0] == "link"} == {
         "inner": "src/a.py",
         "src/up": "..",
         "folder": "src",
     }
-    assert {path: what[2] for path, what in found.items() if what[0] == "file"} == {
+    assert {path: what[2] for path, what in unpacked.items() if what[0] == "file"} == {
         ".gitignore": b"ignored/\n", "src/a.py": b"a", "lib/o.py": b"o", "one.py": b"o",
         "hidden": b"b",
     }  # fmt: skip
-    assert made.warnings == ()
+    assert packed.warnings == ()
 
 
 def test_loops_and_broken_links_are_named(root, place):
@@ -133,10 +133,10 @@ def test_loops_and_broken_links_are_named(root, place):
     (root / "a/out").symlink_to(place / "out")
     (root / "gone").symlink_to("nowhere")
     (root / "self").symlink_to("self")
-    made = build(root)
-    assert listed(made) == ["a", "a/out", "a/out/y", "a/x"]
-    assert any("a/out/again" in text and "contains them" in text for text in made.warnings)
-    assert any("gone, self" in text for text in made.warnings)
+    packed = build(root)
+    assert listed(packed) == ["a", "a/out", "a/out/y", "a/x"]
+    assert any("a/out/again" in text and "contains them" in text for text in packed.warnings)
+    assert any("gone, self" in text for text in packed.warnings)
 
 
 def test_secrets_and_tokens_in_files_of_settings_are_named(root):
@@ -182,14 +182,14 @@ def test_many_names_are_cut(root):
 
 def test_pipes_are_left_out_by_name(root):
     os.mkfifo(root / "pipe")
-    made = build(root)
-    assert listed(made) == []
-    assert "pipe" in made.warnings[0]
+    packed = build(root)
+    assert listed(packed) == []
+    assert "pipe" in packed.warnings[0]
 
 
 @pytest.mark.starts_processes
 def test_what_cannot_be_read_is_left_out_by_name():
-    # Unlike pytest's own folders, one that others can look into.
+    # Unlike pytest's own folders, this one can be read by other users.
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         root.chmod(0o755)
@@ -198,17 +198,17 @@ def test_what_cannot_be_read_is_left_out_by_name():
         (root / "closed").chmod(0)
 
         def read():
-            made = bundle.build(root, cache_dir=Path("/nonexistent"))
-            return listed(made), made.warnings
+            packed = bundle.build(root, cache_dir=Path("/nonexistent"))
+            return listed(packed), packed.warnings
 
-        found, warnings = as_nobody(read)
+        files, warnings = as_nobody(read)
         (root / "closed").chmod(0o700)
-    assert found == ["closed", "ok"]
+    assert files == ["closed", "ok"]
     assert "closed, locked" in warnings[0]
 
 
 def as_nobody(act):
-    """Run in a process that may not read everything."""
+    """Run in a process that may not read every file."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -241,7 +241,7 @@ def test_a_tree_that_is_too_large_is_refused(root, monkeypatch, limit, value):
 
 
 class Reads(list):
-    """Which files were read."""
+    """Records the files that are read."""
 
 
 @pytest.fixture
@@ -267,15 +267,15 @@ def test_an_unchanged_tree_is_not_read_again(root, reads, monkeypatch):
 
 def test_only_what_changed_is_read_and_sent(root, place, reads):
     write(root, {"a": "1", "d/b": os.urandom(5000)})
-    made, store = sent(root, place, clock_ns=later)
+    packed, store = sent(root, place, clock_ns=later)
     reads.clear()
     write(root, {"a": "3"})
-    made = build(root)
+    packed = build(root)
     assert reads == ["a"]
-    told = upload(made, store)
-    assert (told.files, told.size_bytes) == (1, 1)
-    assert told.lists_bytes < 1000, "the list of its folder, no other"
-    assert upload(made, store) == Sent(0, 0)
+    receipt = upload(packed, store)
+    assert (receipt.files, receipt.size_bytes) == (1, 1)
+    assert receipt.lists_bytes < 1000, "the list of its folder, no other"
+    assert upload(packed, store) == Sent(0, 0)
 
 
 def test_fresh_files_are_not_trusted(root, reads):
@@ -380,8 +380,8 @@ def test_garbage_in_the_cache_is_no_cache(tmp_path_factory, data):
     note.write_bytes(
         content[:at] if how == "cut" else data.draw(st.binary()) if how == "noise" else content
     )
-    again = build(place / "root")
-    assert (again.manifest, again.tree) == (good.manifest, good.tree)
+    second = build(place / "root")
+    assert (second.manifest, second.tree) == (good.manifest, good.tree)
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(root, place):
@@ -411,6 +411,6 @@ def test_old_notes_are_forgotten(root, place):
 def test_a_large_file_is_read_in_parts(root, place, monkeypatch):
     monkeypatch.setattr(departure, "_WHOLE_BYTES", 10)
     write(root, {"big": os.urandom(3_000_000), "bigger": os.urandom(5_000_000)})
-    made, store = sent(root, place)
-    unpack(store, made.tree, place / "dest")
+    packed, store = sent(root, place)
+    unpack(store, packed.tree, place / "dest")
     assert shape(place / "dest") == shape(root)

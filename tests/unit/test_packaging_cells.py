@@ -1,4 +1,4 @@
-"""Source of notebook cells: only what is needed travels, and tracebacks elsewhere show it."""
+"""Source of notebook cells: only definitions are sent, and tracebacks on hosts show them."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def test_only_cells_whose_code_is_sent_are_named():
         | typed("/tmp/ipykernel_77/9.py", "def other(): pass\n")
         | {"/a/file.py": (3, 1.0, ["x\n"], "/a/file.py")}
     )
-    found = cells.find_referenced([b"", pickle.dumps([FILE, "/a/file.py"])], title, cache)
-    assert found == (Cell(FILE, "Cell In[3]", cells.keep_definitions(CELL)),)
+    referenced = cells.find_referenced([b"", pickle.dumps([FILE, "/a/file.py"])], title, cache)
+    assert referenced == (Cell(FILE, "Cell In[3]", cells.keep_definitions(CELL)),)
     assert cells.find_referenced([b"nothing"], title, cache) == ()
     assert cells.find_referenced([b"x"], title, {}) == ()
 
 
 def test_a_prompt_without_titles_is_named_by_its_file():
     name = "<python-input-0>"
-    (found,) = cells.find_referenced([pickle.dumps(name)], title, typed(name, "def f(): pass\n"))
-    assert found.title == name
+    (cell,) = cells.find_referenced([pickle.dumps(name)], title, typed(name, "def f(): pass\n"))
+    assert cell.title == name
 
 
 def test_code_made_of_a_cell_leads_to_it(monkeypatch):
     space = {"decorate": lambda _: lambda f: f, "__name__": "__main__"}
     exec(compile(CELL, FILE, "exec"), space)
     monkeypatch.setitem(linecache.cache, FILE, typed(FILE, CELL)[FILE])
-    (found,) = cells.find_referenced([results.pack_value(space["train"])], title)
-    assert found.file == FILE
+    (cell,) = cells.find_referenced([results.pack_value(space["train"])], title)
+    assert cell.file == FILE
 
 
 def test_a_function_that_comes_back_leads_to_its_file():

@@ -1,5 +1,5 @@
-"""Files that change, grow, vanish or are replaced while a tree is packed and sent: what was read is
-sent, and nothing fails."""
+"""Files that change, grow, vanish or are replaced while a tree is packed and sent: the content that
+was read is sent, and nothing fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store(root) -> LocalStore:
 
 @pytest.fixture(params=["small", "large"])
 def size(request, monkeypatch) -> None:
-    """Files are sent in packs, or in parts that are never all in memory."""
+    """Size of a file that is sent in a pack, or in parts that are never all in memory."""
     if request.param == "large":
         monkeypatch.setattr("kinetic._source.upload._WHOLE_BYTES", 0)
         monkeypatch.setattr(packs, "SMALL_BYTES", 0)
@@ -62,7 +62,7 @@ def content(store: LocalStore, tree, dest: Path) -> dict[str, bytes]:
 
 
 def sound(store: LocalStore) -> None:
-    """Assert that every blob is what its name says, and that nothing unfinished is left."""
+    """Assert that every blob matches its name, and that no unfinished file is left."""
     for path in store.path("blobs").rglob("*"):
         if path.is_file():
             assert hashing.read(str(path)).digest == path.parent.name + path.name
@@ -77,11 +77,11 @@ def sound(store: LocalStore) -> None:
 
 def test_of_a_file_that_grows_what_was_packed_is_sent(root, store, size):
     (root / "log").write_text("one\n")
-    made = build(root)
+    packed = build(root)
     with open(root / "log", "a") as log:
         log.write("two\n")
-    assert upload(made, store).changed is None
-    assert content(store, made.tree, root.parent / "dest") == {"log": b"one\n"}
+    assert upload(packed, store).changed is None
+    assert content(store, packed.tree, root.parent / "dest") == {"log": b"one\n"}
     sound(store)
 
 
@@ -98,9 +98,9 @@ def replace(path: Path, text: str) -> None:
 def test_of_a_file_that_has_changed_what_it_is_now_is_sent(root, store, size, change):
     (root / "a").write_text("first")
     (root / "b").write_text("b")
-    made = build(root)
+    packed = build(root)
     change(root / "a")
-    sent = upload(made, store)
+    sent = upload(packed, store)
     assert content(store, sent.changed.tree, root.parent / "dest") == {
         "a": (root / "a").read_bytes(),
         "b": b"b",
@@ -131,9 +131,9 @@ def test_a_file_that_is_none_any_more_is_left_out_with_the_links_to_it(root, sto
     (root / "sub/a").write_text("a")
     (root / "b").write_text("b")
     (root / "link").symlink_to("sub/a")
-    made = build(root)
+    packed = build(root)
     change(root / "sub/a")
-    sent = upload(made, store)
+    sent = upload(packed, store)
     assert content(store, sent.changed.tree, root.parent / "dest") == {"b": b"b"}
     assert not os.path.lexists(root.parent / "dest/link")
     assert os.listdir(root.parent / "dest/sub") == []
@@ -142,10 +142,10 @@ def test_a_file_that_is_none_any_more_is_left_out_with_the_links_to_it(root, sto
 def test_a_content_is_taken_from_any_file_that_still_has_it(root, store):
     for name in "abc":
         (root / name).write_text("same")
-    made = build(root)
+    packed = build(root)
     (root / "a").write_text("changed")
     (root / "c").unlink()
-    sent = upload(made, store)
+    sent = upload(packed, store)
     assert content(store, sent.changed.tree, root.parent / "dest") == {
         "a": b"changed",
         "b": b"same",
@@ -157,9 +157,9 @@ def test_what_the_store_has_is_not_read(root, store):
     (root / "a").write_text("a" * 1000)
     upload(build(root), store)
     (root / "b").write_text("b")
-    made = build(root)
+    packed = build(root)
     (root / "a").unlink()
-    assert upload(made, store).changed is None
+    assert upload(packed, store).changed is None
 
 
 def test_a_large_file_that_changes_while_it_is_copied_is_taken_aside(root, monkeypatch):
@@ -187,10 +187,10 @@ def test_a_file_that_never_stands_still_is_taken_as_it_was_read_and_read_again_n
     moments = iter(range(100))
     with monkeypatch.context() as restless:
         restless.setattr(hashing, "stamp_of", lambda info: (next(moments),))
-        made = build(root)
+        packed = build(root)
     assert next(moments) == 6, "three tries"
-    upload(made, store)
-    assert content(store, made.tree, root.parent / "dest") == {"log": b"x"}
+    upload(packed, store)
+    assert content(store, packed.tree, root.parent / "dest") == {"log": b"x"}
     assert hashing.read(str(root / "log")).stamp
 
 
@@ -205,9 +205,9 @@ def test_a_file_that_grows_while_it_is_hashed_is_read_once(root, monkeypatch):
         yield file.read(size_bytes)
 
     monkeypatch.setattr(hashing, "chunks", growing)
-    made = build(root)
+    packed = build(root)
     assert reads == [10]
-    assert made.tree.size_bytes == 10
+    assert packed.tree.size_bytes == 10
 
 
 def test_a_file_that_is_removed_and_written_anew_is_read_again(root, monkeypatch):
@@ -223,8 +223,8 @@ def test_a_file_that_is_removed_and_written_anew_is_read_again(root, monkeypatch
             (root / "log").write_text("newer")
 
     monkeypatch.setattr(hashing, "open_regular", rewriting)
-    made = build(root)
-    assert (made.warnings, made.tree.size_bytes) == ((), 5)
+    packed = build(root)
+    assert (packed.warnings, packed.tree.size_bytes) == ((), 5)
 
 
 def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(
@@ -249,10 +249,10 @@ def test_what_goes_away_while_the_tree_is_walked_is_as_if_it_had_never_been(
 
     monkeypatch.setattr(walk._Walk, "_take_folder", removing)
     monkeypatch.setattr(hashing, "hash_files", vanishing)
-    made = build(root)
-    assert made.warnings == ()
-    assert [entry.path for entry in manifest.decode(made.manifest)] == ["b", "gone"]
-    assert upload(made, store).changed is None
+    packed = build(root)
+    assert packed.warnings == ()
+    assert [entry.path for entry in manifest.decode(packed.manifest)] == ["b", "gone"]
+    assert upload(packed, store).changed is None
 
 
 WRITER = """
@@ -299,10 +299,12 @@ def test_a_writer_that_never_rests_makes_nothing_fail(root, store, size, how):
             assert writer.stdout is not None
             writer.stdout.readline()
             for number in range(12):
-                made = build(root)
-                sent = upload(made, store)
-                found = content(store, (sent.changed or made).tree, root.parent / f"dest{number}")
-                assert found["still.py"] == b"still"
+                packed = build(root)
+                sent = upload(packed, store)
+                unpacked = content(
+                    store, (sent.changed or packed).tree, root.parent / f"dest{number}"
+                )
+                assert unpacked["still.py"] == b"still"
             assert writer.poll() is None
         finally:
             writer.kill()
@@ -314,15 +316,15 @@ def test_a_writer_that_never_rests_makes_nothing_fail(root, store, size, how):
 
 def test_the_plan_names_what_was_sent(root, store):
     (root / "a").write_text("packed")
-    made, payload = build(root), Blob("ab" * 32, 1)
-    shipped = planned(plan(payload=payload, tree=made.tree), b"p", made)
+    packed, payload = build(root), Blob("ab" * 32, 1)
+    shipped = planned(plan(payload=payload, tree=packed.tree), b"p", packed)
     (root / "a").write_text("sent")
-    kept = []
-    ref = submission.submit(shipped, FakeBackend(store), store, on_sent=kept.append)
+    submissions = []
+    ref = submission.submit(shipped, FakeBackend(store), store, on_sent=submissions.append)
     stored = Plan.from_json(json.loads(store.get(layout.JobKeys(ref.job_id).plan)))
     assert content(store, stored.tree, root.parent / "dest") == {"a": b"sent"}
-    assert kept[0].plan == stored
-    assert kept[0].bundle.tree == stored.tree
+    assert submissions[0].plan == stored
+    assert submissions[0].bundle.tree == stored.tree
 
 
 def test_all_inputs_of_a_batch_get_one_tree(root, store, monkeypatch):

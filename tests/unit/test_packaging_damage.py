@@ -1,4 +1,5 @@
-"""Unpacking a source tree that is not what was sent: noticed, told, sent again."""
+"""Unpacking a damaged source tree: the damage is noticed, reported, and repaired by the next
+submission."""
 
 from __future__ import annotations
 
@@ -33,16 +34,16 @@ def root(place) -> Path:
     return place / "root"
 
 
-def noticed(store: LocalStore, made: bundle.Bundle, dest: Path) -> bool:
-    """Whether a host finds something wrong, and sees to it that the next submission sends it."""
+def noticed(store: LocalStore, bundle_: bundle.Bundle, dest: Path) -> bool:
+    """True if unpacking fails and makes the next submission send the content again."""
     try:
-        unpack(store, made.tree, dest)
+        unpack(store, bundle_.tree, dest)
     except CorruptRecord as error:
-        told = str(error).lower()
+        message = str(error).lower()
     else:
         return False
-    assert "submit the job again" in told
-    assert not store.has(layout.tree(made.tree.manifest.digest))
+    assert "submit the job again" in message
+    assert not store.has(layout.tree(bundle_.tree.manifest.digest))
     return True
 
 
@@ -54,24 +55,24 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
     write(place / "root", {"a": "one", "large": "five!", "p/q/only": "b"} | same)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(packs, "SMALL_BYTES", 4)
-        made, store = sent(place / "root", place)
+        built, store = sent(place / "root", place)
         key = data.draw(st.sampled_from(sorted(store.list(""))))
         content = bytearray(store.get(key))
         at = data.draw(st.integers(0, len(content) - 1))
         content[at] ^= data.draw(st.integers(1, 255))
         store.put(key, bytes(content))
-        # Whole in spite of it: what only a sweep reads.
-        if not noticed(store, made, place / "dest"):
+        # Only a sweep reads these: the tree is unpacked in spite of the damage.
+        if not noticed(store, built, place / "dest"):
             assert shape(place / "dest") == shape(place / "root")
             assert key.startswith(layout.TREES)
-        upload(made, store)
-        unpack(store, made.tree, place / "dest2")
+        upload(built, store)
+        unpack(store, built.tree, place / "dest2")
         assert shape(place / "dest2") == shape(place / "root")
 
 
 def keys_of(store: LocalStore, digest: str) -> list[str]:
-    """Where a content lies: its own object, or a pack. That of a tree's list: where its base's
-    does."""
+    """Return the keys that hold a content: its own object, or a pack; for a tree's list, those of
+    its base."""
     own = layout.blob(digest)
     if store.has(layout.tree(digest)):
         digest = packs.TreeRecord.from_json(store.get(layout.tree(digest))).base_list
@@ -83,20 +84,20 @@ def keys_of(store: LocalStore, digest: str) -> list[str]:
 def test_what_is_missing_is_noticed_and_mended(root, place, small, monkeypatch):
     monkeypatch.setattr(packs, "SMALL_BYTES", small)
     write(root, {"a": "1", "b": "2"})
-    made, store = sent(root, place)
+    built, store = sent(root, place)
     for number, find in enumerate(
         (
-            lambda: keys_of(store, made.digests()["a"]),
-            lambda: keys_of(store, made.tree.manifest.digest),
-            lambda: [layout.tree(made.tree.manifest.digest)],
+            lambda: keys_of(store, built.digests()["a"]),
+            lambda: keys_of(store, built.tree.manifest.digest),
+            lambda: [layout.tree(built.tree.manifest.digest)],
         )
     ):
         for key in find():
             store.delete(key)
         with pytest.raises(CorruptRecord, match="missing"):
-            unpack(store, made.tree, place / f"dest{number}")
-        upload(made, store)
-        unpack(store, made.tree, place / f"again{number}")
+            unpack(store, built.tree, place / f"dest{number}")
+        upload(built, store)
+        unpack(store, built.tree, place / f"again{number}")
         assert shape(place / f"again{number}") == shape(root)
 
 
@@ -104,47 +105,47 @@ def test_what_is_missing_is_noticed_and_mended(root, place, small, monkeypatch):
 def test_a_loop_of_symlinks_is_missing_content(root, place, small, monkeypatch):
     monkeypatch.setattr(packs, "SMALL_BYTES", small)
     write(root, {"a": "1", "b": "2"})
-    made, store = sent(root, place)
-    for number, digest in enumerate((made.digests()["a"], made.tree.manifest.digest)):
+    built, store = sent(root, place)
+    for number, digest in enumerate((built.digests()["a"], built.tree.manifest.digest)):
         (key,) = keys_of(store, digest)
         store.delete(key)
         store.path(key).symlink_to(store.path(key))
         assert not store.has(key)
         with pytest.raises(CorruptRecord, match="submit the job again"):
-            unpack(store, made.tree, place / f"dest{number}")
-        upload(made, store)
-        unpack(store, made.tree, place / f"again{number}")
+            unpack(store, built.tree, place / f"dest{number}")
+        upload(built, store)
+        unpack(store, built.tree, place / f"again{number}")
         assert shape(place / f"again{number}") == shape(root)
 
 
 def test_a_file_in_place_of_all_packs(root, place):
     write(root, {"a": "1"})
-    made, store = sent(root, place)
+    built, store = sent(root, place)
     shutil.rmtree(store.path(layout.PACKS))
     store.path(layout.PACKS).touch()
     with pytest.raises(CorruptRecord, match="A pack of the source tree is missing"):
-        unpack(store, made.tree, place / "dest")
+        unpack(store, built.tree, place / "dest")
 
 
 def test_a_pack_that_claims_more_than_memory_holds_is_damaged(root, place):
     write(root, {"a": "1"})
-    made, store = sent(root, place)
-    for key in keys_of(store, made.tree.manifest.digest):
+    built, store = sent(root, place)
+    for key in keys_of(store, built.tree.manifest.digest):
         store.put(key, store.get(key)[:8] + b"\xff" * 4)
     with pytest.raises(CorruptRecord, match="cut off"):
-        unpack(store, made.tree, place / "dest")
+        unpack(store, built.tree, place / "dest")
 
 
 @pytest.mark.parametrize("path", ["", "deep/er/a", "large"])
 def test_what_is_wrong_is_told_by_its_path_and_mended(root, place, path, monkeypatch):
-    """Another tree that shares what is damaged is mended after its own host has missed it."""
+    """Another tree that shares the damaged content is repaired once its own host has missed it."""
     monkeypatch.setattr(packs, "SMALL_BYTES", 10)
     write(root, {"deep/er/a": "1", "other/b": "2", "large": "x" * 11})
     write(root, {f"wide/{n}": f"{n}" for n in range(200)})
-    made, store = sent(root, place)
+    built, store = sent(root, place)
     write(root, {"other/b": "3"})
     second, _ = sent(root, place)
-    digest = made.digests()[path] if path else made.tree.manifest.digest
+    digest = built.digests()[path] if path else built.tree.manifest.digest
     (key,) = keys_of(store, digest)
     content = bytearray(store.get(key))
     if path == "large":
@@ -155,12 +156,12 @@ def test_what_is_wrong_is_told_by_its_path_and_mended(root, place, path, monkeyp
         content[-1] ^= 1
     store.put(key, bytes(content))
     with pytest.raises(CorruptRecord, match=path or "The list of the source tree"):
-        unpack(store, made.tree, place / "dest")
+        unpack(store, built.tree, place / "dest")
     with pytest.raises(CorruptRecord, match="missing"):
         unpack(store, second.tree, place / "second")
-    for number, each in enumerate([made, second]):
+    for number, each in enumerate([built, second]):
         assert not store.has(layout.tree(each.tree.manifest.digest))
-        write(root, {"other/b": "2" if each is made else "3"})
+        write(root, {"other/b": "2" if each is built else "3"})
         upload(each, store)
         whole(store)
         unpack(store, each.tree, place / f"again{number}")
@@ -169,14 +170,14 @@ def test_what_is_wrong_is_told_by_its_path_and_mended(root, place, path, monkeyp
 
 def test_it_unpacks_into_an_empty_folder_only(root, place):
     write(root, {"a": "1"})
-    made, store = sent(root, place)
+    built, store = sent(root, place)
     (place / "dest").mkdir()
-    unpack(store, made.tree, place / "dest")
+    unpack(store, built.tree, place / "dest")
     with pytest.raises(StoreError, match="not empty"):
-        unpack(store, made.tree, place / "dest")
+        unpack(store, built.tree, place / "dest")
     write(place, {"file": ""})
     with pytest.raises(StoreError, match="could not be unpacked"):
-        unpack(store, made.tree, place / "file")
+        unpack(store, built.tree, place / "file")
 
 
 DIGEST = hashlib.sha256(b"x").hexdigest()
@@ -230,7 +231,7 @@ HOSTILE = {
 
 
 def packed(place: Path, rows: list) -> tuple[LocalStore, Tree]:
-    """A store with one file and a tree of these rows."""
+    """Store one file and a tree of these rows."""
     store = LocalStore(place / "store")
     data = "\n".join(map(json.dumps, rows)).encode()
     deflated = packs.deflate_list(data)
@@ -253,7 +254,7 @@ def test_hostile_lists_write_nothing(place, rows):
 
 
 def test_a_harmless_list_written_by_hand_is_unpacked(place):
-    """Or the test above could find fault with all of them."""
+    """Proves that the previous test does not refuse all hand-written lists."""
     d_a, d_l = ["f", "d/a", 0o644, 1, DIGEST], ["l", "d/l", "../a"]
     store, tree = packed(place, [FILE, ["d", "d", 0o755], d_a, d_l, ["l", "l", "d/a"]])
     unpack(store, tree, place / "dest")
@@ -270,9 +271,9 @@ def test_garbage_is_no_list(data):
 
 def test_a_tree_of_another_size_is_refused(root, place):
     write(root, {"a": "1"})
-    made, store = sent(root, place)
+    built, store = sent(root, place)
     with pytest.raises(CorruptRecord, match="does not match the job"):
-        unpack(store, Tree(made.tree.manifest, 2, 1), place / "dest")
+        unpack(store, Tree(built.tree.manifest, 2, 1), place / "dest")
 
 
 def test_stamps_are_trusted_when_both_times_are_old():

@@ -1,4 +1,4 @@
-"""What is shipped beside the project: packages that are installed editable."""
+"""Packages with an editable installation, which are sent beside the project."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def git_init(folder: Path) -> None:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """An interpreter whose packages lie in `site-packages` of this folder."""
+    """A folder with the `site-packages` of an interpreter."""
     folder = tmp_path.resolve()
     (folder / "site-packages").mkdir()
     folders = [str(folder / "nobody"), str(folder / "site-packages")]
@@ -40,14 +40,14 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def pth(place: Path, *lines: object) -> list[str]:
-    """Write a `.pth` file; return the search path that it makes."""
+    """Write a `.pth` file; return the search path that results."""
     (place / "site-packages/them.pth").write_text("".join(f"{line}\n" for line in lines))
     return [str(place / "site-packages"), *map(str, lines)]
 
 
-def built(root: Path, *places: ImportFolder, clock=later, **given) -> bundle.Bundle:
+def built(root: Path, *places: ImportFolder, clock=later, **options) -> bundle.Bundle:
     also = Companions(places, (Path("/"),))
-    return bundle.build(root, also=also, cache_dir=root.parent / "cache", clock_ns=clock, **given)
+    return bundle.build(root, also=also, cache_dir=root.parent / "cache", clock_ns=clock, **options)
 
 
 def test_path_lines_are_places_and_what_is_installed_is_not(place):
@@ -88,8 +88,8 @@ def test_folders_that_the_program_names_from_where_it_lies_are_places(place, mon
     monkeypatch.setitem(sys.modules, "script", module)
     monkeypatch.setattr(sys, "path", search[:1])
     source_settings = shipment.SourceSettings(place / "store", place / "cache")
-    project, made = shipment.of(module.train, source_settings)
-    assert {path for path, _ in made.files()} == {"a/late.py", "b/main.py"}
+    project, packed = shipment.of(module.train, source_settings)
+    assert {path for path, _ in packed.files()} == {"a/late.py", "b/main.py"}
     assert (project.root, project.editable_rel, project.entry_rel) == (place, ("a",), "b")
 
 
@@ -102,7 +102,7 @@ def test_folders_of_pythonpath_are_places_unless_an_editor_made_them(place):
 @pytest.mark.parametrize("table", ["MAPPING", "_redirections"])
 def test_finders_of_build_backends_lead_to_places(place, monkeypatch, table):
     write(place, {"a/pkg/__init__.py": "", "a/solo.py": "", "b/sub/ns/part/__init__.py": ""})
-    known = {
+    paths = {
         "pkg": str(place / "a/pkg"),
         "solo": str(place / "a/solo"),
         "ns.part": str(place / "b/sub/ns/part"),
@@ -112,11 +112,11 @@ def test_finders_of_build_backends_lead_to_places(place, monkeypatch, table):
     module = ModuleType("__editable___tests_finder")
     finder = type("Finder", (), {"__module__": module.__name__})
     if table == "MAPPING":
-        module.MAPPING = known
+        module.MAPPING = paths
     else:
         finder._redirections = {
             name: f"{path}/__init__.py" if Path(path).is_dir() else f"{path}.py"
-            for name, path in known.items()
+            for name, path in paths.items()
         }
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
@@ -129,10 +129,10 @@ def test_finders_of_build_backends_lead_to_places(place, monkeypatch, table):
 def test_a_part_is_what_is_imported_of_a_project(place):
     write(place, {"a/pyproject.toml": "", "a/src/x.py": "", "b/setup.py": "", "b/pkg/y.py": ""})
     a, b = str(place / "a"), str(place / "b")
-    found = editable.parts(
+    parts = editable.parts(
         [ImportFolder(f"{a}/src"), ImportFolder(b, ("pkg",)), ImportFolder(f"{a}/lib")], [place]
     )
-    assert [(part.root, part.only) for part in found] == [(a, ("lib", "src")), (b, ("pkg",))]
+    assert [(part.root, part.only) for part in parts] == [(a, ("lib", "src")), (b, ("pkg",))]
     assert editable.parts([ImportFolder(b)], [place])[0].only == ()
 
 
@@ -159,9 +159,9 @@ def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
             "lib/src/pkg/resource.txt": "",
         },
     )
-    made = built(place / "app", ImportFolder(str(place / "lib/src")))
-    assert made.root == place
-    assert [path for path in listed(made) if (place / path).is_file()] == [
+    packed = built(place / "app", ImportFolder(str(place / "lib/src")))
+    assert packed.root == place
+    assert [path for path in listed(packed) if (place / path).is_file()] == [
         "app/pyproject.toml",
         "app/train.py",
         "lib/src/pkg/__init__.py",
@@ -169,7 +169,7 @@ def test_the_ignore_rules_of_each_project_count_and_keys_stay(place):
         f"lib/src/pkg/{native}",
         "lib/src/pkg/resource.txt",
     ]
-    assert any("lib/src/pkg/.env" in text and "keys" in text for text in made.warnings)
+    assert any("lib/src/pkg/.env" in text and "keys" in text for text in packed.warnings)
 
 
 def test_a_package_around_the_project(place):
@@ -193,19 +193,19 @@ def test_in_the_project_its_own_rules_decide_but_git_does_not_hide_a_package(pla
     write(place, {"r/.kineticignore": "no/\n", "r/no/a.py": "", "r/third/b.py": ""})
     write(place, {"r/own/__init__.py": "", "r/own/_v.py": ""})
     places = [ImportFolder(str(place / "r" / name)) for name in ("no", "third", "own")]
-    made = built(place / "r", *places)
-    assert {path for path in listed(made) if path.endswith(".py")} == {
+    packed = built(place / "r", *places)
+    assert {path for path in listed(packed) if path.endswith(".py")} == {
         *("setup.py", "third/b.py", "own/__init__.py", "own/_v.py")
     }
-    assert made.root == place / "r"
+    assert packed.root == place / "r"
 
 
 def test_a_package_that_is_too_large_is_left_out_and_named(place, monkeypatch):
     write(place, {"app/setup.py": "", "lib/setup.py": "", "lib/x.py": "", "lib/y.py": ""})
     monkeypatch.setattr(walk, "MOST_FILES", 2)
-    made = built(place / "app", ImportFolder(str(place / "lib")))
-    assert [path for path in listed(made) if path.startswith("lib/")] == []
-    assert any(f"{place}/lib" in text and "Too large" in text for text in made.warnings)
+    packed = built(place / "app", ImportFolder(str(place / "lib")))
+    assert [path for path in listed(packed) if path.startswith("lib/")] == []
+    assert any(f"{place}/lib" in text and "Too large" in text for text in packed.warnings)
 
 
 @pytest.mark.parametrize("change", ["a rule in place", "a file less"])
@@ -220,9 +220,9 @@ def test_a_package_that_is_not_too_large_any_more_is_sent(place, monkeypatch, ch
     else:
         with open(place / "lib/.kineticignore", "r+") as rules:
             rules.write("y.py    ")
-    made = built(place / "app", lib)
-    assert "lib/deep/x.py" in listed(made)
-    assert made.warnings == ()
+    packed = built(place / "app", lib)
+    assert "lib/deep/x.py" in listed(packed)
+    assert packed.warnings == ()
 
 
 def test_what_one_scan_follows_and_another_does_not_is_sent_once(place):
@@ -233,10 +233,10 @@ def test_what_one_scan_follows_and_another_does_not_is_sent_once(place):
         follows.files[rel] = walk.FoundFile(str(place / "f"), 0o644, 0, walk.stamp_of(info))
     keeps = walk.Scan(links={"a": "more", "f": "g"})
     for first, second in ((follows, keeps), (keeps, follows)):
-        found = walk.Scan()
+        scan = walk.Scan()
         for scanned in (first, second):
-            companions._add(found, scanned, str(place), str(place))
-        assert (found.folders, found.files, found.links) == (
+            companions._add(scan, scanned, str(place), str(place))
+        assert (scan.folders, scan.files, scan.links) == (
             first.folders,
             first.files,
             first.links,
@@ -282,18 +282,18 @@ def test_a_package_still_knows_its_version(place):
     dist(site, "lib", lib)
     dist(site, "kinetic-run", ROOT)
     dist(site, "unused", place / "unused")
-    made = built(app, ImportFolder(str(lib / "src")))
-    assert [path for path in listed(made) if "dist-info" in path] == [
+    packed = built(app, ImportFolder(str(lib / "src")))
+    assert [path for path in listed(packed) if "dist-info" in path] == [
         "lib/src/lib-1.dist-info",
         "lib/src/lib-1.dist-info/METADATA",
     ]
     store = LocalStore(place / "store")
-    assert upload(made, store).changed is None
-    unpack(store, made.tree, place / "host")
-    (found,) = metadata.distributions(path=[str(place / "host/lib/src")])
-    assert (found.name, found.version) == ("lib", "1")
+    assert upload(packed, store).changed is None
+    unpack(store, packed.tree, place / "host")
+    (distribution,) = metadata.distributions(path=[str(place / "host/lib/src")])
+    assert (distribution.name, distribution.version) == ("lib", "1")
     dist(site, "lib", lib, "Summary: changed\n")
-    assert built(app, ImportFolder(str(lib / "src"))).tree != made.tree
+    assert built(app, ImportFolder(str(lib / "src"))).tree != packed.tree
 
 
 def test_what_only_a_hook_of_its_build_backend_finds_is_named(place):

@@ -1,4 +1,4 @@
-"""Tracebacks that were taken apart and made again look the same, everywhere."""
+"""Rebuilt tracebacks look the same as the originals, everywhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def taken_apart(error):
 
 def several_lines(x):
     return [
-        (1 + (2 / y))  # the mark goes below the division
+        (1 + (2 / y))  # The carets are below the division.
         for y in (x,)
     ]
 
@@ -35,13 +35,13 @@ def test_what_is_printed_is_the_same_to_the_last_mark():
         several_lines(0)
     error = caught.value
     before = "".join(traceback.format_exception(error))
-    again = "".join(
+    rebuilt = "".join(
         traceback.format_exception(
             error.with_traceback(exceptions.make_traceback(taken_apart(error)))
         )
     )
-    assert again == before
-    assert sys.version_info < (3, 11) or "~~^~~" in again
+    assert rebuilt == before
+    assert sys.version_info < (3, 11) or "~~^~~" in rebuilt
 
 
 @given(
@@ -55,9 +55,9 @@ def test_any_position_comes_back(first, below, end, start, stop):
     assume(end or start <= stop)
     line = max(first + below, 1)
     frame = ("/no/such/file.py", "train", line, first, line + end, start, stop)
-    made = exceptions.make_traceback([frame])
-    assert made.tb_lineno == line
-    assert exceptions.describe_frame(made, "/no/such/file.py") == frame
+    rebuilt = exceptions.make_traceback([frame])
+    assert rebuilt.tb_lineno == line
+    assert exceptions.describe_frame(rebuilt, "/no/such/file.py") == frame
 
 
 def test_no_frames_make_no_traceback():
@@ -67,6 +67,6 @@ def test_no_frames_make_no_traceback():
 def test_source_that_is_no_file_is_shown(monkeypatch):
     text = ["def train():\n", "    return missing\n"]
     monkeypatch.setitem(linecache.cache, "<cell 1>", (30, None, text, "<cell 1>"))
-    made = exceptions.make_traceback([("<cell 1>", "train", 2, 1, 2, 11, 18)])
-    shown = "".join(traceback.format_tb(made))
-    assert "    return missing\n           ^^^^^^^\n" in shown
+    rebuilt = exceptions.make_traceback([("<cell 1>", "train", 2, 1, 2, 11, 18)])
+    shown_text = "".join(traceback.format_tb(rebuilt))
+    assert "    return missing\n           ^^^^^^^\n" in shown_text

@@ -1,4 +1,4 @@
-"""What ignore files leave out; git itself is the oracle for .gitignore."""
+"""Files that ignore rules leave out; git itself is the oracle for .gitignore."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def environment(root) -> dict[str, str]:
 
 
 def kept_by_git(root) -> set[str]:
-    """Files that git neither ignores itself nor inside an ignored folder."""
+    """Return the files that git does not ignore, directly or in an ignored folder."""
     command = [
         "git",
         "-c",
@@ -169,8 +169,8 @@ def git(folder, *words: str) -> str:
     return os.fsdecode(done.stdout)
 
 
-def later() -> int:
-    """A clock by which all that was just written is old enough to be trusted."""
+def read_late_clock() -> int:
+    """Return a time at which all new files are old enough for the cache to trust."""
     return time.time_ns() + 10**10
 
 
@@ -185,24 +185,24 @@ def test_what_git_ignores_everywhere_is_ignored_here_and_a_change_is_seen(home, 
         make(home, name)
         (home / name).write_text(text)
 
-    def kept() -> set[str]:
-        made = bundle.build(top, cache_dir=home / "cache", clock_ns=later)
-        return {path for path, _ in made.files()}
+    def list_sent() -> set[str]:
+        packed = bundle.build(top, cache_dir=home / "cache", clock_ns=read_late_clock)
+        return {path for path, _ in packed.files()}
 
     def listed() -> set[str]:
         return set(git(top, "ls-files", "-co", "--exclude-standard").split())
 
-    assert kept() == listed() != set()
+    assert list_sent() == listed() != set()
     name = next(name for name, text in WHERE[where].items() if text == GLOBAL)
     (home / name).write_text("a\n")
-    assert kept() == listed() == {"ab/ab.b", "ab/a.b", "ab.b", "a.b", "sub/ab.b", "sub/a.b"}
+    assert list_sent() == listed() == {"ab/ab.b", "ab/a.b", "ab.b", "a.b", "sub/ab.b", "sub/a.b"}
     (top / ".git/info/exclude").write_text("*.b\n")
-    assert kept() == listed() == set()
+    assert list_sent() == listed() == set()
 
 
 @pytest.mark.starts_processes
 def test_what_git_tracks_is_sent_although_a_rule_matches(home):
-    """`git add -f`: `git clone` has these files as well."""
+    """After `git add -f`, `git clone` has these files as well."""
     make(
         home, ".gitignore", "veo/logging.py", "config.json", "other.json", "data/small", "data/big"
     )
@@ -212,13 +212,13 @@ def test_what_git_tracks_is_sent_although_a_rule_matches(home):
     names = {".gitignore", "config.json", "veo/logging.py", "data/small"}
     assert kept_here(home) == names
 
-    def kept() -> set[str]:
-        made = bundle.build(home, cache_dir=home.parent / "cache", clock_ns=later)
-        return {path for path, _ in made.files()}
+    def list_sent() -> set[str]:
+        packed = bundle.build(home, cache_dir=home.parent / "cache", clock_ns=read_late_clock)
+        return {path for path, _ in packed.files()}
 
-    assert kept() == names
+    assert list_sent() == names
     git(home, "add", "-f", "other.json")
-    assert kept() == names | {"other.json"}, "the index is looked at"
+    assert list_sent() == names | {"other.json"}, "the index is looked at"
 
 
 @pytest.mark.starts_processes
@@ -233,8 +233,8 @@ def test_nested_repositories_and_submodules_have_their_own_rules(home):
     git(home / "project", "submodule", "--quiet", "add", str(home / "lib"), "sub")
     make(home / "project/sub", "b.py", "b.log", "b.tmp")
     (home / "project/nested/.gitignore").write_text("a.py\n")
-    found = {path for path in kept_here(home / "project") if ".git" not in path}
-    assert found == {
+    paths = {path for path in kept_here(home / "project") if ".git" not in path}
+    assert paths == {
         *("a.py", "a.log", "nested/a.log", "nested/a.tmp"),
         *("sub/a.py", "sub/a.tmp", "sub/b.py", "sub/b.tmp"),
     }
@@ -257,9 +257,9 @@ def test_without_git_its_rules_are_not_read_and_a_warning_says_so(home, monkeypa
     (home / "project/.gitignore").write_text("*.log\n")
 
     def warnings() -> str:
-        made = bundle.build(home / "project", cache_dir=home / "cache")
-        assert {path for path, _ in made.files()} == {".gitignore", "a.py", "a.log"}
-        (warning,) = made.warnings
+        packed = bundle.build(home / "project", cache_dir=home / "cache")
+        assert {path for path, _ in packed.files()} == {".gitignore", "a.py", "a.log"}
+        (warning,) = packed.warnings
         return warning
 
     assert "is not in a git repository" in warnings()
@@ -285,8 +285,8 @@ def test_one_more_working_tree_has_the_rules_of_its_repository(home):
     (top / ".git/info/exclude").write_text("*.log\n")
     make(home / "more", "y.log")
     listed = git(home / "more", "ls-files", "-co", "--exclude-standard").split()
-    found = walk.scan(str(home / "more"), walk.ScanOptions(default_excludes=False)).files
-    assert set(found) - {".git"} == set(listed)
+    files = walk.scan(str(home / "more"), walk.ScanOptions(default_excludes=False)).files
+    assert set(files) - {".git"} == set(listed)
 
 
 def make(root, *files: str) -> None:
@@ -327,8 +327,8 @@ def test_kineticignore_has_the_last_word(tmp_path):
     make(root, "a.csv", "b.csv", "c.py", ".venv/d.py", "sub/e.csv")
     (root / ".gitignore").write_text("*.csv\n")
     (root / ".kineticignore").write_text("c.py\n!b.csv\n!.venv\n")
-    found = walk.scan(str(root), walk.ScanOptions()).files
-    assert set(found) == {"b.csv", ".venv/d.py", ".gitignore", ".kineticignore"}
+    files = walk.scan(str(root), walk.ScanOptions()).files
+    assert set(files) == {"b.csv", ".venv/d.py", ".gitignore", ".kineticignore"}
 
 
 @pytest.mark.starts_processes
@@ -339,11 +339,11 @@ def test_kineticignore_keeps_paths_in_a_folder_that_others_leave_out(tmp_path):
     make(root, "node_modules/one/i.js", "node_modules/two/i.js", "mine/a", "mine/b", "out/best/c")
     make(root, "out/last/d", "empty/e")
     (root / ".gitignore").write_text("data/\nempty/\n*.csv\n")
-    kept = "data/small.csv /data/deep/er/ ./node_modules/one mine/b out/best empty/*"
-    lines = ["mine/", *(f"!{each}" for each in kept.split())]
+    patterns = "data/small.csv /data/deep/er/ ./node_modules/one mine/b out/best empty/*"
+    lines = ["mine/", *(f"!{each}" for each in patterns.split())]
     (root / ".kineticignore").write_text("\n".join(lines))
-    found = walk.scan(str(root), walk.ScanOptions(outputs=frozenset({str(root / "out")})))
-    assert {each for each in found.files if "ignore" not in each} == {
+    scan = walk.scan(str(root), walk.ScanOptions(outputs=frozenset({str(root / "out")})))
+    assert {each for each in scan.files if "ignore" not in each} == {
         *("data/small.csv", "data/deep/er/y", "node_modules/one/i.js", "out/best/c")
     }
 
@@ -373,30 +373,30 @@ def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
     (home / "project/.gitignore").write_text("*.log\n")
     git(home / "project", "init", "-q")
     os.mkfifo(home / "told")
-    told = os.open(home / "told", os.O_RDWR)
+    pipe = os.open(home / "told", os.O_RDWR)
     (home / "bin").mkdir()
     (home / "bin/git").write_text(
         f'#!/bin/sh\ncase "$*" in *ls-files*) read _ <{home}/told ;; esac\n'
         f'exec {shutil.which("git")} "$@"\n'
     )
     (home / "bin/git").chmod(0o755)
-    said = []
+    messages = []
 
     class Answer(logging.Handler):
         def emit(self, record):
-            said.append(record.getMessage())
-            os.write(told, b"go on\n")  # git waits for this
+            messages.append(record.getMessage())
+            os.write(pipe, b"go on\n")  # git waits for this
 
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(git_door, "SLOW_S", 0.01)
     handler = Answer()
     logging.getLogger("kinetic").addHandler(handler)
     try:
-        kept = kept_here(home / "project")
+        files = kept_here(home / "project")
     finally:
         logging.getLogger("kinetic").removeHandler(handler)
-        os.close(told)
-    assert kept == {"a.py", ".gitignore"}
-    first = said[0]
+        os.close(pipe)
+    assert files == {"a.py", ".gitignore"}
+    first = messages[0]
     assert first.startswith("kinetic: Still waiting for git after 0.01 s")
     assert str(home / "project") in first

@@ -1,5 +1,5 @@
-"""The list of a tree: the same from any order, whole again when read or when put together from a
-base and a delta."""
+"""The list of a tree: independent of order, and unchanged by decoding, or by merging a base and a
+delta."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ NAMES = (
 @st.composite
 def trees(draw):
     """Entries of a tree, parents before children."""
-    found: dict[str, manifest.Entry] = {}
+    entries: dict[str, manifest.Entry] = {}
     folders = [""]
     for name in draw(st.lists(NAMES, max_size=60)):
         folder = draw(st.sampled_from(folders))
         path = f"{folder}/{name}" if folder else name
-        if path in found:
+        if path in entries:
             continue
         kind = draw(st.sampled_from(["file", "file", "folder", "link"]))
         if kind == "file":
-            found[path] = File(path, draw(MODES), draw(st.integers(0, 2**40)), draw(DIGESTS))
+            entries[path] = File(path, draw(MODES), draw(st.integers(0, 2**40)), draw(DIGESTS))
         elif kind == "folder":
-            found[path] = Folder(path, draw(MODES))
+            entries[path] = Folder(path, draw(MODES))
             folders.append(path)
         else:
-            found[path] = Symlink(path, "/".join([".."] * path.count("/")) or ".")
-    return list(found.values())
+            entries[path] = Symlink(path, "/".join([".."] * path.count("/")) or ".")
+    return list(entries.values())
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""What is never source: results of jobs, stores, environments, caches."""
+"""Files that are never source: results of jobs, stores, environments, caches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def write(root: Path, *files: str) -> None:
         (root / file).write_text(file)
 
 
-def listed(made: bundle.Bundle) -> list[str]:
-    return sorted(entry.path for entry in manifest.decode(made.manifest))
+def listed(packed: bundle.Bundle) -> list[str]:
+    return sorted(entry.path for entry in manifest.decode(packed.manifest))
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
-    """A project, with a function in it."""
+    """A project with a function."""
     root = tmp_path.resolve() / "root"
     write(root, "pyproject.toml", "src/work.py", "results/old/model.npz")
     monkeypatch.chdir(root)
@@ -54,7 +54,7 @@ def frame(**options) -> planning.Planned:
 
 
 def mark(root: Path, name: str) -> None:
-    """A job has left what is in this folder."""
+    """Mark a folder as the output of a job."""
     away = (root / name).rename(root.parent / "away")
     outputs.mark(str(root / name))
     for path in away.iterdir():
@@ -79,10 +79,11 @@ def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
 def test_what_was_in_an_output_folder_before_any_job_is_hidden_from_no_other_call(
     root, monkeypatch, is_setting
 ):
-    """Else a wrong name would hide it from all calls that follow; a warning says so of this one."""
-    given = {} if is_setting else {"output_dir": "results"}
+    """A mistyped output folder must not hide files from later calls; a warning names it for this
+    one."""
+    options = {} if is_setting else {"output_dir": "results"}
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results" if is_setting else "")
-    planned = frame(**given)
+    planned = frame(**options)
     assert listed(planned.bundle) == SOURCE
     (warning,) = planned.bundle.warnings
     assert "holds files that may not come from jobs" in warning
@@ -112,16 +113,16 @@ def test_an_ignore_file_can_keep_results(root):
     (root / ".kineticignore").write_text("!results/\n")
     mark(root, "results")
     mark(root, "other")
-    found = listed(frame(output_dir="results").bundle)
-    assert "results/old/model.npz" in found
-    assert "other/x" not in found
+    files = listed(frame(output_dir="results").bundle)
+    assert "results/old/model.npz" in files
+    assert "other/x" not in files
 
 
 @pytest.mark.parametrize("folder", ["src", ".", "src/.."])
 def test_a_folder_with_code_is_sent_whatever_else_is_in_it(root, folder):
-    made = frame(output_dir=folder).bundle
-    assert listed(made) == ALL
-    assert "also holds code" in made.warnings[0]
+    packed = frame(output_dir=folder).bundle
+    assert listed(packed) == ALL
+    assert "also holds code" in packed.warnings[0]
     assert frame(output_dir="..").bundle.warnings == ()
 
 
@@ -131,19 +132,19 @@ def test_a_link_to_results_is_not_followed(root):
     assert listed(frame(output_dir="results/old").bundle) == [*SOURCE[:1], "results", *SOURCE[1:]]
 
 
-def shipped(root: Path, *data: Path, **given) -> list[str]:
+def shipped(root: Path, *data: Path, **options) -> list[str]:
     settings = shipment.SourceSettings(root.parent / "store", root.parent / "cache")
-    _, made = shipment.of(sys.modules["work"].train, settings, data=data, **given)
-    assert made is not None
-    return [path for path in listed(made) if (made.root / path).is_file()]
+    _, packed = shipment.of(sys.modules["work"].train, settings, data=data, **options)
+    assert packed is not None
+    return [path for path in listed(packed) if (packed.root / path).is_file()]
 
 
 def test_a_link_to_data_or_results_outside_the_project_is_not_followed(root):
     write(root.parent, "big/x.bin", "out/model.npz", "more/y")
     for name in ("big", "out", "more"):
         (root / name).symlink_to(f"../{name}")
-    found = shipped(root, root / "big", output_dir=str(root / "out"))
-    assert found == ["more/y", "pyproject.toml", "results/old/model.npz", "src/work.py"]
+    files = shipped(root, root / "big", output_dir=str(root / "out"))
+    assert files == ["more/y", "pyproject.toml", "results/old/model.npz", "src/work.py"]
     assert "big/x.bin" in shipped(root), "it is data of that call alone"
     assert "big/x.bin" not in shipped(root, root.parent / "big")
 
@@ -160,11 +161,11 @@ def test_a_script_s_link_to_data_is_not_followed(root):
 def test_other_data_outside_the_project_reads_and_walks_nothing_again(root, monkeypatch):
     write(root.parent, "one/x", "two/y", "linked/z")
     (root / "linked").symlink_to("../linked")
-    given = {"cache_dir": root.parent / "cache", "clock_ns": lambda: time.time_ns() + 10**10}
-    first = bundle.build(root, exclude=[root.parent / "one"], **given)
+    options = {"cache_dir": root.parent / "cache", "clock_ns": lambda: time.time_ns() + 10**10}
+    first = bundle.build(root, exclude=[root.parent / "one"], **options)
     monkeypatch.setattr(walk, "scan", None)
     two = [root.parent / "two"]
-    assert bundle.build(root, exclude=two, outputs=two, **given).tree == first.tree
+    assert bundle.build(root, exclude=two, outputs=two, **options).tree == first.tree
 
 
 def test_another_output_folder_for_each_call_reads_nothing_again(root, monkeypatch):
@@ -172,8 +173,8 @@ def test_another_output_folder_for_each_call_reads_nothing_again(root, monkeypat
     monkeypatch.setattr(hashing, "read", lambda path: reads.append(path) or real(path))
 
     def build(name):
-        given = {"cache_dir": root.parent / "cache", "clock_ns": lambda: time.time_ns() + 10**10}
-        return listed(bundle.build(root, outputs=[root / "results" / name], **given))
+        options = {"cache_dir": root.parent / "cache", "clock_ns": lambda: time.time_ns() + 10**10}
+        return listed(bundle.build(root, outputs=[root / "results" / name], **options))
 
     assert "results/old/model.npz" in build("new")
     count = len(reads)
@@ -189,8 +190,8 @@ def test_a_folder_that_cannot_be_marked_does_no_harm(root):
     assert listed(frame().bundle) == ALL, "it holds files"
 
 
-def build(root: Path, **given) -> list[str]:
-    return listed(bundle.build(root, cache_dir=root.parent / "cache", **given))
+def build(root: Path, **options) -> list[str]:
+    return listed(bundle.build(root, cache_dir=root.parent / "cache", **options))
 
 
 def test_environments_and_caches_are_not_sent_whatever_their_names(root):

@@ -1,4 +1,4 @@
-"""Packs: many small contents in few objects; what is sent after a change."""
+"""Packs: many small contents in few objects, and the content sent after a change."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_packs_are_filled_in_order(sizes):
 
 
 MOST_PACKS = 9
-"""The base's, and eight of changes."""
+"""One pack of the base, and eight of changes."""
 
 
 @pytest.fixture
@@ -261,8 +261,8 @@ def test_the_cache_may_lie_in_the_tree(place, store):
         bundle.build,
         lambda root, cache_dir: bundle.build_data(root, cache_dir=cache_dir),
     ):
-        made = [build(place / "root", cache_dir=place / "root/cache")]
-        upload(made[0], store)
-        made.append(build(place / "root", cache_dir=place / "root/cache"))
-        assert made[0].tree == made[1].tree
-        assert made[0].tree.files == 3
+        bundles = [build(place / "root", cache_dir=place / "root/cache")]
+        upload(bundles[0], store)
+        bundles.append(build(place / "root", cache_dir=place / "root/cache"))
+        assert bundles[0].tree == bundles[1].tree
+        assert bundles[0].tree.files == 3

@@ -1,4 +1,4 @@
-"""Finding the project of a function."""
+"""The project that a function belongs to."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ def place(tmp_path) -> Path:
     return tmp_path.resolve()
 
 
-def find(entry, place, **given):
-    given = {"cwd": place, "home": place / "nobody", "sys_path": [], "package_root": None} | given
-    return find_project(entry, **given)
+def find(entry, place, **options):
+    options = {
+        "cwd": place,
+        "home": place / "nobody",
+        "sys_path": [],
+        "package_root": None,
+    } | options
+    return find_project(entry, **options)
 
 
 def tree(place: Path, *files: str) -> None:
@@ -48,8 +53,8 @@ def test_packages_are_climbed_out_of(place):
         "code/pkg/sub/x.py",
         "code/pkg/setup.py",
     )
-    found = find(place / "code/pkg/sub/x.py", place)
-    assert (found.root, found.entry_rel) == (place / "code", "pkg/sub")
+    project = find(place / "code/pkg/sub/x.py", place)
+    assert (project.root, project.entry_rel) == (place / "code", "pkg/sub")
 
 
 def test_without_a_marker_the_folder_itself_is_the_root(place):
@@ -74,24 +79,24 @@ def test_home_and_temporary_folders_are_nobodys_project(place):
         "tmp/own/setup.py",
         "tmp/own/sub/w.py",
     )
-    given = {"home": place / "home", "temporary": [place / "tmp"]}
-    assert find(place / "home/x.py", place, **given).shared
-    assert find(place / "tmp/y.py", place, **given).shared
-    assert find(Path("/"), place, **given).shared
-    assert find(place / "tmp/mine/z.py", place, **given) == Project(
+    options = {"home": place / "home", "temporary": [place / "tmp"]}
+    assert find(place / "home/x.py", place, **options).shared
+    assert find(place / "tmp/y.py", place, **options).shared
+    assert find(Path("/"), place, **options).shared
+    assert find(place / "tmp/mine/z.py", place, **options) == Project(
         place / "tmp/mine", "", None, (), marked=False
     )
-    assert find(place / "tmp/own/sub/w.py", place, **given) == Project(
+    assert find(place / "tmp/own/sub/w.py", place, **options) == Project(
         place / "tmp/own", "sub", None, ()
     )
-    asked = find(place / "home/x.py", place, package_root=str(place / "home"), **given)
-    assert asked == Project(place / "home", "", None, ()), "unless somebody says so"
+    project = find(place / "home/x.py", place, package_root=str(place / "home"), **options)
+    assert project == Project(place / "home", "", None, ()), "unless somebody says so"
 
 
 def test_a_notebook_counts_from_the_working_directory(place):
     tree(place, "repo/setup.cfg", "repo/notebooks/n.ipynb")
-    found = find(None, place, cwd=place / "repo/notebooks")
-    assert (found.root, found.entry_rel, found.cwd_rel) == (
+    project = find(None, place, cwd=place / "repo/notebooks")
+    assert (project.root, project.entry_rel, project.cwd_rel) == (
         place / "repo",
         "notebooks",
         "notebooks",
@@ -119,10 +124,10 @@ def test_the_top_of_the_file_system_is_no_project(place, monkeypatch):
 
 def test_the_given_root_wins(place):
     tree(place, "repo/pyproject.toml", "repo/sub/setup.py", "repo/sub/x.py")
-    for given in (str(place / "repo"), "repo", "~/"):
-        home = place / "repo" if given == "~/" else place
-        found = find(place / "repo/sub/x.py", place, package_root=given, home=home)
-        assert (found.root, found.entry_rel) == (place / "repo", "sub")
+    for package_root in (str(place / "repo"), "repo", "~/"):
+        home = place / "repo" if package_root == "~/" else place
+        project = find(place / "repo/sub/x.py", place, package_root=package_root, home=home)
+        assert (project.root, project.entry_rel) == (place / "repo", "sub")
 
 
 def test_a_given_root_must_exist_and_contain_the_entry(place):
@@ -155,9 +160,9 @@ def test_the_search_path_is_kept_in_order_without_installed_packages(place):
         str(repo / ".venv/lib/python3.11/site-packages"),
     ]
     sys_path += [str(repo / "lib"), str(repo / "src"), str(repo / "gone"), str(repo / "setup.py")]
-    found = find(repo / "src/b.py", place, cwd=repo, sys_path=sys_path)
-    assert found.sys_path_rel == ("", "src", "lib")
-    assert found.cwd_rel == ""
+    project = find(repo / "src/b.py", place, cwd=repo, sys_path=sys_path)
+    assert project.sys_path_rel == ("", "src", "lib")
+    assert project.cwd_rel == ""
 
 
 def test_archives_on_the_search_path_are_kept(place):
@@ -171,7 +176,7 @@ def test_archives_on_the_search_path_are_kept(place):
 def test_links_are_seen_through(place):
     tree(place, "real/setup.py", "real/src/x.py")
     (place / "link").symlink_to(place / "real")
-    found = find(
+    project = find(
         place / "link/src/x.py", place, cwd=place / "link", sys_path=[str(place / "link/src")]
     )
-    assert found == Project(place / "real", "src", "", ("src",))
+    assert project == Project(place / "real", "src", "", ("src",))

@@ -1,4 +1,4 @@
-"""Sending a source tree: what is sent, in which order, by several at once."""
+"""Sending of source trees: what is sent, in which order, and by several processes at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def root(place) -> Path:
 def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
     monkeypatch.setattr(packs, "SMALL_BYTES", 1)
     write(root, {"large": "22"} | {f"f{i}": f"{i}" for i in range(10)})
-    made = build(root)
+    packed = build(root)
     kinds = []
 
     class Full(LocalStore):
@@ -48,14 +48,14 @@ def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
 
     store = Full(place / "store")
     with pytest.raises(StoreFull):
-        upload(made, store)
-    assert not store.has(layout.tree(made.tree.manifest.digest))
-    assert upload(made, store).files == 0, "all that was missing is the record"
+        upload(packed, store)
+    assert not store.has(layout.tree(packed.tree.manifest.digest))
+    assert upload(packed, store).files == 0, "all that was missing is the record"
     assert kinds == ["trees"]
     store = Full(place / "another")
     kinds.clear()
     with pytest.raises(StoreFull):
-        upload(made, store)
+        upload(packed, store)
     assert [key.partition("/")[0] for key in store.list("")] == ["blobs", "packs"]
 
 
@@ -64,25 +64,25 @@ def test_any_store_will_do(root, place):
     store = MemoryStore()
     write(root, {"large": os.urandom(300_000), "executable": os.urandom(300_000)})
     (root / "executable").chmod(0o755)
-    made = build(root)
-    assert upload(made, store).files == 102
-    unpack(store, made.tree, place / "dest")
+    packed = build(root)
+    assert upload(packed, store).files == 102
+    unpack(store, packed.tree, place / "dest")
     assert shape(place / "dest") == shape(root)
-    for key in (layout.blob(made.digests()["large"]), *store.list(layout.PACKS)):
+    for key in (layout.blob(packed.digests()["large"]), *store.list(layout.PACKS)):
         content = store.get(key)
         store.put(key, content[:-1])
         with pytest.raises(CorruptRecord, match="damaged"):
-            unpack(store, made.tree, place / f"dest-{key[-5:]}")
-        assert not store.has(layout.tree(made.tree.manifest.digest))
+            unpack(store, packed.tree, place / f"dest-{key[-5:]}")
+        assert not store.has(layout.tree(packed.tree.manifest.digest))
         assert not store.has(key)
-        upload(made, store)
-    unpack(store, made.tree, place / "dest2")
+        upload(packed, store)
+    unpack(store, packed.tree, place / "dest2")
 
 
 def _pack_and_send(root: Path, place: Path, barrier, answers) -> None:
     barrier.wait(200)
-    made = build(root)
-    answers.put((made.tree, upload(made, LocalStore(place / "store"))))
+    packed = build(root)
+    answers.put((packed.tree, upload(packed, LocalStore(place / "store"))))
 
 
 @pytest.mark.starts_processes
@@ -96,14 +96,14 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     ]
     for process in processes:
         process.start()
-    found = [answers.get(timeout=200) for _ in processes]
+    replies = [answers.get(timeout=200) for _ in processes]
     for process in processes:
         process.join(200)
-    assert len({tree for tree, _ in found}) == 1
-    assert sum(each.files for _, each in found) == 80, "each content was written by one of them"
-    unpack(LocalStore(place / "store"), found[0][0], place / "dest")
+    assert len({tree for tree, _ in replies}) == 1
+    assert sum(each.files for _, each in replies) == 80, "each content was written by one of them"
+    unpack(LocalStore(place / "store"), replies[0][0], place / "dest")
     assert shape(place / "dest") == shape(root)
-    assert build(root).tree == found[0][0]
+    assert build(root).tree == replies[0][0]
 
 
 @FOREVER
@@ -115,7 +115,7 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     full=st.sampled_from([1, 60, 1000]),
 )
 def test_a_record_never_precedes_what_it_names(tmp_path_factory, tree, second, stop, small, full):
-    """Whenever a submission is cut off; what it left is of use to the next."""
+    """A submission may be cut off at any time, and the next one uses what it has sent."""
 
     class Cut(LocalStore):
         puts = 0
@@ -134,23 +134,23 @@ def test_a_record_never_precedes_what_it_names(tmp_path_factory, tree, second, s
         for name, each in (("first", tree), ("second", {"shared": tree, "own": second})):
             (place / name).mkdir()
             plant(place / name, each)
-            made = build(place / name, default_excludes=False)
+            packed = build(place / name, default_excludes=False)
             try:
-                upload(made, store)
+                upload(packed, store)
             except StoreFull:
                 whole(store)
-                upload(made, store)
+                upload(packed, store)
             whole(store)
-            unpack(store, made.tree, place / f"{name}-dest")
+            unpack(store, packed.tree, place / f"{name}-dest")
             assert shape(place / f"{name}-dest") == shape(place / name)
 
 
 def test_deep_trees_travel(root, place):
     write(root, {"d/" * 600 + "a": "1", "d/" * 300 + "b": "2"})
-    made, store = sent(root, place)
-    unpack(store, made.tree, place / "dest")
+    packed, store = sent(root, place)
+    unpack(store, packed.tree, place / "dest")
     assert shape(place / "dest") == shape(root)
-    assert len(listed(made)) == 602
+    assert len(listed(packed)) == 602
 
 
 @pytest.mark.parametrize("name", ["x", "f", "caf\xe9", os.fsdecode(b"\xff")])
@@ -162,9 +162,9 @@ def test_a_file_becomes_a_folder_and_a_file_again(root, place, name):
         root.mkdir()
         write(root, files)
         (root / "empty").mkdir()
-        made = build(root, clock_ns=later)
-        upload(made, store)
-        unpack(store, made.tree, place / f"dest{number}")
+        packed = build(root, clock_ns=later)
+        upload(packed, store)
+        unpack(store, packed.tree, place / f"dest{number}")
         assert shape(place / f"dest{number}") == shape(root)
-        digests.append(made.tree.manifest.digest)
+        digests.append(packed.tree.manifest.digest)
     assert digests[0] == digests[2] != digests[1]

@@ -1,5 +1,4 @@
-"""A script that lies in no project: what belongs to it is sent, and nothing of what merely lies
-around."""
+"""Scripts outside of any project: only files that belong to them are sent."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from kinetic.cli.program import Program, ProgramKind
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A home with what homes hold."""
+    """A home folder with typical content."""
     home = tmp_path.resolve() / "home"
     write(
         home,
@@ -52,24 +51,24 @@ def write(root: Path, *files: str, text: str = "") -> None:
         (root / file).write_text(text)
 
 
-def listed(made: bundle.Bundle | None) -> list[str]:
-    assert made is not None
+def listed(packed: bundle.Bundle | None) -> list[str]:
+    assert packed is not None
     return sorted(
-        each.path for each in manifest.decode(made.manifest) if isinstance(each, manifest.File)
+        each.path for each in manifest.decode(packed.manifest) if isinstance(each, manifest.File)
     )
 
 
-def sent(script: Path, monkeypatch, **given) -> bundle.Bundle:
+def sent(script: Path, monkeypatch, **options) -> bundle.Bundle:
     module = types.ModuleType("lonely")
     module.__file__ = str(script)
     exec("def train(): pass", vars(module))
     monkeypatch.setitem(sys.modules, "lonely", module)
     cache = script.parent / ".cache"
-    _, made = shipment.of(
-        module.train, shipment.SourceSettings(script.parent / ".store", cache, **given)
+    _, packed = shipment.of(
+        module.train, shipment.SourceSettings(script.parent / ".store", cache, **options)
     )
-    assert made is not None
-    return made
+    assert packed is not None
+    return packed
 
 
 def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monkeypatch):
@@ -81,20 +80,22 @@ def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monke
     write(folder, "helper.py", text="import deep.inside")
     write(folder, "pack/__init__.py", "pack/sub/__init__.py", "pack/data.txt", "pack/key.pem")
     write(folder, "late.py", "unused.py", "deep/__init__.py", "deep/inside.py", "deep/beside.py")
-    made = sent(folder / "t.py", monkeypatch)
-    assert listed(made) == [
+    packed = sent(folder / "t.py", monkeypatch)
+    assert listed(packed) == [
         "deep/__init__.py", "deep/beside.py", "deep/inside.py", "helper.py", "late.py",
         "pack/__init__.py", "pack/data.txt", "pack/sub/__init__.py", "t.py",
     ]  # fmt: skip
-    taken, kept_back = made.warnings
-    assert f"{folder} is not a project, so only the script and its modules are sent: " in taken
-    assert "t.py" in taken
+    sent_warning, kept_back = packed.warnings
+    assert (
+        f"{folder} is not a project, so only the script and its modules are sent: " in sent_warning
+    )
+    assert "t.py" in sent_warning
     assert kept_back == "Left out because they look like keys or passwords: pack/key.pem."
 
 
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
-    """Also what no import statement names; not what is installed below a home, and not the
-    interpreter's own."""
+    """Modules that no import statement names count too; modules installed below a home, or of the
+    interpreter, do not."""
     write(
         folder,
         "t.py",
@@ -135,9 +136,9 @@ def test_a_linked_module_on_pythonpath_is_sent_once(folder, monkeypatch):
     (folder / "libs/linked.py").symlink_to("real.py")
     (folder / "libs/pkg").symlink_to("../shared")
     monkeypatch.setattr(sys, "path", [str(folder / "libs"), *sys.path])
-    made = sent(folder / "t.py", monkeypatch, python_path=str(folder / "libs"))
+    packed = sent(folder / "t.py", monkeypatch, python_path=str(folder / "libs"))
     names = ["linked.py", "pkg/__init__.py", "pkg/inner.py", "real.py", "setup.py"]
-    assert listed(made) == [*(f"libs/{name}" for name in names), "t.py"]
+    assert listed(packed) == [*(f"libs/{name}" for name in names), "t.py"]
 
 
 def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
@@ -148,9 +149,9 @@ def test_a_script_that_is_no_python_is_still_sent(folder, monkeypatch):
 def program_of(kind: ProgramKind, *words: str) -> list[str]:
     func = program.make_function(Program(kind, words[0], words[1:]), Path.cwd())
     home = Path.home()
-    _, made = shipment.of(func, shipment.SourceSettings(home / ".store", home / ".cache"))
+    _, packed = shipment.of(func, shipment.SourceSettings(home / ".store", home / ".cache"))
     del sys.modules[func.__module__]
-    return listed(made)
+    return listed(packed)
 
 
 def test_programs_are_sent_with_what_their_words_name(folder):
@@ -170,14 +171,14 @@ def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatc
     root = tmp_path.resolve() / "sketch"
     write(root, "t.py", "data/a.csv", ".env", ".hidden/x", "big/b.bin", text="import helper")
     write(root, "helper.py", "lib/more.py")
-    made = sent(root / "t.py", monkeypatch)
-    assert listed(made) == ["big/b.bin", "data/a.csv", "helper.py", "lib/more.py", "t.py"]
-    assert made.warnings == ("Left out because they look like keys or passwords: .env.",)
+    packed = sent(root / "t.py", monkeypatch)
+    assert listed(packed) == ["big/b.bin", "data/a.csv", "helper.py", "lib/more.py", "t.py"]
+    assert packed.warnings == ("Left out because they look like keys or passwords: .env.",)
     monkeypatch.setattr(walk, "MODEST_BYTES", 20)
     assert listed(sent(root / "t.py", monkeypatch)) == ["helper.py", "t.py"]
     write(root, "pyproject.toml")
-    found = sent(root / "t.py", monkeypatch)
-    assert {".env", ".hidden/x", "big/b.bin"} < set(listed(found)), (
+    second = sent(root / "t.py", monkeypatch)
+    assert {".env", ".hidden/x", "big/b.bin"} < set(listed(second)), (
         "a project says itself what belongs to it"
     )
 
@@ -202,17 +203,17 @@ def test_a_link_brings_no_key_along(folder, whole):
     }.items():
         (root / name).symlink_to(folder / target)
     script = ("t.py", "fine.csv", *"abcde")
-    made = bundle.build(root, script=script, whole=whole, cache_dir=folder / ".cache")
-    assert listed(made) == ["e", "fine.csv", "t.py"]
-    assert "a, b" in made.warnings[-1]
+    packed = bundle.build(root, script=script, whole=whole, cache_dir=folder / ".cache")
+    assert listed(packed) == ["e", "fine.csv", "t.py"]
+    assert "a, b" in packed.warnings[-1]
 
 
 def test_home_as_the_project_that_somebody_asked_for_keeps_its_keys(folder, monkeypatch):
     write(folder, "t.py")
-    made = sent(folder / "t.py", monkeypatch, package_root="~")
-    assert {"t.py", "Photos/1.jpg", "film.mkv"} <= set(listed(made))
+    packed = sent(folder / "t.py", monkeypatch, package_root="~")
+    assert {"t.py", "Photos/1.jpg", "film.mkv"} <= set(listed(packed))
     assert not [
-        path for path in listed(made) if path.startswith((".ssh", ".aws", ".netrc", "secret"))
+        path for path in listed(packed) if path.startswith((".ssh", ".aws", ".netrc", "secret"))
     ]
 
 
@@ -222,8 +223,8 @@ def test_an_unchanged_script_is_not_read_again_and_every_change_is_seen(folder, 
     monkeypatch.setattr(hashing, "read", lambda path: reads.append(path) or real(path))
 
     def build():
-        given = {"cache_dir": folder / ".cache", "clock_ns": lambda: time.time_ns() + 10**10}
-        return bundle.build(folder, script=("t.py", "pkg"), whole=False, **given)
+        options = {"cache_dir": folder / ".cache", "clock_ns": lambda: time.time_ns() + 10**10}
+        return bundle.build(folder, script=("t.py", "pkg"), whole=False, **options)
 
     first, count = build(), len(reads)
     assert build() == first

@@ -1,4 +1,4 @@
-"""What makes a call large: each part by name, largest first."""
+"""The parts that make a call large, largest first."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def named(func, *args, **kwargs):
 def test_each_part_by_name_largest_first(monkeypatch):
     monkeypatch.setattr(helper, "__module__", "__main__")
     monkeypatch.setattr(uses_helper, "__module__", "__main__")
-    found = named(uses_helper, b"x" * 20_000, second=[b"y" * 50_000])
-    assert found == [
+    sizes = named(uses_helper, b"x" * 20_000, second=[b"y" * 50_000])
+    assert sizes == [
         ("keyword 'second' (list)", 50),
         ("global 'data' used by helper", 40),
         ("default of parameter 'second'", 30),

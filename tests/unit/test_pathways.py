@@ -1,6 +1,7 @@
-"""The JobSet of a single controller: Pathways' programs as they must be, and our pods in it.
+"""The JobSet of a single controller: Pathways' programs with their required options, and kinetic's
+pods.
 
-In: plans. Out: documents. KINETIC_REGENERATE_GOLDEN=1 writes the golden files anew.
+KINETIC_REGENERATE_GOLDEN=1 rewrites the golden files.
 """
 
 from __future__ import annotations
@@ -221,11 +222,11 @@ TABLE = {
     "worker.worker.ports": [29005, 29006, 8471, 8080],
     "worker.worker.limits": {"google.com/tpu": "4"},
 }
-"""What is known of the JobSets of xpk and of Pathways' own builder."""
+"""Known fields of the JobSets of xpk and of Pathways' own builder."""
 
 
 def found_in(spec):
-    """The same as it is in a JobSet."""
+    """Return the same fields from a JobSet."""
     parts = dict(spec)
     for replicated in spec["replicatedJobs"]:
         name, template = replicated["name"].removeprefix("pathways-"), replicated["template"]
@@ -267,8 +268,8 @@ def test_every_known_field_is_there(path):
 def test_the_proxy_is_told_how_many_slices_may_be_away(slices, to_lose):
     workload, _ = render(planned("tpu-v6e-16", slices=slices, **SINGLE), SETTINGS)
     args = found_in(workload["spec"])["head"]["proxy"]["args"]
-    told = [arg for arg in args if "elastic" in arg]
-    assert told == ([f"--num_elastic_slices={to_lose}"] if to_lose else [])
+    flags = [arg for arg in args if "elastic" in arg]
+    assert flags == ([f"--num_elastic_slices={to_lose}"] if to_lose else [])
 
 
 def test_machines_are_replaced_as_often_as_the_job_survives_losses():
@@ -313,12 +314,12 @@ def test_nothing_of_pathways_runs_where_chips_are_virtual():
         assert (container["image"], container["limits"]) == ("none", None)
         idle = subprocess.Popen([sys.executable, *container["command"][1:]])
         idle.terminate()
-        assert idle.wait(60) in (0, -15)  # The latter when it had not begun yet.
+        assert idle.wait(60) in (0, -15)  # -15 if it had not started yet.
     assert EXCLUSIVE not in json.dumps(workload)
     assert "cloud.google.com" not in json.dumps(workload)
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def test_without_the_builder_the_error_says_what_to_install(monkeypatch):
@@ -339,7 +340,7 @@ def test_its_scratch_goes_with_the_job():
 
 
 def pod(workload, name, index, **status):
-    """A pod of a JobSet of one slice."""
+    """Return a pod of a JobSet of one slice."""
     (replicated,) = [r for r in workload["spec"]["replicatedJobs"] if r["name"] == name]
     spec = replicated["template"]["spec"]["template"]["spec"]
     labels = {observed.REPLICATED_JOB_LABEL: name, observed.JOB_INDEX_LABEL: "0"}
@@ -370,11 +371,11 @@ def test_a_job_runs_when_all_machines_do():
 
 
 def unscheduled(workload, name, index):
-    found = pod(workload, name, index)
+    actual = pod(workload, name, index)
     scheduled = {"type": "PodScheduled", "status": "False", "message": "0/9 nodes: Insufficient"}
-    found["status"] = {"phase": "Pending", "conditions": [scheduled]}
-    del found["spec"]["nodeName"]
-    return found
+    actual["status"] = {"phase": "Pending", "conditions": [scheduled]}
+    del actual["spec"]["nodeName"]
+    return actual
 
 
 def diagnosed(workload, pods, nodes=None):
@@ -390,38 +391,38 @@ def test_what_is_said_of_pods_names_them_as_users_know_them():
     assert diagnosed(workload, [head, *workers]) is None
 
     waiting = [unscheduled(workload, "pathways-worker", n) for n in (2, 3)]
-    kind, said = diagnosed(workload, [head, *workers[:2], *waiting])
+    kind, message = diagnosed(workload, [head, *workers[:2], *waiting])
     assert kind is JobCause.PARTIAL_SLICE
-    assert said.startswith("2 of 4 workers have nodes; workers 2, 3 wait for one with tpu-v6e-")
+    assert message.startswith("2 of 4 workers have nodes; workers 2, 3 wait for one with tpu-v6e-")
 
     none = [unscheduled(workload, "pathways-worker", n) for n in range(4)]
-    kind, said = diagnosed(workload, [head, *none], nodes=[])
+    kind, message = diagnosed(workload, [head, *none], nodes=[])
     assert kind is JobCause.NO_NODE_POOL
-    assert said.startswith("No node of the cluster has tpu-v6e-slice 4x4.")
+    assert message.startswith("No node of the cluster has tpu-v6e-slice 4x4.")
 
-    kind, said = diagnosed(workload, [unscheduled(workload, "pathways-head", 0)])
+    kind, message = diagnosed(workload, [unscheduled(workload, "pathways-head", 0)])
     assert kind is JobCause.NO_ROOM
-    assert "The pod of the controller requests cpu 8 + 16, memory 32G + 100G." in said
+    assert "The pod of the controller requests cpu 8 + 16, memory 32G + 100G." in message
 
     killed = {"exitCode": 137, "reason": "OOMKilled"}
     head = pod(workload, "pathways-head", 0, state={"terminated": killed})
-    kind, said = diagnosed(workload, [head, *workers])
-    assert (kind, said[:15]) == (JobCause.OUT_OF_MEMORY, "Host 0 was lost")
+    kind, message = diagnosed(workload, [head, *workers])
+    assert (kind, message[:15]) == (JobCause.OUT_OF_MEMORY, "Host 0 was lost")
 
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     workers[1]["status"]["conditions"].append(evicted)
-    kind, said = diagnosed(workload, workers)
-    assert (kind, said[:17]) == (JobCause.EVICTED, "Worker 1 was lost")
+    kind, message = diagnosed(workload, workers)
+    assert (kind, message[:17]) == (JobCause.EVICTED, "Worker 1 was lost")
 
 
 def test_hosts_whose_pods_are_gone_are_known_by_their_names():
     def failed(accelerator, pod, **options):
         workload, _ = render(planned(accelerator, **options), SETTINGS)
-        said = f"Container kinetic for pod team-a/{pod}-x2x4z failed with exit code 42 matching"
-        event = {"type": "Warning", "reason": "PodFailurePolicy", "message": said}
+        message = f"Container kinetic for pod team-a/{pod}-x2x4z failed with exit code 42 matching"
+        event = {"type": "Warning", "reason": "PodFailurePolicy", "message": message}
         condition = {"type": "Failed", "status": "True", "message": "jobset failed"}
-        gone = workload | {"status": {"conditions": [condition]}}
-        return diagnose(Observed(gone, events=lambda _: [event])).hosts
+        ended = workload | {"status": {"conditions": [condition]}}
+        return diagnose(Observed(ended, events=lambda _: [event])).hosts
 
     own = "kinetic-job-00c0ffee"
     assert failed("tpu-v6e-16", f"{own}-host-1-2", slices=2) == (6,)

@@ -51,10 +51,10 @@ def test_shared_objects_stay_shared():
     def add():
         shared.append(1)
 
-    func, (again,), kwargs = call.unpack(call.pack(add, (shared,), {"k": shared}, env_vars={}).data)
+    func, (copy,), kwargs = call.unpack(call.pack(add, (shared,), {"k": shared}, env_vars={}).data)
     func()
-    assert again == [1]
-    assert kwargs["k"] is again
+    assert copy == [1]
+    assert kwargs["k"] is copy
 
 
 @given(
@@ -70,8 +70,8 @@ def test_any_value_comes_back(value):
 def test_a_value_that_cannot_go_back_is_not_to_be_made_inside_the_function():
     with pytest.raises(PicklingError) as caught:
         results.pack_value({"locks": [threading.Lock()]})
-    told = str(caught.value)
-    assert told.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         "The returned value (dict) cannot be pickled: its part ['locks'][0] is a lock. Return the "
         "data that it was made from"
     )
@@ -208,8 +208,8 @@ def test_installed_modules_and_kinetic_never_travel_by_value(project, monkeypatc
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "strange", object())
     monkeypatch.setitem(sys.modules, "no_file", types.ModuleType("no_file"))
-    found = {module.__name__ for module in classify(Shipped()).by_value}
-    assert found & {*files, "kinetic", "pytest", "proj_mod"} == {"proj_mod", "mine.deep", "beside"}
+    names = {module.__name__ for module in classify(Shipped()).by_value}
+    assert names & {*files, "kinetic", "pytest", "proj_mod"} == {"proj_mod", "mine.deep", "beside"}
 
 
 def test_looking_for_modules_loads_no_lazy_module(project, monkeypatch):
@@ -233,7 +233,7 @@ def test_known_classes_are_left_alone():
 
 
 def test_known_functions_come_back_as_themselves(monkeypatch):
-    """But not those that use what a host may have changed."""
+    """Functions that use values which a host may have changed do not."""
     main = sys.modules["__main__"]
     space = in_main(
         "import math\ncount = 0\ndef relu(x, least=0): return max(x, math.floor(least))\n"
@@ -260,7 +260,7 @@ def test_known_functions_come_back_as_themselves(monkeypatch):
 
 
 def test_a_class_that_cannot_be_sent_is_named(monkeypatch):
-    """The caller has it, and the host's main, too."""
+    """The caller has the class, and so does the host's main."""
     text = "import ctypes\nclass Pair(ctypes.Structure):\n    _fields_ = [('x', ctypes.c_int)]\n"
     space = in_main(f"{text}pair = Pair(7)")
     with pytest.raises(PicklingError, match="CField"):
@@ -273,11 +273,11 @@ def test_a_class_that_cannot_be_sent_is_named(monkeypatch):
 @pytest.mark.starts_processes
 def test_in_another_process_classes_are_found_by_name(project):
     payload_of = "from kinetic._pickling import call as payload, results\n"
-    made = call.pack(
+    packed = call.pack(
         lambda m: [m.Box(2), m.Color.RED], (project.module,), {}, env_vars={}, shipped=Shipped()
     )
     code = payload_of + "f, a, k = payload.unpack(data); print(results.pack_value(f(*a)).hex())"
-    back = bytes.fromhex(elsewhere(code, made.data))
+    back = bytes.fromhex(elsewhere(code, packed.data))
     code = (
         f"sys.path.insert(0, {str(project.root)!r}); import proj_mod\n"
         f"{payload_of}box, red = results.unpack_value(data)\n"
@@ -310,16 +310,16 @@ def make():
 
 @pytest.mark.starts_processes
 def test_classes_of_one_name_are_told_apart():
-    made = elsewhere(
+    packed = elsewhere(
         f"{SAME_NAMES}print(results.pack_value([Config(), Model.Config(), make()]).hex())", b""
     )
     looks = "[type(each) in (Config, Model.Config) for each in found], type(found[2]).__qualname__"
-    told = elsewhere(
+    output = elsewhere(
         f"{SAME_NAMES}found = results.unpack_value(data)\n"
         f"print(type(found[0]) is Config, type(found[1]) is Model.Config, {looks})",
-        bytes.fromhex(made),
+        bytes.fromhex(packed),
     )
-    assert told == "True True [True, True, False] make.<locals>.Config"
+    assert output == "True True [True, True, False] make.<locals>.Config"
 
 
 def test_dynamic_enums_keep_their_identity():

@@ -1,5 +1,5 @@
-"""Many calls of one function: each call's record, put together with the function's, is what a
-single pickle would have been."""
+"""Calls of one function in a batch: a call's record and the function's record make the same call as
+a single pickle."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def batch_pickler(func, env_vars=None):
 
 
 def call(func, *args, **kwargs):
-    made = batch_pickler(func)
-    return payload.unpack(made.pack(args, kwargs).data, made.function.data)
+    pickler = batch_pickler(func)
+    return payload.unpack(pickler.pack(args, kwargs).data, pickler.function.data)
 
 
 def test_the_function_is_in_one_record_and_the_arguments_in_another():
     def total(extra):
         return len(BIG) + extra
 
-    total.__module__ = "__main__"  # travels by value, with the list
-    made = batch_pickler(total, {"A": "1"})
-    records = [made.pack((n,), {}) for n in range(3)]
-    assert made.function.size_bytes > 50_000
+    total.__module__ = "__main__"  # It is sent by value, with the list.
+    pickler = batch_pickler(total, {"A": "1"})
+    records = [pickler.pack((n,), {}) for n in range(3)]
+    assert pickler.function.size_bytes > 50_000
     assert all(r.size_bytes < 1_000 for r in records)
     assert envelope.read_header(records[0].data).env_vars == {"A": "1"}
     for n, record in enumerate(records):
-        func, args, kwargs = payload.unpack(record.data, made.function.data)
+        func, args, kwargs = payload.unpack(record.data, pickler.function.data)
         assert (func(*args), kwargs) == (50_000 + n, {})
 
 
 def test_function_and_arguments_share_what_they_share_in_one_pickle():
     shared = [1]
 
-    def probe(given, kind):
-        return given is shared, kind is Kind
+    def probe(value, kind):
+        return value is shared, kind is Kind
 
     probe.__module__ = "__main__"
     func, args, kwargs = call(probe, shared, kind=Kind)
@@ -58,10 +58,10 @@ def test_function_and_arguments_share_what_they_share_in_one_pickle():
 
 
 def test_calls_do_not_see_each_others_arguments():
-    made = batch_pickler(print)
+    pickler = batch_pickler(print)
     first, second = [1], [2]
-    made.pack((first, second), {})
-    _, args, _ = payload.unpack(made.pack((second, second), {}).data, made.function.data)
+    pickler.pack((first, second), {})
+    _, args, _ = payload.unpack(pickler.pack((second, second), {}).data, pickler.function.data)
     assert args == ([2], [2])
     assert args[0] is args[1]
 
@@ -76,11 +76,11 @@ def test_calls_do_not_see_each_others_arguments():
 )
 @settings(max_examples=50, deadline=None)
 def test_a_call_that_cannot_be_pickled_does_not_spoil_the_next(values):
-    made = batch_pickler(print)
+    pickler = batch_pickler(print)
     for value in values:
         with pytest.raises(PicklingError, match="rgument 1"):
-            made.pack((threading.Lock(), value), {})
-        assert payload.unpack(made.pack((value,), {"v": value}).data, made.function.data) == (
+            pickler.pack((threading.Lock(), value), {})
+        assert payload.unpack(pickler.pack((value,), {"v": value}).data, pickler.function.data) == (
             print,
             (value,),
             {"v": value},
@@ -100,17 +100,17 @@ def test_what_a_function_uses_is_named_when_it_cannot_travel():
 
 @pytest.mark.parametrize("other", [b"", b"x", b"{}\n"])
 def test_the_wrong_function_is_refused(other):
-    made = batch_pickler(print)
+    pickler = batch_pickler(print)
     with pytest.raises(CorruptRecord, match="function is damaged"):
-        payload.unpack(made.pack((), {}).data, other)
+        payload.unpack(pickler.pack((), {}).data, other)
 
 
 def test_a_damaged_call_is_refused():
-    made = batch_pickler(print)
-    data = bytearray(made.pack((1,), {}).data)
+    pickler = batch_pickler(print)
+    data = bytearray(pickler.pack((1,), {}).data)
     data[-3] ^= 1
     with pytest.raises(CorruptRecord):
-        payload.unpack(bytes(data), made.function.data)
+        payload.unpack(bytes(data), pickler.function.data)
 
 
 def test_a_call_of_its_own_needs_no_other_record():

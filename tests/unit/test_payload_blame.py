@@ -1,4 +1,4 @@
-"""Calls that cannot be pickled or rebuilt: the part to blame is named."""
+"""Calls that cannot be pickled or rebuilt: the error names the part to blame."""
 
 from __future__ import annotations
 
@@ -157,21 +157,21 @@ def test_deep_nesting_is_named():
     assert caught.value.component == "argument 1 (list)"
     helps = sys.version_info < (3, 12)
     assert ("setrecursionlimit" in str(caught.value)) is helps
-    while deep:  # Taken apart by hand: the interpreter would recurse.
+    while deep:  # Free the lists one by one: the interpreter would recurse.
         deep = deep.pop()
 
 
 def test_what_arrives_as_something_else_is_said(tmp_path):
     (tmp_path / "notes.txt").write_text("text")
     with (tmp_path / "notes.txt").open() as file:
-        made = pack(double, [file, file, memoryview(b"view")])
-        _, ((there, _, view),), _ = call.unpack(made.data)
-    assert (there.read(), view) == ("text", b"view")
-    assert [("StringIO" in each, "memoryview" in each) for each in made.warnings] == [
+        packed = pack(double, [file, file, memoryview(b"view")])
+        _, ((content, _, view),), _ = call.unpack(packed.data)
+    assert (content.read(), view) == ("text", b"view")
+    assert [("StringIO" in each, "memoryview" in each) for each in packed.warnings] == [
         (True, False),
         (False, True),
     ]
-    assert "notes.txt" in made.warnings[0]
+    assert "notes.txt" in packed.warnings[0]
     assert pack(double, 1).warnings == ()
 
 
@@ -218,15 +218,15 @@ def test_a_missing_module_is_named(project):
         "from kinetic._pickling import call as payload\nfrom kinetic.errors import SetupFailed\n"
         "try: payload.unpack(data)\nexcept SetupFailed as e: print(e, type(e.__cause__).__name__)"
     )
-    said = elsewhere(code, packed.data)
-    assert "'proj_mod' is missing" in said
-    assert said.endswith("ModuleNotFoundError")
+    output = elsewhere(code, packed.data)
+    assert "'proj_mod' is missing" in output
+    assert output.endswith("ModuleNotFoundError")
 
 
 def test_another_python_is_refused_before_unpickling():
-    here = envelope.read_versions().python
-    data = pack(double, 1).data.replace(f'"python": "{here}"'.encode(), b'"python": "3.7"', 1)
-    with pytest.raises(SetupFailed, match=rf"3\.7.*{here}"):
+    version = envelope.read_versions().python
+    data = pack(double, 1).data.replace(f'"python": "{version}"'.encode(), b'"python": "3.7"', 1)
+    with pytest.raises(SetupFailed, match=rf"3\.7.*{version}"):
         call.unpack(data)
 
 
@@ -248,8 +248,8 @@ class ReadsVariable:
 
 
 def test_a_missing_variable_is_named_with_how_to_set_it():
-    told = "variable 'KINETIC_TEST_MODEL' is not set here: name it in env= or capture_env_vars="
-    with pytest.raises(SetupFailed, match=told):
+    message = "variable 'KINETIC_TEST_MODEL' is not set here: name it in env= or capture_env_vars="
+    with pytest.raises(SetupFailed, match=message):
         call.unpack(pack(double, ReadsVariable()).data)
 
 
@@ -279,13 +279,13 @@ def test_importing_loads_no_vendor():
 
 
 def of_python_2(data: bytes) -> bytes:
-    """The same record, as if Python 2.7 had made it."""
-    here = f'"python": "{envelope.read_versions().python}"'.encode()
-    assert here in data
-    return data.replace(here, b'"python": "2.7"', 1)
+    """Return the same record, as if Python 2.7 had made it."""
+    version = f'"python": "{envelope.read_versions().python}"'.encode()
+    assert version in data
+    return data.replace(version, b'"python": "2.7"', 1)
 
 
-def test_code_of_another_python_is_refused() -> None:  # it would end the process by a signal
+def test_code_of_another_python_is_refused() -> None:  # Running it would crash the process.
     space = in_main("class Point:\n    def double(self): return 2\nvalue = [Point(), 1]")
     for value in (lambda: 1, space["value"]):
         with pytest.raises(ResultUnavailable, match=r"code of Python 2\.7.*Made with Python 2\.7"):

@@ -1,4 +1,4 @@
-"""Exceptions there and back."""
+"""Exceptions that come back from a host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def caught(function, *args) -> BaseException:
 
 
 def formatted(error):
-    """What people see."""
+    """Format an exception as users see it."""
     return "".join(traceback.format_exception(error)).splitlines()
 
 
@@ -217,8 +217,8 @@ def test_cycles_survive():
 def test_a_long_chain_is_cut():
     error = ValueError(0)
     for number in range(1, 3000):
-        later = ValueError(number)
-        later.__context__, error = error, later
+        second = ValueError(number)
+        second.__context__, error = error, second
     back = there_and_back(error)
     length = 0
     while back is not None:
@@ -410,7 +410,7 @@ def test_an_exception_that_interrupts_its_own_pickling_is_told_as_text():
 
 def test_a_bare_assertion_says_what_it_compared(tmp_path):
     text = "def fail(total, rows, other=min):\n    assert other and total == len(rows)\n"
-    (tmp_path / "plain.py").write_text(text)  # pytest rewrites the assertions of this file
+    (tmp_path / "plain.py").write_text(text)  # In this file, pytest would rewrite the assertions.
     space = {}
     exec(compile(text, str(tmp_path / "plain.py"), "exec"), space)
     error = caught(space["fail"], 3, [1, "a" * 1000])

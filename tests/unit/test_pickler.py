@@ -1,4 +1,4 @@
-"""How the parts of a script are pickled, and what they are in the `__main__` of a host."""
+"""Pickling of a script's parts, and their state in the `__main__` of a host."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ def test_a_module_that_is_sent_has_the_namespace_of_its_functions(
         host = sent(script + "all = {'bump': bump, 'outside': outside}\n", *names)
     finally:
         cloudpickle.unregister_pickle_by_value(outside)
-    found = host.value[0] if names == ("all",) else dict(zip(names, host.value, strict=True))
-    found["bump"]()
-    copy = found["outside"]
+    values = host.value[0] if names == ("all",) else dict(zip(names, host.value, strict=True))
+    values["bump"]()
+    copy = values["outside"]
     assert (copy.N, copy.read(), outside.N) == (1, (1, outside.__name__), 0)  # type: ignore[attr-defined]
-    assert copy.bump is found["bump"]
+    assert copy.bump is values["bump"]
 
 
 def test_functions_that_share_a_variable_share_it_there() -> None:
-    (inc, get, again), held = sent(
+    (inc, get, read_unset), held = sent(
         "def counter():\n    n = 0\n"
         "    def inc():\n        nonlocal n\n        n += 1\n        return inc\n"
         "    def get(): return n\n    def unset(): return later\n    return inc, get, unset\n"
@@ -91,7 +91,7 @@ def test_functions_that_share_a_variable_share_it_there() -> None:
     inc()()
     assert (get(), held["get"](), held["own"]()) == (2, 2, 0)
     with pytest.raises(NameError):
-        again()
+        read_unset()
 
 
 def test_what_registers_in_the_script_itself_is_sent_with_what_it_knows() -> None:
@@ -116,10 +116,10 @@ class Meta(type):
 class Tagged(metaclass=Meta, tag=2):
     pass
 """
-    known, plugin, first, meta, tagged = sent(
+    registry, plugin, first, meta, tagged = sent(
         text, "KNOWN", "Plugin", "First", "Meta", "Tagged"
     ).value
-    assert list(known) == ["A"]
+    assert list(registry) == ["A"]
     assert plugin.kinds == [first]
     assert (meta.made, type(tagged)) == (["Tagged"], meta)
     with pytest.raises(TypeError, match="kind"):
@@ -238,9 +238,9 @@ def test_a_module_of_a_class_of_its_own_travels_by_reference(
         def __getattr__(self, name: str) -> None:
             raise AssertionError(name)
 
-    made = Lazy("picklertest_lazy")
-    monkeypatch.setitem(sys.modules, made.__name__, made)
-    assert sent("import picklertest_lazy as lazy", "lazy").value == [made]
+    lazy = Lazy("picklertest_lazy")
+    monkeypatch.setitem(sys.modules, lazy.__name__, lazy)
+    assert sent("import picklertest_lazy as lazy", "lazy").value == [lazy]
 
 
 def test_the_environment_is_the_hosts_and_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

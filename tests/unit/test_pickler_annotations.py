@@ -1,7 +1,7 @@
-"""Annotations that name what comes later, or what is there for type checkers alone.
+"""Annotations that name later definitions, or names that only type checkers import.
 
-From Python 3.14 on they need no quotes for that; before, `from __future__ import annotations` makes
-text of all.
+From Python 3.14 on these need no quotes; before, `from __future__ import annotations` turns all
+annotations into text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Classes of a script, and of libraries, as hosts get them."""
+"""Classes of scripts and of libraries, as hosts receive them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_a_class_keeps_its_slots(slots: str) -> None:
         "a",
     )
     cls, one = host.value
-    here = host.here["A"]
-    assert (cls.__slots__, one.x) == (here.__slots__, 3)
+    original = host.here["A"]
+    assert (cls.__slots__, one.x) == (original.__slots__, 3)
     assert hasattr(one, "__dict__") == hasattr(host.here["a"], "__dict__")
     set_by_looking = {"__slotnames__", "__annotate_func__", "__annotations_cache__"}
-    assert vars(cls).keys() - set_by_looking == vars(here).keys() - set_by_looking
+    assert vars(cls).keys() - set_by_looking == vars(original).keys() - set_by_looking
 
 
 def test_slots_of_one_name_and_of_a_subclass() -> None:
@@ -59,9 +59,9 @@ def test_typed_classes_and_names_of_a_script_arrive() -> None:
         "Options",
         "More",
     )
-    params, made, spec, ts, options, more = host.value
+    params, new_type, spec, ts, options, more = host.value
     assert (params._asdict(), type(params)._field_defaults) == ({"w": 1.0, "b": 0.5}, {"b": 0.5})
-    assert (made(3), made.__name__, made.__supertype__, made.__module__) == (
+    assert (new_type(3), new_type.__name__, new_type.__supertype__, new_type.__module__) == (
         3,
         "Id",
         int,
@@ -91,14 +91,14 @@ def test_what_only_the_caller_has_of_a_decorated_function_says_so() -> None:
 def test_a_class_with_another_name_than_its_module_has_for_it_arrives_as_itself(
     library: Any,
 ) -> None:
-    made = type("Array", (), {"__module__": library.__name__, "__qualname__": "inner._c.Array"})
-    library.Array = made
+    cls = type("Array", (), {"__module__": library.__name__, "__qualname__": "inner._c.Array"})
+    library.Array = cls
     file = io.BytesIO()
-    CallPickler(file, {}).dump(made)
-    for data in (file.getvalue(), results.pack_value(made)):
+    CallPickler(file, {}).dump(cls)
+    for data in (file.getvalue(), results.pack_value(cls)):
         assert b"_make_skeleton_class" not in data, "a copy is another class in another process"
-    assert pickle.loads(file.getvalue()) is made
-    assert results.unpack_value(results.pack_value(made)) is made
+    assert pickle.loads(file.getvalue()) is cls
+    assert results.unpack_value(results.pack_value(cls)) is cls
 
 
 def test_a_cached_function_of_a_module_comes_back_as_itself(library: Any) -> None:

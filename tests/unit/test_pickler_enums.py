@@ -1,4 +1,4 @@
-"""Enumerations of a script, as hosts get them, and their members as they come back."""
+"""Enumerations of a script as hosts receive them, and their members on the way back."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ Inner = nested()
 NAMES = [*re.findall(r"^class (\w+)\((?!enum.EnumMeta)", SCRIPT, re.MULTILINE), "Made"]
 
 
-def describe(made: Any) -> Any:
-    """Return all that can be seen of an enumeration."""
+def describe(enumeration: Any) -> Any:
+    """Return everything observable of an enumeration."""
     attributes = ("legs", "of", "label", "mass", "drawn", "year")
     return [
         (
@@ -77,24 +77,26 @@ def describe(made: Any) -> Any:
             each.name,
             repr(each._value_),
             [getattr(each, attribute, None) for attribute in attributes],
-            getattr(made._member_type_, "__repr__", repr)(each)
-            if made._member_type_ in (int, str, float, tuple)
+            getattr(enumeration._member_type_, "__repr__", repr)(each)
+            if enumeration._member_type_ in (int, str, float, tuple)
             else "",
         )
-        for name, each in made.__members__.items()
+        for name, each in enumeration.__members__.items()
     ]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "Inner"])
 def test_an_enumeration_is_as_it_was(name: str) -> None:
     host = sent(SCRIPT, name)
-    here, there = host.here[name], host.value[0]
-    assert here is not there
+    original, received = host.here[name], host.value[0]
+    assert original is not received
     strip = " at 0x"
-    seen, known = (repr(describe(each)).split(strip)[0] for each in (there, here))
-    assert seen == known
-    assert [each.name for each in there] == [each.name for each in here]
-    assert type(there).__name__ == type(here).__name__
+    received_text, original_text = (
+        repr(describe(each)).split(strip)[0] for each in (received, original)
+    )
+    assert received_text == original_text
+    assert [each.name for each in received] == [each.name for each in original]
+    assert type(received).__name__ == type(original).__name__
 
 
 def test_members_work_as_they_did() -> None:
@@ -112,8 +114,8 @@ def test_members_work_as_they_did() -> None:
 
 def test_members_that_come_back_are_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     host = sent(SCRIPT, *NAMES)
-    back = [results._dumps(list(made.__members__.values())) for made in host.value]
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # Those of the host are not here.
+    back = [results._dumps(list(enumeration.__members__.values())) for enumeration in host.value]
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # The caller does not have the host's.
     main = types.ModuleType("__main__")
     vars(main).update(host.here)
     monkeypatch.setitem(sys.modules, "__main__", main)

@@ -1,4 +1,4 @@
-"""Objects and modules of which plain pickle would lose a part on the way to a host."""
+"""Objects and modules of which plain pickle would lose a part."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_script(file: Path) -> dict[str, Any]:
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("use_getattr", "picklertest_package.inner.deep"),
         ("use_vars", "['VALUE', 'inner', 'named', 'taken']"),
@@ -78,13 +78,13 @@ def run_script(file: Path) -> dict[str, Any]:
     ],
 )
 def test_a_package_has_the_modules_that_the_script_imports(
-    packages: Path, name: str, said: str
+    packages: Path, name: str, message: str
 ) -> None:
     space = run_script(packages / "script.py")
     args = (space["picklertest_package"],) if name == "use_argument" else ()
     data = pack(space[name], *args).data
     code = f"sys.path.insert(0, {str(packages)!r})\nfrom kinetic._pickling import call\n"
-    assert elsewhere(code + "f, args, _ = call.unpack(data)\nprint(f(*args))", data) == said
+    assert elsewhere(code + "f, args, _ = call.unpack(data)\nprint(f(*args))", data) == message
 
 
 @pytest.mark.starts_processes
@@ -93,8 +93,8 @@ def test_a_package_has_the_modules_that_the_cells_of_a_notebook_import(packages:
     space: dict[str, Any] = {"__name__": "__main__", "In": cells}
     exec("import picklertest_package.named\ndef use(): return vars(picklertest_package)", space)
     code = f"sys.path.insert(0, {str(packages)!r})\nfrom kinetic._pickling import call\n"
-    shown = elsewhere(code + "print('named' in call.unpack(data)[0]())", pack(space["use"]).data)
-    assert shown == "True"
+    output = elsewhere(code + "print('named' in call.unpack(data)[0]())", pack(space["use"]).data)
+    assert output == "True"
 
 
 def test_modules_in_an_archive_are_imported_from_it(
@@ -109,13 +109,13 @@ def test_modules_in_an_archive_are_imported_from_it(
     imported = [importlib.import_module(name) for name in names]
     try:
         tree = bundle.build(tmp_path, cache_dir=tmp_path / "cache")
-        found = modules.classify(Shipped(tmp_path, ("picklertest.pyz", ""), tree.manifest))
+        loaded = modules.classify(Shipped(tmp_path, ("picklertest.pyz", ""), tree.manifest))
         folder = shipment.entry_dir(imported[1].train, Path("/"))
     finally:
         for name in names:
             del sys.modules[name]
-    assert set(names) <= set(found.imported)
-    assert not set(imported) & set(found.by_value)
+    assert set(names) <= set(loaded.imported)
+    assert not set(imported) & set(loaded.by_value)
     assert folder == tmp_path.resolve()
 
 
@@ -188,11 +188,13 @@ def test_an_object_that_could_not_be_unpickled_is_refused_here(function: str, na
     space = in_main(FORWARDING)
     with pytest.raises(PicklingError) as caught:
         pack(space[function])
-    said = str(caught.value)
-    assert said.startswith(f"Global '{'s' if name == 'Store' else 't'}' used by {function} cannot")
-    assert f"an empty {name}" in said
-    assert "__reduce__" in said
-    assert len(said.splitlines()) == 1
+    message = str(caught.value)
+    assert message.startswith(
+        f"Global '{'s' if name == 'Store' else 't'}' used by {function} cannot"
+    )
+    assert f"an empty {name}" in message
+    assert "__reduce__" in message
+    assert len(message.splitlines()) == 1
     value = space["s" if name == "Store" else "t"]
     with pytest.raises(PicklingError, match=rf"its part \['a'\]\[0\] is an? {name}\. Unpickling"):
         pack(len, {"a": [value]})
@@ -216,16 +218,16 @@ def test_an_object_without_attributes_is_sent_whatever_its_class_answers() -> No
 
 @pytest.fixture
 def wrapped(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    made = types.ModuleType("picklertest_wrapt")
-    made.__file__ = f"{Path(wrapt.__file__).parent}/picklertest_wrapt.py"
-    monkeypatch.setitem(sys.modules, made.__name__, made)
+    module = types.ModuleType("picklertest_wrapt")
+    module.__file__ = f"{Path(wrapt.__file__).parent}/picklertest_wrapt.py"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     text = (
         "import wrapt\n@wrapt.decorator\n"
         "def traced(wrapped, instance, args, kwargs): return 'traced', wrapped(*args, **kwargs)\n"
         "@traced\ndef helper(x): return x + 1\n"
     )
-    exec(compile(text, made.__file__, "exec", dont_inherit=True), vars(made))
-    return made
+    exec(compile(text, module.__file__, "exec", dont_inherit=True), vars(module))
+    return module
 
 
 @pytest.mark.parametrize("of_script", [False, True])
@@ -302,7 +304,7 @@ class Child(Base):
     assert (child.A.loss(), "loss" in vars(child)) == ("base", True)
 
 
-# -- what a script was started with ----------------------------------------------------------------
+# -- command lines of scripts ----------------------------------------------------------------------
 
 
 @pytest.mark.starts_processes
@@ -317,8 +319,8 @@ def test_a_module_that_reads_the_command_line_on_import_finds_the_scripts(
     data = pack(space["use"]).data
     del sys.modules[module.__name__]
     code = f"sys.path.insert(0, {str(tmp_path)!r})\nfrom kinetic._pickling import call\n"
-    shown = elsewhere(code + "print(call.unpack(data)[0]())", data)
-    assert shown == "['train.py', '--lr', '0.1']"
+    output = elsewhere(code + "print(call.unpack(data)[0]())", data)
+    assert output == "['train.py', '--lr', '0.1']"
 
 
 def interrupt() -> None:

@@ -1,4 +1,4 @@
-"""Classes of msgspec, as hosts get them."""
+"""Classes of msgspec, as hosts receive them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ Sub = make(4)
 one, sub = Outer.Inner(3), Sub(a=-1)
 """
     host = sent(text, "Outer", "Sub", "one", "sub")
-    outer, made, one, sub = host.value
-    here = host.here
-    assert made is not here["Sub"]
-    assert (one.look(), outer.Inner.kept, repr(one)) == ("r", 3, repr(here["one"]))
+    outer, sub_class, one, sub = host.value
+    originals = host.here
+    assert sub_class is not originals["Sub"]
+    assert (one.look(), outer.Inner.kept, repr(one)) == ("r", 3, repr(originals["one"]))
     assert (one == outer.Inner(3), one < outer.Inner(4)) == (True, True)
     with pytest.raises(AttributeError, match="immutable"):
         one.x = 3
     assert msgspec.json.encode(one) == b'{"x":3,"tags":[],"Run":"r"}'
-    assert msgspec.json.encode(sub) == msgspec.json.encode(here["sub"])
-    decoded = msgspec.json.decode(b'{"type":"b","A":-3,"C":9}', type=made)
+    assert msgspec.json.encode(sub) == msgspec.json.encode(originals["sub"])
+    decoded = msgspec.json.decode(b'{"type":"b","A":-3,"C":9}', type=sub_class)
     assert repr(decoded) == "Sub(c=9, d={'n': 4}, a=3, b=None)"
     data = results.pack_value(sub)
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # Those of the host are not here.
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # The caller does not have the host's.
     assert repr(results.unpack_value(data)) == repr(sub)

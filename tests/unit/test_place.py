@@ -1,4 +1,4 @@
-"""Where a job goes: the place in its plan and its reference, and the backend that is made of it."""
+"""The place of a job in its plan and its reference, and the backend made from it."""
 
 from __future__ import annotations
 
@@ -75,27 +75,31 @@ def test_a_damaged_place(damaged):
 
 @pytest.mark.starts_processes
 def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(home, project):
-    made = []
+    backends = []
 
     def maker(place, store):
-        made.append((place, Fixed(store)))
-        return made[-1][1]
+        backends.append((place, Fixed(store)))
+        return backends[-1][1]
 
     with registry.substitute_backend("gke", maker):
         handle = kinetic.run("cpu", **OPTIONS)(print).run_async()
-        again = kinetic.attach(handle.job_id)
-        assert not again.status().ended  # asks a backend that is made from the reference
+        attached = kinetic.attach(handle.job_id)
+        assert not attached.status().ended  # Asks a backend that is made from the reference.
     store = LocalStore(home)
-    kept = Plan.from_json(json.loads(store.get(layout.JobKeys(handle.job_id).plan)))
-    assert [place for place, _ in made] == [CLUSTER, CLUSTER]
-    assert kept.place == handle.ref.place == again.ref.place == CLUSTER
-    asked = kept.options
-    assert (asked.priority, asked.reservation) == ("high", "next-week")
-    assert asked.local_storage == "60Gi"
-    assert (again.cluster_name, again.zone, again.project) == ("tpus", "us-central2-b", "lab")
-    assert (again.namespace, again.image_uri) == ("team-a", "gcr.io/lab/image:1")
-    assert (again.backend, again.requested_backend) == ("gke", "gke")
-    assert (again.k8s_name, again.bucket_name) == ("", "")
+    stored_plan = Plan.from_json(json.loads(store.get(layout.JobKeys(handle.job_id).plan)))
+    assert [place for place, _ in backends] == [CLUSTER, CLUSTER]
+    assert stored_plan.place == handle.ref.place == attached.ref.place == CLUSTER
+    options = stored_plan.options
+    assert (options.priority, options.reservation) == ("high", "next-week")
+    assert options.local_storage == "60Gi"
+    assert (attached.cluster_name, attached.zone, attached.project) == (
+        "tpus",
+        "us-central2-b",
+        "lab",
+    )
+    assert (attached.namespace, attached.image_uri) == ("team-a", "gcr.io/lab/image:1")
+    assert (attached.backend, attached.requested_backend) == ("gke", "gke")
+    assert (attached.k8s_name, attached.bucket_name) == ("", "")
 
 
 @pytest.mark.starts_processes
@@ -143,8 +147,8 @@ def test_references_of_older_versions_stay_readable():
 
 
 def test_a_reference_is_small_and_a_handle_has_all_attributes():
-    kept = ref(store_uri="gs://bucket/kinetic")
-    assert set(kept.to_json()) == {
+    reference = ref(store_uri="gs://bucket/kinetic")
+    assert set(reference.to_json()) == {
         "schema_version",
         "job_id",
         "place",
@@ -155,12 +159,12 @@ def test_a_reference_is_small_and_a_handle_has_all_attributes():
         "store_uri",
         "hosts",
     }
-    assert JobRef.from_json(json.loads(json.dumps(kept.to_json()))) == kept
-    assert JobRef.from_json(json.loads(json.dumps(kept.attributes()))) == kept
-    led = replace(kept, place=Place("ray", address="http://head:8265"), has_head=True)
-    for one in (led, replace(kept, has_single_controller=True)):
+    assert JobRef.from_json(json.loads(json.dumps(reference.to_json()))) == reference
+    assert JobRef.from_json(json.loads(json.dumps(reference.attributes()))) == reference
+    led = replace(reference, place=Place("ray", address="http://head:8265"), has_head=True)
+    for one in (led, replace(reference, has_single_controller=True)):
         assert JobRef.from_json(one.to_json()) == JobRef.from_json(one.attributes()) == one
-    handle = JobHandle(kept, store=LocalStore("/s"))
+    handle = JobHandle(reference, store=LocalStore("/s"))
     assert handle.bucket_name == "bucket"
     assert {name for name in ATTRIBUTES if not hasattr(handle, name)} == set()
     assert set(dir(handle)) >= ATTRIBUTES
@@ -176,7 +180,7 @@ def test_a_backend_that_this_version_lacks():
 
 
 def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, project):
-    """A list of jobs must not pay for it."""
+    """Lists of jobs must not pay for it."""
     backend = registry.make(Place("local"), LocalStore(home))
     assert "_environ" not in vars(backend)
     assert backend._environ["PATH"]
@@ -195,8 +199,8 @@ def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, 
     ],
 )
 def test_several_hosts_are_a_job_set_whatever_they_are(accelerator, slices, backend):
-    there = chosen({"KINETIC_CLUSTER": "c"}, accelerator=accelerator, slices=slices)
-    assert there.place.backend == backend
+    place = chosen({"KINETIC_CLUSTER": "c"}, accelerator=accelerator, slices=slices)
+    assert place.place.backend == backend
 
 
 def test_what_pods_get_by_settings_goes_to_jobs_that_can_use_it():
@@ -234,16 +238,16 @@ def test_settings_of_pods_that_cannot_work(variable, value, words):
 
 def chosen(environ=None, **options):
     settings = configuration.load({"KINETIC_HOME": "/home/me"} | (environ or {}), profile={})
-    made = check_options(None, {"accelerator": "tpu-v6e-8"} | options)
-    place, notice = registry.select(made, settings)
+    backends = check_options(None, {"accelerator": "tpu-v6e-8"} | options)
+    place, notice = registry.select(backends, settings)
     return SimpleNamespace(place=place, notice=notice)
 
 
 def planned(environ=None, **options):
     settings = configuration.load({"KINETIC_HOME": "/home/me"} | (environ or {}), profile={})
-    made = check_options(None, {"accelerator": "tpu-v6e-8"} | options)
-    place = registry.select(made, settings)[0]
-    return replace(plan(), place=place, options=planning.complete_options(made, settings))
+    backends = check_options(None, {"accelerator": "tpu-v6e-8"} | options)
+    place = registry.select(backends, settings)[0]
+    return replace(plan(), place=place, options=planning.complete_options(backends, settings))
 
 
 def test_a_single_controller_is_a_backend_of_its_own():
@@ -258,8 +262,8 @@ def test_a_single_controller_is_a_backend_of_its_own():
 
 def test_its_slices_may_come_and_go_here_and_on_a_cluster():
     for environ, backend in (({}, "local"), ({"KINETIC_CLUSTER": "c"}, "pathways")):
-        made = planned(environ, controller="single", slices=(1, 2))
-        assert (made.place.backend, made.has_head) == (backend, False)
+        backends = planned(environ, controller="single", slices=(1, 2))
+        assert (backends.place.backend, backends.has_head) == (backend, False)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +280,11 @@ def test_elastic_jobs_have_a_head_where_hosts_are_programs(environ, options, has
 
 
 def test_jobs_on_ray_are_led_by_a_driver():
-    there = chosen({"KINETIC_ADDRESS": "http://head:8265"}, accelerator="cpu").place
-    assert (there.backend, there.address) == ("ray", "http://head:8265")
+    place = chosen({"KINETIC_ADDRESS": "http://head:8265"}, accelerator="cpu").place
+    assert (place.backend, place.address) == ("ray", "http://head:8265")
     assert planned({"KINETIC_ADDRESS": "http://head:8265"}, accelerator="cpu").has_head
-    assert there.is_cluster
-    assert not there.has_pods
+    assert place.is_cluster
+    assert not place.has_pods
 
 
 @pytest.mark.parametrize(

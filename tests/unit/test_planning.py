@@ -1,5 +1,4 @@
-"""Planning: which project, which limits, what is carried, what is warned about; nothing is written
-but the cache."""
+"""Planning: project, limits, content to send, warnings. Only the cache is written."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def test_a_plan_has_everything(project, home):
     assert plan.tree.files == 3
     assert (plan.limits.timeout_s, plan.limits.start_timeout_s) == (7.0, 600.0)
     assert (plan.options.retries, plan.options.env) == (2, {"A": "1"})
-    assert plan.options.timeout_s is None  # became a limit
+    assert plan.options.timeout_s is None  # It became a limit of the plan.
     assert plan.versions == envelope.read_versions()
     assert plan.payload.size_bytes == len(planned.payload)
     assert call.unpack(planned.payload)[1] == (3,)
@@ -160,9 +159,9 @@ def test_a_tree_of_very_many_files_is_warned_about(project, monkeypatch):
     (project / "rows").mkdir()
     for number in range(3):
         (project / f"rows/{number}").touch()
-    (told,) = make(len, []).warnings
-    assert ", 3 of them in rows:" in told
-    assert "kinetic.Data" in told
+    (warning,) = make(len, []).warnings
+    assert ", 3 of them in rows:" in warning
+    assert "kinetic.Data" in warning
 
 
 def test_a_view_lists_what_would_be_sent_largest_first(project):
@@ -188,10 +187,10 @@ def test_the_store_and_the_cache_are_not_shipped(project, monkeypatch):
 
 
 def test_a_working_directory_that_is_gone(tmp_path, monkeypatch):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    missing = tmp_path / "gone"
+    missing.mkdir()
+    monkeypatch.chdir(missing)
+    missing.rmdir()
     with pytest.raises(UsageError, match="working directory"):
         make(len, [])
 
@@ -253,19 +252,22 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
         where = Place("pathways", cluster="c", **place)
         return planning.plan_call(train, (), {}, options, settings=settings, place=where)
 
-    made = planned()
-    contents = made.installed
-    assert set(contents) == {made.plan.runtime.digest, made.plan.requirements.digest}
-    assert len(contents[made.plan.runtime.digest]) == made.plan.runtime.size_bytes
-    listed = contents[made.plan.requirements.digest].decode().splitlines()
+    planned_call = planned()
+    contents = planned_call.installed
+    assert set(contents) == {
+        planned_call.plan.runtime.digest,
+        planned_call.plan.requirements.digest,
+    }
+    assert len(contents[planned_call.plan.runtime.digest]) == planned_call.plan.runtime.size_bytes
+    listed = contents[planned_call.plan.requirements.digest].decode().splitlines()
     assert listed[:2] == ["scipy", f"jax[tpu]=={metadata.version('jax')}"]
     assert f"cloudpickle=={metadata.version('cloudpickle')}" in listed
     assert any(line.startswith("google-cloud-storage") for line in listed)
     assert any(line.startswith("debugpy") for line in listed)
-    assert type(made.plan).from_json(made.plan.to_json()) == made.plan
-    assert planned(image="bundled").plan.requirements == made.plan.requirements
+    assert type(planned_call.plan).from_json(planned_call.plan.to_json()) == planned_call.plan
+    assert planned(image="bundled").plan.requirements == planned_call.plan.requirements
     own = planned(image="ghcr.io/me/it:1")
-    assert own.plan.runtime == made.plan.runtime
+    assert own.plan.runtime == planned_call.plan.runtime
     assert b"scipy" not in own.installed[own.plan.requirements.digest]
     assert b"jax" not in own.installed[own.plan.requirements.digest]
     single = planned(controller="single")
@@ -280,12 +282,12 @@ def test_pods_install_kinetic_and_what_the_project_asks_for(project):
         "jax",
         *"abcdefghijkl",
     )
-    shown = PlanView(made.plan, (), packages=lines)
-    assert f"installs   kinetic {made.plan.versions.kinetic}\n" in repr(shown)
-    assert "  packages   scipy, jax, a, b, c, d, e, f, g, h, i, j and 2 more" in repr(shown)
-    assert "  cluster    c\n" in repr(shown)
-    shown = PlanView(planned(namespace="ml").plan, ())
-    assert "  cluster    c, namespace ml\n" in repr(shown)
+    view = PlanView(planned_call.plan, (), packages=lines)
+    assert f"installs   kinetic {planned_call.plan.versions.kinetic}\n" in repr(view)
+    assert "  packages   scipy, jax, a, b, c, d, e, f, g, h, i, j and 2 more" in repr(view)
+    assert "  cluster    c\n" in repr(view)
+    view = PlanView(planned(namespace="ml").plan, ())
+    assert "  cluster    c, namespace ml\n" in repr(view)
 
 
 def test_only_pods_install_anything(project):
@@ -295,8 +297,12 @@ def test_only_pods_install_anything(project):
         return planning.plan_call(work.train, (), {}, options_of(), settings=settings, place=place)
 
     for place in (Place("local", "gke"), Place("ray")):
-        made = plan(settings, place)
-        assert (made.plan.runtime, made.plan.requirements, made.installed) == (None, None, {})
+        planned_call = plan(settings, place)
+        assert (
+            planned_call.plan.runtime,
+            planned_call.plan.requirements,
+            planned_call.installed,
+        ) == (None, None, {})
     ready = dataclasses.replace(settings, pod_python="/usr/bin/python3")
     assert plan(ready, Place("gke")).plan.runtime is None
 
@@ -336,7 +342,7 @@ def test_data_that_an_object_holds_is_found_by_pickling(project, home):
 
 def test_data_that_is_gone_is_not_looked_for(project, home):
     kinetic.Data(project / "data.txt")
-    gc.collect()  # that of other tests
+    gc.collect()  # Data of other tests may still be alive.
     value = Counting()
     assert make(sys.modules["work"].train, value).plan.tree.files == 3
     assert value.pickled == 1

@@ -1,4 +1,5 @@
-"""What a machine grants a job's processes: precedence over threads of functions, and a number."""
+"""Rights of a job's processes on a machine: precedence over threads of functions, and their
+number."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ from kinetic._system import processes
 processes.STUCK_S = 1
 with processes.dying_when_stuck():
     pass
-signal.sigtimedwait([], 1.5)  # It lives on.
+signal.sigtimedwait([], 1.5)  # The process is still alive.
 print("lives", flush=True)
 with processes.dying_when_stuck():
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Profiles: a file that is whole or said to be damaged, however it was written, broken or raced
+"""Profiles: the file is intact, or reported as damaged, however it was written, broken or raced
 for."""
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
 def test_two_that_write_at_once_do_not_move_each_others_halves(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one writes all of it while the first one has begun."""
+    """The second writer writes its whole file while the first has begun."""
     render = profiles.render
 
     def render_late(before: Profiles) -> bytes:
@@ -241,16 +241,16 @@ def test_flag_before_environment_before_profile_before_other_tools_before_defaul
     tmp_path: Path,
 ) -> None:
     env = kept_in(tmp_path) | {"KINETIC_ZONE": "env-zone", "GOOGLE_CLOUD_PROJECT": "other"}
-    found = settings.load(env, flags={"cluster": "flag-cluster"})
-    assert found.setting("cluster") == settings.Setting("flag-cluster", settings.FLAG)
-    assert found.setting("zone") == settings.Setting(
+    loaded = settings.load(env, flags={"cluster": "flag-cluster"})
+    assert loaded.setting("cluster") == settings.Setting("flag-cluster", settings.FLAG)
+    assert loaded.setting("zone") == settings.Setting(
         "env-zone", settings.SettingSource(settings.Origin.ENVIRONMENT, "KINETIC_ZONE")
     )
-    assert found.setting("project") == settings.Setting(
+    assert loaded.setting("project") == settings.Setting(
         "my-dev", settings.SettingSource(settings.Origin.PROFILE, "dev")
     )
-    assert found.setting("namespace") == settings.Setting(None, settings.DEFAULT)
-    assert found.setting("profile") == settings.Setting(
+    assert loaded.setting("namespace") == settings.Setting(None, settings.DEFAULT)
+    assert loaded.setting("profile") == settings.Setting(
         "dev", settings.SettingSource(settings.Origin.PROFILES_FILE)
     )
     foreign = settings.load(env | {"KINETIC_PROFILE": "ops"}).setting("project").source
@@ -296,15 +296,15 @@ def test_where_profiles_are_kept() -> None:
 def test_the_profiles_of_keras_kinetic_are_known_where_there_are_no_others(tmp_path: Path) -> None:
     theirs = tmp_path / ".kinetic" / "profiles.json"
     theirs.parent.mkdir()
-    kept = {"cluster": "c", "namespace": "default", "project": "p", "zone": "z"}
-    theirs.write_text(json.dumps({"current": "team", "profiles": {"team": kept}}))
+    profile = {"cluster": "c", "namespace": "default", "project": "p", "zone": "z"}
+    theirs.write_text(json.dumps({"current": "team", "profiles": {"team": profile}}))
     env = {"HOME": str(tmp_path)}
-    found = settings.load(env)
-    assert (found.profile, found.cluster, found.project) == ("team", "c", "p")
-    assert settings.profiles_file(env) == found.profiles_file == theirs
+    loaded = settings.load(env)
+    assert (loaded.profile, loaded.cluster, loaded.project) == ("team", "c", "p")
+    assert settings.profiles_file(env) == loaded.profiles_file == theirs
     with pytest.raises(UsageError, match="each profile in it needs project, zone and cluster"):
         _check_readers(theirs, {"cluster": "c", "store": "gs://b"})
-    _check_readers(theirs, kept)
+    _check_readers(theirs, profile)
     _check_readers(Path(kept_in(tmp_path)["KINETIC_PROFILES_FILE"]), {"store": "gs://b"})
     ours = tmp_path / ".config/kinetic/profiles.json"
     profiles.change(ours, lambda before: BOTH)

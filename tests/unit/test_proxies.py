@@ -1,4 +1,4 @@
-"""Servers are reached by the proxies that others would use for them, with their passwords."""
+"""Proxies with passwords: requests use the same ones as other programs."""
 
 from __future__ import annotations
 

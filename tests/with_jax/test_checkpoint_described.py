@@ -1,8 +1,4 @@
-"""States that are only described, and states whose arrays make room for those that are restored.
-
-In: `jax.ShapeDtypeStruct`s, arrays. Out: the arrays that were saved, laid out as it was said, and
-never two states on devices that have no room for them.
-"""
+"""Restoring from descriptions of states, and freeing arrays to make room for a restored state."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ def begun(number=0):
 
 
 def described(state):
-    """The state as `jax.eval_shape` describes it, with a sharding where it has one."""
+    """Describe a state like `jax.eval_shape`, with shardings."""
     shapes = jax.eval_shape(lambda: {k: v for k, v in state.items() if isinstance(v, jax.Array)})
     w = jax.ShapeDtypeStruct(shapes["w"].shape, shapes["w"].dtype, sharding=SPREAD)
     return state | shapes | {"w": w}
@@ -52,7 +48,7 @@ def checkpointer(folder, tier, start_from=False):
 
 @pytest.fixture
 def saved(tmp_path):
-    """What saves a state to a tier."""
+    """Return a function that saves a state to a tier."""
 
     def save(tier, state):
         with checkpointer(tmp_path, tier) as ckpt:
@@ -77,19 +73,19 @@ def test_a_described_state_is_restored(saved, tier, starts):
     folder = saved(tier, begun(7))
     with checkpointer(folder, tier, start_from=starts) as ckpt:
         start_from = folder / "run" if starts else None
-        found, start = ckpt.restore(described(begun()), start_from=start_from, init=pytest.fail)
+        restored, start = ckpt.restore(described(begun()), start_from=start_from, init=pytest.fail)
     assert start == 5
-    assert (found["w"].sharding, found["rate"].weak_type) == (SPREAD, True)
-    same(found, begun(7))
+    assert (restored["w"].sharding, restored["rate"].weak_type) == (SPREAD, True)
+    same(restored, begun(7))
 
 
 def test_where_nothing_was_saved_the_answer_is_what_init_makes(tmp_path):
     with checkpointer(tmp_path, "local") as ckpt:
         assert ckpt.restore(described(begun())) == (None, 0)
-        found, start = ckpt.restore(described(begun()), init=lambda: begun(3))
-        same(found, begun(3))
+        restored, start = ckpt.restore(described(begun()), init=lambda: begun(3))
+        same(restored, begun(3))
         assert start == 0
-        assert ckpt.save(0, found) == ("local",)
+        assert ckpt.save(0, restored) == ("local",)
         with pytest.raises(CheckpointError, match=r"\['empty'\] is a ShapeDtypeStruct"):
             ckpt.save(1, described(begun()))
 
@@ -103,7 +99,7 @@ def test_a_state_in_which_something_is_described_is_none_where_nothing_was_saved
 
 
 def with_room(monkeypatch, states):
-    """Let the device tell that it has room for so many states."""
+    """Make the device report room for so many states."""
     size = sum(begun()[name].nbytes for name in ("w", "rate", "empty"))
     size += jax.random.key_data(begun()["key"]).nbytes
     monkeypatch.setattr(tree, "_read_free_bytes", lambda device: states * size)
@@ -113,11 +109,11 @@ def with_room(monkeypatch, states):
 @pytest.mark.parametrize(("states", "are_freed"), [(1.9, True), (2, False)])
 def test_arrays_make_room_before_others_are_read(saved, tier, monkeypatch, states, are_freed):
     folder, like = saved(tier, begun(7)), begun()
-    arrays, seen = [like[name] for name in ("w", "rate", "empty")], []
+    arrays, freed = [like[name] for name in ("w", "rate", "empty")], []
 
     def look(reads):
         def read(*args):
-            seen.append([array.is_deleted() for array in arrays])
+            freed.append([array.is_deleted() for array in arrays])
             return reads(*args)
 
         return read
@@ -126,9 +122,9 @@ def test_arrays_make_room_before_others_are_read(saved, tier, monkeypatch, state
     monkeypatch.setattr(LocalRestore, "fetch", look(LocalRestore.fetch))
     with_room(monkeypatch, states)
     with checkpointer(folder, tier) as ckpt:
-        found, _ = ckpt.restore(like)
-    same(found, begun(7))
-    assert seen == [[are_freed] * 3]
+        restored, _ = ckpt.restore(like)
+    same(restored, begun(7))
+    assert freed == [[are_freed] * 3]
 
 
 def test_of_a_device_that_tells_what_it_has_the_rest_is_free():

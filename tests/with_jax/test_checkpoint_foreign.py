@@ -1,8 +1,8 @@
-"""Checkpoints that other libraries have
-really written, and what a `Checkpointer` makes of them.
+"""Checkpoints that other libraries have really written: Orbax's managers and checkpointers,
+MaxText's layout, Flax's own files.
 
-In: Orbax's managers and checkpointers, MaxText's layout, Flax's own files. Out: the same states, or
-an error that names the program; and never a new file beside them.
+`Checkpointer` reads the same state, or raises an error that names the program, and never writes a
+file beside them.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ def state(number=7):
 def trained(number=7):
     model = flax.linen.Dense(3)
     params = model.init(jax.random.key(number), jnp.ones((1, 2)))["params"]
-    made = train_state.TrainState.create(
+    initial = train_state.TrainState.create(
         apply_fn=model.apply, params=params, tx=optax.adamw(1e-3 * number)
     )
-    return made.replace(step=number)
+    return initial.replace(step=number)
 
 
 def manager(folder, **options):
     options = ocp.CheckpointManagerOptions(**options)
-    with ocp.CheckpointManager(folder, options=options) as there:
-        there.save(3, args=ocp.args.StandardSave(state()))
+    with ocp.CheckpointManager(folder, options=options) as saver:
+        saver.save(3, args=ocp.args.StandardSave(state()))
 
 
 def composite(folder):
-    with ocp.CheckpointManager(folder) as there:
+    with ocp.CheckpointManager(folder) as manager:
         items = {"model": ocp.args.StandardSave(state()), "about": ocp.args.JsonSave({"a": 1})}
-        there.save(3, args=ocp.args.Composite(**items), metrics={"loss": 1.0})
+        manager.save(3, args=ocp.args.Composite(**items), metrics={"loss": 1.0})
 
 
 def maxtext(folder):
     handlers = {"items": ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)}
-    with ocp.CheckpointManager(folder, item_names=("items",), item_handlers=handlers) as there:
-        there.save(3, args=ocp.args.Composite(items=ocp.args.PyTreeSave(item=state())))
+    with ocp.CheckpointManager(folder, item_names=("items",), item_handlers=handlers) as manager:
+        manager.save(3, args=ocp.args.Composite(items=ocp.args.PyTreeSave(item=state())))
 
 
 def standard(folder):
-    with ocp.StandardCheckpointer() as there:
-        there.save(folder, state())
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, state())
 
 
 def pytree(folder):
@@ -75,14 +75,14 @@ def fixed_length(folder):
 
 
 def below(make, *names):
-    """What is one of several folders that a program has written."""
+    """Return a function that links one of several folders that `make` writes."""
 
-    def made(folder):
+    def write(folder):
         make(folder.with_name("all"))
         folder.parent.mkdir(exist_ok=True)
         folder.symlink_to(folder.with_name("all").joinpath(*names), target_is_directory=True)
 
-    return made
+    return write
 
 
 WRITTEN = {
@@ -114,11 +114,11 @@ def test_what_others_have_saved_is_restored_and_left_alone(tmp_path, written):
     with kinetic.Checkpointer(
         folder, every=1, local_every=1, local_directory=tmp_path / "m"
     ) as ckpt:
-        found, start = ckpt.restore(state(0))
+        restored, start = ckpt.restore(state(0))
         assert ckpt.restored.step == step
         with pytest.raises(CheckpointError, match=r"of Orbax.*start_from="):
-            ckpt.save(start, found)
-    same(found, state())
+            ckpt.save(start, restored)
+    same(restored, state())
     assert start == step + 1
     assert everything(tmp_path / "of others") == before
 
@@ -131,9 +131,9 @@ def test_a_training_starts_from_what_others_have_saved(tmp_path, written):
     before = everything(tmp_path / "of others")
     for attempt in range(2):
         with kinetic.Checkpointer(tmp_path / "own", every=1, local_every=None) as ckpt:
-            found, start = ckpt.restore(state(0), start_from=folder)
-            assert start == step + 1 + attempt  # its own step is newer
-            same(found, state() if not attempt else state(9))
+            restored, start = ckpt.restore(state(0), start_from=folder)
+            assert start == step + 1 + attempt  # The training's own step is newer.
+            same(restored, state() if not attempt else state(9))
             ckpt.save(start, state(9))
     assert everything(tmp_path / "of others") == before
 
@@ -148,10 +148,10 @@ def test_checkpoints_of_flax_training_are_restored(tmp_path):
         checkpoints.save_checkpoint(str(tmp_path / "run"), trained(step), step=step, keep=2)
     before = everything(tmp_path)
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
-        found, start = ckpt.restore(trained(1))
-    same(found.params, trained(12).params)
-    same(found.opt_state, trained(12).opt_state)
-    assert (found.step, start) == (12, 13)
+        restored, start = ckpt.restore(trained(1))
+    same(restored.params, trained(12).params)
+    same(restored.opt_state, trained(12).opt_state)
+    assert (restored.step, start) == (12, 13)
     assert everything(tmp_path) == before
 
 
@@ -175,8 +175,8 @@ def test_they_are_laid_out_as_the_state(tmp_path):
     like = state(0)
     like["params"]["w"] = jax.device_put(like["params"]["w"], spread)
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
-        found, _ = ckpt.restore(like)
-    assert found["params"]["w"].sharding == spread
+        restored, _ = ckpt.restore(like)
+    assert restored["params"]["w"].sharding == spread
 
 
 def test_what_does_not_fit_is_named(tmp_path):
@@ -188,14 +188,14 @@ def test_what_does_not_fit_is_named(tmp_path):
         half["params"]["w"] = half["params"]["w"].astype(jnp.bfloat16)
         with pytest.raises(CheckpointMismatch, match=r"was float32 and is bfloat16.*cast=True"):
             ckpt.restore(half)
-        found, _ = ckpt.restore(half, cast=True)
-    assert found["params"]["w"].dtype == jnp.bfloat16
+        restored, _ = ckpt.restore(half, cast=True)
+    assert restored["params"]["w"].dtype == jnp.bfloat16
 
 
 def test_of_several_states_the_lines_are_told_that_read_them(tmp_path):
-    with ocp.CheckpointManager(tmp_path / "run") as there:
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
         items = {name: ocp.args.StandardSave({"x": np.arange(3)}) for name in ("model", "opt")}
-        there.save(5, args=ocp.args.Composite(**items))
+        manager.save(5, args=ocp.args.Composite(**items))
     before = everything(tmp_path)
     with (
         kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt,
@@ -244,14 +244,14 @@ def test_a_note_that_an_earlier_version_left_does_not_make_a_folder_ours(tmp_pat
 def test_steps_of_others_in_our_folder_stay(tmp_path):
     def saved(*steps):
         with kinetic.Checkpointer(tmp_path, every=1, local_every=None, keep=1) as ckpt:
-            found, start = ckpt.restore({"x": 0})
+            restored, start = ckpt.restore({"x": 0})
             for step in steps:
                 ckpt.save(step, {"x": step})
-        return found, start
+        return restored, start
 
     saved(0, 1)
-    with ocp.CheckpointManager(tmp_path) as there:
-        there.save(5, args=ocp.args.StandardSave({"x": 50}))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(5, args=ocp.args.StandardSave({"x": 50}))
     assert saved(6, 7) == ({"x": 50}, 6)
     assert [each.step for each in Checkpoints(str(tmp_path)).steps()] == [5, 7]
 
@@ -262,11 +262,11 @@ def test_a_training_starts_from_another_one(tmp_path):
         ckpt.save(4, ours)
     like = {"a.b": jnp.zeros(3), "a": {"b": np.zeros(2)}, "k": jax.random.key(0), "n": 0}
     with kinetic.Checkpointer(tmp_path / "two", every=1, local_every=None) as ckpt:
-        found, start = ckpt.restore(like, start_from=tmp_path / "one")
+        restored, start = ckpt.restore(like, start_from=tmp_path / "one")
         assert start == 5
-        ckpt.save(0, found)  # counts anew
-    assert (found["a.b"].tolist(), found["a"]["b"].tolist()) == ([0, 1, 2], [1, 1])
-    assert (jax.random.key_data(found["k"]) == jax.random.key_data(ours["k"])).all()
+        ckpt.save(0, restored)  # Steps start at 0 again.
+    assert (restored["a.b"].tolist(), restored["a"]["b"].tolist()) == ([0, 1, 2], [1, 1])
+    assert (jax.random.key_data(restored["k"]) == jax.random.key_data(ours["k"])).all()
     with (
         kinetic.Checkpointer(tmp_path / "one" / "4", local_every=None) as ckpt,
         pytest.raises(CheckpointError, match="writes nothing beside them"),
@@ -274,9 +274,9 @@ def test_a_training_starts_from_another_one(tmp_path):
         ckpt.save(0, ours)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_nothing_to_start_from_is_told(tmp_path, there):
-    (tmp_path / "empty").mkdir() if there else None
+@pytest.mark.parametrize("is_present", [True, False])
+def test_nothing_to_start_from_is_told(tmp_path, is_present):
+    (tmp_path / "empty").mkdir() if is_present else None
     with (
         kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt,
         pytest.raises(CheckpointError, match=r"empty"),
@@ -288,12 +288,12 @@ def test_nothing_to_start_from_is_told(tmp_path, there):
 
 
 def in_place(folder, steps, cut_off):
-    """Steps that Orbax writes in place, as it is recommended for buckets that are mounted."""
+    """Make Orbax write steps in place, as it recommends for mounted buckets."""
     mode = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
     options = ocp.CheckpointManagerOptions(atomicity_options=mode, enable_async_checkpointing=False)
     for step in steps:
-        with ocp.CheckpointManager(folder, options=options) as there:
-            there.save(step, args=ocp.args.StandardSave(state(step)))
+        with ocp.CheckpointManager(folder, options=options) as manager:
+            manager.save(step, args=ocp.args.StandardSave(state(step)))
         if step == cut_off:
             (folder / f"{step}/commit_success.txt").unlink()
 
@@ -305,8 +305,8 @@ def test_a_step_that_was_cut_off_is_passed_over(tmp_path, way):
     assert [(each.step, each.is_committed) for each in steps] == [(3, True), (4, False)]
     own, options = ("run", {}) if way == "restore" else ("own", {"start_from": tmp_path / "run"})
     with kinetic.Checkpointer(tmp_path / own, local_every=None) as ckpt:
-        found, start = ckpt.restore(state(0), **options)
-    same(found, state(3))
+        restored, start = ckpt.restore(state(0), **options)
+    same(restored, state(3))
     assert start == 4
 
 
@@ -328,10 +328,10 @@ def test_the_first_step_that_is_being_written_is_no_checkpoint(tmp_path, monkeyp
 
 
 def test_steps_of_an_orbax_that_made_no_marks_stay_committed(tmp_path):
-    """Beside those of a newer one."""
+    """Such steps count even beside steps of a newer Orbax, which have marks."""
     for step in (3, 4):
-        with ocp.CheckpointManager(tmp_path) as there:
-            there.save(step, args=ocp.args.StandardSave(state(step)))
+        with ocp.CheckpointManager(tmp_path) as manager:
+            manager.save(step, args=ocp.args.StandardSave(state(step)))
     (tmp_path / "3/commit_success.txt").unlink()
     assert [each.is_committed for each in Checkpoints(str(tmp_path)).steps()] == [True, True]
 
@@ -345,13 +345,13 @@ def test_typed_keys_are_restored(tmp_path, impl):
         one = jax.random.key(seed, impl=impl)
         return {"one": one, "many": jax.random.split(one, 3), "x": jnp.ones(2)}
 
-    with ocp.CheckpointManager(tmp_path / "run") as there:
-        there.save(1, args=ocp.args.StandardSave(keys(7)))
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=ocp.args.StandardSave(keys(7)))
     with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:
-        found, start = ckpt.restore(keys(0), start_from=tmp_path / "run")
+        restored, start = ckpt.restore(keys(0), start_from=tmp_path / "run")
         for name in ("one", "many"):
-            assert found[name].dtype == keys(7)[name].dtype
-            same(jax.random.key_data(found[name]), jax.random.key_data(keys(7)[name]))
+            assert restored[name].dtype == keys(7)[name].dtype
+            same(jax.random.key_data(restored[name]), jax.random.key_data(keys(7)[name]))
         assert start == 2
         other = "rbg" if impl == "threefry2x32" else "threefry2x32"
         like = keys(0) | {"one": jax.random.key(0, impl=other)}
@@ -372,17 +372,17 @@ def test_a_model_of_flax_with_dropout_is_restored(tmp_path):
 
     model, other, x = Model(1), Model(2), jnp.ones((4, 2))
     model(x)  # counts the keys that were used
-    with ocp.CheckpointManager(tmp_path / "run") as there:
-        there.save(1, args=ocp.args.StandardSave(nnx.state(model)))
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=ocp.args.StandardSave(nnx.state(model)))
     with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:
-        found, _ = ckpt.restore(nnx.state(other), start_from=tmp_path / "run")
-    nnx.update(other, found)
+        restored, _ = ckpt.restore(nnx.state(other), start_from=tmp_path / "run")
+    nnx.update(other, restored)
     same(other(x), model(x))
 
 
 def test_a_type_that_yields_is_that_of_the_state(tmp_path):
-    with ocp.CheckpointManager(tmp_path / "run") as there:
-        there.save(1, args=ocp.args.StandardSave({"rate": jnp.asarray(0.25)}))
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=ocp.args.StandardSave({"rate": jnp.asarray(0.25)}))
     with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:
-        found, _ = ckpt.restore({"rate": jnp.asarray(0.5)}, start_from=tmp_path / "run")
-    assert (found["rate"].weak_type, float(found["rate"])) == (True, 0.25)
+        restored, _ = ckpt.restore({"rate": jnp.asarray(0.5)}, start_from=tmp_path / "run")
+    assert (restored["rate"].weak_type, float(restored["rate"])) == (True, 0.25)

@@ -1,8 +1,7 @@
-"""Which examples Grain reads after the number of hosts has changed, as docs/how-to/elastic-data.md
-says.
+"""Examples that Grain repeats or skips after the number of hosts has changed, as
+docs/how-to/elastic-data.md says.
 
-In: 96 examples, ways to share them. Out: how many are seen twice, and never. Needs Grain, which is
-not among the packages of the tests: `pip install grain`.
+Needs Grain, which is not among the packages of the tests: `pip install grain`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ WAYS = {
 
 
 def begin(way, host, hosts):
-    """The iterator of a host."""
+    """Return the iterator of a host."""
     data = grain.MapDataset.source(range(EXAMPLES))
     if way == "elastic":
         return elastic(data, host, hosts)
@@ -61,18 +60,18 @@ def begin(way, host, hosts):
     ],
 )
 def test_which_examples_are_read_on_two_hosts_after_four(way, twice, never):
-    seen, saved = collections.Counter(), []
+    counts, saved = collections.Counter(), []
     for host in range(4):
         batches = begin(way, host, 4)
-        seen.update(int(n) for _ in range(2) for n in next(batches))
+        counts.update(int(n) for _ in range(2) for n in next(batches))
         saved.append(positions.take_position(batches))
     for host in range(2):
         batches = begin(way, host, 2)
         positions.put_back(batches, saved, host, 2)
         assert positions.is_elastic(batches) is (way == "elastic")
-        seen.update(int(n) for batch in batches for n in batch)
-    assert sum(count > 1 for count in seen.values()) == twice
-    assert EXAMPLES - len(seen) == never
+        counts.update(int(n) for batch in batches for n in batch)
+    assert sum(count > 1 for count in counts.values()) == twice
+    assert EXAMPLES - len(counts) == never
 
 
 def test_a_loader_of_shards_is_refused():

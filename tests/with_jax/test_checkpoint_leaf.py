@@ -1,9 +1,4 @@
-"""Names, types and bytes of leaves, in both
-tiers.
-
-In: states with leaves that are easily mistaken. Out: the same leaves, or an error before anything
-is mixed up.
-"""
+"""Names, types and bytes of leaves that are easily confused, in both tiers."""
 
 from __future__ import annotations
 
@@ -35,19 +30,19 @@ def saved(folder, tier, state, step=0):
 
 def restored(folder, tier, like, **how):
     with kinetic.Checkpointer(folder / "run", **options(folder, tier)) as ckpt:
-        found, _ = ckpt.restore(like, **how)
+        loaded, _ = ckpt.restore(like, **how)
         assert ckpt.restored.tier == tier
-    return found
+    return loaded
 
 
 @TIERS
 def test_leaves_whose_names_look_alike_stay_apart(tmp_path, tier):
     state = {"a.b": np.arange(3.0), "a": {"b": np.arange(3.0) + 10}, "": {"c": 1}, ".c": 2}
     saved(tmp_path, tier, state)
-    found = restored(tmp_path, tier, jax.tree_util.tree_map(np.zeros_like, state))
-    assert found["a.b"].tolist() == [0, 1, 2]
-    assert found["a"]["b"].tolist() == [10, 11, 12]
-    assert (found[""]["c"], found[".c"]) == (1, 2)
+    loaded = restored(tmp_path, tier, jax.tree_util.tree_map(np.zeros_like, state))
+    assert loaded["a.b"].tolist() == [0, 1, 2]
+    assert loaded["a"]["b"].tolist() == [10, 11, 12]
+    assert (loaded[""]["c"], loaded[".c"]) == (1, 2)
 
 
 def test_a_step_of_an_earlier_version_whose_names_have_dots_is_restored(tmp_path):
@@ -61,12 +56,12 @@ def test_a_step_of_an_earlier_version_whose_names_have_dots_is_restored(tmp_path
             persistent.RECORD: ocp.args.JsonSave({"format": 1, "leaves": leaves}),
         }
         manager.save(0, args=ocp.args.Composite(**items))
-    found = restored(tmp_path, "persistent", jax.tree_util.tree_map(np.zeros_like, state))
-    assert (found["a.b"][1], found["a"]["c"][1]) == (1, 11)
+    loaded = restored(tmp_path, "persistent", jax.tree_util.tree_map(np.zeros_like, state))
+    assert (loaded["a.b"][1], loaded["a"]["c"][1]) == (1, 11)
 
 
 class Twins:
-    """A node that gives both of its leaves one name."""
+    """A node that gives both of its leaves the same name."""
 
     def __init__(self, one, other):
         self.both = (one, other)
@@ -89,9 +84,9 @@ def test_leaves_of_one_name_are_refused(tmp_path, tier):
 def test_bytes_in_another_order_are_the_same_numbers(tmp_path, tier, dtype):
     state = {"x": np.arange(1, 5).astype(dtype)}
     saved(tmp_path, tier, state)
-    found = restored(tmp_path, tier, {"x": np.zeros(4, dtype)})["x"]
-    assert found.tolist() == [1, 2, 3, 4]
-    assert found.dtype == np.dtype(dtype)
+    loaded = restored(tmp_path, tier, {"x": np.zeros(4, dtype)})["x"]
+    assert loaded.tolist() == [1, 2, 3, 4]
+    assert loaded.dtype == np.dtype(dtype)
     native = np.zeros(4, np.dtype(dtype).newbyteorder("="))
     assert restored(tmp_path, tier, {"x": native})["x"].tolist() == [1, 2, 3, 4]
 
@@ -102,8 +97,8 @@ def test_a_cast_that_can_lose_must_be_asked_for(tmp_path, tier):
     like = {"x": np.zeros(2, np.float16), "n": np.ones(2)}
     with pytest.raises(CheckpointMismatch, match=r"\['x'\] was float32 and is float16.*cast=True"):
         restored(tmp_path, tier, like)
-    found = restored(tmp_path, tier, like, cast=True)
-    assert found["x"].dtype == np.float16
+    loaded = restored(tmp_path, tier, like, cast=True)
+    assert loaded["x"].dtype == np.float16
 
 
 @TIERS
@@ -147,7 +142,7 @@ def test_that_a_restart_would_lose_is_told_at_the_first_save(tmp_path):
     ],
 )
 def test_which_casts_can_lose(saved, now, loses):
-    assert ml_dtypes  # registers its types with numpy
+    assert ml_dtypes  # The import registers its types with NumPy.
     assert tree.can_lose(saved, np.dtype(now).name) is loses
 
 
@@ -167,7 +162,7 @@ def test_arrays_of_records_are_refused(tmp_path):
 
 @jax.jit
 def learn(state):
-    """A step in which the rate decides the type of the weights, unless it yields."""
+    """Take a step in which the rate decides the type of the weights, unless it is weakly typed."""
     return {"w": state["w"] - state["rate"] * state["w"], "rate": state["rate"] * 0.5}
 
 
@@ -186,12 +181,12 @@ def begun(rate):
 def test_a_training_goes_on_with_the_types_that_it_had(tmp_path, tier, rate_of):
     expected = learn(learn(begun(rate_of())))
     saved(tmp_path, tier, learn(begun(rate_of())))
-    for _ in range(2):  # what was restored can be saved, and restored again
-        found = restored(tmp_path, tier, begun(rate_of()))
-        assert found["rate"].weak_type
-        found = learn(found)
-        assert found["w"].dtype == expected["w"].dtype == jnp.bfloat16
-        assert found["w"].tolist() == expected["w"].tolist()
+    for _ in range(2):  # A restored state can be saved and restored again.
+        loaded = restored(tmp_path, tier, begun(rate_of()))
+        assert loaded["rate"].weak_type
+        loaded = learn(loaded)
+        assert loaded["w"].dtype == expected["w"].dtype == jnp.bfloat16
+        assert loaded["w"].tolist() == expected["w"].tolist()
 
 
 @TIERS
@@ -203,21 +198,23 @@ def test_a_type_that_did_not_yield_any_more_does_not_yield_again(tmp_path, tier)
 @TIERS
 def test_a_cast_array_has_the_type_of_the_state(tmp_path, tier):
     saved(tmp_path, tier, {"x": jnp.asarray(0.5)})
-    found = restored(tmp_path, tier, {"x": jnp.bfloat16(0)}, cast=True)["x"]
-    assert (found.dtype, found.weak_type) == (jnp.bfloat16, False)
+    loaded = restored(tmp_path, tier, {"x": jnp.bfloat16(0)}, cast=True)["x"]
+    assert (loaded.dtype, loaded.weak_type) == (jnp.bfloat16, False)
 
 
 @TIERS
 def test_numbers_of_numpy_come_back_as_such(tmp_path, tier):
     state = {"n": np.int64(3), "x": np.float32(0.5), "array": np.array(7.0)}
     saved(tmp_path, tier, state)
-    found = restored(tmp_path, tier, {"n": np.int64(0), "x": np.float32(0), "array": np.array(0.0)})
-    assert {name: type(each) for name, each in found.items()} == {
+    loaded = restored(
+        tmp_path, tier, {"n": np.int64(0), "x": np.float32(0), "array": np.array(0.0)}
+    )
+    assert {name: type(each) for name, each in loaded.items()} == {
         "n": np.int64,
         "x": np.float32,
         "array": np.ndarray,
     }
-    assert found == state
+    assert loaded == state
 
 
 @TIERS
@@ -228,16 +225,16 @@ def test_of_a_step_of_an_earlier_version_the_state_says_what_yields(tmp_path, ti
             tree.Leaf, "to_json", lambda leaf: {**to_json(leaf), "kind": None} | {"kind": None}
         )
         saved(tmp_path, tier, {"rate": jnp.float32(0.5), "n": np.int64(3)})
-    found = restored(tmp_path, tier, {"rate": jnp.asarray(0.1), "n": np.int64(0)})
-    assert found["rate"].weak_type
-    assert type(found["n"]) is np.int64
+    loaded = restored(tmp_path, tier, {"rate": jnp.asarray(0.1), "n": np.int64(0)})
+    assert loaded["rate"].weak_type
+    assert type(loaded["n"]) is np.int64
 
 
 # -- nodes without leaves --------------------------------------------------------------------------
 
 
 def optimizers():
-    """Two whose states have the same leaves, and not the same nodes."""
+    """Return two optimizers whose states have the same leaves, but not the same nodes."""
     params = {"w": jnp.arange(12.0).reshape(3, 4)}
     return [
         {"p": params, "o": make(1e-3).init(params), "unused": unused}
@@ -251,9 +248,9 @@ def test_nodes_without_leaves_do_not_matter(tmp_path, tier, way, caplog):
     before, after = optimizers()[::way]
     structure = jax.tree_util.tree_structure(after)
     saved(tmp_path, tier, before, step=2)
-    found = restored(tmp_path, tier, after)
-    assert found["p"]["w"].tolist() == np.arange(12.0).reshape(3, 4).tolist()
-    assert jax.tree_util.tree_structure(found) == structure
+    loaded = restored(tmp_path, tier, after)
+    assert loaded["p"]["w"].tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    assert jax.tree_util.tree_structure(loaded) == structure
     assert caplog.text == ""
 
 

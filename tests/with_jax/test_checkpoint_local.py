@@ -1,8 +1,5 @@
-"""The local tier:
-what is committed, what is not, and a state put together from pieces.
-
-In: states, folders, hosts that are threads. Out: the same states.
-"""
+"""The local tier: committed and uncommitted steps, and states assembled from pieces. Hosts are
+threads."""
 
 from __future__ import annotations
 
@@ -65,8 +62,8 @@ def test_numbers_and_arrays_without_a_shape_come_back_as_they_were_saved(tmp_pat
     saved, like = {"a": 1, "b": np.float32(0.1)}, {"a": np.zeros(()), "b": 0.5}
     tier = LocalTier(tmp_path)
     tier.commit(tier.stage(5, "run", 1, tree.take_apart(saved)))
-    (found,) = tier.list_committed()
-    tree.check_same(found.leaves, tree.take_apart(like).leaves, "of step 5")
+    (local,) = tier.list_committed()
+    tree.check_same(local.leaves, tree.take_apart(like).leaves, "of step 5")
     same(read(tier, like), saved)
 
 
@@ -94,15 +91,15 @@ def test_a_smaller_state_over_a_larger_one(tmp_path):
     assert (tmp_path / "2/data").stat().st_size == 64
 
 
-@pytest.mark.parametrize("left", ["nothing", "half the data", "all but the name"])
-def test_what_was_not_committed_is_not_seen(tmp_path, left):
+@pytest.mark.parametrize("leftover", ["nothing", "half the data", "all but the name"])
+def test_what_was_not_committed_is_not_seen(tmp_path, leftover):
     tier = LocalTier(tmp_path)
     written(tier, 1)
     written(tier, 2)
     os.rename(tmp_path / "2", tmp_path / "writing")
-    if left != "all but the name":
+    if leftover != "all but the name":
         (tmp_path / "writing/index.json").unlink()
-        os.truncate(tmp_path / "writing/data", 0 if left == "nothing" else 70)
+        os.truncate(tmp_path / "writing/data", 0 if leftover == "nothing" else 70)
     assert [each.step for each in tier.list_committed()] == [1]
     tier.open()
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
@@ -146,9 +143,9 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(CheckpointError, match="no space is left") as told:
+    with pytest.raises(CheckpointError, match="no space is left") as caught:
         written(tier, 2)
-    assert told.value.step == 2
+    assert caught.value.step == 2
     assert [each.step for each in tier.list_committed()] == [1]
 
 
@@ -308,7 +305,7 @@ def test_a_save_by_the_newer_interface_of_orbax_is_waited_for():
 
 
 def test_a_save_whose_wait_was_interrupted_is_waited_for():
-    """Python takes a thread for ended if an exception ends somebody's wait for it."""
+    """After an exception interrupts a join, Python considers the thread ended."""
 
     def interrupt(signum, frame):
         raise KeyboardInterrupt

@@ -1,9 +1,5 @@
-"""A `Checkpointer` that is used otherwise
-than it should be, and states with odd leaves.
-
-In: states, iterators, calls in the wrong order. Out: errors before something is lost; or the same
-states.
-"""
+"""Misuse of a `Checkpointer`: calls in the wrong order, bad iterators, states with odd leaves.
+Errors come before anything is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ class Numbers:
         self.next = state["next"]
 
 
-@pytest.mark.parametrize("step", [1, 2])  # which is due in one tier, in both
+@pytest.mark.parametrize("step", [1, 2])  # Due in one tier, and in both.
 def test_a_closed_checkpointer_saves_nothing(tmp_path, step):
     options = {"every": 2, "local_every": 1, "local_directory": tmp_path / "memory"}
     ckpt = kinetic.Checkpointer(tmp_path / "run", **options)
@@ -71,8 +67,8 @@ def test_arrays_without_content_come_back_from_the_folder(tmp_path, alone):
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
         ckpt.save(0, state(7))
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
-        found, step = ckpt.restore(state(0))
-    one, other = tree.take_apart(found), tree.take_apart(state(7))
+        restored, step = ckpt.restore(state(0))
+    one, other = tree.take_apart(restored), tree.take_apart(state(7))
     assert (step, one.leaves) == (1, other.leaves)
 
 
@@ -109,7 +105,7 @@ def test_a_training_goes_on_from_the_step_before_one_that_has_lost_a_part(tmp_pa
 
 
 def test_what_a_kill_has_left_of_a_removal_is_removed_later(tmp_path, monkeypatch):
-    """Orbax removes the files of a step in any order: what is left may have lost our mark."""
+    """Orbax removes the files of a step in any order, so kinetic's mark may be gone first."""
     from orbax.checkpoint._src.path import deleter
 
     def remove_a_part(self, step):
@@ -158,14 +154,14 @@ def test_memory_is_freed_when_the_folder_has_the_last_step(tmp_path, monkeypatch
         if last == "local":
             ckpt._cadence = ckpt._cadence.__class__(None, None, 1)
             assert ckpt.save(1, {"x": np.ones(3)}) == ("local",)
-    left = [path for path in (tmp_path / "memory").rglob("*") if path.is_file()]
-    assert bool(left) is (last == "local")
+    paths = [path for path in (tmp_path / "memory").rglob("*") if path.is_file()]
+    assert bool(paths) is (last == "local")
 
 
 @pytest.mark.parametrize("option", ["directory", "local_directory"])
 @pytest.mark.parametrize("path", ["checkpoints", "tree/sub/../checkpoints", "absolute"])
 def test_a_folder_that_goes_with_the_job_is_refused(tmp_path, monkeypatch, in_job, option, path):
-    """Saved there, a second call would begin at step 0."""
+    """A second call would begin at step 0."""
     (in_job / "tree" / "sub").mkdir(parents=True)
     monkeypatch.chdir(in_job / "tree")
     link = tmp_path / "link"
@@ -178,16 +174,16 @@ def test_a_folder_that_goes_with_the_job_is_refused(tmp_path, monkeypatch, in_jo
     kinetic.Checkpointer("run", local_directory="memory")
 
 
-@pytest.mark.parametrize("taken", ["gone", "by a file", "by others"])
-def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd, taken, in_job):
+@pytest.mark.parametrize("obstacle", ["gone", "by a file", "by others"])
+def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd, obstacle, in_job):
     memory = tmp_path / "shm"
     monkeypatch.setattr(memory_folder, "MEMORY", memory)
     folder = memory / f"kinetic-{os.getuid()}"
-    if taken != "gone":
+    if obstacle != "gone":
         memory.mkdir()
-    if taken == "by a file":
+    if obstacle == "by a file":
         folder.write_text("")
-    if taken == "by others":
+    if obstacle == "by others":
         folder.mkdir()
         folder.chmod(0o777)
     with kinetic.Checkpointer(tmp_path / "run", every=1) as ckpt:
@@ -267,16 +263,16 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     ):
         with pytest.raises(
             CheckpointError, match=r"weights.bin cannot be read: Not a direc"
-        ) as told:
+        ) as caught:
             act()
-        assert "KINETIC_HOME" not in str(told.value)
+        assert "KINETIC_HOME" not in str(caught.value)
 
 
 # -- positions of other hosts ----------------------------------------------------------------------
 
 
 class ElasticIterator(Numbers):
-    """As Grain's."""
+    """An iterator of the same name as Grain's."""
 
 
 @pytest.mark.parametrize(("kind", "warns"), [(Numbers, True), (ElasticIterator, False)])
@@ -286,8 +282,8 @@ def test_positions_of_another_number_of_hosts_are_told(tmp_path, monkeypatch, ca
     record = persistent.Persistent.record
 
     def of_two_hosts(self, step):
-        found = record(self, step)
-        return found | {"data": found["data"] * 2}
+        contents = record(self, step)
+        return contents | {"data": contents["data"] * 2}
 
     monkeypatch.setattr(persistent.Persistent, "record", of_two_hosts)
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:

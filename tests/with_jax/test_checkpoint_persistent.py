@@ -1,8 +1,4 @@
-"""The persistent
-tier, and what is told to those who watch.
-
-In: states, folders. Out: steps, errors, marks.
-"""
+"""The persistent tier, and the marks and log lines for those who watch a job."""
 
 from __future__ import annotations
 
@@ -28,17 +24,17 @@ from kinetic._system import machine
 from kinetic.errors import CheckpointError, PreflightError, UsageError
 
 
-def losses(directory, said, **options):
-    """Save a step with each of these metrics; return the steps that stay."""
+def losses(directory, step_metrics, **options):
+    """Save a step with each of these metrics; return the steps that are kept."""
     with kinetic.Checkpointer(directory, every=1, local_every=None, **options) as ckpt:
-        for step, metrics in enumerate(said):
+        for step, metrics in enumerate(step_metrics):
             ckpt.save(step, {"n": step}, metrics=metrics)
             ckpt.wait()
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
 
 @pytest.mark.parametrize(
-    ("options", "left"),
+    ("options", "remaining"),
     [
         ({"keep": 2}, [4, 5]),
         ({"keep": None}, [0, 1, 2, 3, 4, 5]),
@@ -47,9 +43,16 @@ def losses(directory, said, **options):
         ({"keep": 1, "best": "loss", "best_is": "max", "keep_best": 2}, [0, 3, 5]),
     ],
 )
-def test_which_checkpoints_stay(tmp_path, options, left):
-    said = [{"loss": 7.0}, {"loss": float("nan")}, {"loss": 1.0}, {"loss": 9.0}, None, {"x": 0}]
-    assert losses(tmp_path, said, **options) == left
+def test_which_checkpoints_stay(tmp_path, options, remaining):
+    step_metrics = [
+        {"loss": 7.0},
+        {"loss": float("nan")},
+        {"loss": 1.0},
+        {"loss": 9.0},
+        None,
+        {"x": 0},
+    ]
+    assert losses(tmp_path, step_metrics, **options) == remaining
 
 
 def test_a_training_that_forgot_to_restore_is_told(tmp_path):
@@ -77,8 +80,8 @@ def test_a_folder_that_was_removed_is_told(tmp_path):
 
 
 def remove_newest(directory):
-    there = Checkpoints(str(directory))
-    there.remove([there.step(None)])
+    checkpoints = Checkpoints(str(directory))
+    checkpoints.remove([checkpoints.step(None)])
 
 
 @pytest.mark.parametrize(
@@ -105,8 +108,8 @@ def test_a_state_may_be_one_array(tmp_path, local_every):
     with kinetic.Checkpointer(tmp_path / "run", every=1, **options) as ckpt:
         ckpt.save(3, jax.numpy.arange(3.0))
     with kinetic.Checkpointer(tmp_path / "run", **options) as ckpt:
-        found, start = ckpt.restore(jax.numpy.zeros(3))
-    assert (found.tolist(), start) == ([0.0, 1.0, 2.0], 4)
+        restored, start = ckpt.restore(jax.numpy.zeros(3))
+    assert (restored.tolist(), start) == ([0.0, 1.0, 2.0], 4)
 
 
 def test_what_another_program_has_saved_is_restored(tmp_path):
@@ -116,8 +119,8 @@ def test_what_another_program_has_saved_is_restored(tmp_path):
         saved = ocp.args.Composite(state=ocp.args.StandardSave({"w": np.arange(3.0)}))
         manager.save(7, args=saved)
     with kinetic.Checkpointer(tmp_path, local_every=None) as ckpt:
-        found, start = ckpt.restore({"w": np.zeros(3)})
-    assert (list(found["w"]), start) == ([0.0, 1.0, 2.0], 8)
+        restored, start = ckpt.restore({"w": np.zeros(3)})
+    assert (list(restored["w"]), start) == ([0.0, 1.0, 2.0], 8)
 
 
 def save_into_a_file(tmp_path):
@@ -127,9 +130,9 @@ def save_into_a_file(tmp_path):
     ) as ckpt:
         ckpt.restore({"w": np.zeros(3)})
         ckpt.wait()
-        (there,) = folder.glob("checkpoints/*")
-        shutil.rmtree(there)
-        there.write_text("")
+        (step_folder,) = folder.glob("checkpoints/*")
+        shutil.rmtree(step_folder)
+        step_folder.write_text("")
         ckpt.save(0, {"w": np.zeros(3)})
 
 
@@ -175,12 +178,12 @@ def test_outside_of_jobs_there_is_no_folder_by_default():
         kinetic.Checkpointer()
 
 
-# -- what is told to those who watch ---------------------------------------------------------------
+# -- marks for those who watch a job ---------------------------------------------------------------
 
 
 @pytest.fixture
 def marked(tmp_path, monkeypatch):
-    """What the agent of this host sees."""
+    """Return the marks that the agent of this host sees."""
     folder = tmp_path / "host"
     folder.mkdir()
     monkeypatch.setenv("KINETIC_PREEMPTION", str(folder))
@@ -188,10 +191,10 @@ def marked(tmp_path, monkeypatch):
 
 
 def test_a_host_says_which_step_it_saves_until_that_is_whole(tmp_path, marked, monkeypatch):
-    seen, committed = [], LocalTier.commit
+    marks, committed = [], LocalTier.commit
 
     def commit(tier, local):
-        seen.append(marked())
+        marks.append(marked())
         return committed(tier, local)
 
     monkeypatch.setattr(LocalTier, "commit", commit)
@@ -208,14 +211,14 @@ def test_a_host_says_which_step_it_saves_until_that_is_whole(tmp_path, marked, m
         ckpt.restore(state(0))
         assert ckpt.save(3, state(3)) == ("local",)
         ckpt.wait()
-        assert (seen, marked()) == ([3], None)
+        assert (marks, marked()) == ([3], None)
         assert ckpt.save(4, state(4)) == ("persistent",)
         assert marked() == 4
         threading.Timer(0.3, gates[0].set).start()
-        ckpt.save(8, state(8))  # it waits for the one before, whose end is not that of this one
-        said = marked()
+        ckpt.save(8, state(8))  # It waits for the previous save, whose end must not clear its mark.
+        mark = marked()
         gates[1].set()
-    assert said == 8
+    assert mark == 8
     await_end_of("kinetic-saving-mark")
     assert marked() is None
 
@@ -277,12 +280,14 @@ def test_a_save_that_was_cut_off_with_its_world_is_no_news(words, is_told, tmp_p
             raise TimeoutError("Timed out while waiting for a barrier") from error
     except TimeoutError:
         logging.getLogger("absl").exception("Save Finalize thread failed.")
-    told = [record.getMessage() for record in caplog.records]  # others end saves of earlier tests
-    assert ("Save Finalize thread failed." in told) is is_told
+    messages = [
+        record.getMessage() for record in caplog.records
+    ]  # Other records are about saves of earlier tests.
+    assert ("Save Finalize thread failed." in messages) is is_told
 
 
 def cut_off(folder, forced, value=5):
-    """A training whose hosts were killed before its last step was saved for good."""
+    """Make a training whose hosts were killed before its last persistent save ended."""
     options = {"every": 100, "best": "loss", "local_directory": folder / "memory"}
     with kinetic.Checkpointer(folder / "run", local_every=1, **options) as ckpt:
         for step in range(6):
@@ -298,7 +303,7 @@ def numbers_in(folder):
 
 @pytest.mark.parametrize(("forced", "stays"), [(True, [0, 5]), (False, [0])])
 def test_a_save_that_was_cut_off_is_finished_by_the_restore(tmp_path, forced, stays):
-    """... and nothing else is: the function may have no step left that it would save."""
+    """Only that save: the function may have no step left to save."""
     folder, options = cut_off(tmp_path, forced)
     with kinetic.Checkpointer(folder, **options) as ckpt:
         assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
@@ -344,7 +349,7 @@ def test_a_folder_that_cannot_be_written_does_not_keep_the_training_from_going_o
 
 
 def test_of_an_error_of_orbax_one_line_is_logged(tmp_path, caplog):
-    """Who waits for the save gets it, with its traceback."""
+    """The caller that waits for the save gets the traceback."""
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
         ckpt.save(0, {"n": 0})
     own = logging.getLogger("absl")

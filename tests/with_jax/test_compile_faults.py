@@ -1,5 +1,4 @@
-"""The real compiler when something goes wrong: it goes wrong there alone. What was compiled is
-kept."""
+"""Failures of the real compiler, which cost only its own report; and the cache of reports."""
 
 from __future__ import annotations
 
@@ -46,15 +45,17 @@ def compile_all(programs: list[Lowered], **how: Any) -> dict[int, CompileReport]
 
 @needs_libtpu
 def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path: Path) -> None:
-    seen: list[Compiling | None] = []
-    report = compile_all([lowered], cache=tmp_path, watch=seen.append)[0]
+    progress: list[Compiling | None] = []
+    report = compile_all([lowered], cache=tmp_path, watch=progress.append)[0]
     assert report.fits
-    assert {each.names for each in seen if each is not None} == {("<lambda>",)}
-    assert seen[-1] is None  # so that nobody's line is in the way of the report
+    assert {each.names for each in progress if each is not None} == {("<lambda>",)}
+    assert progress[-1] is None  # The progress line is removed before the report.
     assert report.usd_per_hour is None
     price = Price(5.0, "your price")
-    again = compile_all([Lowered(lowered.program, b"never looked at")], cache=tmp_path, price=price)
-    assert again == {0: replace(report, usd_per_hour=5.0, price_origin="your price")}
+    second = compile_all(
+        [Lowered(lowered.program, b"never looked at")], cache=tmp_path, price=price
+    )
+    assert second == {0: replace(report, usd_per_hour=5.0, price_origin="your price")}
 
 
 @needs_libtpu
@@ -71,12 +72,12 @@ def test_what_was_compiled_with_other_flags_is_compiled_again(
     import jax
 
     monkeypatch.setenv("KINETIC_CACHE_DIR", str(tmp_path))
-    target, kept = kinetic.compile_for("tpu-v6e-4"), []
+    target, counts = kinetic.compile_for("tpu-v6e-4"), []
     for flags in ("", other, ""):
         monkeypatch.setenv(name, flags)
         assert target.compile(lambda x: x @ x, jax.ShapeDtypeStruct((128, 128), "f4")).fits
-        kept.append(len(list(tmp_path.rglob("*.json"))))
-    assert kept == [1, 2, 2]
+        counts.append(len(list(tmp_path.rglob("*.json"))))
+    assert counts == [1, 2, 2]
 
 
 @needs_libtpu
@@ -85,15 +86,15 @@ def test_a_cache_that_cannot_be_used_costs_no_report(lowered: Lowered, tmp_path:
     in_the_way.touch()
     assert compile_all([lowered], cache=in_the_way)[0].fits
     report = compile_all([lowered], cache=cache)[0]
-    (kept,) = cache.iterdir()
+    (entry,) = cache.iterdir()
     for damage in (b"{", b"\xff\x00" * 99, None):
         if damage is None:
-            kept.unlink()
-            os.mkfifo(kept)  # reading it would wait for ever
+            entry.unlink()
+            os.mkfifo(entry)  # Reading it would block forever.
         else:
-            kept.write_bytes(damage)
-        again = compile_all([lowered], cache=cache)[0]
-        assert replace(again, took_s=report.took_s) == report
+            entry.write_bytes(damage)
+        second = compile_all([lowered], cache=cache)[0]
+        assert replace(second, took_s=report.took_s) == report
     assert compile_all([Lowered(lowered.program, b"never looked at")], cache=cache)[0].fits
 
 
@@ -112,7 +113,7 @@ def test_a_compiler_that_cannot_be_started_is_told_and_leaves_nothing(
     topologies.find_compiler()
     before = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # Like a full disk.
     try:
         reports = compile_all([lowered, lowered])
     finally:
@@ -140,19 +141,21 @@ def test_folders_of_callers_that_were_killed_are_removed(
     lowered: Lowered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, young, held = (tmp_path / f"kinetic-compile-{each}" for each in ("left", "new", "held"))
-    for each in (left, young, held):
+    abandoned, young, locked = (
+        tmp_path / f"kinetic-compile-{each}" for each in ("left", "new", "held")
+    )
+    for each in (abandoned, young, locked):
         each.mkdir()
         (each / "module.mlir").touch()
-    for each in (left, held):
+    for each in (abandoned, locked):
         os.utime(each, (0, 0))
-    lock = os.open(held, os.O_RDONLY)
+    lock = os.open(locked, os.O_RDONLY)
     try:
         locks.hold(lock)
         compile_all([lowered])
     finally:
         os.close(lock)
-    assert {each.name for each in tmp_path.iterdir()} == {young.name, held.name}
+    assert {each.name for each in tmp_path.iterdir()} == {young.name, locked.name}
 
 
 SAME_IN_EACH_FILE = """
@@ -175,9 +178,9 @@ def test_a_kept_report_names_the_lines_of_the_file_that_is_compiled_now(tmp_path
         file.write_text(f"{chr(10) * number}{text}")
         space: dict[str, Any] = {}
         exec(compile(file.read_text(), file, "exec"), space)
-        given = lowering.lower(target, space["act"], (square,), {})
-        module = given.module if not number else b"never looked at"
-        report = compile_all([Lowered(given.program, module)], cache=tmp_path / "cache")[0]
+        traced = lowering.lower(target, space["act"], (square,), {})
+        module = traced.module if not number else b"never looked at"
+        report = compile_all([Lowered(traced.program, module)], cache=tmp_path / "cache")[0]
         assert report.fits, report.detail
         named.append({buffer.source for buffer in report.buffers if buffer.source})
     assert named[0] == {f"{tmp_path}/0.py:6 (act)"}
@@ -209,7 +212,7 @@ def await_compiler(begun: Callable[[], bool]) -> None:
 
 
 def kill_compiler(signum: int) -> None:
-    """Send a signal to the compiler that this process has started, once it is there."""
+    """Send a signal to the compiler that this process has started, once it runs."""
 
     def find() -> list[int]:
         return [
@@ -224,25 +227,25 @@ def kill_compiler(signum: int) -> None:
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("signum", "said"),
+    ("signum", "message"),
     [
         (signal.SIGKILL, "most likely because memory ran out"),
         (signal.SIGSEGV, "The compiler crashed (SIGSEGV)"),
     ],
 )
 def test_a_compiler_that_dies_is_told_with_its_reason(
-    lowered: Lowered, signum: int, said: str
+    lowered: Lowered, signum: int, message: str
 ) -> None:
     killer = threading.Thread(target=kill_compiler, args=(signum,))
     killer.start()
     report = compile_all([lowered])[0]
     killer.join()
     assert report.verdict is CompileVerdict.NOT_COMPILED
-    assert said in report.detail
+    assert message in report.detail
 
 
 def write_interpreter(folder: Path, text: str) -> str:
-    """A program that stands for the interpreter of another environment."""
+    """Write a program that stands in for the interpreter of another environment."""
     place = folder / "python"
     place.write_text(f"#!/bin/sh\n{text}\n")
     place.chmod(0o755)
@@ -273,8 +276,8 @@ def test_leaving_the_loop_ends_the_compilers(lowered: Lowered) -> None:
     reports = compilers.compile([broken, lowered])
     next(reports)
     reports.close()
-    left = [processes.command_line(child) for child in processes.children(os.getpid())]
-    assert not [line for line in left if b"kinetic-compile-" in line]
+    commands = [processes.command_line(child) for child in processes.children(os.getpid())]
+    assert not [line for line in commands if b"kinetic-compile-" in line]
 
 
 @needs_libtpu

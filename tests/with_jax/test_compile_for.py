@@ -1,4 +1,4 @@
-"""The real compiler, on this machine: what it says is what JAX would say."""
+"""The real compiler on this machine, compared with what JAX's public API says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def slice_to_compile_for(name: str = "tpu-v6e-4", slices: int = 1) -> kinetic.Co
 
 
 def build_step() -> tuple[Any, Any, Any]:
-    """A step of a model of some layers, its weights and a batch, as shapes with shardings."""
+    """Return a step of a model of some layers, its weights and a batch, as shapes with
+    shardings."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -86,12 +87,12 @@ def test_nothing_is_compiled_for_outside_of_the_context() -> None:
     assert kinetic.num_slices() == 1
 
 
-# -- what it says ----------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def two_slices() -> tuple[CompileReport, Any]:
-    """The report on a step, and what JAX's own public way says of the same."""
+    """Return the report on a step, and the results of JAX's public API for it."""
     with slice_to_compile_for(slices=2) as target:
         step, weights, batch = build_step()
         bare = step.lower(weights, batch).compile()
@@ -122,8 +123,11 @@ def test_the_mesh_is_that_of_the_real_slices() -> None:
     ],
 )
 def test_a_chip_is_as_many_devices_as_on_its_machines(name: str, devices: int, kind: str) -> None:
-    found = slice_to_compile_for(name).devices
-    assert (len(found), {device.device_kind for device in found}) == (devices, {kind})
+    slice_devices = slice_to_compile_for(name).devices
+    assert (len(slice_devices), {device.device_kind for device in slice_devices}) == (
+        devices,
+        {kind},
+    )
 
 
 @needs_libtpu
@@ -198,7 +202,7 @@ def test_the_smallest_slice_that_holds_it_is_found() -> None:
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("bounds", "tried", "said"),
+    ("bounds", "tried", "message"),
     [
         ({"within": 0}, [], "after 0 sizes without one that fits, and left out the 8 from "
          "tpu-v6e-1 to tpu-v6e-256."),
@@ -207,7 +211,7 @@ def test_the_smallest_slice_that_holds_it_is_found() -> None:
     ],
 )  # fmt: skip
 def test_a_search_that_ends_before_says_which_sizes_it_left_out(
-    bounds: dict[str, Any], tried: list[str], said: str
+    bounds: dict[str, Any], tried: list[str], message: str
 ) -> None:
     import jax
 
@@ -217,7 +221,7 @@ def test_a_search_that_ends_before_says_which_sizes_it_left_out(
     *reports, rest = slice_to_compile_for("tpu-v6e-4").find_fit(build, **bounds)
     assert [each.accelerator for each in reports] == tried
     assert rest.verdict is CompileVerdict.NOT_COMPILED
-    assert said in rest.detail
+    assert message in rest.detail
 
 
 @needs_libtpu
@@ -336,7 +340,7 @@ else:
 
 @needs_libtpu
 def test_variables_of_keras_are_shapes_and_models_are_refused() -> None:
-    """In an interpreter of its own: Keras has one backend for a process."""
+    """Runs in an interpreter of its own: Keras has one backend per process."""
     ended = subprocess.run(
         [sys.executable, "-c", KERAS], capture_output=True, text=True, check=False
     )
@@ -353,7 +357,7 @@ assert kinetic.compile_for("tpu-v6e-1").compile(lambda x: x @ x, x).fits
 
 @needs_libtpu
 def test_nothing_is_said_of_chips_that_are_not_here() -> None:
-    """JAX looks for them when it first needs a device, and libtpu complains in five lines."""
+    """JAX searches for chips when it first needs a device, and libtpu complains in five lines."""
     ended = subprocess.run(
         [sys.executable, "-c", QUIET], capture_output=True, text=True, check=False
     )
@@ -371,15 +375,17 @@ def test_what_is_no_function_is_refused_in_a_sentence(what: Any) -> None:
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("made", "what"),
+    ("built", "what"),
     [(print, "builtin_function_or_method"), ((), "an empty tuple"), ([print, 3], "list")],
 )
-def test_a_build_that_returns_something_else_is_refused_in_a_sentence(made: Any, what: str) -> None:
+def test_a_build_that_returns_something_else_is_refused_in_a_sentence(
+    built: Any, what: str
+) -> None:
     def build() -> Any:
-        return made
+        return built
 
-    said = rf"^build\(\) must return the function to compile and .*; it returned {what}\.$"
-    with pytest.raises(UsageTypeError, match=said):
+    pattern = rf"^build\(\) must return the function to compile and .*; it returned {what}\.$"
+    with pytest.raises(UsageTypeError, match=pattern):
         slice_to_compile_for().find_fit(build)
 
 
@@ -390,10 +396,10 @@ def test_arrays_that_are_kept_on_the_host_are_told_apart() -> None:
     with slice_to_compile_for("tpu-v6e-1") as target:
         chip = jax.sharding.SingleDeviceSharding(target.devices[0])
         host = chip.with_memory_kind("pinned_host")
-        kept = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=host)
-        given = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=chip)
+        on_host = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=host)
+        on_chip = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=chip)
         act = jax.jit(lambda x, y: jax.device_put(x, chip) @ y, donate_argnums=1)
-        report = target.compile(act, kept, given)
+        report = target.compile(act, on_host, on_chip)
     assert (report.memory.host, report.memory.arguments) == (4 << 20, 4 << 20)
     assert "In the host's memory: 4.00 MiB" in str(report)
 
@@ -463,8 +469,8 @@ def test_a_small_transformer_has_the_memory_and_the_operations_that_a_hand_count
     assert state <= report.memory.arguments - tokens <= state + (64 << 10)  # padding to tiles
     assert 3 * 2 * matrices // 8 <= report.memory.aliased <= state + (64 << 10)
     forward = 2 * length * (matrices + layers * 2 * length * heads * 64)
-    again = 2 * length * (matrices - vocabulary * width + layers * 2 * length * heads * 64)
-    assert report.flops == pytest.approx((3 * forward + again) / 4, rel=0.1)
+    recomputed = 2 * length * (matrices - vocabulary * width + layers * 2 * length * heads * 64)
+    assert report.flops == pytest.approx((3 * forward + recomputed) / 4, rel=0.1)
 
 
 @needs_libtpu

@@ -1,4 +1,4 @@
-"""What a leader keeps of the programs that JAX compiles, and where `compile_check` has no place."""
+"""The programs that a leader saves for `compile_check`, and the cases in which that is refused."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_each_program_is_kept_once_and_single_operations_are_counted(tmp_path: P
         jnp.sin(np.ones(3))
 
     record(tmp_path, run)
-    found = read_programs(tmp_path)
-    assert [each.program.name for each in found] == ["<lambda>"] * 3
-    assert {each.program.source.partition(":")[0] for each in found} == {__file__}
-    assert all(each.module and each.program.positions == (0,) for each in found)
+    programs = read_programs(tmp_path)
+    assert [each.program.name for each in programs] == ["<lambda>"] * 3
+    assert {each.program.source.partition(":")[0] for each in programs} == {__file__}
+    assert all(each.module and each.program.positions == (0,) for each in programs)
     skipped = Skipped.read((tmp_path / "skipped.json").read_bytes())
     assert (skipped.tree, skipped.small) == ("/tree", 1)
 
@@ -78,9 +78,9 @@ def test_functions_of_pmap_and_shard_map_are_programs_of_their_own(tmp_path: Pat
     mapped = jax.jit(jax.shard_map(chain, mesh=mesh, in_specs=whole, out_specs=whole))
     little = np.ones((1, 8), np.float32)
     record(tmp_path, lambda: (jax.pmap(chain)(little), mapped(little)))
-    found = [each.program for each in read_programs(tmp_path)]
-    assert [each.name for each in found] == ["chain"] * 2
-    assert {each.source.partition(":")[0] for each in found} == {__file__}
+    programs = [each.program for each in read_programs(tmp_path)]
+    assert [each.name for each in programs] == ["chain"] * 2
+    assert {each.source.partition(":")[0] for each in programs} == {__file__}
 
 
 def test_a_function_of_filter_jit_has_its_line(tmp_path: Path) -> None:
@@ -94,16 +94,16 @@ def test_a_function_of_filter_jit_has_its_line(tmp_path: Path) -> None:
         return jax.vmap(model)(x) + 1
 
     record(tmp_path, lambda: call(linear, LARGE))
-    found = {each.program.name: each.program for each in read_programs(tmp_path)}
-    assert found["call"].source.startswith(f"{__file__}:")
+    programs = {each.program.name: each.program for each in read_programs(tmp_path)}
+    assert programs["call"].source.startswith(f"{__file__}:")
 
 
 def test_the_function_runs_as_it_would_without(tmp_path: Path) -> None:
     import jax
 
-    seen = []
-    record(tmp_path, lambda: seen.append(jax.jit(lambda x: x @ x)(LARGE)[0, 0]))
-    assert seen == [512.0]
+    calls = []
+    record(tmp_path, lambda: calls.append(jax.jit(lambda x: x @ x)(LARGE)[0, 0]))
+    assert calls == [512.0]
 
 
 def test_callbacks_to_the_host_are_refused_with_the_reason(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_a_kernel_that_only_the_real_chip_can_run_is_kept(tmp_path: Path) -> Non
         record(tmp_path, lambda: kernel(np.ones((8, 128), dtype=np.float32)))
     ours = Path(kinetic.__file__).parent
     assert not [entry for entry in failed.traceback if Path(entry.path).is_relative_to(ours)]
-    (found,) = read_programs(tmp_path)
-    assert (found.program.name, found.program.refused) == ("kernel", "")
-    assert b"tpu_custom_call" in found.module
+    (lowered,) = read_programs(tmp_path)
+    assert (lowered.program.name, lowered.program.refused) == ("kernel", "")
+    assert b"tpu_custom_call" in lowered.module
 
 
 def test_a_small_kernel_that_is_written_for_the_cores_of_a_chip_is_kept(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_small_kernel_that_is_written_for_the_cores_of_a_chip_is_kept(tmp_path
 
     with pytest.raises(ValueError, match="interpret mode"):
         record(tmp_path, fill)
-    (found,) = read_programs(tmp_path)
-    assert (found.program.name, found.program.refused) == ("fill", "")
-    assert found.program.source.startswith(f"{__file__}:")
-    assert b"tpu_custom_call" in found.module
+    (lowered,) = read_programs(tmp_path)
+    assert (lowered.program.name, lowered.program.refused) == ("fill", "")
+    assert lowered.program.source.startswith(f"{__file__}:")
+    assert b"tpu_custom_call" in lowered.module
 
 
 @needs_libtpu
@@ -206,8 +206,8 @@ def test_functions_of_any_kind_have_their_name_and_line() -> None:
         (functools.partial(lambda a, x: x * a, 2), "<lambda>"),
         (eval("lambda x: x * 2"), "<lambda>"),
     ):
-        found = lower_on_one_chip(function, numbers).program
-        assert found.name == name
+        program = lower_on_one_chip(function, numbers).program
+        assert program.name == name
     assert lower_on_one_chip(Doubling(), numbers).program.source.startswith(f"{__file__}:")
     with pytest.raises(jax.errors.TracerBoolConversionError, match=f"<lambda> at {__file__}"):
         lower_on_one_chip(lambda x: x if x[0, 0] > 0 else -x, numbers)
@@ -216,8 +216,8 @@ def test_functions_of_any_kind_have_their_name_and_line() -> None:
 class LoweringBeside:
     """Lowers a function, and has another thread run one of its own before it returns."""
 
-    def __init__(self, function: Any, beside: Any) -> None:
-        self._function, self._beside = function, beside
+    def __init__(self, function: Any, other: Any) -> None:
+        self._function, self._beside = function, other
 
     def lower(self, *args: Any) -> Any:
         import jax
@@ -234,7 +234,7 @@ class LoweringBeside:
 
 @needs_libtpu
 def test_programs_of_other_threads_are_left_alone() -> None:
-    """The last program that was lowered, whoever did it, became the report."""
+    """The report was once about the last program that any thread had lowered."""
     import jax
 
     numbers, results = jax.ShapeDtypeStruct((8, 128), np.float32), []
@@ -242,12 +242,12 @@ def test_programs_of_other_threads_are_left_alone() -> None:
     def double(x: Any) -> Any:
         return x * 2
 
-    def beside() -> None:
+    def other() -> None:
         inner = LoweringBeside(double, lambda: results.append(jax.jit(lambda x: x + 1)(1)))
         results.append(lower_on_one_chip(inner, numbers).program.name)
 
-    found = lower_on_one_chip(LoweringBeside(double, beside), numbers)
-    assert found.program.name == "double"
+    program = lower_on_one_chip(LoweringBeside(double, other), numbers)
+    assert program.program.name == "double"
     assert results == [2, "double"]
     assert jax.jit(double)(3) == 6, "programs after it run here"
 
@@ -263,12 +263,12 @@ def test_what_has_no_place_on_the_chip_is_refused_with_what_to_do() -> None:
     numbers = jax.ShapeDtypeStruct((8,), np.float32)
     (length,) = export.symbolic_shape("length")
     open_ = jax.ShapeDtypeStruct((length,), np.float32)
-    for function, shape, said in (
+    for function, shape, message in (
         (shout, numbers, rf"^shout \({__file__}:\d+\) .* calls back into Python on the host"),
         (jax.pmap(shout), numbers, r"jax\.shard_map"),
         (shout, open_, r"shout has the shape \(length,\), .* Give numbers"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             lower_on_one_chip(function, shape)
 
 
@@ -281,7 +281,7 @@ def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"accelerator": "gpu-l4"}, "gpu-l4 is not a TPU"),
         ({"accelerator": "cpu"}, "cpu is not a TPU"),
@@ -289,6 +289,6 @@ def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:
         ({"accelerator": "tpu-v6e-8", "joins_jax": "program"}, "Run a script or a module"),
     ],
 )
-def test_where_it_cannot_work_a_sentence_says_so(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_where_it_cannot_work_a_sentence_says_so(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         kinetic.run(**options, compile_check=True)(lambda: None)

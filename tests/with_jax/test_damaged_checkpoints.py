@@ -1,8 +1,7 @@
-"""Every file of both tiers is damaged in
-every way.
+"""Every file of both tiers, damaged in every way.
 
-In: a training with two steps in the folder and a newer one in memory. Out: what was saved, never
-anything else; and a line wherever it is not the newest step.
+A training has two steps in the folder and a newer one in memory. A restore returns exactly what was
+saved, and prints a line if it is not the newest step.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from kinetic._in_job.checkpoint.restoring import Restoring
 from kinetic.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""Orbax's readers that fail leave coroutines behind, which nobody awaits."""
+"""Orbax's readers that fail leave coroutines that are never awaited."""
 
 OPTIONS = {"every": 1, "local_every": 3}
 DAMAGES = ["removed", "emptied", "halved", "zeroed", *(f"flipped at {n}/4" for n in range(4))]
 
 
 def state(step):
-    """Of numbers that do not compress: else damage is found by who unpacks them."""
+    """Make a state of numbers that do not compress: otherwise decompression would find the
+    damage."""
     luck = np.random.default_rng(step)
     return {
         "w": jax.numpy.asarray(luck.normal(size=(64, 8)).astype(np.float32)),
@@ -46,7 +46,7 @@ def checkpointer(folder, **more):
 
 @pytest.fixture(autouse=True)
 def nothing_unawaited():
-    """What is left behind is collected here, where it is expected, not in the tests that follow."""
+    """Collect garbage here, where the warning is expected, not in later tests."""
     yield
     gc.collect()
 
@@ -61,8 +61,8 @@ def trained(tmp_path_factory):
     with checkpointer(folder, every=None) as ckpt:
         ckpt.restore(state(0))
         ckpt.save(3, state(3))
-    for left in folder.glob("memory/*/*/writing"):  # for the next step
-        shutil.rmtree(left)
+    for leftover in folder.glob("memory/*/*/writing"):  # Memory for the next step.
+        shutil.rmtree(leftover)
     return folder.rename(folder.with_name("saved"))
 
 
@@ -87,26 +87,26 @@ def spoil(path, damage):
 
 
 def restore(folder, **more):
-    """The step that is restored; it is what was saved then."""
+    """Restore, check that the state is what was saved, and return its step."""
     with checkpointer(folder, **more) as ckpt:
-        found, _ = ckpt.restore(state(0))
+        restored, _ = ckpt.restore(state(0))
     step = ckpt.restored.step
-    assert found["n"] == step
+    assert restored["n"] == step
     for name in ("w", "b"):
-        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(state(step)[name]))
+        np.testing.assert_array_equal(np.asarray(restored[name]), np.asarray(state(step)[name]))
     return step
 
 
 def copied(trained):
-    """The folder anew. It lies where the training was: copies in memory belong to one folder."""
+    """Copy the folder to where the training was: copies in memory belong to one folder."""
     folder = trained.with_name("now")
     shutil.rmtree(folder, ignore_errors=True)
     return shutil.copytree(trained, folder)
 
 
 def damaged(trained, tier):
-    """The folder with each damage to each file of a tier, one after the other."""
-    old = trained / "run" / "1"  # has what the newer step has
+    """Yield the folder with each damage to each file of a tier, one after the other."""
+    old = trained / "run" / "1"  # It has the same files as the newer step.
     for name in files(trained / tier):
         if old in (trained / tier / name).parents:
             continue
@@ -117,34 +117,38 @@ def damaged(trained, tier):
 
 
 def test_damage_to_the_memory_is_never_restored(trained, caplog):
-    seen = {}
+    outcomes = {}
     for what, folder in damaged(trained, "memory"):
         caplog.clear()
-        seen[what] = (restore(folder), caplog.text)
-        assert seen[what][0] == 2, what
+        outcomes[what] = (restore(folder), caplog.text)
+        assert outcomes[what][0] == 2, what
         assert "3" in caplog.text, what
         assert "damaged" in caplog.text
-    assert len(seen) == 2 * len(DAMAGES)
+    assert len(outcomes) == 2 * len(DAMAGES)
 
 
 def test_damage_to_the_folder_is_never_restored(trained, caplog):
-    seen = {}
+    outcomes = {}
     for what, folder in damaged(trained, "run"):
         shutil.rmtree(folder / "memory")
         caplog.clear()
-        seen[what] = (restore(folder), " ".join(each.getMessage() for each in caplog.records))
-    silent = [what for what, (step, said) in seen.items() if step != 2 and "step 2" not in said]
+        outcomes[what] = (restore(folder), " ".join(each.getMessage() for each in caplog.records))
+    silent = [
+        what for what, (step, reason) in outcomes.items() if step != 2 and "step 2" not in reason
+    ]
     assert silent == []
-    assert {step for step, _ in seen.values()} == {1, 2}
-    found = [what for what, (_, said) in seen.items() if "differs from what was saved" in said]
-    run = trained / "run"  # how many files the numbers are in depends on who was first
+    assert {step for step, _ in outcomes.values()} == {1, 2}
+    named = [
+        what for what, (_, reason) in outcomes.items() if "differs from what was saved" in reason
+    ]
+    run = trained / "run"  # Orbax writes a varying number of files.
     most = max(files(run), key=lambda name: (name.parts[0] == "2", (run / name).stat().st_size))
-    missed = {f"{most} flipped at {n}/4" for n in (1, 2, 3)} - {*found}
+    missed = {f"{most} flipped at {n}/4" for n in (1, 2, 3)} - {*named}
     assert missed == set(), "a flipped bit among numbers, which nobody else sees"
 
 
 def test_without_verifying_damage_is_restored_and_a_step_without_digests_always(trained):
-    """So a state can be saved from a step of which only the digests are gone."""
+    """A state can be recovered from a step of which only the digests are lost."""
     folder = copied(trained)
     shutil.rmtree(folder / "memory")
     shutil.rmtree(folder / "run/2/digests")
@@ -170,14 +174,14 @@ def test_where_the_library_is_missing_it_is_said_and_the_training_goes_on(
 
 
 def halves(host, folder, step):
-    """A checkpoint of which each of two hosts has the same."""
+    """Return a checkpoint of which two hosts have the same parts."""
     tier = LocalTier(folder / str(host.index))
     tier.commit(tier.stage(step, "run", 2, tree.take_apart({"w": np.full(99, step)})))
     return tier
 
 
 class NoFolder:
-    """A persistent tier in which nothing was saved."""
+    """A persistent tier without steps."""
 
     def steps(self):
         return []
@@ -214,8 +218,8 @@ def test_what_one_host_has_lost_another_one_has(tmp_path, spoiled, step, words):
     def run(host):
         opened = Opened(None, "run", NoFolder(), LocalTier(tmp_path / str(host.index)))
         restoring = Restoring(opened, host, "the folder", warned[host.index].append)
-        found = restoring.restore(tree.take_apart({"w": np.zeros(99, int)}))
-        return found.restored.step, found.state["w"].tolist()
+        restored = restoring.restore(tree.take_apart({"w": np.zeros(99, int)}))
+        return restored.restored.step, restored.state["w"].tolist()
 
     assert on_all(Crowd(2).hosts(), run) == [(step, [step] * 99)] * 2
     assert warned[0] == warned[1]
@@ -226,16 +230,16 @@ def test_what_one_host_has_lost_another_one_has(tmp_path, spoiled, step, words):
 
 
 def test_what_arrives_is_checked(tmp_path):
-    """A host that sends something else than it has read, as a broken network would."""
+    """A host sends other bytes than it has read, as over a broken network."""
     halves(Crowd(1).hosts()[0], tmp_path, 1)
 
     def run(host):
         broadcast, host.broadcast = host.broadcast, None
 
         def garbled(data, source):
-            found = broadcast(data, source).copy()
-            found[3] ^= 1
-            return found
+            content = broadcast(data, source).copy()
+            content[3] ^= 1
+            return content
 
         host.broadcast = garbled
         opened = Opened(None, "run", NoFolder(), LocalTier(tmp_path / str(host.index)))
