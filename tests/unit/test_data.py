@@ -263,7 +263,7 @@ def test_unchanged_data_is_not_read_again_and_sends_nothing(folder, cache, tmp_p
     clock = lambda: 10**18 * 5  # noqa: E731 - long after the files were changed
     first = bundle.build_data(folder, cache_dir=cache, clock_ns=clock)
     assert upload(first, store).files == 2
-    monkeypatch.setattr(bundle.hashing, "contents", lambda *a: pytest.fail("it was read again"))
+    monkeypatch.setattr(bundle.hashing, "hash_files", lambda *a: pytest.fail("it was read again"))
     second = bundle.build_data(folder, cache_dir=cache, clock_ns=clock)
     assert upload(second, store) == Sent(0, 0)
 
