@@ -376,7 +376,7 @@ def test_a_thread_of_the_users_with_that_name_is_not_waited_for():
 
 
 def test_a_long_save_is_told_and_not_waited_for_without_end(monkeypatch, capfd):
-    monkeypatch.setattr(worlds, "_TELL_AFTER_S", 0.05)
+    monkeypatch.setattr(worlds, "_SAY_AFTER_S", 0.05)
     monkeypatch.setattr(worlds, "_SAVES_S", 0.3)
     goes_on = threading.Event()
     threading.Thread(target=goes_on.wait, name="async_save").start()
