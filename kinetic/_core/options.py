@@ -97,21 +97,23 @@ class Options(documents.Record, called="The options of the job"):
             "option": Option(
                 "accelerator",
                 _accept_any,
-                'The slice, for example "cpu", "gpu-l4" or "tpu-v6e-16"; `kinetic accelerators` '
-                "lists them.",
+                'Slice to run on, such as "cpu", "gpu-l4" or "tpu-v6e-16". `kinetic accelerators` '
+                "lists all.",
                 "tpu-v5litepod-1",
                 Flag(("--accelerator", "-a"), offers="accelerators", required=True),
             )
         }
     )
     container_image: str | None = option(
-        checks.image, "The image that hosts of a cluster run.", becomes="place"
+        checks.image, "Container image of the hosts on a cluster.", becomes="place"
     )
     base_image_repo: str | None = option(
-        checks.text, "The repository of prebuilt images.", becomes="place"
+        checks.text, "Repository of the prebuilt images.", becomes="place"
     )
-    zone: str | None = option(checks.text, "The cluster's zone.", becomes="place")
-    project: str | None = option(checks.text, "The cluster's project.", becomes="place")
+    zone: str | None = option(checks.text, "Zone of the cluster.", becomes="place")
+    project: str | None = option(
+        checks.text, "Google Cloud project of the cluster.", becomes="place"
+    )
     capture_env_vars: tuple[str, ...] = option(
         checks.patterns,
         "Variables of the caller's environment to set for the function: names, or prefixes that "
@@ -121,27 +123,29 @@ class Options(documents.Record, called="The options of the job"):
     )
     cluster: str | None = option(
         checks.text,
-        "The cluster; without one the slice is simulated on this machine.",
+        "Cluster to run on. Without one, the slice is simulated on this machine.",
         becomes="place",
     )
     backend: str | None = option(
         checks.backend,
-        "gke, pathways, local or ray; by default the configured one, or what suits the "
-        "accelerator.",
+        "Backend: gke, pathways, local or ray. By default the configured one, or the one that "
+        "suits the accelerator.",
         flag=Flag(("--backend",), offers="backends"),
         becomes="place",
     )
-    namespace: str | None = option(checks.text, "The namespace in the cluster.", becomes="place")
+    namespace: str | None = option(
+        checks.text, "Kubernetes namespace of the jobs.", becomes="place"
+    )
     volumes: Mapping[str, Any] = option(
         _accept_any,
-        'Data at fixed paths, for example {"/data": kinetic.Data("./images")}; read-only, '
-        "but for folders of buckets that are `writable`.",
+        'Data at fixed paths, for example {"/data": kinetic.Data("./images")}. Read-only, except '
+        "for folders of buckets that are `writable`.",
         unset={},
         becomes="data",
     )
     output_dir: str | None = option(
         checks.path_text,
-        "Where the function may leave files: its `KINETIC_OUTPUT_DIR`.",
+        "Folder for the function's output files, which it finds in `KINETIC_OUTPUT_DIR`.",
         flag=Flag(("--output-dir",), "PATH", offers="folders"),
         becomes="output_dir",
     )
@@ -161,7 +165,7 @@ class Options(documents.Record, called="The options of the job"):
     )
     name: str = option(
         checks.name_text,
-        "What lists of jobs show; by default the name of the function or program.",
+        "Name in lists of jobs; by default that of the function or program.",
         flag=Flag(("--name",)),
         unset="",
         becomes="name",
@@ -169,94 +173,94 @@ class Options(documents.Record, called="The options of the job"):
     slices: int | tuple[int, int] = option(
         checks.slices,
         "Number of slices, joined over the network; or (least, most) for an elastic job, which "
-        "goes on when it loses a slice.",
+        "continues when it loses a slice.",
         1,
         flag=Flag(("--slices",), "N|LEAST:MOST", Takes.SLICES),
     )
     max_failures: int | None = option(
         checks.failures,
-        "How many times an elastic job may lose slices before it fails; 10 by default.",
+        "Number of slice losses that an elastic job survives; 10 by default.",
         flag=Flag(("--max-failures",), "N", Takes.COUNT),
     )
     slice_timeout_s: float | None = option(
         checks.seconds,
-        "How long an elastic job waits for a lost slice to return; 5 minutes by default.",
+        "Time for which an elastic job waits for a lost slice; 5 minutes by default.",
         name="slice_timeout",
         flag=Flag(("--slice-timeout",), "DURATION", Takes.DURATION),
     )
     start_wait_s: float | None = option(
         checks.seconds,
-        "How long an elastic job waits for more slices before it starts, once the least number is "
-        "there; a minute by default.",
+        "Time for which an elastic job waits for more slices before it starts with the least "
+        "number; 1 minute by default.",
         name="start_wait",
         flag=Flag(("--start-wait",), "DURATION", Takes.DURATION),
     )
     on_slice_loss: OnSliceLoss | None = option(
         checks.on_slice_loss,
-        'What an elastic job does when it has lost a slice: "wait" for it, the default; "shrink": '
-        "go on at once with the other slices, and grow back when it returns.",
+        'Policy of an elastic job that has lost a slice: "wait" for it, the default; or "shrink", '
+        "which continues at once with the other slices and grows back when it returns.",
         flag=Flag(("--on-slice-loss",), "wait|shrink"),
     )
     controller: Controller = option(
         checks.controller,
-        'Which processes run the function: "multi", one on every host; "single", one that has the '
-        "devices of all hosts and slices of a TPU, through Pathways on a cluster.",
+        'Processes that run the function: "multi", one on every host; or "single", one process '
+        "with the devices of all hosts and slices of a TPU, through Pathways on a cluster.",
         "multi",
         flag=Flag(("--controller",), "single|multi", offers="controllers"),
     )
     queue: str | None = option(
         checks.cluster_name,
-        "The queue of the cluster (a LocalQueue of Kueue) that admits the job once all its hosts "
+        "Queue of the cluster (a LocalQueue of Kueue), which admits the job once all its hosts "
         "fit.",
         flag=Flag(("--queue",)),
         becomes="place",
     )
     priority: str | None = option(
         checks.cluster_name,
-        "The cluster's priority class: of its queue if queue= is given, else of its pods.",
+        "Priority class on the cluster: of the queue if queue= is set, otherwise of the pods.",
         flag=Flag(("--priority",)),
     )
     reservation: str | None = option(
         checks.reservation,
-        "A reservation of machines to run on: its name, or projects/PROJECT/reservations/NAME if "
-        "another project shares it, or GKE is to make its nodes.",
+        "Reservation of machines to run on: its name, or projects/PROJECT/reservations/NAME if "
+        "another project shares it or GKE creates its nodes.",
         flag=Flag(("--reservation",)),
     )
     local_storage: str | None = option(
         checks.local_storage,
-        "The memory of each pod's `KINETIC_LOCAL_DIR`, for local checkpoints: a size that is "
-        'reserved, such as "60Gi"; or "multi-tier", the volume of GKE\'s multi-tier checkpointing, '
-        "which outlives pods.",
+        "Memory for each pod's `KINETIC_LOCAL_DIR`, for local checkpoints: a size to reserve, such "
+        'as "60Gi"; or "multi-tier", the volume of GKE\'s multi-tier checkpointing, which outlives '
+        "pods.",
         flag=Flag(("--local-storage",), "SIZE|multi-tier"),
     )
     network_devices: str | None = option(
         checks.network_devices,
-        "How many network devices of its machine each pod of a multi-slice TPU job claims "
-        '(GKE\'s DRANET): a number, or "all".',
+        "Network devices that each pod of a multi-slice TPU job claims on its machine (GKE's "
+        'DRANET): a number, or "all".',
         flag=Flag(("--network-devices",), "N|all"),
     )
     service_account: str | None = option(
         checks.cluster_name,
-        "The service account of the pods, for functions that call the cluster. Pods get a token "
-        "only if an account is named.",
+        "Service account of the pods, for functions that call the cluster. Pods get a token only "
+        "if an account is named.",
         flag=Flag(("--service-account",)),
         becomes="place",
     )
     cpu: str | None = option(
         checks.processors,
-        "How many processors each pod requests; without it, what its machine has left.",
+        "Processors that each pod requests; without a request, it uses its machine's free ones.",
         flag=Flag(("--cpu",), "N"),
     )
     memory: str | None = option(
         checks.size,
-        "The memory that each pod requests, with all its folders in memory. On Ray it only chooses "
-        "nodes: a function that takes more is not ended.",
+        "Memory that each pod requests, including its folders in memory. On Ray it only selects "
+        "nodes: a function that uses more is not ended.",
         flag=Flag(("--memory",), "SIZE"),
     )
     shm: str | None = option(
         checks.size,
-        "Size limit of each pod's `/dev/shm`, a folder in memory that data loaders use, for "
-        "example; by default half of memory=, or of what the pod may use.",
+        "Size limit of each pod's `/dev/shm`, a folder in memory for data loaders and the like; by "
+        "default half of memory=, or half of the memory that the pod may use.",
         flag=Flag(("--shm",), "SIZE"),
     )
     privileged: bool = option(
@@ -267,15 +271,15 @@ class Options(documents.Record, called="The options of the job"):
     )
     pathways_flags: Mapping[str, list[str]] = option(
         checks.component_flags,
-        'More flags for Pathways\' components "server", "proxy-server" and "worker", with '
-        'controller="single": for each a dict of flags, or text such as "--flag=1 --other=2".',
+        'Additional flags for Pathways\' components "server", "proxy-server" and "worker", with '
+        'controller="single": for each, a dict of flags or text such as "--flag=1 --other=2".',
         unset={},
         flag=Flag(("--pathways-flags",), "COMPONENT=FLAGS", Takes.VARIABLES),
     )
     timeout_s: float | None = option(
         checks.seconds,
-        "Stop the job when the function runs longer than this, in all attempts of an elastic job "
-        "together; waits for hosts or slices do not count. In seconds, or as 90s, 30m, 1h30m.",
+        "Stop the job when the function has run for this long, in all attempts of an elastic job "
+        "together. Waiting for hosts or slices does not count. In seconds, or as 90s, 30m, 1h30m.",
         name="timeout",
         flag=Flag(("--timeout",), "DURATION", Takes.DURATION),
         becomes="limits",
@@ -290,43 +294,42 @@ class Options(documents.Record, called="The options of the job"):
     )
     start_timeout_s: float | None = option(
         checks.seconds,
-        "Give up when the function has not started on every host this long after submission; also "
-        "how long hosts may wait in JAX for a host that has not joined.",
+        "Fail if the function has not started on every host this long after submission. It also "
+        "limits how long hosts wait in JAX for a host that has not joined.",
         name="start_timeout",
         flag=Flag(("--start-timeout",), "DURATION", Takes.DURATION),
         becomes="limits",
     )
     hang_timeout_s: float | None = option(
         checks.seconds,
-        "Stop the job when a host's Python stands still for this long, and show its stacks.",
+        "Stop the job when Python makes no progress on a host for this long, and show its stacks.",
         name="hang_timeout",
         flag=Flag(("--hang-timeout",), "DURATION", Takes.DURATION),
         becomes="limits",
     )
     retries: int = option(
         partial(checks.count, least=0),
-        "How many times a failed job is restarted.",
+        "Number of times that a failed job is restarted.",
         0,
         flag=Flag(("--retries",), "N", Takes.COUNT),
     )
     env: Mapping[str, str] = option(
         checks.variables,
-        "Variables to set for the function.",
+        "Environment variables to set for the function.",
         flag=Flag(("--env",), "NAME=VALUE", Takes.VARIABLES),
         unset={},
     )
     secrets: tuple[str, ...] = option(
         checks.names,
-        "Names of variables of the caller's environment whose values are set for the function and "
-        "stored nowhere.",
+        "Environment variables of the caller to set for the function. Their values are not stored.",
         flag=Flag(("--secret",), "NAME", Takes.NAMES),
         unset=(),
         becomes="secrets",
     )
     all_hosts: bool = option(
         checks.switch,
-        "Keep what the function returns on every host, for `JobHandle.results`; a call still "
-        "returns that of JAX's process 0.",
+        "Keep the return values of all hosts, for `JobHandle.results`. A call still returns that "
+        "of JAX's process 0.",
         False,
     )
     joins_jax: Joins = option(

@@ -78,7 +78,7 @@ class Assignment(_PairType):
 class SlicesParam(_SlicesType):
     """A number of slices, or minimum and maximum of an elastic job: 1:3."""
 
-    name = "N|MIN:MAX"
+    name = "N|LEAST:MOST"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

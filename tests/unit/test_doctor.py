@@ -369,7 +369,7 @@ def test_on_a_terminal_a_finding_is_a_row_whose_words_are_wrapped(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert call(["doctor"]) == 0
     head, *lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert head.split() == ["CHECK", "FOUND"]
+    assert head.split() == ["CHECK", "RESULT"]
     assert max(map(len, lines)) <= columns
     rows = [line.split()[:2] for line in lines if not line.startswith(" ")]
     assert rows == [[each["level"], each["check"]] for each in findings]

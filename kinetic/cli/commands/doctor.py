@@ -10,7 +10,7 @@ import click
 from kinetic.cli import exit_codes, output
 from kinetic.cli.options import json_option
 
-_COLUMNS = ("", "CHECK", "FOUND")
+_COLUMNS = ("", "CHECK", "RESULT")
 
 _HELP = """Check this machine and the configured cluster, and report leftovers of jobs.
 
@@ -45,5 +45,5 @@ def doctor(as_json: bool) -> int:
             (str(f.level), f.check, f.detail + (f" To do: {f.remedy}" if f.remedy else ""))
             for f in report.findings
         ]
-        output.table(_COLUMNS, rows, wrap="FOUND")
+        output.table(_COLUMNS, rows, wrap="RESULT")
     return exit_codes.OK if report.ok else exit_codes.FAILED
