@@ -179,8 +179,8 @@ def main() -> None:
         )
         measure.row("cold, a fresh caller", cold_s, floor, "<= 4x")
         measure.row("warm, with a zygote", warm_s, floor_again, "<= 2x")
-        measure.row("cold, beside submitit", cold_s, submitit_s, "<= 0.3x")
-        measure.row("warm, beside submitit", warm_s, submitit_s, "<= 0.3x")
+        measure.row("cold, compared with submitit", cold_s, submitit_s, "<= 0.3x")
+        measure.row("warm, compared with submitit", warm_s, submitit_s, "<= 0.3x")
 
         hand_s = median_of(lambda: by_hand(4), 3)
         cold_s = median_of(lambda: run_caller(COLD_PSUM, "tpu-v6e-16"), 3)

@@ -36,7 +36,7 @@ def cpu_seconds(act: Callable[[], object]) -> float:
     the wall time."""
 
     def total() -> float:
-        used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
     before = total()

@@ -15,7 +15,7 @@ _log = logging.getLogger("kinetic.packaging")
 _TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# Jobs of kinetic leave files here, so this folder is not sent with later jobs. Backups that\n"
-    "# honour this tag leave it out, too. Remove this file if the folder is to be sent or kept.\n"
+    "# honour this tag leave it out, too. Remove this file to send and back up the folder.\n"
 )
 
 

@@ -78,7 +78,7 @@ class AppContext(JobAccess):
         """Return the jobs of the batch with this id, or of the only one whose id starts with it.
 
         Raises:
-            NotFound: there is no such batch.
+            NotFound: the batch does not exist.
             UsageError: several ids start with it.
         """
         refs = self.board.refs()
