@@ -398,15 +398,10 @@ def test_every_error_is_explained(page: str) -> None:
     assert [name for name in _error_classes() if name not in text] == []
 
 
-def test_the_page_of_errors_says_when_and_what_to_do() -> None:
+def test_the_page_of_errors_says_what_to_do() -> None:
     page = (DOCS / "reference/errors.md").read_text()
-    parts = re.findall(r"^::: kinetic\.errors\.(\w+)\n\n(.*?)(?=^:::|\Z)", page, re.M | re.S)
-    assert [name for name, _ in parts] == _error_classes()
-    assert [
-        name
-        for name, text in parts
-        if not re.match(r"\*\*When:\*\* .+\n\n\*\*What to do:\*\* ", text)
-    ] == []
+    names = re.findall(r"^::: kinetic\.errors\.(\w+)\n\n\*\*What to do:\*\* ", page, re.MULTILINE)
+    assert names == _error_classes()
 
 
 def test_the_package_the_command_and_the_changelog_have_one_version() -> None:
