@@ -486,7 +486,7 @@ def test_a_page_says_that_its_dashboard_is_gone(browser, show):
         page.wait_for("live", "#link")
         assert page.text("#trouble") == ""
     page.wait_for("not connected", "#link")
-    page.wait_for("If it has ended, start it again", "#trouble")
+    page.wait_for("If it was stopped, start it again", "#trouble")
     browser.get("about:blank")
 
 

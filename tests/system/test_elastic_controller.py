@@ -254,7 +254,7 @@ def test_a_program_that_knows_pathways_goes_on_by_itself(tmp_path):
     options = ["run", "-a", "tpu-v6e-8", "--controller", "single", "--slices", "1:2"]
     refused = kn(*options, "--max-failures", "3", "train.py", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "--max-failures is for functions that kinetic calls again" in refused.stderr
+    assert "--max-failures has no effect with --controller single" in refused.stderr
     (detached,) = kn(*options, "-d", "train.py", str(tmp_path), cwd=tmp_path).stdout.split()
     wait_until((tmp_path / "call-1").exists, "the program has not begun")
     kinetic.attach(detached).kill_hosts(slice=0)
