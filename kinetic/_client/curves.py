@@ -80,12 +80,10 @@ def _widen(numbers: Iterable[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _format_tick(
-    name: str, value: float, chars: int, delta: float = 0.0, left: bool = False
-) -> str:
+def _format_tick(name: str, value: float, chars: int, delta: float = 0.0, **options: bool) -> str:
     """Format a tick label for plotille: left-aligned for the horizontal axis, right-aligned for the
     vertical one."""
-    if left:
+    if options.get("left"):
         return f"{value:.0f}".ljust(chars) if delta * chars > 5 else f"{value:.3g}".ljust(chars)
     return (text.size(value) if name.endswith("_bytes") else f"{value:.4g}").rjust(chars)
 

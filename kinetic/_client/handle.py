@@ -505,14 +505,18 @@ class JobHandle(Generic[R_co]):
             raise self._make_error(outcome, is_printed=False)
         return collecting.values(self._board, self.ref, outcome)
 
-    def error(self, *, seen: bool = False) -> BaseException | None:
+    def error(self, *, is_printed: bool = False) -> BaseException | None:
         """Return the exception that `result` raises; None if the job succeeded or is running.
 
         Args:
-            seen: Leave the leader's last lines out of the message, because they were printed.
+            is_printed: Leave the leader's last lines out of the message, because they were printed.
         """
         outcome = self.outcome()
-        return None if outcome is None or outcome.ok else self._make_error(outcome, is_printed=seen)
+        return (
+            None
+            if outcome is None or outcome.ok
+            else self._make_error(outcome, is_printed=is_printed)
+        )
 
     @hide_frames
     def compile_report(self) -> CheckReport:

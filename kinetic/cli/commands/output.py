@@ -203,7 +203,7 @@ def result(
 def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
     """Print the error of a failed job as the call would raise it. `is_printed`: the leader's output
     has already been printed."""
-    problem = handle.error(seen=is_printed)
+    problem = handle.error(is_printed=is_printed)
     if problem is not None:
         output.failure(problem)
     return exit_codes.FAILED
