@@ -43,8 +43,8 @@ TELL_EVERY_S = 2.0
 DRAINING_EVERY_S = 1.0
 """Interval at which Ray is asked for draining nodes; it takes about a millisecond."""
 MOST_STARTS, START_AGAIN_S = 3, 2.0
-"""Limit of reservations of a slice that loses a machine before its hosts have started, and the pause
-between: a fault that ends actors on every machine must not repeat forever."""
+"""Limit of reservations of a slice that loses a machine before its hosts start, and the pause
+between them: a fault that ends actors on every machine must not repeat forever."""
 Variables = Callable[[int, HostPlace], Mapping[str, str]]
 """Returns the variables of a host's program, by the host's index among all hosts of the job."""
 
