@@ -136,7 +136,7 @@ class CompileSlice:
 
         Returns:
             The reports, of which only the last may fit. If the search ended early, the last one
-            names the sizes that were left out.
+                names the sizes that were left out.
 
         Raises:
             ValueError: `build` raised it for every size.

@@ -180,7 +180,7 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
 
     Returns:
         The number of bytes sent; and for each tree that changed since it was packed, the tree that
-        was sent instead.
+            was sent instead.
 
     Raises:
         SourceChanged: The data has changed since it was first sent, and this store lacks the

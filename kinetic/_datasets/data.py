@@ -64,7 +64,9 @@ class Data(_Path):
         def train(images):
             return len(os.listdir(images))
 
-    train(kinetic.Data("./images")) ```
+
+        train(kinetic.Data("./images"))
+        ```
     """
 
     if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def num_slices() -> int:
 
     Returns:
         The number of slices, without those that an elastic job has lost. Under
-        `kinetic.compile_for`, the number compiled for; outside a job 1.
+            `kinetic.compile_for`, the number compiled for; outside a job 1.
 
     Example:
         ```python
@@ -57,7 +57,7 @@ def attempt() -> int:
 
     Returns:
         The number, from 1: every retry, and every re-forming of an elastic job, adds one. 1 outside
-        a job.
+            a job.
 
     Example:
         ```python

@@ -168,8 +168,8 @@ class Checkpointer:
 
         Returns:
             The state, and the step to continue with. If nothing was saved: the result of `init`, or
-            `state` (None if it only describes arrays), and step 0. The step is 0 as well after a
-            checkpoint without a number.
+                `state` (None if it only describes arrays), and step 0. The step is also 0 after a
+                checkpoint without a number.
 
         Raises:
             CheckpointMismatch: The checkpoint does not fit `state` or `data`.

@@ -209,7 +209,7 @@ def list_checkpoints(
 
     Returns:
         The steps of the persistent tier, the local checkpoints of each host, and why damaged local
-        checkpoints cannot be read, by (host, step).
+            checkpoints cannot be read, by (host, step).
     """
     listings = exchange(peers, "steps", json.dumps(opened_.persistent.steps()))
     steps: list[int] = json.loads(listings[0])
