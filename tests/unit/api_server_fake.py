@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """One answer: a body at once, or chunks (an exception breaks the connection off there)."""
+    """An answer: a body at once, or chunks, among which an exception breaks the connection."""
 
     status: int = 200
     body: Any = ""
@@ -24,12 +24,12 @@ class Reply:
 
 
 class Break(Exception):
-    """The connection breaks off here."""
+    """A chunk at which the connection breaks."""
 
 
 @dataclass
 class Script:
-    """A server that gives its replies in order, and keeps what it was asked."""
+    """Replies that a server gives in order, and the requests that it got."""
 
     replies: list[Reply] = field(default_factory=list)
     requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Script:
     url: str = ""
     date: str = "Thu, 01 Jan 1970 01:00:00 GMT"
 
-    def asked(self) -> list[str]:
+    def request_lines(self) -> list[str]:
         return [f"{method} {path}" for method, path, _, _ in self.requests]
 
 

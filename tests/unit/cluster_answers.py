@@ -1,4 +1,4 @@
-"""An `Api` that answers what a preflight and the doctor ask, and lacks what a test takes away."""
+"""An `Api` for tests of preflights and of the doctor, which can lack any kind of object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 
 class ClusterAnswers:
-    """Everything is there, but for `problems`, by verb and plural (or name of the object)."""
+    """A complete cluster but for `problems`: errors by verb and plural (or an object's name)."""
 
     namespace = "ml"
 
@@ -27,11 +27,11 @@ class ClusterAnswers:
         self.objects: dict[str, dict[str, Any]] = {}
         self.text = Version("v1.33.4", 1, 33)
         self.has_controller = True
-        self.asked: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self.nodes = [node("n0", "tpu", "4x4")]
 
     def _ask(self, verb: str, *nouns: str) -> None:
-        self.asked[f"{verb} {nouns[0]}"] += 1
+        self.calls[f"{verb} {nouns[0]}"] += 1
         for noun in ("*", *nouns):
             if (verb, noun) in self.problems:
                 raise self.problems[verb, noun]

@@ -1,7 +1,6 @@
 """Cloud Build, its buckets, logs and registries, over HTTP, as their documentation describes them.
 The services themselves have never been called by these tests.
-
-In: requests of `CloudBuild`. Out: answers; each build passes through the states that a test gives.
+Each build passes through the states that a test gives.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LOG = "https://console.example/builds/"
 
 
 class Login(Credentials):
-    """Someone whose token is another one after each refusal."""
+    """Credentials with a new token after each refusal."""
 
     def __init__(self):
         super().__init__()
@@ -36,16 +35,16 @@ class Login(Credentials):
 
 
 def calls():
-    """Return calls of such a one, without pauses between tries."""
+    """Return calls with such credentials, without pauses between tries."""
     return GoogleCalls(Login(), first_pause_s=0.0)
 
 
 class Google:
-    """One project. `trouble` are answers, (code, document), that come before any other; `refusals`
-    those to requests whose path begins so."""
+    """One project. `trouble` has answers, (code, document), that come before all others; `refusals`
+    has the answers to requests by the beginning of their path."""
 
     def __init__(self):
-        self.asked, self.objects, self.images, self.builds = [], {}, set(), []
+        self.calls, self.objects, self.images, self.builds = [], {}, set(), []
         self.states, self.trouble, self.requests = ["QUEUED", "WORKING", "SUCCESS"], [], []
         self.refusals, self.tokens, self.log = {}, None, ["Step 1", "no such package: frobnicate"]
         self.permissions = ["storage.objects.create", "storage.objects.get"]
@@ -57,9 +56,9 @@ class Google:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 proof = self.headers["Authorization"]
                 with google.lock:
-                    google.asked.append((self.command, self.path, proof))
-                    code, told, headers = google.answered(self.command, self.path, proof, body)
-                data = json.dumps(told).encode()
+                    google.calls.append((self.command, self.path, proof))
+                    code, document, headers = google.respond(self.command, self.path, proof, body)
+                data = json.dumps(document).encode()
                 self.send_response(code)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -85,12 +84,12 @@ class Google:
         self.thread.join()
 
     def paths(self, method=""):
-        return [path.partition("?")[0] for each, path, _ in self.asked if each.startswith(method)]
+        return [path.partition("?")[0] for each, path, _ in self.calls if each.startswith(method)]
 
-    def begun(self):
+    def build_posts(self):
         return [path for path in self.paths("POST") if path.endswith("/builds")]
 
-    def answered(self, method, target, proof, body):
+    def respond(self, method, target, proof, body):
         path, _, query = target.partition("?")
         if self.trouble:
             return (*self.trouble.pop(0), {})[:3]
@@ -99,13 +98,13 @@ class Google:
                 return (*answer, {})[:3]
         if self.tokens is not None and proof.startswith("Bearer") and proof not in self.tokens:
             return 401, {"error": {"message": "token expired"}}, {}
-        asked = dict(urllib.parse.parse_qsl(query))
-        code, told = self.answer(method, path, asked, body)
-        return code, told, {}
+        options = dict(urllib.parse.parse_qsl(query))
+        code, document = self.answer(method, path, options, body)
+        return code, document, {}
 
-    def answer(self, method, path, asked, body):
+    def answer(self, method, path, options, body):
         if path.startswith("/upload/"):
-            return self.uploaded(path.split("/")[5], asked, body)
+            return self.store_upload(path.split("/")[5], options, body)
         if path.startswith("/v2/entries"):
             lines = [{"textPayload": f"{line}\n"} for line in reversed(self.log)]
             return 200, {"entries": lines[: json.loads(body)["pageSize"]]}
@@ -116,20 +115,20 @@ class Google:
         if "/repositories/" in path:
             return 200, {"format": "DOCKER"}
         if path.endswith("/builds"):
-            return self.created(body) if method == "POST" else (200, self.listed(asked))
+            return self.create_build(body) if method == "POST" else (200, self.list_builds(options))
         if path.endswith(":cancel"):
             self.build(path.rpartition("/")[2].removesuffix(":cancel"))["status"] = "CANCELLED"
             return 200, {}
-        return 200, self.moved(self.build(path.rpartition("/")[2]))
+        return 200, self.advance(self.build(path.rpartition("/")[2]))
 
-    def uploaded(self, bucket, asked, body):
-        assert asked["ifGenerationMatch"] == "0"
-        if (bucket, asked["name"]) in self.objects:
+    def store_upload(self, bucket, options, body):
+        assert options["ifGenerationMatch"] == "0"
+        if (bucket, options["name"]) in self.objects:
             return 412, {}
-        self.objects[bucket, asked["name"]] = body
+        self.objects[bucket, options["name"]] = body
         return 200, {}
 
-    def created(self, body):
+    def create_build(self, body):
         request = json.loads(body)
         self.requests.append(request)
         number = len(self.builds) + 1
@@ -139,21 +138,22 @@ class Google:
             **{"createTime": f"2026-01-01T00:00:{number:02}Z", "left": self.states[1:]},
         }
         self.builds.append(build)
-        return 200, {"metadata": {"build": self.ended(build)}}
+        return 200, {"metadata": {"build": self.finish(build)}}
 
-    def listed(self, asked):
-        found = [each for each in self.builds if f'tags="{each["tags"][1]}"' == asked["filter"]]
-        return {"builds": found[: int(asked["pageSize"])]} if found else {}
+    def list_builds(self, options):
+        tag = options["filter"]
+        builds = [build for build in self.builds if f'tags="{build["tags"][1]}"' == tag]
+        return {"builds": builds[: int(options["pageSize"])]} if builds else {}
 
     def build(self, build_id):
-        return next(each for each in self.builds if each["id"] == build_id)
+        return next(build for build in self.builds if build["id"] == build_id)
 
-    def moved(self, build):
+    def advance(self, build):
         if build["status"] != "CANCELLED" and build["left"]:
             build["status"] = build["left"].pop(0)
-        return self.ended(build)
+        return self.finish(build)
 
-    def ended(self, build):
+    def finish(self, build):
         if build["status"] == "FAILURE":
             build["failureInfo"] = {"detail": "step 0 exited with 1"}
         if build["status"] == "SUCCESS" and self.pushes:

@@ -53,7 +53,7 @@ def test_an_image_is_built(google, builds, waited):
         f"{BUILDS}/b1",
         f"{BUILDS}/b1",
     ]
-    assert {proof for *_, proof in google.asked} == {"Bearer t0"}
+    assert {proof for *_, proof in google.calls} == {"Bearer t0"}
     assert waited == [5.0, 5.0]
     assert builds.has(URI)
 
@@ -109,20 +109,20 @@ def test_whether_an_image_is_there(google, builds):
     assert not builds.has(URI)
     google.images.add(path_of(URI))
     assert builds.has(URI)
-    assert google.asked[-1][2] == "Bearer t0"
+    assert google.calls[-1][2] == "Bearer t0"
 
 
 def test_trouble_passes(google, builds):
     google.trouble = [(503, {}), (429, {}, {"Retry-After": "0"}), (429, {})]
     assert not builds.has(URI)
-    assert len(google.asked) == 4
+    assert len(google.calls) == 4
 
 
 def test_trouble_that_does_not_pass(google, builds):
     google.trouble = [(503, {})] * 9
     with pytest.raises(BackendUnavailable, match="does not answer"):
         builds.has(URI)
-    assert len(google.asked) == 5
+    assert len(google.calls) == 5
 
 
 def test_a_registry_that_is_out_of_reach(google, builds):
@@ -135,7 +135,7 @@ def test_a_build_is_begun_once_at_most(google, builds):
     google.trouble = [(200, {}), (503, {})]
     with pytest.raises(BackendUnavailable):
         builds.begin(URI, FILES, "b")
-    assert len(google.begun()) == 1
+    assert len(google.build_posts()) == 1
 
 
 def test_a_build_whose_answer_was_lost_is_found(google, builds):
@@ -148,7 +148,7 @@ def test_a_build_whose_answer_was_lost_is_found(google, builds):
 def test_a_build_that_was_turned_away_is_asked_for_again(google, builds):
     google.trouble = [(200, {}), (429, {})]
     assert builds.begin(URI, FILES, "b").build_id == "b1"
-    assert len(google.begun()) == 2
+    assert len(google.build_posts()) == 2
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_is_refused_says_what_to_do(google, builds, code, advice):
     with pytest.raises(PreflightError, match="no such thing") as caught:
         builds.begin(URI, FILES, "b")
     assert advice in str(caught.value)
-    assert len(google.asked) == (3 if code == 401 else 1)  # with two new tokens
+    assert len(google.calls) == (3 if code == 401 else 1)  # with two new tokens
 
 
 def test_a_token_that_expires_is_renewed(google, builds):

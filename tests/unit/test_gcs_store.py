@@ -135,7 +135,7 @@ def test_a_large_upload_goes_on_after_a_cut(store, double):
     assert [r.call for r in double.requests].count("start") == 1
 
 
-@pytest.mark.parametrize("fault", [{"kept": 1 << 20}, {"status": 410}, {"status": 404}])
+@pytest.mark.parametrize("fault", [{"stored_bytes": 1 << 20}, {"status": 410}, {"status": 404}])
 def test_an_upload_that_cannot_go_on_begins_again(store, double, fault):
     double.fail("chunk", **fault)
     assert store.put("a", iter([LARGE]), if_absent=True)

@@ -79,7 +79,7 @@ def test_an_image_that_is_there_is_used(google, caller):
     google.images.add(path_of(URI))
     for _ in range(3):
         assert caller.choose(made()) == "bundled"
-    assert (len(google.asked), caller.told) == (1, [])
+    assert (len(google.calls), caller.told) == (1, [])
 
 
 def test_an_image_that_is_missing_is_built_first(google, caller):
@@ -123,7 +123,7 @@ def test_missing_rights_are_said_before_anything_is_sent(google, caller, code):
     with pytest.raises(PreflightError, match="builds"):
         caller.choose(made())
     assert not google.objects
-    assert not google.begun()
+    assert not google.build_posts()
 
 
 def test_google_does_not_answer_while_it_builds(google, caller):
@@ -136,7 +136,7 @@ def test_google_does_not_answer_while_it_builds(google, caller):
     caller.sleep = caller.waited.append
     google.trouble = []
     assert caller.choose(made()) == "bundled"
-    assert len(google.begun()) == 1
+    assert len(google.build_posts()) == 1
 
 
 def test_ctrl_c_cancels_an_own_build(google, caller):
@@ -154,7 +154,7 @@ def test_a_second_caller_waits_for_the_first_ones_build(google, caller):
     google.states = ["WORKING"] * 3 + ["SUCCESS"]
     caller.open("p", "us-central1").begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
     assert caller.choose(made()) == "bundled"
-    assert len(google.begun()) == 1
+    assert len(google.build_posts()) == 1
     assert "is already being built" in caller.told[0]
 
 
@@ -180,7 +180,7 @@ def test_a_build_that_another_caller_has_cancelled_is_begun_anew(google, caller)
 
     caller.sleep = sleep
     assert caller.choose(made()) == "bundled"
-    assert len(google.begun()) == 2
+    assert len(google.build_posts()) == 2
 
 
 def test_threads_of_one_caller_build_once(google, caller):
@@ -189,7 +189,7 @@ def test_threads_of_one_caller_build_once(google, caller):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(google.begun()) == 1
+    assert len(google.build_posts()) == 1
 
 
 def test_a_cluster_whose_name_no_registry_can_have():
@@ -201,13 +201,13 @@ def test_a_cluster_whose_name_no_registry_can_have():
 
 def test_pods_that_install_nothing_need_no_image(google, caller):
     assert caller.choose(made(requirements=None)) == "bundled"
-    assert google.asked == []
+    assert google.calls == []
 
 
 @pytest.mark.parametrize("image", ["", "prebuilt", "ghcr.io/me/it:1"])
 def test_another_image_is_left_alone(google, caller, image):
     assert caller.choose(made(image)) == image
-    assert google.asked == []
+    assert google.calls == []
 
 
 # -- in the pods -----------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ ONE_HOST = Options(resolve("cpu"))
 def test_a_dry_run_names_the_image_and_asks_nobody(google, caller):
     about = made(options=ONE_HOST)
     assert Pods(caller).image(about) == images.image_of(about)
-    assert google.asked == []
+    assert google.calls == []
 
 
 def test_pods_start_from_a_public_image_if_none_is_named(google, caller):
@@ -248,4 +248,4 @@ def test_pods_start_from_a_public_image_if_none_is_named(google, caller):
     google.images.add(path_of(images.image_of(made(options=ONE_HOST))))
     assert pods.backend.choose_image(about, INSTALLED, caller.told.append) is about
     assert pods.image(about) == "python:3.12-slim"
-    assert google.asked == []
+    assert google.calls == []

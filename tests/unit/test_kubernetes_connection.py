@@ -48,7 +48,7 @@ def test_objects_are_plain_documents(api: Api, script: Script) -> None:
     script.replies = [Reply(201, {**JOB, "status": {}}), Reply(200, JOB)]
     assert api.create(JOBS, JOB)["status"] == {}
     assert api.get(JOBS, "a") == JOB
-    assert script.asked() == [
+    assert script.request_lines() == [
         "POST /apis/batch/v1/namespaces/ml/jobs?fieldValidation=Strict",
         "GET /apis/batch/v1/namespaces/ml/jobs/a",
     ]
@@ -62,8 +62,8 @@ def test_a_list_is_read_page_by_page(api: Api, script: Script) -> None:
     ]
     answer = api.list(PODS, Selector(labels="app=kinetic", namespace=""))
     assert (len(answer.items), answer.pages) == (2, 2)
-    assert script.asked()[0] == "GET /api/v1/pods?labelSelector=app%3Dkinetic&limit=500"
-    assert script.asked()[1].endswith("&continue=x")
+    assert script.request_lines()[0] == "GET /api/v1/pods?labelSelector=app%3Dkinetic&limit=500"
+    assert script.request_lines()[1].endswith("&continue=x")
 
 
 def test_a_list_that_took_too_long_begins_again(api: Api, script: Script) -> None:

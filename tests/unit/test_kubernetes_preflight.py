@@ -33,17 +33,17 @@ def check(cluster: Any, needs: Needs = ALL, *more: dict[str, Any], clock: float 
 
 def test_a_plain_job_is_two_questions(cluster: ClusterAnswers) -> None:
     check(cluster, Needs())
-    assert cluster.asked == {"create jobs": 1, "create secrets": 1}
+    assert cluster.calls == {"create jobs": 1, "create secrets": 1}
 
 
 def test_many_jobs_ask_once(cluster: ClusterAnswers) -> None:
     for _ in range(200):
         check(cluster, clock=5.0)
-    assert set(cluster.asked.values()) == {1, 2}, "two drivers are read"
+    assert set(cluster.calls.values()) == {1, 2}, "two drivers are read"
     check(cluster, Needs("other"), clock=5.0)
-    assert cluster.asked["create jobs"] == 2
+    assert cluster.calls["create jobs"] == 2
     check(cluster, clock=5.0 + preflight.COUNTS_S)
-    assert cluster.asked["create jobs"] == 3
+    assert cluster.calls["create jobs"] == 3
 
 
 REFUSALS: list[tuple[tuple[str, str], KineticError, str]] = [
@@ -122,7 +122,7 @@ def test_a_pod_that_is_larger_than_all_machines_is_refused(cluster: ClusterAnswe
     cluster.nodes[0]["status"]["allocatable"] = {"cpu": "80", "memory": "320Gi"}
     for _ in range(2):
         preflight.check(cluster, [_job(requests={"cpu": "60"}), JOB[1]], Needs(), clock=lambda: 0.0)
-    assert cluster.asked["list nodes"] == 1
+    assert cluster.calls["list nodes"] == 1
     with pytest.raises(PreflightError, match=r"^No node has the 500 CPUs that a pod requests"):
         preflight.check(
             cluster, [_job(requests={"cpu": "500"}), JOB[1]], Needs(), clock=lambda: 0.0

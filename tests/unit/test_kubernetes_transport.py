@@ -189,5 +189,5 @@ def test_a_login_to_google_goes_by_the_proxy(
     script.replies = [Reply(407)]
     with pytest.raises(PreflightError, match="Logging in to Google Cloud failed"):
         credentials.ask_google()
-    assert script.asked()[0] == "CONNECT oauth2.googleapis.com:443"
+    assert script.request_lines()[0] == "CONNECT oauth2.googleapis.com:443"
     assert script.proxy_authorization[0] == "Basic bWU6c2VjcmV0"

@@ -58,7 +58,7 @@ def test_a_proxy_is_given_its_password(form):
         with pytest.raises(urllib3.exceptions.ProxyError, match="407"):
             pools.request("GET", "https://no-such-host.invalid/x", retries=False)
         pools.clear()
-    assert script.asked() == [f"GET {FAR}/x", "CONNECT no-such-host.invalid:443"]
+    assert script.request_lines() == [f"GET {FAR}/x", "CONNECT no-such-host.invalid:443"]
     assert script.proxy_authorization == [BASIC, BASIC]
 
 

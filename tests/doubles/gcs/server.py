@@ -275,10 +275,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not span:
             total = self.unread_bytes
         self._receive(upload, begin)
-        if self.fault.kept >= 0:
-            del upload.data[begin + self.fault.kept :]
-        if upload.made is not None:
-            self._json(upload.made.resource())
+        if self.fault.stored_bytes >= 0:
+            del upload.data[begin + self.fault.stored_bytes :]
+        if upload.result is not None:
+            self._json(upload.result.resource())
         elif total is not None and len(upload.data) >= total:
             self._finish(upload)
         else:
@@ -287,7 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _receive(self, upload: Upload, begin: int) -> None:
         """Store the bytes that arrive, without those that are stored already."""
-        whole = upload.made.data if upload.made else upload.data
+        whole = upload.result.data if upload.result else upload.data
         if begin > len(whole):
             raise Refusal(
                 503,
@@ -302,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
             del arrived[len(arrived) - (begin + len(arrived)) % QUANTUM :]
             raise
         finally:
-            if upload.made is None:
+            if upload.result is None:
                 upload.data += arrived[len(upload.data) - begin :]
 
     def _finish(self, upload: Upload) -> None:
@@ -310,11 +310,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault.damaged and data:
             data = data[:-1] + bytes([data[-1] ^ 1])
         _check_hash(self.headers.get("X-Goog-Hash", ""), data)
-        upload.made = self.double.buckets.insert(
+        upload.result = self.double.buckets.insert(
             upload.bucket, upload.name, data, upload.query, upload.resource, upload.content_type
         )
         upload.data.clear()
-        self._json(upload.made.resource())
+        self._json(upload.result.resource())
 
     # --- bytes in and out
 

@@ -36,7 +36,7 @@ class Fault:
         status, message: the answer.
         cut_after: the connection ends after this many bytes of the body, in either direction.
         lost: the request is done, but the connection ends without an answer.
-        kept: the most bytes of a chunk that are stored.
+        stored_bytes: the most bytes of a chunk that are stored.
         damaged: a bit of the content is flipped on its way.
         abandoned: the connection ends when the request has arrived, which is done nevertheless.
         gate: the answer waits for this event.
@@ -49,7 +49,7 @@ class Fault:
     message: str = ""
     cut_after: int = -1
     lost: bool = False
-    kept: int = -1
+    stored_bytes: int = -1
     damaged: bool = False
     abandoned: bool = False
     gate: threading.Event | None = None
@@ -58,7 +58,7 @@ class Fault:
 
 @dataclass
 class Upload:
-    """A resumable upload; `made` is its object once it is complete."""
+    """A resumable upload; `result` is its object once it is complete."""
 
     bucket: str
     name: str
@@ -66,7 +66,7 @@ class Upload:
     resource: dict[str, object]
     content_type: str
     data: bytearray = field(default_factory=bytearray)
-    made: Object | None = None
+    result: Object | None = None
 
 
 class Double:
