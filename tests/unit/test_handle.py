@@ -1,4 +1,4 @@
-"""Handles: any process, again and again; the value or the error; nothing lost."""
+"""Results of a job through its handle: values, timeouts, interrupts, damaged records."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def test_logs_are_streamed_on_request_only(store, backend, job, handle, capsys):
 
 
 def test_each_change_of_status_is_told_once(store, backend, job, handle):
-    seen = []
+    statuses = []
     backend.output = [None] * 5
     ends_with(backend, store, job, 1)
-    handle.result(on_status_change=seen.append)
-    assert seen == [JobStatus.RUNNING, JobStatus.SUCCEEDED]
+    handle.result(on_status_change=statuses.append)
+    assert statuses == [JobStatus.RUNNING, JobStatus.SUCCEEDED]
 
 
 def test_a_status_that_cannot_be_had_does_not_end_the_wait(store, backend, job, handle):
-    seen, real, answers = [], backend.status, iter([False, True])
+    statuses, real, answers = [], backend.status, iter([False, True])
 
     def status(refs):
         if not next(answers, True):
@@ -103,8 +103,8 @@ def test_a_status_that_cannot_be_had_does_not_end_the_wait(store, backend, job, 
     backend.status = status
     backend.output = [None] * 5
     ends_with(backend, store, job, 1)
-    assert handle.result(on_status_change=seen.append) == 1
-    assert seen[-1] == JobStatus.SUCCEEDED
+    assert handle.result(on_status_change=statuses.append) == 1
+    assert statuses[-1] == JobStatus.SUCCEEDED
 
 
 def test_a_timeout_leaves_the_job_running(store, backend, job, handle):
@@ -116,7 +116,7 @@ def test_a_timeout_leaves_the_job_running(store, backend, job, handle):
 
 
 def test_a_timeout_while_nobody_can_be_asked_promises_nothing(backend, handle):
-    """After the death of a cluster's control plane it was said that the job keeps running."""
+    """After the death of a cluster's control plane, nobody knows if the job keeps running."""
 
     def fail():
         raise errors.BackendUnavailable("The cluster does not answer.")
@@ -157,12 +157,12 @@ def test_ctrl_c_tells_the_way_back_and_leaves_the_job(backend, job, handle):
     for blocking in (handle.result, handle.wait, lambda: handle.logs(follow=True)):
         with pytest.raises(KeyboardInterrupt) as caught:
             blocking()
-        told = "".join(traceback.format_exception(caught.value)).splitlines()
-        assert told[-2] == "KeyboardInterrupt"
-        assert f'kinetic.attach("{job.job_id}")' in told[-1], "the last words"
-        assert f"kinetic jobs logs -f {job.job_id}" in told[-1]
-        assert f"kinetic jobs cancel {job.job_id}" in told[-1]
-        assert not [line for line in told if OURS in line], "no frames of ours"
+        lines = "".join(traceback.format_exception(caught.value)).splitlines()
+        assert lines[-2] == "KeyboardInterrupt"
+        assert f'kinetic.attach("{job.job_id}")' in lines[-1], "the last words"
+        assert f"kinetic jobs logs -f {job.job_id}" in lines[-1]
+        assert f"kinetic jobs cancel {job.job_id}" in lines[-1]
+        assert not [line for line in lines if OURS in line], "no frames of ours"
     assert backend.calls == []
 
 
@@ -175,9 +175,9 @@ def test_ctrl_c_once_the_job_has_ended_says_how_to_get_the_value(
         patched.setattr(collecting if named == "value" else handle, named, raise_interrupt)
         with pytest.raises(KeyboardInterrupt) as caught:
             handle.result()
-    (told,) = caught.value.__notes__
-    assert f'{job.job_id} has ended: kinetic.attach("{job.job_id}").result() returns its' in told
-    assert "running" not in told
+    (note,) = caught.value.__notes__
+    assert f'{job.job_id} has ended: kinetic.attach("{job.job_id}").result() returns its' in note
+    assert "running" not in note
     assert handle.result() == 1
 
 
@@ -208,33 +208,33 @@ except %s as caught:
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize(
-    ("caught", "told"),
+    ("caught", "ending"),
     [("ValueError", "KeyboardInterrupt\nit goes on\n"), ("BaseException", "caught\nit goes on\n")],
 )
-def test_the_way_back_is_the_last_word_whoever_catches_the_interrupt(caught, told):
+def test_the_way_back_is_the_last_word_whoever_catches_the_interrupt(caught, ending):
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED % caught], capture_output=True, text=True
     )
-    assert done.stderr.endswith(told)
+    assert done.stderr.endswith(ending)
     assert done.stderr.count("it goes on") == 1
 
 
-@pytest.mark.parametrize(("left", "told"), [("running", 1), ("ended", 0), ("removed", 0)])
+@pytest.mark.parametrize(("state", "notices"), [("running", 1), ("ended", 0), ("removed", 0)])
 def test_a_job_that_is_over_at_the_end_is_not_said_to_go_on(
-    store, job, handle, capsys, monkeypatch, left, told
+    store, job, handle, capsys, monkeypatch, state, notices
 ):
     last = []
     monkeypatch.setattr(console.atexit, "register", lambda *call: last.append(call))
     monkeypatch.setattr(handle, "_watch", raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         handle.wait()
-    if left == "ended":
+    if state == "ended":
         put_success(store, job, 1)
-    elif left == "removed":
+    elif state == "removed":
         store.delete(layout.JobKeys(job.job_id).ref)
     for act, *arguments in last:
         act(*arguments)
-    assert capsys.readouterr().err.count("keeps running") == told
+    assert capsys.readouterr().err.count("keeps running") == notices
 
 
 def raise_interrupt(*_, **__):

@@ -1,4 +1,4 @@
-"""What a handle raises for a job that failed, and what it says of it."""
+"""Errors that a handle raises for a failed job, with their notes."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_traceback_is_shown_once(store, job, handle):
         put_outcome(store, job, raised(store, job, 2, error))
     with pytest.raises(OwnError) as caught:
         handle.result()
-    shown = "".join(traceback.format_exception(caught.value))
-    assert shown.count('raise OwnError(7, why="because")') == 1
-    assert shown.count("Traceback (most recent call last)") == 1
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count('raise OwnError(7, why="because")') == 1
+    assert text.count("Traceback (most recent call last)") == 1
     assert re.search(
         r"Remote traceback \(host 2 of 4, job-00000001\): as above, "
         r"raised at test_handle_failures.py:\d+ in test_",
-        shown,
+        text,
     )
 
 
@@ -330,17 +330,17 @@ def test_a_gang_that_returned_without_a_value(store, job, handle):
 
 
 def test_long_tracebacks_fit_on_a_screen(store, job, handle):
-    text = "\n".join(f"frame {n}" for n in range(5000))
-    put_outcome(store, job, HostReport(1, Exit.RAISED, error=RemoteError("Odd", "m" * 9000, text)))
+    trace = "\n".join(f"frame {n}" for n in range(5000))
+    put_outcome(store, job, HostReport(1, Exit.RAISED, error=RemoteError("Odd", "m" * 9000, trace)))
     with pytest.raises(errors.UserCodeFailed) as caught:
         handle.result()
-    shown = str(caught.value)
-    assert "frame 0" in shown
-    assert "frame 4999" in shown
-    assert "lines left out" in shown
-    assert len(shown.splitlines()) < 70
-    assert len(shown) < 10_000
-    assert caught.value.remote_traceback == text
+    text = str(caught.value)
+    assert "frame 0" in text
+    assert "frame 4999" in text
+    assert "lines left out" in text
+    assert len(text.splitlines()) < 70
+    assert len(text) < 10_000
+    assert caught.value.remote_traceback == trace
 
 
 def test_an_exception_that_another_version_wrote_is_called_so(store, job, handle):

@@ -1,4 +1,4 @@
-"""Looking at a job, ending it, finding it again."""
+"""Reading a job's state, ending it and finding it, through its handle."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def test_a_job_that_does_not_stop_in_time_is_left_to_stop(backend, handle, caplo
 
 
 def test_when_it_was_submitted_is_a_date(handle, store):
-    seen = JobHandle(ref(created_at=1_700_000_000.9), store=store)
-    assert seen.created_at == "2023-11-14T22:13:20Z"
-    assert seen.ref.created_at == 1_700_000_000.9
+    dated = JobHandle(ref(created_at=1_700_000_000.9), store=store)
+    assert dated.created_at == "2023-11-14T22:13:20Z"
+    assert dated.ref.created_at == 1_700_000_000.9
 
 
 def test_cleaning_up_a_running_job_stops_it_first(store, backend, job, handle):

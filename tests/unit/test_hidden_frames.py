@@ -1,4 +1,4 @@
-"""Notebooks show none of kinetic's lines for what a function raises, and for Ctrl-C."""
+"""Tracebacks in notebooks: exceptions of functions and Ctrl-C show none of kinetic's frames."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def fail():
     raise ValueError("no")
 
 
-def shown(error):
-    """Kinetic's frames that IPython shows."""
+def list_visible(error):
+    """List kinetic's frames that IPython shows."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return [
         frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name
@@ -49,7 +49,7 @@ async def await_with_others():
 def test_awaiting_shows_no_line_of_ours(backend, wait):
     with pytest.raises(ValueError, match="no") as caught:
         asyncio.run(wait())
-    assert shown(caught.value) == []
+    assert list_visible(caught.value) == []
 
 
 def interrupt(*args, **kwargs):
@@ -65,7 +65,7 @@ def test_interrupted_submissions_show_no_line_of_ours(backend, monkeypatch, act)
     monkeypatch.setattr(backend, "render", interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
         act()
-    assert shown(caught.value) == []
+    assert list_visible(caught.value) == []
 
 
 @pytest.mark.starts_processes
@@ -76,7 +76,7 @@ def test_an_interrupted_cancel_shows_no_line_of_ours(backend, monkeypatch, act):
     monkeypatch.setattr(backend, "cleanup", interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
         act(job)
-    assert shown(caught.value) == []
+    assert list_visible(caught.value) == []
 
 
 @pytest.mark.starts_processes
@@ -86,4 +86,4 @@ def test_an_interrupted_cleanup_of_a_batch_shows_no_line_of_ours(backend, monkey
     monkeypatch.setattr(backend, "cleanup", interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
         batch.cleanup()
-    assert shown(caught.value) == []
+    assert list_visible(caught.value) == []

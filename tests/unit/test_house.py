@@ -1,4 +1,4 @@
-"""The house rules that no tool checks. Each rule is a small function, and is itself tested on a
+"""The project's own rules for modules. Each rule is a small function, which is itself tested on a
 text that breaks it."""
 
 from __future__ import annotations
@@ -19,37 +19,35 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "m
 MAX_LINES = 900
 MAX_FUNCTION_LINES = 100
 IN_PROGRAMS = {"kinetic/_host/worker/joining.py", "kinetic/_host/worker/startup/sitecustomize.py"}
-"""They run in programs that a function starts, which are told about their host by variables
-alone."""
+"""Modules that run in programs of a function, which know their host by variables alone."""
 MAY_READ_ENVIRON = {
     "kinetic/_config/settings.py",
     "kinetic/_host/identity.py",
-    "kinetic/_host/bootstrap.py",  # a pod's command, before anything of kinetic is there
-    "kinetic/_host/local/zygote.py",  # starts itself again
-    "kinetic/_host/agent/worker_process.py",  # whether a fork would do
+    "kinetic/_host/bootstrap.py",  # runs in a pod that may not have kinetic yet
+    "kinetic/_host/local/zygote.py",  # restarts itself
+    "kinetic/_host/agent/worker_process.py",  # reads PYTHONHASHSEED
     "kinetic/_host/worker/jaxworld.py",
-    "kinetic/_ray/address.py",  # the token, as Google's library finds its credentials
-    "kinetic/_in_job/slices.py",  # what the worker told the function
+    "kinetic/_ray/address.py",  # reads the token, as Google's library reads its credentials
+    "kinetic/_in_job/slices.py",  # reads the variables that the worker sets for the function
     "kinetic/_in_job/preemption.py",  # likewise
 } | IN_PROGRAMS
 MAY_WRITE_ENVIRON = {
     "kinetic/_compile/compiler.py",  # a process of its own, before it loads JAX
-    "kinetic/_compile/topologies.py",  # for as long as libtpu reads it, which takes nothing else
+    "kinetic/_compile/topologies.py",  # libtpu has no other parameters; restored afterwards
     "kinetic/_host/worker/attempt.py",
     "kinetic/_host/worker/joining.py",
 }
-"""Where a worker, which is a process of its own, gives the function the variables that it was
-promised."""
+"""Modules that run in a process of their own, such as the worker, and set its variables."""
 WITHOUT_KINETIC = IN_PROGRAMS | {
     "kinetic/_host/bootstrap.py",
     "kinetic/_host/worker/startup/kinetic_awaiting.py",
 }
-"""They run where kinetic cannot be imported, or not yet."""
+"""Modules that run in processes that cannot import kinetic, or not yet."""
 MAY_LOCK = WITHOUT_KINETIC
 MAY_NAME_PROC = WITHOUT_KINETIC | {
-    "kinetic/_datasets/call_data.py",  # refuses to put data there
-    "kinetic/_source/shipment.py",  # takes no script from there for the project's
-    "kinetic/_host/worker/mounts.py",  # writes what a namespace needs, and names what it mounts
+    "kinetic/_datasets/call_data.py",  # refuses to mount data below /proc
+    "kinetic/_source/shipment.py",  # counts no script below /proc as the project's
+    "kinetic/_host/worker/mounts.py",  # sets up a user namespace
 }
 PARTICIPLES = re.compile(
     r"_*(?:\w+ed|[a-z]+ing|told|sent|made|found|kept|known|seen|held|left|lost|met|said|shown"
@@ -58,7 +56,7 @@ PARTICIPLES = re.compile(
 )
 NO_PARTICIPLES = {"embed", "feed", "listing", "need", "ping", "ring", "seed", "setting", "string"}
 DICTATED = {"_missing_", "cancelled", "done", "preempted"}
-"""By enum, concurrent.futures, and users' code: `kinetic.preempted()`."""
+"""Names that enum, concurrent.futures and the public API (`kinetic.preempted`) prescribe."""
 CHANGING = {"update", "clear", "pop", "setdefault", "__setitem__"}
 
 
@@ -72,13 +70,13 @@ def name(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def nodes_of(source: str) -> list[ast.AST]:
-    """All nodes of a module, itself first. Kept for the next rule, not for long: all trees at once
-    would be a burden to the tests after these."""
+    """Return all nodes of a module, the module first. Cache one module for the next rule: the trees
+    of all modules would slow the garbage collector in later tests."""
     return list(ast.walk(ast.parse(source)))
 
 
 def environment_uses(source: str) -> tuple[list[int], list[int]]:
-    """Lines that read the environment of the process, and lines that change it."""
+    """List the lines that read the process's environment, and those that change it."""
     reads, writes = [], []
     for node in nodes_of(source):
         if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -112,7 +110,7 @@ def _changes(node: ast.AST, source: str) -> bool:
 
 
 def lock_calls(source: str) -> list[int]:
-    """Lines that lock a file, or ask who does."""
+    """List the lines that lock a file, or read who holds a lock."""
     return [
         node.lineno
         for node in nodes_of(source)
@@ -122,7 +120,7 @@ def lock_calls(source: str) -> list[int]:
 
 
 def proc_paths(source: str) -> list[int]:
-    """Lines with a path below /proc."""
+    """List the lines with a path below /proc."""
     return [
         node.lineno
         for node in nodes_of(source)
@@ -133,7 +131,7 @@ def proc_paths(source: str) -> list[int]:
 
 
 def imports_of_kinetic(source: str) -> list[int]:
-    """Lines that import something of kinetic when they run, and cannot do without."""
+    """List the lines that import kinetic at run time, without a fallback."""
     quiet = {
         node
         for block in nodes_of(source)
@@ -151,13 +149,13 @@ def imports_of_kinetic(source: str) -> list[int]:
 
 
 def docstring_fault(source: str) -> str:
-    """What the opening of a module lacks, or "": a sentence that says what it is."""
+    """Return the fault of a module's docstring, or ""."""
     first = (ast.get_docstring(nodes_of(source)[0]) or "").partition("\n\n")[0]
     return "" if first.strip().endswith((".", ":")) else "a first sentence that says what it is"
 
 
 def long_functions(source: str) -> list[str]:
-    """Functions that are more than one thought."""
+    """List the functions with too many lines."""
     return [
         node.name
         for node in nodes_of(source)
@@ -168,7 +166,7 @@ def long_functions(source: str) -> list[str]:
 
 
 def bare_raises(source: str) -> list[int]:
-    """Lines that raise RuntimeError or Exception, which tell the caller nothing to catch."""
+    """List the lines that raise RuntimeError or Exception, which callers cannot catch by name."""
     raised = [
         node for node in nodes_of(source) if isinstance(node, ast.Raise) and node.exc is not None
     ]
@@ -185,8 +183,8 @@ def _class_name(raised: ast.expr | None) -> str:
 
 
 def bare_participles(source: str) -> list[str]:
-    """Functions whose names do not say what they do: `told`, `_checked`, `waiting`. A property may
-    be named so."""
+    """List the functions named by a bare participle: `told`, `_checked`, `waiting`. Properties may
+    have such names."""
     functions = [
         node
         for node in nodes_of(source)
@@ -204,8 +202,8 @@ def bare_participles(source: str) -> list[str]:
 
 
 def machine_paths(text: str) -> list[str]:
-    """Paths that only exist where the text was written. `/home/me` and `/home/you` are nobody's."""
-    # "/src" is too short to mean this machine
+    """List the paths of a particular machine. `/home/me` and `/home/you` are examples."""
+    # A checkout in "/src" is too short to identify a machine.
     own = re.escape(str(ROOT)) if len(ROOT.parts) > 2 else r"(?!)"
     return re.findall(rf"{own}\b|/Users/\w+|/home/(?!me\b|you\b|user\b)\w+|\.pyenv/versions", text)
 
@@ -221,8 +219,7 @@ _CLOCKS = r"(?:perf_counter|monotonic|time)\(\)"
 
 
 def tight_limits(source: str) -> list[str]:
-    """Limits in a test that a busy machine would reach, and assertions about how long something
-    took."""
+    """List the limits in a test that a busy machine would reach, and assertions about durations."""
     short = [
         m[0]
         for limit in _LIMITS
@@ -253,19 +250,19 @@ RULES: dict[str, Callable[[Path, str], object]] = {
     "raises": lambda _, source: bare_raises(source),
     "verbs": lambda _, source: bare_participles(source),
 }
-"""What each rule says of a module, given its text: what breaks it, or nothing."""
+"""Rules by name: each returns the faults of a module, given its path and text, or a false value."""
 
 
 @functools.cache
 def all_faults() -> dict[str, dict[str, object]]:
-    """What every rule finds, by module. All rules see a module before the next is parsed."""
-    found: dict[str, dict[str, object]] = {rule: {} for rule in RULES}
+    """Return the faults by rule and module. All rules check a module before the next is parsed."""
+    faults: dict[str, dict[str, object]] = {rule: {} for rule in RULES}
     for path in modules():
         source = path.read_text()
-        for rule, look in RULES.items():
-            if fault := look(path, source):
-                found[rule][name(path)] = fault
-    return found
+        for rule, check in RULES.items():
+            if fault := check(path, source):
+                faults[rule][name(path)] = fault
+    return faults
 
 
 def test_every_module_opens_with_where_it_sits() -> None:
@@ -309,27 +306,27 @@ def test_errors_can_be_caught_by_name() -> None:
 
 
 def collections_by_host(source: str) -> int:
-    """How many attributes of objects are collections whose keys or members are numbers."""
-    made = (node for node in nodes_of(source) if isinstance(node, ast.AnnAssign))
+    """Count the attributes of objects that are collections by number, such as `dict[int, …]`."""
+    assignments = (node for node in nodes_of(source) if isinstance(node, ast.AnnAssign))
     by_number = re.compile(r"(set|dict|frozenset|Counter|defaultdict|Mapping)\[int\b")
     return sum(
         isinstance(node.target, ast.Attribute)
         and bool(by_number.match(ast.unparse(node.annotation)))
-        for node in made
+        for node in assignments
     )
 
 
 def test_who_is_there_is_kept_by_hosts_and_their_waiting_room_alone() -> None:
-    """Whoever leads asks them: what is kept twice differs some day."""
-    found = {
+    """A leader asks them for hosts: two copies of the same state would differ some day."""
+    counts = {
         name(path): count
         for folder in ("_host", "_rpc")
         for path in (ROOT / "kinetic" / folder).glob("*.py")
         if (count := collections_by_host(path.read_text()))
     }
-    # Which agent wrote its last words where; how many streams each host has open.
+    # Files of the agents' last words; open streams of each host.
     processes = {"kinetic/_host/agents.py": 2, "kinetic/_rpc/server.py": 1}
-    assert found == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/waiting_room.py": 5}
+    assert counts == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/waiting_room.py": 5}
 
 
 def test_functions_are_named_for_what_they_do() -> None:
@@ -339,11 +336,11 @@ def test_functions_are_named_for_what_they_do() -> None:
 def test_tests_pass_on_a_busy_machine() -> None:
     own = Path(__file__)
     tests = [path for path in (ROOT / "tests").rglob("*.py") if path != own]
-    assert {name(path): found for path in tests if (found := tight_limits(path.read_text()))} == {}
+    assert {name(path): lim for path in tests if (lim := tight_limits(path.read_text()))} == {}
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:
-    """pytest imports those that are in no package by their names alone."""
+    """pytest imports modules outside of packages by their bare names."""
     folders = [path for path in (ROOT / "tests").rglob("*") if path.is_dir()]
     loose = [path for path in folders if not (path / "__init__.py").exists()]
     names = Counter(module.name for folder in loose for module in folder.glob("*.py"))
@@ -367,12 +364,12 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
         for f in listed.stdout.split("\0")
         if f and (ROOT / f).is_file()
     }
-    found = {
+    paths = {
         f: hits
         for f, text in texts.items()
         if f != name(Path(__file__)) and (hits := machine_paths(text))
     }
-    assert found == {}
+    assert paths == {}
 
 
 @pytest.mark.parametrize(

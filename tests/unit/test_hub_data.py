@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, fetched on a host from a hub on this machine."""
+"""Data sets of the Hugging Face hub, fetched from a double of the hub on this machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ without_datasets = pytest.mark.skipif(find_spec("datasets") is not None, reason=
 
 class Hub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    asked: list[str]
+    requests: list[str]
     tokens: set[str]
 
     def log_message(self, *_):
@@ -42,7 +42,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = urlsplit(self.path).path
-        self.asked.append(f"{self.command} {path}")
+        self.requests.append(f"{self.command} {path}")
         self.tokens.add(self.headers.get("Authorization", ""))
         if path in (REPO, f"{REPO}/revision/main", f"{REPO}/revision/{COMMIT}"):
             siblings = [{"rfilename": name} for name in FILES]
@@ -81,7 +81,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def endpoint(monkeypatch, tmp_path):
     class Handler(Hub):
-        asked, tokens = [], set()
+        requests, tokens = [], set()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -93,7 +93,7 @@ def endpoint(monkeypatch, tmp_path):
         thread.join()
 
 
-def found(folder):
+def read_tree(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -102,15 +102,15 @@ def found(folder):
 @without_datasets
 def test_the_files_of_a_repository(endpoint, tmp_path):
     place = hub.provide("hf://owner/images", root=tmp_path / "data", token="hf_secret")
-    assert found(place) == FILES
+    assert read_tree(place) == FILES
     assert (place / "README.md").stat().st_mode & 0o777 == 0o444
     assert "Bearer hf_secret" in endpoint.tokens
-    endpoint.asked.clear()
-    again = hub.provide("hf://owner/images?revision=main", root=tmp_path / "data")
-    assert found(again) == FILES
-    endpoint.asked.clear()
+    endpoint.requests.clear()
+    other = hub.provide("hf://owner/images?revision=main", root=tmp_path / "data")
+    assert read_tree(other) == FILES
+    endpoint.requests.clear()
     assert hub.provide("hf://owner/images", root=tmp_path / "data") == place
-    assert not [line for line in endpoint.asked if "/resolve/" in line]
+    assert not [line for line in endpoint.requests if "/resolve/" in line]
 
 
 @pytest.mark.starts_processes
@@ -118,25 +118,25 @@ def test_the_files_of_a_repository(endpoint, tmp_path):
 def test_a_disk_that_was_full_at_the_end_does_not_spoil_the_next_try(
     endpoint, tmp_path, monkeypatch
 ):
-    """What was fetched is protected by then, and the next try writes into it: as root it may, so
-    it is the modes that tell."""
+    """The copy is write-protected by then, and the next try has to write into it. Root always may,
+    so check the modes."""
     modes, run, seal = [], hub._run_in_child, cached_copy._seal
 
-    def look(act, asked):
+    def run_and_note(act, request):
         if act == "fetch":
-            folders = (folder for folder, _, _ in os.walk(asked["dest"]))
+            folders = (folder for folder, _, _ in os.walk(request["dest"]))
             modes.append({os.stat(folder).st_mode & 0o777 for folder in folders})
-        return run(act, asked)
+        return run(act, request)
 
     def fail(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(hub, "_run_in_child", look)
+    monkeypatch.setattr(hub, "_run_in_child", run_and_note)
     monkeypatch.setattr(cached_copy, "_seal", fail)
     with pytest.raises(StoreError):
         hub.provide("hf://owner/images", root=tmp_path / "data")
     monkeypatch.setattr(cached_copy, "_seal", seal)
-    assert found(hub.provide("hf://owner/images", root=tmp_path / "data")) == FILES
+    assert read_tree(hub.provide("hf://owner/images", root=tmp_path / "data")) == FILES
     assert modes == [{0o700}, {0o700}]
 
 
@@ -156,7 +156,7 @@ def test_what_is_not_there_is_refused_before_the_job(endpoint):
     hub._checked.clear()
     for _ in range(3):
         hub.check("hf://owner/images?revision=main&split=train", token="hf_mine")
-    requests = [line for line in endpoint.asked if REPO in line]
+    requests = [line for line in endpoint.requests if REPO in line]
     assert requests == [f"GET {REPO}/revision/main"], "an answer is reused"
     assert "Bearer hf_mine" in endpoint.tokens
     for source, why in {"none": "no data set", "images?revision=v9": "no revision 'v9'"}.items():

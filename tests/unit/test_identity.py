@@ -1,4 +1,4 @@
-"""Who a host is, from what a manifest tells it."""
+"""The identity of a host, read from the variables that a manifest sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kinetic._host.identity import from_environ
 from kinetic.errors import UsageError
 
-TOLD = {
+SHARED = {
     "KINETIC_STORE": "gs://bucket",
     "KINETIC_JOB_ID": "job-00c0ffee",
     "KINETIC_HOSTS": "8",
@@ -18,7 +18,7 @@ TOLD = {
     "KINETIC_TLS_CERTIFICATE": "a certificate",
     "KINETIC_TLS_KEY": "a key",
 }
-"""The same for all hosts, as a template of pods says it."""
+"""Variables that a template of pods sets for all hosts."""
 
 
 def of_pod(slice_: int, pod: int, per_slice: int = 4) -> dict[str, str]:
@@ -33,7 +33,7 @@ def of_pod(slice_: int, pod: int, per_slice: int = 4) -> dict[str, str]:
 @given(slices=st.integers(1, 8), per_slice=st.integers(1, 16))
 def test_the_pods_of_all_slices_are_numbered_through(slices, per_slice):
     hosts = [
-        from_environ(TOLD | of_pod(slice_, pod, per_slice)).host
+        from_environ(SHARED | of_pod(slice_, pod, per_slice)).host
         for slice_ in range(slices)
         for pod in range(per_slice)
     ]
@@ -41,11 +41,11 @@ def test_the_pods_of_all_slices_are_numbered_through(slices, per_slice):
 
 
 def test_an_index_that_is_told_counts_more():
-    assert from_environ(TOLD | of_pod(1, 3) | {"KINETIC_HOST_INDEX": "2"}).host == 2
+    assert from_environ(SHARED | of_pod(1, 3) | {"KINETIC_HOST_INDEX": "2"}).host == 2
 
 
 def test_secrets_come_as_variables_and_the_key_is_the_leaders():
-    leader, other = (from_environ(TOLD | of_pod(0, pod)) for pod in (0, 1))
+    leader, other = (from_environ(SHARED | of_pod(0, pod)) for pod in (0, 1))
     assert (leader.token, leader.certificate, leader.key) == ("a token", "a certificate", "a key")
     assert (other.token, other.certificate, other.key) == ("a token", "a certificate", "")
 
@@ -53,8 +53,8 @@ def test_secrets_come_as_variables_and_the_key_is_the_leaders():
 def test_a_folder_of_secrets_counts_more_than_variables(tmp_path):
     for name in ("token", "tls.crt", "tls.key"):
         (tmp_path / name).write_text(f"the file {name}")
-    who = from_environ(TOLD | of_pod(0, 0) | {"KINETIC_CREDENTIALS": str(tmp_path)})
-    assert (who.token, who.certificate, who.key) == (
+    leader = from_environ(SHARED | of_pod(0, 0) | {"KINETIC_CREDENTIALS": str(tmp_path)})
+    assert (leader.token, leader.certificate, leader.key) == (
         "the file token",
         "the file tls.crt",
         "the file tls.key",
@@ -62,7 +62,7 @@ def test_a_folder_of_secrets_counts_more_than_variables(tmp_path):
 
 
 def test_nothing_that_is_the_hosts_reaches_the_function():
-    env = TOLD | of_pod(0, 0) | {"KINETIC_TEE": "1", "TPU_WORKER_ID": "0", "MINE": "1"}
+    env = SHARED | of_pod(0, 0) | {"KINETIC_TEE": "1", "TPU_WORKER_ID": "0", "MINE": "1"}
     assert from_environ(env).base_env == {
         "KINETIC_JOB_ID": "job-00c0ffee",
         "KINETIC_HOSTS": "8",
@@ -76,8 +76,8 @@ def test_nothing_that_is_the_hosts_reaches_the_function():
 )
 def test_the_leader_listens_on_its_own_address_and_the_others_call_it_by_name(address, target):
     at = {"KINETIC_HOST_ADDRESS": address}
-    assert from_environ(TOLD | of_pod(0, 0) | at).target == target
-    assert from_environ(TOLD | of_pod(0, 1) | at).target == TOLD["KINETIC_COORDINATOR"]
+    assert from_environ(SHARED | of_pod(0, 0) | at).target == target
+    assert from_environ(SHARED | of_pod(0, 1) | at).target == SHARED["KINETIC_COORDINATOR"]
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def test_the_leader_listens_on_its_own_address_and_the_others_call_it_by_name(ad
     ],
 )
 def test_what_is_missing_is_named(without, named):
-    env = {k: v for k, v in (TOLD | of_pod(0, 0)).items() if k not in without}
+    env = {k: v for k, v in (SHARED | of_pod(0, 0)).items() if k not in without}
     with pytest.raises(UsageError, match=f"^{named} is not set"):
         from_environ(env)
 
 
 def test_what_is_malformed_is_said():
     with pytest.raises(UsageError, match="malformed: invalid literal"):
-        from_environ(TOLD | of_pod(0, 0) | {"KINETIC_POD_INDEX": ""})
+        from_environ(SHARED | of_pod(0, 0) | {"KINETIC_POD_INDEX": ""})
 
 
 def test_temporary_files_lie_where_the_machine_keeps_them():
-    def scratch(**told):
-        return from_environ(TOLD | of_pod(0, 0) | told).scratch
+    def scratch(**variables):
+        return from_environ(SHARED | of_pod(0, 0) | variables).scratch
 
-    job = f"{TOLD['KINETIC_JOB_ID']}-0"
+    job = f"{SHARED['KINETIC_JOB_ID']}-0"
     assert scratch() == f"/tmp/kinetic/{job}"
     assert scratch(TMPDIR="/disk") == f"/disk/kinetic/{job}"
     assert scratch(TMPDIR="") == f"/tmp/kinetic/{job}"

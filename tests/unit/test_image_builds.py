@@ -1,4 +1,4 @@
-"""Which image a job gets, and when one is built: against a server like Google's."""
+"""Choosing and building a job's image, against a double of Google's services."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ URI = images.image_of(made())
 
 
 class Caller:
-    """A process of somebody who submits jobs."""
+    """A process that submits jobs."""
 
     def __init__(self, google):
-        self.told, self.waited, self.google = [], [], google
+        self.notices, self.waited, self.google = [], [], google
         self.sleep = self.waited.append
         self.images = BundledImages(self.open)
 
@@ -57,7 +57,7 @@ class Caller:
         self.sleep(seconds)
 
     def choose(self, about):
-        return self.images.choose(about, INSTALLED, self.told.append).place.image
+        return self.images.choose(about, INSTALLED, self.notices.append).place.image
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_an_image_that_is_there_is_used(google, caller):
     google.images.add(path_of(URI))
     for _ in range(3):
         assert caller.choose(made()) == "bundled"
-    assert (len(google.calls), caller.told) == (1, [])
+    assert (len(google.calls), caller.notices) == (1, [])
 
 
 def test_an_image_that_is_missing_is_built_first(google, caller):
@@ -87,7 +87,7 @@ def test_an_image_that_is_missing_is_built_first(google, caller):
         assert caller.choose(made()) == "bundled"
     (request,) = google.requests
     assert request["images"] == [URI]
-    first, last = caller.told
+    first, last = caller.notices
     assert f"building the image {URI}" in first
     assert f"{LOG}b1" in first
     assert last == "the image is built"
@@ -99,14 +99,14 @@ def test_an_image_that_is_missing_is_built_first(google, caller):
 def test_the_time_of_a_build_does_not_count_as_a_wait_for_the_cluster(google, caller):
     about = made(created_at=1.0)
     after = BundledImages(caller.open, clock=lambda: 900.0)
-    assert after.choose(about, INSTALLED, caller.told.append).created_at == 900.0
-    assert after.choose(about, INSTALLED, caller.told.append).created_at == 1.0
+    assert after.choose(about, INSTALLED, caller.notices.append).created_at == 900.0
+    assert after.choose(about, INSTALLED, caller.notices.append).created_at == 1.0
 
 
 def test_a_long_build_is_spoken_of_once_a_minute(google, caller):
     google.states = ["WORKING"] * 30 + ["SUCCESS"]
     caller.choose(made())
-    assert caller.told[1:-1] == [f"the image is still being built ({n} min)" for n in (1, 2)]
+    assert caller.notices[1:-1] == [f"the image is still being built ({n} min)" for n in (1, 2)]
 
 
 def test_a_build_that_fails(google, caller):
@@ -147,7 +147,7 @@ def test_ctrl_c_cancels_an_own_build(google, caller):
     with pytest.raises(KeyboardInterrupt):
         caller.choose(made())
     assert google.builds[0]["status"] == "CANCELLED"
-    assert caller.told[-1] == "the build was cancelled"
+    assert caller.notices[-1] == "the build was cancelled"
 
 
 def test_a_second_caller_waits_for_the_first_ones_build(google, caller):
@@ -155,7 +155,7 @@ def test_a_second_caller_waits_for_the_first_ones_build(google, caller):
     caller.open("p", "us-central1").begin(URI, {"Dockerfile": b""}, "p-kn-c-builds")
     assert caller.choose(made()) == "bundled"
     assert len(google.build_posts()) == 1
-    assert "is already being built" in caller.told[0]
+    assert "is already being built" in caller.notices[0]
 
 
 def test_ctrl_c_leaves_the_build_of_another_caller(google, caller):
@@ -214,7 +214,7 @@ def test_another_image_is_left_alone(google, caller, image):
 
 
 class Pods:
-    """What a caller's backend would create."""
+    """The pods that a caller's backend would create."""
 
     def __init__(self, caller):
         settings = PodSettings(image="", store_uri="gs://b", bootstrap="print()")
@@ -229,8 +229,8 @@ class Pods:
     def image(self, about):
         job, _ = self.backend.render(about)
         (container,) = job["spec"]["template"]["spec"]["containers"]
-        told = {each["name"]: each.get("value") for each in container["env"]}
-        assert told["KINETIC_REQUIREMENTS"] == "a" * 64
+        env = {each["name"]: each.get("value") for each in container["env"]}
+        assert env["KINETIC_REQUIREMENTS"] == "a" * 64
         return container["image"]
 
 
@@ -246,6 +246,6 @@ def test_a_dry_run_names_the_image_and_asks_nobody(google, caller):
 def test_pods_start_from_a_public_image_if_none_is_named(google, caller):
     pods, about = Pods(caller), made("", options=ONE_HOST)
     google.images.add(path_of(images.image_of(made(options=ONE_HOST))))
-    assert pods.backend.choose_image(about, INSTALLED, caller.told.append) is about
+    assert pods.backend.choose_image(about, INSTALLED, caller.notices.append) is about
     assert pods.image(about) == "python:3.12-slim"
     assert google.calls == []

@@ -1,4 +1,4 @@
-"""Which image pods run, and what is in those that kinetic makes."""
+"""Images of pods: which one a plan gets, and the content of those that kinetic builds."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_a_bundled_image_is_named_for_its_content():
     assert registry == "us-central1-docker.pkg.dev/p/kn-c/base"
     assert tag.startswith("tpu-")
     assert len(tag) == len("tpu-") + 12
-    again = dataclasses.replace(made(image="bundled", **CLUSTER), job_id="job-00000009")
-    assert images.image_of(again) == image
+    other_job = dataclasses.replace(made(image="bundled", **CLUSTER), job_id="job-00000009")
+    assert images.image_of(other_job) == image
     tags = {
         images.tag(each)
         for each in (made(), made(digest="c" * 64), made("gpu-l4"), made(python="3.11"))
@@ -56,9 +56,9 @@ def test_a_bundled_image_is_named_for_its_content():
 
 @pytest.mark.parametrize("missing", CLUSTER)
 def test_a_bundled_image_needs_a_registry(missing):
-    known = {name: value for name, value in CLUSTER.items() if name != missing}
+    rest = {name: value for name, value in CLUSTER.items() if name != missing}
     with pytest.raises(UsageError, match=f"{missing} is not set"):
-        images.image_of(made(image="bundled", **known))
+        images.image_of(made(image="bundled", **rest))
 
 
 def test_prebuilt_images_lie_nowhere_by_default():
@@ -67,8 +67,8 @@ def test_prebuilt_images_lie_nowhere_by_default():
 
 
 def test_the_bootstrap_is_told_what_to_fetch():
-    told = {"KINETIC_RUNTIME": "b" * 64, "KINETIC_REQUIREMENTS": "a" * 64}
-    assert images.variables(made()) == told
+    variables = {"KINETIC_RUNTIME": "b" * 64, "KINETIC_REQUIREMENTS": "a" * 64}
+    assert images.variables(made()) == variables
     assert images.variables(plan()) == {}
 
 

@@ -1,4 +1,4 @@
-"""What a job takes along of the caller's JAX configuration."""
+"""The caller's JAX options that a job sets on its hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Promotion(enum.Enum):
 
 @pytest.fixture
 def jax_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a JAX with these options in the place of the real one."""
+    """Return a function that replaces JAX by one with the given options."""
 
     def put(**options: object) -> None:
         promotion = {"jax_numpy_dtype_promotion": Promotion.STANDARD}

@@ -1,7 +1,7 @@
-"""What is created in a cluster for a job: the documents of tests/golden/kubernetes, valid for the
-API server, without anything that must not be in them.
+"""The documents that a cluster gets for a job: equal to tests/golden/kubernetes, valid for the API
+server, and without anything that must not be in them.
 
-In: plans. Out: documents. KINETIC_REGENERATE_GOLDEN=1 writes the golden files anew.
+KINETIC_REGENERATE_GOLDEN=1 rewrites the golden files.
 """
 
 from __future__ import annotations
@@ -372,18 +372,20 @@ def test_secrets_are_filled_in_last_and_go_with_their_workload():
     workload, secret = render(*CASES["with-secrets"])
     values = {"HF_TOKEN": "hf", "WANDB_API_KEY": "wandb"}
     owner = workload | {"metadata": workload["metadata"] | {"uid": "1-2-3"}}
-    made = manifests.with_secrets(secret, owner, token="t", certificate="c", key="k", values=values)
-    assert made["stringData"] == {
+    filled = manifests.with_secrets(
+        secret, owner, token="t", certificate="c", key="k", values=values
+    )
+    assert filled["stringData"] == {
         "token": "t",
         "tls.crt": "c",
         "tls.key": "k",
         "env.HF_TOKEN": "hf",
         "env.WANDB_API_KEY": "wandb",
     }
-    (reference,) = made["metadata"]["ownerReferences"]
+    (reference,) = filled["metadata"]["ownerReferences"]
     assert (reference["kind"], reference["name"]) == ("Job", "kinetic-job-00c0ffee")
     assert set(secret["stringData"].values()) == {""}, "the rendered one is as it was"
-    kubernetes_validate.validate(made, "1.33", strict=True)
+    kubernetes_validate.validate(filled, "1.33", strict=True)
 
 
 def test_a_secret_cannot_take_the_place_of_the_gangs_own():
@@ -397,14 +399,14 @@ def test_what_the_cluster_would_take_for_a_variable_arrives_as_it_is():
     settings = replace(SETTINGS, bootstrap=text, variables={"KINETIC_REQUIREMENTS": "$(X) $$"})
     workload, _ = render(planned("cpu"), settings)
     (container,) = pod_of(workload)["spec"]["containers"]
-    assert expanded(container["command"][2]) == text
-    (told,) = [each for each in container["env"] if each["name"] == "KINETIC_REQUIREMENTS"]
-    assert expanded(told["value"]) == "$(X) $$"
+    assert expand(container["command"][2]) == text
+    (variable,) = [each for each in container["env"] if each["name"] == "KINETIC_REQUIREMENTS"]
+    assert expand(variable["value"]) == "$(X) $$"
 
 
-def expanded(text):
-    """What the kubelet makes of a command where every variable is set."""
-    return re.sub(r"\$\$|\$\((\w+)\)", lambda found: "$" if found[1] is None else "REPLACED", text)
+def expand(text):
+    """Expand a command as the kubelet does if every variable is set."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[1] is None else "REPLACED", text)
 
 
 # -- buckets that the cluster mounts ---------------------------------------------------------------
@@ -420,6 +422,6 @@ def test_a_host_finds_what_its_cluster_has_mounted(tmp_path):
     store = MemoryStore()
     assert datasets.prepare(who, plan, store, tmp_path) == Datasets()
 
-    here = Dataset("gs://images/labels.csv", False, mount="/labels.csv", fuse=True)
+    labels = Dataset("gs://images/labels.csv", False, mount="/labels.csv", fuse=True)
     with pytest.raises(SetupFailed, match="is not mounted on this host, at /_kinetic/"):
-        datasets.prepare(who, planned(data=(here,)), store, tmp_path)
+        datasets.prepare(who, planned(data=(labels,)), store, tmp_path)

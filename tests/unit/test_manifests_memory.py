@@ -1,7 +1,4 @@
-"""Memory of pods, shared and for checkpoints, and the network devices that they claim.
-
-In: plans. Out: documents.
-"""
+"""Memory of pods, shared and for checkpoints, and the network devices that they claim."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from kinetic._host.agent import workspace
 
 
 def local_volume(plan, settings=SETTINGS):
-    """The volume of a host's folder in memory, and what its container says of it."""
+    """Return the volume of a host's local folder, its path, and the container's resources."""
     workload = render(plan, settings)[0]
     spec = pod_of(workload)["spec"]
     (volume,) = [each for each in spec["volumes"] if each["name"] == "local"]
@@ -47,7 +44,7 @@ def test_memory_of_a_size_is_reserved():
 
 
 def shared_memory(plan):
-    """The volume at /dev/shm."""
+    """Return the volume at /dev/shm."""
     spec = pod_of(render(plan, SETTINGS)[0])["spec"]
     (mount,) = [
         m for m in spec["containers"][0].get("volumeMounts", ()) if m["mountPath"] == "/dev/shm"
@@ -69,8 +66,8 @@ def shared_memory(plan):
 )
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-16"])
 def test_processes_of_a_pod_share_memory(accelerator, options, size):
-    made = shared_memory(planned(accelerator, **options))
-    assert made == {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
+    volume = shared_memory(planned(accelerator, **options))
+    assert volume == {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
 
 
 def test_local_checkpoints_may_be_all_of_the_shared_memory():
@@ -152,14 +149,14 @@ def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
 
 
 @pytest.mark.parametrize(
-    ("asked", "amount"),
+    ("option", "amount"),
     [
         ("2", {"allocationMode": "ExactCount", "count": 2}),
         (ALL_DEVICES, {"allocationMode": "All"}),
     ],
 )
-def test_pods_of_several_slices_claim_network_devices(asked, amount):
-    plan = planned("tpu-v6e-16", slices=2, network_devices=asked)
+def test_pods_of_several_slices_claim_network_devices(option, amount):
+    plan = planned("tpu-v6e-16", slices=2, network_devices=option)
     workload, _, template = render(plan, SETTINGS)
     (request,) = template["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"] == {"deviceClassName": "netdev.google.com"} | amount

@@ -1,4 +1,4 @@
-"""What libtpu is told of the slices of an attempt, where a head or a driver leads."""
+"""The variables with which libtpu joins the slices of an attempt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOST = Identity(
 )
 
 
-def told(who, accelerator="tpu-v6e-8", slices=(1, 3)):
+def slice_variables(who, accelerator="tpu-v6e-8", slices=(1, 3)):
     plan = planned(accelerator, slices=slices)
     names = {"root": Path("host"), "output_dir": "", "tree": Path("tree"), "sys_path": ()}
     space = SimpleNamespace(**names, editable=())
@@ -49,7 +49,7 @@ def told(who, accelerator="tpu-v6e-8", slices=(1, 3)):
 
 
 def test_an_attempt_on_fewer_slices_names_those_that_take_part():
-    assert told(HOST.take_place(HostAssignment(2, 3, (0, 2), hosts=4))) == INJECTED | {
+    assert slice_variables(HOST.take_place(HostAssignment(2, 3, (0, 2), hosts=4))) == INJECTED | {
         "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
@@ -57,17 +57,18 @@ def test_an_attempt_on_fewer_slices_names_those_that_take_part():
 
 
 def test_one_slice_waits_for_no_others():
-    env = told(HOST.take_place(HostAssignment(2, 1, (2,), hosts=2)))
+    env = slice_variables(HOST.take_place(HostAssignment(2, 1, (2,), hosts=2)))
     assert env == {name: INJECTED[name] for name in ("MEGASCALE_PORT", "TPU_WORKER_ID")}
 
 
 def test_jobs_that_are_not_elastic_have_what_the_cluster_says():
-    assert told(replace(HOST, role="", assignment=None), slices=3) == INJECTED
+    assert slice_variables(replace(HOST, role="", assignment=None), slices=3) == INJECTED
 
 
 def test_all_slices_of_a_job_on_ray_are_told_of_by_its_driver():
     place = HostAssignment(1, 1, (0, 1, 2), hosts=6)
-    env = told(replace(HOST, base_env={"TPU_WORKER_ID": "1"}).take_place(place), slices=3)
+    host = replace(HOST, base_env={"TPU_WORKER_ID": "1"}).take_place(place)
+    env = slice_variables(host, slices=3)
     assert env == {
         "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7",
         "MEGASCALE_NUM_SLICES": "3",

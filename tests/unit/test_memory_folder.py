@@ -1,7 +1,4 @@
-"""The folders of jobs in this machine's memory: which of them are freed by themselves.
-
-In: jobs that have ended, or not. Out: what is left.
-"""
+"""The folders of jobs in this machine's memory, and which of them are freed after a while."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ def test_what_succeeded_jobs_have_left_is_freed_after_a_while(tmp_path: Path, mo
             store.put(layout.JobKeys(job_id).outcome, json.dumps(outcome.to_json()).encode())
     memory_folder.make("job-of-another-store", "host-0")
     supervisor.free_memory_of_ended(store, NOW)
-    left = ["job-00000002", "job-00000003", "job-00000004", "job-of-another-store"]
-    assert memory_folder.jobs() == left
+    remaining = ["job-00000002", "job-00000003", "job-00000004", "job-of-another-store"]
+    assert memory_folder.jobs() == remaining
 
 
 def test_a_host_that_starts_while_the_last_job_leaves_has_its_folder(
@@ -53,7 +50,7 @@ def test_a_host_that_starts_while_the_last_job_leaves_has_its_folder(
 
     leaving = threading.Thread(target=leave)
     leaving.start()
-    made = [memory_folder.make("job-00000001", "host-0") for _ in range(3000)]
+    folders = [memory_folder.make("job-00000001", "host-0") for _ in range(3000)]
     ended.set()
     leaving.join()
-    assert None not in made
+    assert None not in folders

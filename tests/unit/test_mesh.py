@@ -1,4 +1,4 @@
-"""Meshes over slices: which devices are of one slice, and which sizes do not fit."""
+"""Meshes over slices: grouping devices by slice, and sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Device(NamedTuple):
     slice_index: int
 
 
-def devices(count: int, hosts: int = 2, chips: int = 4, *, told: bool = True) -> list[Any]:
-    """Of so many slices, in an order that says nothing."""
+def devices(count: int, hosts: int = 2, chips: int = 4, *, has_index: bool = True) -> list[Any]:
+    """Make the devices of `count` slices, in reverse order; without `has_index`, JAX's slice index
+    is 0 for all."""
     every = [
-        Device(index, index // chips, index // chips // hosts if told else 0)
+        Device(index, index // chips, index // chips // hosts if has_index else 0)
         for index in range(count * hosts * chips)
     ]
     return every[::-1]
@@ -35,17 +36,17 @@ def job(monkeypatch):
     return begin
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_devices_fall_into_slices(job, told):
+@pytest.mark.parametrize("has_index", [True, False])
+def test_devices_fall_into_slices(job, has_index):
     job(3)
-    found = mesh._by_slice(devices(3, told=told))
-    assert [{device.id // 8 for device in each} for each in found] == [{0}, {1}, {2}]
-    assert {len(each) for each in found} == {8}
+    groups = mesh._by_slice(devices(3, has_index=has_index))
+    assert [{device.id // 8 for device in group} for group in groups] == [{0}, {1}, {2}]
+    assert {len(group) for group in groups} == {8}
 
 
 def test_outside_a_job_there_is_one_slice():
     assert (kinetic.slice_index(), kinetic.num_slices()) == (0, 1)
-    assert len(mesh._by_slice(devices(2, told=False))) == 1
+    assert len(mesh._by_slice(devices(2, has_index=False))) == 1
 
 
 def test_slices_that_are_not_alike(job):
@@ -53,7 +54,7 @@ def test_slices_that_are_not_alike(job):
     with pytest.raises(UsageError, match="have 8, 3 devices"):
         mesh._by_slice(devices(2)[5:])
     with pytest.raises(UsageError, match="11 devices cannot be split into 2 equal slices"):
-        mesh._by_slice(devices(2, told=False)[5:])
+        mesh._by_slice(devices(2, has_index=False)[5:])
 
 
 @pytest.mark.parametrize(

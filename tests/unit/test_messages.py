@@ -1,4 +1,4 @@
-"""The catalogue of messages, tests/system/messages.txt, against the sources."""
+"""The catalogue of messages, tests/system/messages.txt, compared with the sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kinetic import errors
 
 WITHOUT = 230
-"""Messages that may have no instance, since no test makes them."""
+"""Most messages that may have no instance, because no test raises them."""
 
 
 @pytest.fixture(scope="module")

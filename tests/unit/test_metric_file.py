@@ -1,4 +1,4 @@
-"""The metrics of a host as its agent keeps them."""
+"""The file of a host's metrics, as its agent keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs log, as it is stored and read."""
+"""The metrics of jobs, as they are stored and read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def store(request, tmp_path) -> Store:
 
 
 def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: int = 0) -> None:
-    """As a function and its agent do."""
+    """Append rows as a function and its agent do."""
     key = layout.HostKeys(JOB, attempt, host).metrics
     folder = folder_of(store)
     path = (
@@ -134,8 +134,8 @@ def test_damage_costs_the_line_that_it_hits(seed):
     ],
 )
 def test_lines_that_nobody_should_write_are_passed_over(odd):
-    around = [frame([step], loss=[step]).encode() for step in (6, 7)]
-    assert steps_of(RowDecoder().feed(around[0] + odd + around[1])) == [6, 7]
+    before, after = (frame([step], loss=[step]).encode() for step in (6, 7))
+    assert steps_of(RowDecoder().feed(before + odd + after)) == [6, 7]
 
 
 def test_a_line_without_end_does_not_fill_the_memory():
@@ -245,8 +245,8 @@ def test_decimation_keeps_peaks_ends_and_what_is_no_number():
 # -- stores ----------------------------------------------------------------------------------------
 
 
-def read_metrics(store, ref, **given):
-    reader = MetricsReader(store, ref, **given)
+def read_metrics(store, ref, **options):
+    reader = MetricsReader(store, ref, **options)
     reader.read_new()
     return reader.recording.series()
 
@@ -301,8 +301,8 @@ def test_a_million_steps_are_read(store, tmp_path):
 def test_ten_thousand_names_are_read(store, tmp_path):
     names = {f"layer-{n}/gradient": [float(n)] for n in range(10_000)}
     write(store, tmp_path, frame([3], **names).encode())
-    found = read_metrics(store, ref_to(store))
-    assert [each.name for each in found] == list(names)
+    series = read_metrics(store, ref_to(store))
+    assert [one.name for one in series] == list(names)
 
 
 # -- for users -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`kinetic.log`, from the call to the lines in the file."""
+"""`kinetic.log`, from the call to the rows in the file."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from kinetic._host.worker.metric_sender import MetricRow, Sender, StepTimes
 from kinetic._in_job import metrics
 from kinetic.errors import UsageError, UsageTypeError
 
-Told = tuple[int, dict[str, float]]
+Row = tuple[int, dict[str, float]]
 
 
 class Logged:
-    """The file of a host, as an agent and readers see it."""
+    """The file of a host's metrics, and its rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.times: list[float] = []
 
-    def rows(self, *, returned: bool = True) -> list[Told]:
-        """What was logged, without the time of steps, once the function has ended."""
+    def rows(self, *, returned: bool = True) -> list[Row]:
+        """End the function, and return its rows without the time of steps."""
         return [row for row in self.all_rows(returned=returned) if "step_time_s" not in row[1]]
 
-    def all_rows(self, *, returned: bool = True) -> list[Told]:
+    def all_rows(self, *, returned: bool = True) -> list[Row]:
         metrics._finish(returned)
         rows = []
         for part in RowDecoder().feed(self.path.read_bytes() if self.path.exists() else b""):
@@ -55,7 +55,7 @@ class Logged:
 @pytest.fixture
 def logged(tmp_path, monkeypatch) -> Iterator[Logged]:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics"))
-    own = os.getpid()  # As of a worker, which leads its group.
+    own = os.getpid()  # A worker leads its process group.
     monkeypatch.setattr(os, "getpgid", lambda _: own)
     metrics._forget_in_fork()
     yield Logged(tmp_path / "metrics")
@@ -137,10 +137,10 @@ def test_names_without_end_are_dropped_and_the_others_kept(logged, capfd):
     kinetic.log(step=0, loss=1.0, **many)
     for step in range(1, 4):
         kinetic.log(step=step, **{f"loss_{step}": 1.0}, loss=2.0)
-    kept: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     for step, values in logged.rows():
-        kept.setdefault(step, {}).update(values)
-    assert kept == {0: {"loss": 1.0, **many}, **{step: {"loss": 2.0} for step in (1, 2, 3)}}
+        by_step.setdefault(step, {}).update(values)
+    assert by_step == {0: {"loss": 1.0, **many}, **{step: {"loss": 2.0} for step in (1, 2, 3)}}
     assert capfd.readouterr().err.count("there are more than 10000 names") == 1
 
 
@@ -159,7 +159,7 @@ def test_outside_of_a_job_it_says_so_once_and_checks_all_the_same(monkeypatch, c
 
 
 class Array:
-    """Looks like an array of JAX that is computed later."""
+    """A stand-in for an array of JAX that may not be ready yet."""
 
     def __init__(self, value: Any, *, ready: bool = True) -> None:
         self.value, self.ready = value, ready
@@ -203,9 +203,9 @@ def test_values_that_never_come_are_dropped_when_the_function_has_failed(logged,
 
 
 def test_a_value_that_cannot_be_fetched_costs_only_itself(logged, arrays, capfd):
-    gone = Array(RuntimeError("Array has been deleted with shape=float32[]."))
+    deleted = Array(RuntimeError("Array has been deleted with shape=float32[]."))
     for step in range(3):
-        kinetic.log(step=step, loss=gone, rate=0.5)
+        kinetic.log(step=step, loss=deleted, rate=0.5)
     kinetic.log(step=3, loss=Array(2.0), rate=0.5)
     assert logged.rows() == [
         *((step, {"rate": 0.5}) for step in range(3)),
@@ -271,9 +271,9 @@ def test_a_full_disk_is_told_once_and_the_next_lines_are_whole(logged, monkeypat
             metrics._finish(True)
     kinetic.log(step=3, loss=3.0)
     assert logged.rows() == [(0, {"loss": 1.0}), (3, {"loss": 3.0})]
-    told = capfd.readouterr().err
-    assert told.count("values are lost: the disk is full.") == 1
-    assert told.count("values are lost: No space left on device.") == 1
+    err = capfd.readouterr().err
+    assert err.count("values are lost: the disk is full.") == 1
+    assert err.count("values are lost: No space left on device.") == 1
 
 
 def test_a_job_that_was_removed_disturbs_nobody(tmp_path, monkeypatch, capfd):
@@ -312,7 +312,7 @@ def log_in_a_child(step: int) -> int:
 
 @pytest.mark.starts_processes
 def test_what_the_children_of_a_pool_log_last_is_kept(logged):
-    """They end without exit handlers."""
+    """The children of a pool end without exit handlers."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         assert list(pool.map(log_in_a_child, range(6))) == list(range(6))
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
@@ -412,13 +412,13 @@ def test_figures_become_rarer():
 
 
 def times_of(*rows: tuple[float, int, str], last: bool = True) -> list[tuple[int, float]]:
-    """Steps with the mean time of those before, for rows of (time, step, name)."""
-    steps, told = StepTimes(), []
+    """Return (step, mean time of the steps before it), for rows of (time, step, name)."""
+    steps, measured = StepTimes(), []
     for time_s, step, name in rows:
         steps.note(MetricRow(time_s, step, {name: 1.0} if name else {}, waits=False))
-        told += steps.take()
-    told += steps.take(is_last=last)
-    return [(row.step, row.values["step_time_s"]) for row in told]
+        measured += steps.take()
+    measured += steps.take(is_last=last)
+    return [(row.step, row.values["step_time_s"]) for row in measured]
 
 
 def test_the_time_of_a_step_is_the_mean_of_about_a_second():

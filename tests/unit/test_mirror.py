@@ -1,4 +1,4 @@
-"""Output that is repeated on the standard streams of a host: never at the cost of its log."""
+"""The mirror of a host's output on its standard streams, which must never cost its log anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 200.0
 
 @pytest.fixture
 def streams():
-    """Pipes in place of standard output and standard error: their readers, their writers."""
+    """Yield the readers and the writers of two pipes that replace standard output and error."""
     pipes = os.pipe(), os.pipe()
     (out, out_writer), (err, err_writer) = pipes
     yield (out, err), (out_writer, err_writer)
@@ -39,12 +39,12 @@ def read_all(reader: int, writer: int) -> bytes:
 def test_output_is_repeated_and_kinetics_own_lines_are_too(streams, tmp_path):
     (out, err), writers = streams
     log = HostLog(tmp_path / "log", tmp_path / "log.idx")
-    shown = Mirror(*writers)
-    log.show_on(shown)
+    mirror = Mirror(*writers)
+    log.show_on(mirror)
     log.write(STDOUT, b"one\n")
     log.write(STDERR, b"two\n")
     log.say("Traceback", FAILURE)
-    shown.close(PATIENCE_S)
+    mirror.close(PATIENCE_S)
     log.close()
     assert read_all(out, writers[0]) == b"one\n"
     assert read_all(err, writers[1]) == b"two\nTraceback\n"
@@ -55,10 +55,10 @@ def test_output_is_repeated_and_kinetics_own_lines_are_too(streams, tmp_path):
 @given(st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(min_size=1)), max_size=20))
 def test_streams_that_share_a_reader_keep_their_order(chunks):
     reader, writer = os.pipe()
-    shown = Mirror(writer, writer)
+    mirror = Mirror(writer, writer)
     for stream, data in chunks:
-        shown.write(stream, data)
-    shown.close(PATIENCE_S)
+        mirror.write(stream, data)
+    mirror.close(PATIENCE_S)
     assert read_all(reader, writer) == b"".join(data for _, data in chunks)
     os.close(reader)
 
@@ -66,13 +66,13 @@ def test_streams_that_share_a_reader_keep_their_order(chunks):
 def test_nobody_waits_for_a_reader_and_what_it_missed_is_counted(streams, tmp_path):
     (out, err), writers = streams
     log = HostLog(tmp_path / "log", tmp_path / "log.idx")
-    shown = Mirror(*writers)
-    log.show_on(shown)
+    mirror = Mirror(*writers)
+    log.show_on(mirror)
     lines = [b"%07d\n" % number for number in range(4 * log_writer.MIRRORED_BYTES // 8)]
     for start in range(0, len(lines), 1000):
         log.write(STDOUT, b"".join(lines[start : start + 1000]))
     assert (tmp_path / "log").read_bytes() == b"".join(lines)
-    shown.close(0.0)  # It gives up: nobody reads.
+    mirror.close(0.0)  # It gives up, because nobody reads.
     got = notices = b""
     deadline = time.monotonic() + PATIENCE_S
     while len(got) + _missed_bytes(notices) < 8 * len(lines):
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_reader_and_what_it_missed_is_counted(streams, tmp_pa
 
 
 def _missed_bytes(notices: bytes) -> int:
-    """What complete notices say. There may be two: the last chunk is small and may still fit."""
+    """Sum the bytes in complete notices. There may be two: the small last chunk may still fit."""
     whole = notices[: notices.rfind(b"\n") + 1].splitlines()
     assert all(notice.startswith(b"kinetic: ") for notice in whole)
     return sum(int(notice.split()[1]) for notice in whole)
@@ -101,16 +101,16 @@ def _read(fd: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("gone", ["reader", "writer"])
-def test_a_stream_that_is_closed_costs_the_log_nothing(streams, tmp_path, gone):
+@pytest.mark.parametrize("closed", ["reader", "writer"])
+def test_a_stream_that_is_closed_costs_the_log_nothing(streams, tmp_path, closed):
     (out, _), writers = streams
     log = HostLog(tmp_path / "log", tmp_path / "log.idx")
-    os.close(out if gone == "reader" else writers[0])
-    shown = Mirror(*writers)
-    log.show_on(shown)
+    os.close(out if closed == "reader" else writers[0])
+    mirror = Mirror(*writers)
+    log.show_on(mirror)
     log.write(STDOUT, b"one\n")
     log.write(STDERR, b"two\n")
-    shown.close(PATIENCE_S)
+    mirror.close(PATIENCE_S)
     log.close()
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
     assert os.read(streams[0][1], 100) == b"two\n"

@@ -1,4 +1,4 @@
-"""The caller is told of values in modules that the program has changed: hosts import the files."""
+"""Warnings about values of modules that the program has changed, which hosts import from files."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Mo
     del sys.modules[NAME]
 
 
-def told(
+def warnings_of(
     func: Callable[..., Any], config: types.ModuleType, modules: tuple[str, ...] = (NAME,)
 ) -> str:
     space = {"__name__": "__main__", "config": config}
-    made = types.FunctionType(func.__code__, space, func.__name__)
-    return "\n".join(list_changes(made, modules))
+    in_script = types.FunctionType(func.__code__, space, func.__name__)
+    return "\n".join(list_changes(in_script, modules))
 
 
 config: Any
-"""What functions of the script call the module."""
+"""The module, by its name in functions of the script."""
 
 
 def read() -> object:
@@ -82,42 +82,42 @@ def test_the_module_may_be_reached_in_any_way(config: types.ModuleType) -> None:
         return [config.RATE for _ in range(1)]
 
     for func in (closed_over, import_there, functools.partial(closed_over)):
-        (said,) = list_changes(func, [NAME])
-        assert said.startswith(f"{NAME}.RATE was changed")
+        (warning,) = list_changes(func, [NAME])
+        assert warning.startswith(f"{NAME}.RATE was changed")
 
 
 def test_nothing_is_said_of_what_is_as_the_file_says(config: types.ModuleType) -> None:
     vars(config)["LARGE"] = 2.0
-    assert told(read, config) == ""
+    assert warnings_of(read, config) == ""
 
 
 def test_what_was_set_is_named_and_not_its_value(config: types.ModuleType) -> None:
     config.RATE = 0.5
     config.NAMES.append("b")
     config.setup(config.Kept())
-    config.TWICE, config.MADE = 3, {}  # What the file gives is not known.
-    assert told(read, config) == (
+    config.TWICE, config.MADE = 3, {}  # Their values in the file are unknown.
+    assert warnings_of(read, config) == (
         f"{NAME}.RATE was changed since {NAME} was imported. Hosts import the file, where it is "
         "0.1: pass the value as an argument."
     )
-    assert told(read, config, ()) == "", "it is sent by value"
+    assert warnings_of(read, config, ()) == "", "it is sent by value"
 
 
 def test_only_what_the_function_reads_counts(config: types.ModuleType) -> None:
     config.RATE = config.LARGE = 7
-    assert told(set_first, config) == ""
+    assert warnings_of(set_first, config) == ""
 
 
 def test_functions_of_the_module_read_their_own(config: types.ModuleType) -> None:
     config.get()
     assert list_changes(config.own, [NAME]) == ()
     config.RATE = 7
-    (said,) = list_changes(types.MethodType(config.own, 1), [NAME])
-    assert said.startswith(f"{NAME}.RATE was changed")
+    (warning,) = list_changes(types.MethodType(config.own, 1), [NAME])
+    assert warning.startswith(f"{NAME}.RATE was changed")
 
 
 def test_what_cannot_be_read_is_no_error(config: types.ModuleType) -> None:
     config.RATE = 7
     assert list_changes(print, [NAME]) == ()
     Path(str(config.__file__)).write_text("RATE = (")
-    assert told(read, config) == ""
+    assert warnings_of(read, config) == ""

@@ -1,4 +1,4 @@
-"""The display in a notebook's cell: late, calm, last."""
+"""The display in a notebook's cell: when it appears, changes and ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kinetic.errors import WaitTimeout
 
 
 class Cell:
-    """A cell that waits: a clock, and what is displayed."""
+    """A cell that waits for a job, with a clock and its displays."""
 
     def __init__(self):
-        self.now, self.looks, self.shown, self.title = 100.0, 0, [], "train"
-        self.progress = notebook.Progress(self.draw, lambda: self.now, self.shown.append)
+        self.now, self.reads, self.displays, self.title = 100.0, 0, [], "train"
+        self.progress = notebook.Progress(self.draw, lambda: self.now, self.displays.append)
 
     def draw(self, outcome):
-        return notebook.draw_picture(self.look(outcome))
+        return notebook.draw_picture(self.read(outcome))
 
-    def look(self, outcome):
-        self.looks += 1
+    def read(self, outcome):
+        self.reads += 1
         state = "running" if outcome is None else str(outcome.verdict)
         return drawing.Picture(self.title, (), state, None, ("running",))
 
@@ -37,30 +37,30 @@ def test_what_is_over_soon_shows_nothing():
     cell = Cell()
     cell.wait(0.4)
     cell.progress(Outcome(Verdict.SUCCEEDED))
-    assert (cell.shown, cell.looks) == ([], 0)
+    assert (cell.displays, cell.reads) == ([], 0)
 
 
 def test_only_changes_are_shown_and_the_end():
     cell = Cell()
     cell.wait(10)
-    assert len(cell.shown) == 1
-    assert "train" in cell.shown[0]["text/html"]
-    assert cell.shown[0]["text/plain"] == "train · running · 1 host: running"
+    assert len(cell.displays) == 1
+    assert "train" in cell.displays[0]["text/html"]
+    assert cell.displays[0]["text/plain"] == "train · running · 1 host: running"
     cell.title = "train again"
     cell.wait(1.1)
-    assert len(cell.shown) == 2
+    assert len(cell.displays) == 2
     cell.progress(Outcome(Verdict.FAILED))
-    assert "failed" in cell.shown[-1]["text/plain"]
-    assert len(cell.shown) == 3
+    assert "failed" in cell.displays[-1]["text/plain"]
+    assert len(cell.displays) == 3
 
 
 def test_long_waits_are_looked_at_rarely():
     cell = Cell()
     cell.wait(60)
-    assert 55 <= cell.looks <= 61
-    before = cell.looks
+    assert 55 <= cell.reads <= 61
+    before = cell.reads
     cell.wait(600)
-    assert cell.looks - before <= 121
+    assert cell.reads - before <= 121
 
 
 def test_outside_a_kernel_nothing_happens(monkeypatch):
@@ -79,11 +79,11 @@ def test_files_that_are_no_cells_have_no_title():
 def test_a_line_that_is_only_begun_is_not_cut_in_two():
     cell = Cell()
     cell.progress.before(b"whole\n")
-    assert cell.shown == []
+    assert cell.displays == []
     cell.progress.before(b"\r 10%|#")
-    assert len(cell.shown) == 1, "the drawing has its place above the line"
+    assert len(cell.displays) == 1, "the drawing has its place above the line"
     cell.progress.before(b"\r 20%|##")
-    assert len(cell.shown) == 1
+    assert len(cell.displays) == 1
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_a_drawing_that_nobody_updates_says_so(error, words):
     cell.wait(1)
     with pytest.raises(type(error)), cell.progress:
         raise error
-    assert words in cell.shown[-1]["text/html"]
-    assert words in cell.shown[-1]["text/plain"]
-    assert "running" in cell.shown[-1]["text/plain"]
+    assert words in cell.displays[-1]["text/html"]
+    assert words in cell.displays[-1]["text/plain"]
+    assert "running" in cell.displays[-1]["text/plain"]
     quick = Cell()
     with pytest.raises(type(error)), quick.progress:
         raise error
-    assert quick.shown == []
+    assert quick.displays == []

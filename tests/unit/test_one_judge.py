@@ -1,7 +1,7 @@
-"""Whoever asks where a job stands gets the same answer: Python, the CLI, a batch, the notebook.
+"""Python, the CLI, a batch and the notebook give the same state of a job.
 
-In: stores without a verdict: the supervisor was killed before it could judge, and nobody has waited
-since. Out: states.
+The stores have no verdict: the supervisor was killed before it could judge, and nobody has waited
+since.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def ask_cli(store, backend, job):
 
 
 def ask_wait(store, backend, job):
-    seen = []
+    statuses = []
     with contextlib.suppress(Exception):
-        JobHandle(job, backend, store).result(on_status_change=seen.append, cleanup=False)
-    return str(seen[-1])
+        JobHandle(job, backend, store).result(on_status_change=statuses.append, cleanup=False)
+    return str(statuses[-1])
 
 
 def ask_notebook(store, backend, job):
@@ -119,12 +119,12 @@ def test_a_job_that_was_cancelled_and_never_judged(store, backend, ask):
 
 def test_asking_how_an_interrupted_submission_ended_changes_nothing(store, backend, capsys):
     job = put_ref(store, ref())
-    later = job.created_at + 3600.0
-    assert app(store, backend, later).board.read_standing(job).state == "FAILED"
+    now = job.created_at + 3600.0
+    assert app(store, backend, now).board.read_standing(job).state == "FAILED"
     assert not store.has(layout.JobKeys(job.job_id).outcome), "its submission may yet go on"
-    assert "never started" in app(store, backend, later).board.outcome(job).reason
-    assert app(store, backend, later).board.read_standing(job).state == "FAILED"
-    assert call(["jobs", "status", "--json", job.job_id], app(store, backend, later)) == 0
+    assert "never started" in app(store, backend, now).board.outcome(job).reason
+    assert app(store, backend, now).board.read_standing(job).state == "FAILED"
+    assert call(["jobs", "status", "--json", job.job_id], app(store, backend, now)) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
 
 
@@ -142,8 +142,8 @@ def test_the_verdict_is_kept_so_that_the_next_to_ask_only_reads(store, backend):
         HostReport(1, Exit.RETURNED),
     )
     ask_cli(store, backend, job)
-    found = app(store, backend).board.read_standing(job)
-    assert (found.state, found.ended_at) == ("SUCCEEDED", NOW + 1)
+    standing = app(store, backend).board.read_standing(job)
+    assert (standing.state, standing.ended_at) == ("SUCCEEDED", NOW + 1)
 
 
 @pytest.mark.parametrize("later_s", [3600.0, -3600.0])
@@ -179,12 +179,12 @@ def test_nobody_is_to_blame_for_a_cancel():
     )
 
 
-@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("has_report", [True, False])
 def test_a_job_whose_leader_was_killed_ended_when_its_hosts_were_last_heard_from(
-    store, backend, left
+    store, backend, has_report
 ):
-    job = killed_after(store, backend, *[HostReport(0, Exit.STOPPED)] * left)
-    if left:
+    job = killed_after(store, backend, *[HostReport(0, Exit.STOPPED)] * has_report)
+    if has_report:
         os.utime(store.path(layout.HostKeys(job.job_id, 1, 0).report), times=(NOW + 5, NOW + 5))
     ended_at = app(store, backend, NOW + 74).board.read_standing(job).ended_at
-    assert ended_at == (NOW + 5 if left else job.created_at)
+    assert ended_at == (NOW + 5 if has_report else job.created_at)

@@ -1,4 +1,4 @@
-"""The decorator's options: what is refused, and other options for one call."""
+"""The decorator's options: values that are refused, and other options for one call."""
 
 from __future__ import annotations
 
@@ -168,23 +168,23 @@ def test_bad_options_fail_at_decoration(options, words):
     with pytest.raises(errors.UsageError) as caught:
         kinetic.run(**{"accelerator": "cpu"} | options)
     assert words in str(caught.value)
-    with pytest.raises(type(caught.value)) as again:
+    with pytest.raises(type(caught.value)) as second:
         kinetic.run("cpu")(add).with_options(**options)
-    assert str(again.value) == str(caught.value)
+    assert str(second.value) == str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"),
+    ("value", "stored"),
     [("60Gi", "60Gi"), ("57579Mi", "57579Mi"), ("60.5 GB", "60.5G"), ("multi-tier", "multi-tier")],
 )
-def test_memory_for_local_checkpoints(given, stored):
-    assert kinetic.run("cpu", local_storage=given)(add).options.local_storage == stored
+def test_memory_for_local_checkpoints(value, stored):
+    assert kinetic.run("cpu", local_storage=value)(add).options.local_storage == stored
 
 
-@pytest.mark.parametrize(("given", "stored"), [(2, "2"), ("2", "2"), ("all", "all"), (None, None)])
-def test_network_devices(given, stored):
-    made = kinetic.run("tpu-v6e-16", slices=2, network_devices=given)(add)
-    assert made.options.network_devices == stored
+@pytest.mark.parametrize(("value", "stored"), [(2, "2"), ("2", "2"), ("all", "all"), (None, None)])
+def test_network_devices(value, stored):
+    remote = kinetic.run("tpu-v6e-16", slices=2, network_devices=value)(add)
+    assert remote.options.network_devices == stored
 
 
 @pytest.mark.parametrize(
@@ -203,20 +203,20 @@ def test_images(image):
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("value", "seconds"),
     [(90, 90), ("90s", 90), ("1h30m", 5400), (timedelta(minutes=2), 120), (None, None)],
 )
-def test_lengths_of_time(given, seconds):
-    options = kinetic.run("cpu", timeout=given, start_timeout=given, hang_timeout=given)(
+def test_lengths_of_time(value, seconds):
+    options = kinetic.run("cpu", timeout=value, start_timeout=value, hang_timeout=value)(
         add
     ).options
     assert (options.timeout_s, options.start_timeout_s, options.hang_timeout_s) == (seconds,) * 3
 
 
-@pytest.mark.parametrize("given", [0, "0s", timedelta(0)])
-def test_a_limit_of_no_time_is_refused_as_such(given):
+@pytest.mark.parametrize("value", [0, "0s", timedelta(0)])
+def test_a_limit_of_no_time_is_refused_as_such(value):
     with pytest.raises(errors.UsageError, match="must be more than 0 seconds"):
-        kinetic.run("cpu", timeout=given)
+        kinetic.run("cpu", timeout=value)
 
 
 def test_slices_are_joined():
@@ -273,11 +273,11 @@ def test_other_options_of_a_method(backend):
 
 
 def test_with_options_takes_what_the_decorator_takes():
-    given = set(inspect.signature(kinetic.run).parameters)
-    assert set(OptionChanges.__annotations__) == given == set(TABLE)
+    parameters = set(inspect.signature(kinetic.run).parameters)
+    assert set(OptionChanges.__annotations__) == parameters == set(TABLE)
     assert {
         field.removesuffix("_s").removesuffix("_usd") for field in Options.__dataclass_fields__
-    } == given - {
+    } == parameters - {
         "accelerator",
         "spot",
     } | {"topology"}
@@ -307,9 +307,9 @@ def test_options_travel_in_the_plan_whole_and_small():
         output_dir="/out",
     )(add)
     sent = remote.options.strip_for_hosts()
-    said = json.loads(json.dumps(sent.to_json()))
-    assert set(said) == {"topology", "slices", "retries", "env", "joins_jax", "all_hosts"}
-    assert Options.from_json(said | {"unknown": 1}) == sent
+    document = json.loads(json.dumps(sent.to_json()))
+    assert set(document) == {"topology", "slices", "retries", "env", "joins_jax", "all_hosts"}
+    assert Options.from_json(document | {"unknown": 1}) == sent
     assert set(kinetic.run("cpu")(add).options.to_json()) == {"topology"}
 
 
@@ -343,15 +343,15 @@ def test_debugging_on_machines_that_may_go_away_warns():
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"),
+    ("value", "stored"),
     [(4, "4"), (0.5, "0.5"), ("500m", "500m"), ("4", "4"), (96.0, "96"), (None, None)],
 )
-def test_processors(given, stored):
-    assert kinetic.run("cpu", cpu=given)(add).options.cpu == stored
+def test_processors(value, stored):
+    assert kinetic.run("cpu", cpu=value)(add).options.cpu == stored
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"),
+    ("value", "stored"),
     [
         ({"worker": {"v": 1, "--fast": True}}, {"worker": ["--v=1", "--fast=true"]}),
         ({"server": "--a=1 --b='two words'"}, {"server": ["--a=1", "--b=two words"]}),
@@ -359,6 +359,6 @@ def test_processors(given, stored):
         (None, {}),
     ],
 )
-def test_flags_of_pathways(given, stored):
-    options = {"accelerator": "tpu-v6e-16", "controller": "single", "pathways_flags": given}
+def test_flags_of_pathways(value, stored):
+    options = {"accelerator": "tpu-v6e-16", "controller": "single", "pathways_flags": value}
     assert kinetic.run(**options)(add).options.pathways_flags == stored
