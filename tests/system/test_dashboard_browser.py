@@ -138,8 +138,8 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     page.wait_for("0 lines in", "#hits")
     page.click("#everywhere")
     page.wait_for("1 line in", "#hits")
-    assert page.text("#found") == "[host 1] needle in host one"
-    assert page.text("#found mark") == "needle"
+    assert page.text("#matches") == "[host 1] needle in host one"
+    assert page.text("#matches mark") == "needle"
     page.find("#search").send_keys(Keys.ESCAPE)
     page.click("#host-1")
     page.wait_for("warned", "#lines")
@@ -328,7 +328,7 @@ def test_colours_of_a_terminal_are_shown(show, shown):
     assert shown.text("#lines").splitlines()[1] == "bold greenother <b>"
     shown.find("#search").send_keys("and")
     shown.wait_for("1 line in", "#hits")
-    assert shown.text("#found") == "plain red and"
+    assert shown.text("#matches") == "plain red and"
 
 
 def log(show, ref, values, step):
