@@ -1,4 +1,4 @@
-"""A project, and programs in it that are told what is wrong."""
+"""A runner for programs with faults, shared by the tests of bad input."""
 
 from __future__ import annotations
 

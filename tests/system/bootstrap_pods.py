@@ -1,7 +1,5 @@
-"""Bare pods: an interpreter as a slim image has it, a store, and wheels in a folder for an index.
-
-In: what is in the store and in the index. Out: what the pod's command says and does.
-"""
+"""Simulated bare pods: an interpreter as in a slim image, a store, and a folder of wheels for an
+index."""
 
 from __future__ import annotations
 
@@ -38,7 +36,8 @@ print(json.dumps({"found": found, "python": sys.executable, "kinetic": kinetic._
 
 
 def package(runner=RUNNER):
-    """An archive like kinetic's, whose runner tells where it is; the same bytes each time."""
+    """Return an archive like kinetic's, with the same bytes each time; its runner prints its
+    location."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr(zipfile.ZipInfo("kinetic/__init__.py"), "")
@@ -72,11 +71,11 @@ def wheel(folder, name, version="1.0", scripts=()):
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory):
-    """An interpreter as a slim image has it: pip and nothing else."""
+    """An interpreter as in a slim image, with pip and no other package."""
     folder = tmp_path_factory.mktemp("image")
     bundled = list((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
     venv.create(folder, symlinks=True, with_pip=not bundled)
-    for each in bundled:  # what ensurepip does in ten seconds
+    for each in bundled:  # the work of `ensurepip`, without its ten seconds
         zipfile.ZipFile(each).extractall(site_packages(folder))
     return folder / "bin" / "python"
 
@@ -86,7 +85,7 @@ def site_packages(environment):
 
 
 class Pod:
-    """What a pod would be: an interpreter, variables, a store, an index."""
+    """A simulated pod: an interpreter, environment variables, a store and a package index."""
 
     def __init__(self, folder, python):
         self.folder, self.python = folder, python
@@ -125,7 +124,7 @@ class Pod:
         self.env["KINETIC_REQUIREMENTS"] = self.holds(text.encode())
 
     def has_uv(self, instead=""):
-        """Put a uv on the PATH that notes that it was called."""
+        """Put a `uv` on the PATH that records its calls."""
         real = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         assert real, "the development extra installs uv"
         script = self.bin / "uv"

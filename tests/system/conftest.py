@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the whole system, and which of them `make test` runs."""
+"""Fixtures of the system tests, and the table of those that `make test` runs."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ SHOWN_BY = {
         "test_examples.py::test_every_example_is_tested",
     ],
 }
-"""The tests that `make test` runs of this folder: those of each promise, and one of each way to use
-kinetic; files, or tests with all their parameters. All others are marked `long`."""
+"""The tests of this folder that `make test` runs: files, or tests with all their parameters. Each
+promise and each way to use kinetic has one. All others are marked `long`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `long` what the table does not name."""
+    """Mark the tests that the table does not name as `long`."""
     short = {name for names in SHOWN_BY.values() for name in names}
     for item in items:
         if item.path.parent == FOLDER:
@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=EVERYWHERE)
 def place(request, home, monkeypatch):
-    """Where the jobs of the test go: each place in turn."""
+    """The place where the jobs of the test run, one after the other."""
     folder = home.parent / "shared"
     if request.param != "kubernetes":
         monkeypatch.setenv("KINETIC_BACKEND", request.param)
@@ -115,7 +115,7 @@ def place(request, home, monkeypatch):
 
 @pytest.fixture
 def begin(home, tmp_path):
-    """Start an elastic job; if asked to `wait`, until host 0 has done two steps of attempt 1."""
+    """Start an elastic job. With `wait`, return when host 0 has done two steps of attempt 1."""
 
     def begin(remote, *args, wait=False, **more):
         handle = remote.run_async(str(tmp_path), *args, **more)

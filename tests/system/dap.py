@@ -1,8 +1,5 @@
-"""A debugger's side of a conversation with debugpy: the Debug Adapter Protocol over a socket, as an
-editor speaks it.
-
-In: a port, requests. Out: responses and events. Used by the tests of debugging.
-"""
+"""A minimal debugger client: it speaks the Debug Adapter Protocol with debugpy over a socket, as an
+editor does."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ PATIENCE_S = 200.0
 
 
 class Editor:
-    """Attaches, sets breakpoints, looks at variables, lets go."""
+    """An editor's debugging session: attach, set breakpoints, read variables, detach."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
@@ -51,7 +48,7 @@ class Editor:
     def attach(
         self, configuration: dict[str, Any], breakpoints: dict[str, list[int]]
     ) -> dict[str, list[bool]]:
-        """The whole opening of a session; returns which breakpoints were taken."""
+        """Open the session; return for each file which breakpoints debugpy verified."""
         self.ask(
             "initialize", adapterID="test", clientID="test", linesStartAt1=True, pathFormat="path"
         )

@@ -1,7 +1,4 @@
-"""A browser, pages of a dashboard in it, and stores full of jobs that nobody runs.
-
-In: paths, events. Out: `Page`s, `Showcase`s. Called by the tests of the dashboard.
-"""
+"""A browser, dashboard pages in it, and stores full of jobs that no host runs."""
 
 from __future__ import annotations
 
@@ -49,29 +46,27 @@ WIDE, PHONE = (1280, 900), (390, 800)
 
 
 def missing_programs() -> list[str]:
-    """What is not installed of what a browser needs."""
+    """List the programs that a browser needs and this machine lacks."""
     return [
         names[0] for names in (BROWSERS, (DRIVER,)) if not any(shutil.which(name) for name in names)
     ]
 
 
 def open_browser(folder: Path) -> webdriver.Chrome:
-    """Start a browser whose files lie in the folder."""
+    """Start a browser whose files are in the folder."""
     options = webdriver.ChromeOptions()
     options.binary_location = next(filter(None, map(shutil.which, BROWSERS)))
     switches = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
     for switch in (*switches, "no-first-run", f"user-data-dir={folder}"):
         options.add_argument(f"--{switch}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    # It outlives the test that comes first, and must not look like something that this one left.
+    # The browser outlives this test: without these variables it is not taken for a leftover of it.
     env = {k: v for k, v in os.environ.items() if k != "TMPDIR" and "KINETIC" not in k}
     service = webdriver.ChromeService(shutil.which(DRIVER), env=env | {"HOME": str(folder)})
     return webdriver.Chrome(options=options, service=service)
 
 
 class Page:
-    """A page of a dashboard in the browser."""
-
     def __init__(self, browser: webdriver.Chrome, url: str) -> None:
         self.browser = browser
         self.url = url
@@ -93,7 +88,8 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def text(self, selector: str = "body") -> str:
-        """What is to be read there, at once: elements may be replaced meanwhile."""
+        """Return the text of the element in one call, because the page may replace elements at any
+        time."""
         return str(self.run(_TEXT, selector))
 
     def count(self, selector: str) -> int:
@@ -103,12 +99,12 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def click(self, selector: str) -> None:
-        """Click as soon as it is there; pieces of the page are replaced now and then."""
+        """Click an element as soon as it exists; the page replaces its elements now and then."""
         wait_until(lambda: self.count(selector), f"there is no {selector}")
         self.run("document.querySelector(arguments[0]).click()", selector)
 
     def press(self, key: str) -> None:
-        """Press a key, wherever the focus is."""
+        """Press a key on the focused element."""
         ActionChains(self.browser).send_keys(key).perform()
 
     def wait_for(self, words: str, selector: str = "body") -> None:
@@ -119,13 +115,13 @@ class Page:
             raise AssertionError(f"{words!r} is not in {selector}: {shown}") from None
 
     def complaints(self) -> list[str]:
-        """What the browser has to say against the page: refused scripts, errors."""
+        """Return the errors in the browser's console, such as scripts that it refused to run."""
         log = self.browser.get_log("browser")
         return [each["message"] for each in log if each["level"] == "SEVERE"]
 
 
 class StillBackend:
-    """Jobs that nobody runs: each is where its store says, or runs; output is what a test says."""
+    """A backend that runs nothing: a test sets the phase and the output of its jobs."""
 
     name = "still"
 
@@ -150,7 +146,7 @@ class StillBackend:
 
 
 class Showcase:
-    """A store with jobs that nobody runs."""
+    """A store of jobs that no host runs."""
 
     def __init__(self, root: Path) -> None:
         self.store = LocalStore(root)
@@ -161,7 +157,7 @@ class Showcase:
         return JobHandle(ref, self.backend, self.store)  # type: ignore[arg-type]
 
     def _write(self, key: str, document: dict[str, Any]) -> None:
-        """As a store does, but quicker: thousands are written before anybody reads."""
+        """Write a document as the store would, but faster: tests need thousands of them."""
         path = folder_of(self.store) / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document))
@@ -175,7 +171,7 @@ class Showcase:
         reason: str = "",
         **changes: Any,
     ) -> JobRef:
-        """Add a job; it runs unless there is a verdict."""
+        """Add a job; without a verdict it is running."""
         created_at = time.time() - 100_000 + number
         ref = JobRef(
             f"job-{number:08x}", Place("still"), "cpu", "f", "train", created_at, self.store.uri
@@ -196,7 +192,7 @@ class Showcase:
 
 @contextlib.contextmanager
 def serve(access: JobAccess, *, is_framed: bool = False) -> Iterator[DashboardServer]:
-    """A dashboard of these jobs."""
+    """Serve a dashboard of these jobs."""
     server = DashboardServer(access, is_framed=is_framed)
     server.start()
     try:

@@ -1,8 +1,8 @@
-"""The pictures of the dashboard in the documentation, made of jobs that run here.
+"""Take the screenshots of the dashboard in the documentation, from jobs that run on this machine.
 
     python tests/system/dashboard_pictures.py docs/assets
 
-In: a folder. Out: dashboard-jobs.png, dashboard-job.png, … there. Needs Chromium, and Pillow.
+Writes dashboard-jobs.png, dashboard-job.png, … to the folder. Needs Chromium and Pillow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import kinetic
 from kinetic._client.access import open_access
 
 _LOGGED_S = 14.0
-"""Long enough for curves."""
+"""Seconds of logging, so that the curves have a shape."""
 
 
 def evaluate(seed):
@@ -34,7 +34,7 @@ def shoot(page: Page, path: Path, size: tuple[int, int], *, dark: bool = False) 
     page.resize(size, dark=dark)
     time.sleep(1.5)
     page.browser.save_screenshot(str(path))
-    with Image.open(path) as picture:  # few colours take a third of the room
+    with Image.open(path) as picture:  # a small palette cuts the file to a third
         picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size:,} bytes")
 

@@ -1,7 +1,4 @@
-"""Jobs of two hosts, held in a phase of their life.
-
-In: a place. Out: handles. Called by system tests that kill something then.
-"""
+"""Jobs of two hosts that are held in a phase of their life, for tests that kill a process in it."""
 
 from __future__ import annotations
 
@@ -41,7 +38,8 @@ def sleep_long(marker):
 
 
 def return_and_wait(marker):
-    """The leader returns at once; its report is in; the others keep the gang from ending."""
+    """Return on the leader at once, so that its report is written while host 1 keeps the gang
+    alive."""
     if os.environ["KINETIC_HOST_INDEX"] == "0":
         Path(marker).touch()
         return 1
@@ -50,8 +48,8 @@ def return_and_wait(marker):
 
 
 def held_in(phase, place):
-    """A job that is in the phase. In "joining" the agent of host 0 is stopped: it cannot join,
-    unless it was very quick."""
+    """Return a job in the given phase. For "joining" the agent of host 0 is stopped so that it
+    cannot join, unless it joined before SIGSTOP arrived."""
     marker = place.marker(phase)
     func = return_and_wait if phase == "reporting" else sleep_long
     handle = kinetic.run(accelerator="tpu-v6e-8")(func).run_async(str(marker))
@@ -66,8 +64,10 @@ def held_in(phase, place):
 
 
 def killed_in_each_phase(place, process):
-    """Jobs by phase, in each of which the process that `process` names was killed in that phase.
-    The ends of all gangs are waited for at the same time."""
+    """Return one job per phase, whose process `process(job)` was killed in that phase.
+
+    All jobs are killed before any result is awaited, so that their gangs end in parallel.
+    """
     jobs = {}
     for phase in PHASES:
         jobs[phase] = handle = held_in(phase, place)
@@ -80,7 +80,7 @@ def killed_in_each_phase(place, process):
 
 
 def assert_record_intact(handle):
-    """The job is found, has a verdict, and tells it as often as it is asked."""
+    """Check that the job can be attached and listed, and that its verdict is FAILED."""
     again = kinetic.attach(handle.job_id)
     assert again.status().value == "FAILED"
     assert not again.outcome().ok

@@ -1,7 +1,5 @@
-"""Elastic jobs that tests watch and harm.
-
-In: a handle, a job's folder. Out: its processes, its events, its story. Called by system tests.
-"""
+"""Handles on elastic jobs for tests that kill their processes: processes, events, notices in the
+log."""
 
 from __future__ import annotations
 
@@ -29,11 +27,10 @@ class Watched:
         return wait_until(self.handle.processes, "it does not run")["supervisor"]
 
     def agents(self):
-        """Process ids of the agents."""
         return {int(host): pid for host, pid in self.handle.processes()["agents"].items()}
 
     def below_supervisor(self, title):
-        """The child of the supervisor with this title."""
+        """Return the process id of the supervisor's child with this title."""
         (found,) = (pid for pid in children(self.leader()) if is_titled(pid, title))
         return found
 
@@ -42,19 +39,19 @@ class Watched:
         return parse(path.read_bytes()) if path.exists() else []
 
     def slices(self):
-        """Those of each attempt."""
+        """Return the slices of each attempt."""
         return [event.slices for event in self.events() if event.kind == "formed"]
 
     def losses(self):
         return [event.slices for event in self.events() if event.kind == "slice_lost"]
 
     def story(self):
-        """What kinetic says in the leader's log."""
+        """Return the notices of kinetic in the leader's log."""
         return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
 
 
 def reached(folder, attempt, host, step=2):
-    """Wait until a host has done a step."""
+    """Wait until a host has done the given step of an attempt."""
 
     def done():
         mark = Path(folder, f"{attempt}-{host}")

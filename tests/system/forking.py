@@ -1,7 +1,6 @@
-"""Functions that fork, and what their children do.
+"""Functions that fork, and observations that their children make.
 
-In: paths, how a child ends. Out: what children hold and handle, how they ended. Hosts import this
-module and not that of the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PATIENCE_S = 200
 
 
 def child_of(act):
-    """Fork a child that acts; return its wait status."""
+    """Run `act` in a forked child; return the child's wait status."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -34,7 +33,7 @@ def child_of(act):
 
 
 def answer_of(act):
-    """What it returns in a forked child."""
+    """Run `act` in a forked child; return its value."""
     ours, theirs = os.pipe()
     status = child_of(lambda: os.write(theirs, json.dumps(act()).encode()))
     assert status == 0, status
@@ -44,13 +43,13 @@ def answer_of(act):
 
 
 def sets_of_signals():
-    """Those that are caught, ignored, blocked by this process."""
+    """Return the masks of signals that this process catches, ignores and blocks."""
     rows = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
     return [rows[name].strip() for name in ("SigCgt", "SigIgn", "SigBlk")]
 
 
 def sleep_in_a_semaphore():
-    """SIGTERM is noted while the main thread sleeps where nothing wakes it."""
+    """Send SIGTERM while the main thread sleeps in a semaphore, where no signal wakes it."""
     taken = multiprocessing.get_context("fork").Semaphore(0)
     main_thread = threading.get_ident()
 
@@ -66,7 +65,7 @@ def sleep_in_a_semaphore():
 
 
 def end_in_the_middle_of_fork():
-    """The child gets SIGTERM before any code of its own is run."""
+    """Send SIGTERM to a forked child before any Python code runs in it."""
     kind = ctypes.CFUNCTYPE(None)
     strike = kind(lambda: os.kill(os.getpid(), signal.SIGTERM))
     atfork = ctypes.CDLL(None).__register_atfork
@@ -101,7 +100,7 @@ def open_files():
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # that of the folder
+        except OSError:  # the descriptor of the listing itself
             pass
     return found
 
@@ -117,7 +116,8 @@ def fork_while_unpickling(how):
 
 
 class Forks:
-    """Forks where it is unpickled, as a module does that starts a helper when it is imported."""
+    """An object that forks when it is unpickled, as a module that starts a helper on import
+    does."""
 
     def __init__(self, how):
         self.how = how
@@ -127,7 +127,7 @@ class Forks:
 
 
 class ForksWhenPickled:
-    """The child goes on with the pickle, as its parent does."""
+    """An object that forks when it is pickled; parent and child both finish the pickle."""
 
     def __reduce__(self):
         if os.fork() == 0:
@@ -136,7 +136,7 @@ class ForksWhenPickled:
 
 
 def ask_to_join_in_a_child(folder):
-    """Host 1 forks while a thread of it waits for host 0, which serves the world."""
+    """Fork on host 1 while a thread waits for host 0, which serves the world of JAX."""
     import jax
 
     over = Path(folder, "over")
@@ -147,7 +147,7 @@ def ask_to_join_in_a_child(folder):
     joining = threading.Thread(target=jax.devices)
     joining.start()
     file = Path(json.loads(os.environ["KINETIC_WORLD"])["file"])
-    # Read in children: closing the file frees the lock that this process holds on it.
+    # Read the file in children: closing it in this process would free the process's lock on it.
     while not (file.exists() and answer_of(file.read_text).startswith("joining")):
         time.sleep(0.01)
 
@@ -165,7 +165,7 @@ def ask_to_join_in_a_child(folder):
 
 
 def leave_a_checkpointer(folder):
-    """A child unwinds through the block of its parent's."""
+    """Fork inside a Checkpointer's block, so that the child leaves the block of its parent."""
     import numpy as np
 
     owner = Path(folder, "kinetic-owner.json")
@@ -203,7 +203,7 @@ def leave_a_tracker_that_stands_still():
 
 
 def leave_the_family(marker):
-    """Children in sessions of their own, one whose parent is gone."""
+    """Start children in sessions of their own, one of which has lost its parent."""
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 0.1"]).wait()
     Path(marker).touch()

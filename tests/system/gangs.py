@@ -1,7 +1,4 @@
-"""Holding the processes of a job in a phase, for tests that do something to them.
-
-In: handles, conditions. Out: process ids. Called by system tests.
-"""
+"""Processes of a running job: find, stop and kill them."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ PATIENCE_S = 200.0
 
 
 def list_paths(folder: Path) -> list[Path]:
-    """The files and folders below a folder from which a supervisor may still remove some."""
+    """List the files and folders below a folder; a supervisor may remove some at the same time."""
     return [Path(top, name) for top, *names in os.walk(folder) for name in (*names[0], *names[1])]
 
 
 def read_files(folder: Path) -> dict[Path, bytes]:
-    """The contents of the files below a folder from which a supervisor may still remove some."""
+    """Read the files below a folder; a supervisor may remove some at the same time."""
     contents = {}
     for path in list_paths(folder):
         with contextlib.suppress(FileNotFoundError):
@@ -35,7 +32,8 @@ def read_files(folder: Path) -> dict[Path, bytes]:
 
 
 def wait_until(look, what):
-    """Return the first true answer; what takes long to look at is looked at less often."""
+    """Return the first true answer of `look`. Pauses as long as a call takes, so that slow calls
+    are rarer."""
     deadline = time.monotonic() + PATIENCE_S
     begun = time.monotonic()
     while not (found := look()):
@@ -46,7 +44,7 @@ def wait_until(look, what):
 
 
 def children(pid):
-    """Direct children of a process."""
+    """List the direct children of a process."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -55,7 +53,7 @@ def children(pid):
 
 
 def zygotes():
-    """Those of this process."""
+    """List the zygotes of this process."""
     found = []
     for pid in children(os.getpid()):
         with contextlib.suppress(OSError):
@@ -65,13 +63,14 @@ def zygotes():
 
 
 def processes(handle):
-    """(supervisor, agents by host), once the gang has been forked."""
+    """Return the pids of the supervisor and of the agents by host, once the gang has been
+    forked."""
     told = wait_until(handle.processes, "the supervisor has not started")
     return told["supervisor"], told["agents"]
 
 
 def worker_of(agent):
-    """Its worker. An agent that stays for other attempts has a fork server, too."""
+    """Return the pid of an agent's worker; an elastic agent also has a fork server as a child."""
 
     def workers():
         return [pid for pid in children(agent) if is_titled(pid, "kinetic-worker")]
@@ -86,29 +85,28 @@ def is_titled(pid, title):
 
 
 def family(handle):
-    """Every process of the gang: the supervisor, the agents, the workers."""
+    """List all processes of the gang: the supervisor, the agents, the workers."""
     supervisor, agents = processes(handle)
     return [supervisor, *agents.values(), *map(worker_of, agents.values())]
 
 
 def kill(pid):
-    """kill -9."""
     os.kill(pid, signal.SIGKILL)
 
 
 def is_stopped(pid):
-    """Whether SIGSTOP has taken effect."""
+    """True if SIGSTOP has taken effect."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def stop(pid):
-    """Freeze a process, and wait until it is."""
+    """Stop a process, and wait until SIGSTOP has taken effect."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(pid), "SIGSTOP has no effect")
 
 
 def start_script(home, source, **more):
-    """Run a script as a caller of its own."""
+    """Start a script in a process of its own, as the caller of a job."""
     script = home.parent / "caller.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(textwrap.dedent(source))
@@ -116,14 +114,14 @@ def start_script(home, source, **more):
 
 
 def assert_next_job_runs():
-    """Whatever happened, it is over."""
+    """Check that a new job runs, whatever happened to earlier ones."""
     assert kinetic.run(accelerator="cpu")(lambda: "next")() == "next"
 
 
 def train():
-    """Train a model with Keras on all devices of a slice; return the number of processes, that of
-    devices, and whether it learns."""
-    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them, for a second each
+    """Train a Keras model on all devices of a slice; return the number of processes, the number of
+    devices, and whether the loss fell."""
+    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them: a second each
     import jax
     import keras
     import numpy as np

@@ -1,7 +1,6 @@
-"""What functions do to the process they run in, for tests of hostile functions.
+"""Functions that damage the process they run in, for tests of hostile functions.
 
-In: nothing. Out: functions. Called on hosts, which import this module and not those of the tests:
-pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -253,11 +252,11 @@ FATAL = [
     replace_the_import_system,
     break_builtins,
 ]
-"""These take apart what kinetic's own code needs in the process."""
+"""Functions that destroy parts of the process that kinetic's own code needs."""
 
 
 STRIKING = (set_an_alarm, interrupt_afterwards)
-"""These may strike while the function is still at it."""
+"""Functions whose signal or exception may arrive before they have returned."""
 
 
 def then_return(havoc):
@@ -329,7 +328,7 @@ def sleep_long():
 
 
 def leave_a_file_open(how):
-    """And a pipe that nobody reads, with more than it takes."""
+    """Leave an unflushed file, and a pipe with more bytes than it holds that has no reader."""
     reader, writer = os.pipe()
     pipe = open(writer, "wb", buffering=1 << 20)
     pipe.write(b"x" * 500_000)
@@ -343,7 +342,7 @@ def leave_a_file_open(how):
 
 
 class Hung(io.RawIOBase):
-    """A file on a server that does not answer any more."""
+    """A file whose writes block for ever, as on a file server that is down."""
 
     def __init__(self, path):
         self._file = open(path, "wb")
@@ -380,7 +379,7 @@ def forbid_files():
 
 
 def hide_the_scratch():
-    """A folder that cannot be made again: where it was, a file is."""
+    """Replace the scratch folder by a file, so that it cannot be created again."""
     here = os.path.dirname(os.getcwd())
     os.chdir("/")
     os.rename(here, f"{here}-away")

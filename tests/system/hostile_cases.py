@@ -1,4 +1,4 @@
-"""What tests of hostile functions run."""
+"""Starting and reading jobs of hostile functions, for their tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failure_of(handle: JobHandle, kind: type[BaseException]) -> BaseException:
 
 
 def told(handle: JobHandle, error: BaseException | None = None) -> str:
-    """All that a caller can read about the job."""
+    """Return all text about the job that its caller can read."""
     notes = "\n".join(getattr(error, "__notes__", ()))
     return (
         f"{error}\n{notes}\n{handle.logs()}"

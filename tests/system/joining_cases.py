@@ -1,7 +1,4 @@
-"""Programs that run on all hosts of a slice, as tests of their world write and start them.
-
-In: the text of a program, a command line. Out: the lines that all hosts have printed.
-"""
+"""Programs that run on all hosts of a slice, for tests of the world that JAX forms there."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *argv: str, accelerator: str = TWO, **variables: str) -> list[str]:
-    """Run a program on all hosts; return the lines of all of them, in order."""
+    """Run a program on all hosts; return the sorted lines of their output."""
     env = {k: v for k, v in os.environ.items() if k.lower() not in PROXIES}
     done = subprocess.run(
         [*KINETIC, "run", "-a", accelerator, "--all-hosts", *argv],

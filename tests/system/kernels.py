@@ -1,7 +1,4 @@
-"""A Jupyter kernel, as a notebook uses one.
-
-In: cells. Out: what they show.
-"""
+"""A Jupyter kernel, driven as a notebook drives it."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ PATIENCE_S = 200.0
 
 
 class Kernel:
-    """A notebook without a page: cells go in, messages come out."""
+    """A notebook without a page: runs cells, and collects the kernel's messages."""
 
     def __init__(self, folder, path=()):
-        """`path` comes before this project on the kernel's PYTHONPATH."""
+        """Start a kernel; `path` comes before this project on its PYTHONPATH."""
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             cwd=str(folder),
@@ -41,7 +38,7 @@ class Kernel:
         self._manager.interrupt_kernel()
 
     def start(self, cell):
-        """Run a cell; yield what it shows, as it comes, until it has ended."""
+        """Run a cell; yield its messages as they arrive, until it has ended."""
         number = self.client.execute(cell)
         while True:
             message = self.client.get_iopub_msg(timeout=PATIENCE_S)
@@ -57,7 +54,7 @@ class Kernel:
 
 
 class Shown:
-    """What a cell has shown."""
+    """The messages of one cell."""
 
     def __init__(self, messages):
         self.messages = list(messages)

@@ -1,7 +1,6 @@
-"""Functions, exceptions and values with which a host ends oddly.
+"""Functions, exceptions and values for hosts that end in unusual ways.
 
-In: how. Out: deaths, exceptions, values that cannot travel, bytes. Hosts import this module and not
-those of the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ def end_by(how):
 
 
 def stop_for_ever():
-    """Continued in order to be ended, it must not return before SIGTERM arrives."""
+    """Stop for ever: when SIGCONT comes before SIGTERM, stop once more."""
     while True:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def fail_with_exit_handlers(folder):
-    """Host 1 fails when all others have begun."""
+    """Fail on host 1 after all hosts have begun; every host marks that its exit handlers ran."""
     host = os.environ["KINETIC_HOST_INDEX"]
     atexit.register((folder / f"ended {host}").touch)
     (folder / f"begun {host}").touch()
@@ -173,7 +172,7 @@ class EndsTheProcessWhenPickled:
 
 
 class Loaded:
-    """Runs a function while the call is unpickled on the host."""
+    """A callable that runs a function when it is unpickled on the host."""
 
     def __init__(self, function, *args):
         self.call = function, args
@@ -187,5 +186,6 @@ def sleep_until_told(marker):
     import time
 
     pathlib.Path(marker).touch()
-    while True:  # A signal that comes as a sleep begins waits for its end.
+    # A signal that arrives just before a sleep is handled only after it, so sleeps are short.
+    while True:
         time.sleep(0.05)

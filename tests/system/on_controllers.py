@@ -1,7 +1,6 @@
 """Functions of jobs with a single controller.
 
-In: a folder, at which steps slices are lost. Out: notes, values. Hosts import this module and not
-those of the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ STEPS = 24
 
 
 def train(folder, pause_s, kills=(), grows=False):
-    """Train a layer on all slices that take part; note every step. At the steps of `kills` it waits
-    until the slice is lost; one that `grows` ends on all slices."""
+    """Train a layer on all slices, and note every step. At each (attempt, step) of `kills` wait for
+    the loss of a slice; with `grows`, finish on all slices."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -60,8 +59,8 @@ def train(folder, pause_s, kills=(), grows=False):
 
 
 def hold(folder, held=()):
-    """Note that it has begun; in the attempts of `held`, have an array on all slices until one of
-    them is lost."""
+    """Note that the function runs. In the attempts of `held`, keep an array on all slices until one
+    of them is lost."""
     import jax
     import numpy as np
 
@@ -76,7 +75,8 @@ def hold(folder, held=()):
 
 
 def save_and_lose(folder, pause_s):
-    """Train; in three attempts wait for a loss while a persistent checkpoint is being saved."""
+    """Train; in each of three attempts wait for the loss of a slice while a persistent checkpoint
+    is being saved."""
     original = kinetic.Checkpointer.save
 
     def save(self, step, state, **more):
@@ -114,7 +114,7 @@ def world():
 
 
 def train_a_line(steps):
-    """Train a line on all devices; every host gives its part of the data."""
+    """Fit a line on all devices; every host contributes its part of the data."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec

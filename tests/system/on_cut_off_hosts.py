@@ -1,7 +1,6 @@
-"""Functions whose hosts are taken away, or die, while a checkpoint is saved.
+"""Functions whose hosts are preempted or die while a checkpoint is being saved.
 
-In: folders. Out: what is left of the save in the next attempt. Hosts import this module and not
-those of the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import kinetic
 
 
 def step_without_end(folder):
-    """Step without end in the first attempt, three more times in the others; note where each host
-    begins."""
+    """Step for ever in the first attempt and three times in later ones; note where each host
+    starts."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding

@@ -1,6 +1,6 @@
-"""What hosts run while their pages are looked at.
+"""Functions of jobs that the dashboard shows.
 
-In: paths. Out: output, values. Hosts import this module and not those of the tests.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import kinetic
 
 
 def train(path):
-    """Print steps until the file is there."""
+    """Print steps until the file exists."""
     step = 0
     while not os.path.exists(path):
         print(f"step {step} loss {1 / (1 + step):.4f}", flush=True)
@@ -24,7 +24,7 @@ def train(path):
 
 
 def run_on(path):
-    """Print steps until the file is there, whichever slices are left."""
+    """Print steps until the file exists; re-form whenever slices come back."""
     while not os.path.exists(path):
         print(f"on slice {kinetic.slice_index()} of {kinetic.num_slices()}", flush=True)
         time.sleep(0.1)
@@ -33,7 +33,7 @@ def run_on(path):
 
 
 def stand_still(path):
-    """Compute on the first slice; on the second, say a word and stand still."""
+    """Keep the first slice busy; on the second, print a line and then nothing."""
     if kinetic.slice_index() == 1:
         print("needle in host one", flush=True)
         print("\x1b]0;title\x07warned\x1b[2J", file=sys.stderr, flush=True)
@@ -44,7 +44,7 @@ def stand_still(path):
 
 
 def save_step_three(path, folder):
-    """Save a step, whose commit takes until the file is there."""
+    """Save a step whose commit lasts until the file exists."""
     from kinetic._in_job.checkpoint.local_tier import LocalTier
 
     committed = LocalTier.commit
@@ -68,7 +68,7 @@ def save_step_three(path, folder):
 
 
 def pretrain(path):
-    """Train, log, and make room for a slice that is back."""
+    """Train and log until the file exists; re-form when a slice comes back."""
     import math
     import random
 

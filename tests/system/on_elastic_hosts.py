@@ -1,7 +1,6 @@
-"""Functions of elastic jobs, and the notes that they leave.
+"""Functions of elastic jobs, and the notes that they leave for the tests.
 
-In: a folder that all hosts share, whom to kill. Out: marks, notes, values. Hosts import this module
-and not those of the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ STEPS = 10
 
 
 def pids(folder, attempt):
-    """Of the workers of an attempt, by host."""
+    """Return the pids of the workers of an attempt, by host."""
     notes = Path(folder).glob(f"{attempt}-*.json")
     return {int(n.stem.partition("-")[2]): json.loads(n.read_text())["pid"] for n in notes}
 
@@ -30,7 +29,7 @@ def note(folder, attempt, host):
 
 
 def count(folder, kills=(), pause_s=0.02):
-    """Count steps, and meet the other hosts at each by files, without JAX. `kills` says which
+    """Count steps, in step with all hosts by means of files, without JAX. `kills` says which
     process is killed in which attempt before which step."""
     hosts, mine = int(os.environ["KINETIC_HOSTS"]), int(os.environ["KINETIC_HOST_INDEX"])
     marks = [Path(folder, f"{kinetic.attempt()}-{host}") for host in range(hosts)]
@@ -44,14 +43,14 @@ def count(folder, kills=(), pause_s=0.02):
 
 
 def hang_once(folder):
-    """All hosts wait for what never comes, but in later attempts."""
+    """Hang on all hosts in the first attempt."""
     if kinetic.attempt() == 1:
         threading.Event().wait()
     return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
 
 
 def pause(seconds):
-    """Attempts that nobody harms are short."""
+    """Sleep; in later attempts, which no test disturbs, at most 0.3 s."""
     time.sleep(seconds if kinetic.attempt() == 1 else min(seconds, 0.3))
 
 
@@ -61,7 +60,7 @@ def die_if_asked(kills, step):
 
 
 def train(folder, kills=(), pause_s=0.02):
-    """Count steps with a collective in each. `kills` says which process is killed in which attempt
+    """Count steps, with a collective in each. `kills` says which process is killed in which attempt
     before which step; -1 is before the first use of JAX."""
     die_if_asked(kills, -1)
     import jax
@@ -79,7 +78,7 @@ def train(folder, kills=(), pause_s=0.02):
 
 
 def compile_once(folder):
-    """The process with index 2 is killed while it compiles, in the first attempt."""
+    """Kill process 2 while it compiles, in the first attempt."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -100,7 +99,8 @@ def compile_once(folder):
 
 
 def keep(folder):
-    """Leave a file in this host's own folder, and return what the host has left there before."""
+    """Write a file to this host's own folder; return the content that an earlier attempt left in
+    it."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -115,7 +115,7 @@ def keep(folder):
 
 
 def hold(folder, leave):
-    """Start a process that outlives the worker, and wait for ever."""
+    """Start a process that outlives the worker, then wait until the test is over."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     mark = Path(folder, f"child-{os.environ['KINETIC_ATTEMPT']}-{os.environ['KINETIC_HOST_INDEX']}")
     mark.with_suffix(".part").write_text(str(child.pid))
@@ -127,7 +127,7 @@ def hold(folder, leave):
 
 
 def learn(folder, pause_s):
-    """Count up to 40, from where the last attempt has saved; make room when it is asked for."""
+    """Count to 40 from the last saved step; re-form when a slice waits."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -157,9 +157,9 @@ def fail(folder):
 
 
 def fail_or_die(folder, ends):
-    """Meet the others, then end as `ends` says for this attempt and host: raise, or be killed.
+    """Meet the other hosts, then end as `ends` says for this attempt and host: raise, or be killed.
 
-    After the first barrier only the first device of each host need have its connections.
+    The first barrier connects only the first device of each host, so a second one follows.
     """
     import jax
     from jax.experimental import multihost_utils
@@ -179,7 +179,7 @@ def fail_or_die(folder, ends):
 
 
 def leave_alone(leaver):
-    """One host leaves, the others go on."""
+    """Call `reform` on one host only."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -195,7 +195,7 @@ def leave_alone(leaver):
 
 
 def leave_unasked(folder):
-    """Leave while all slices are there, and while one is away."""
+    """Call `reform` while no slice is missing, and while one is."""
     import jax
 
     jax.devices()
@@ -217,7 +217,7 @@ def leave_unasked(folder):
 
 
 def meet(folder):
-    """Wait for all processes of the attempt in JAX, with a note of this one before."""
+    """Write a note, then wait for all processes of the attempt in JAX."""
     note = f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}"
     Path(folder, f"{note}.part").write_text(f'{{"pid": {os.getpid()}}}')
     Path(folder, f"{note}.part").rename(Path(folder, f"{note}.json"))

@@ -1,7 +1,6 @@
 """Functions that tests run on hosts.
 
-In: markers, words. Out: what hosts see, values, ends. Hosts import this module and not those of the
-tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def end_with(how):
 
 
 def wait_at_first(marker):
-    """Leave a mark, then wait for ever in the first attempt."""
+    """Leave a mark and wait for ever in the first attempt; return in later ones."""
     mark = Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}")
     if mark.exists():
         return f"attempt {os.environ['KINETIC_ATTEMPT']}"
@@ -78,7 +77,7 @@ def return_when_told(marker):
 
 
 def second_time(marker):
-    """Fails at first, is there to be killed in the second attempt, returns in the third."""
+    """Fail in the first attempt, wait to be killed in the second, return in the third."""
     attempt = int(os.environ["KINETIC_ATTEMPT"])
     if attempt == 1:
         raise ValueError("at first")
@@ -98,11 +97,12 @@ def clean_up_slowly(marker):
 
 
 INIT = "jax-init-info.txt"
-"""What GKE's multi-tier checkpointing writes into the ramdisk of a host."""
+"""The file that GKE's multi-tier checkpointing writes into a host's ramdisk."""
 
 
 def look(name="mark"):
-    """What this host sees, after all hosts have left a mark."""
+    """Leave a mark in this host's folder; return the folder, and its files before and after all
+    hosts did."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -114,7 +114,7 @@ def look(name="mark"):
 
 
 def look_again():
-    """In the first attempt, leave a mark and die."""
+    """List the marks as `look` does; in the first attempt, die afterwards."""
     seen = look(os.environ["KINETIC_ATTEMPT"])
     if os.environ["KINETIC_ATTEMPT"] == "1":
         os._exit(7)
@@ -122,7 +122,7 @@ def look_again():
 
 
 def join_as_told():
-    """As MaxText does for emergency checkpoints; in the first attempt, host 0 dies then."""
+    """Join as MaxText does for emergency checkpoints; in the first attempt host 0 then dies."""
     import jax
 
     file = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
@@ -138,7 +138,7 @@ def join_as_told():
 
 
 def join_when_alone():
-    """What this attempt is told, and as which process it takes part."""
+    """Return the rank that this attempt's file states, and the number of processes that joined."""
     import jax
 
     if kinetic.attempt() == 1:
@@ -188,7 +188,7 @@ class ExitsWhenPickled(Exception):
 
 
 def fails_twice():
-    """On every host: raises in attempts 1 and 2, returns in the third."""
+    """Raise on every host in attempts 1 and 2, return in the third."""
     attempt = int(os.environ["KINETIC_ATTEMPT"])
     print("this is attempt", attempt)
     if attempt < 3:
@@ -218,7 +218,7 @@ def return_when_let_go(marker):
 
 
 def step_now_and_then(marker):
-    """Stands still most of the time, but never for long."""
+    """Meet in a collective every 0.8 s: the host is silent most of the time, but never for long."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -263,13 +263,13 @@ def wait_in_many_threads():
 
 
 def wait_beside_them(waits):
-    """Seen in stacks that are written when all threads have begun: one that is being started has no
-    frame yet."""
+    """Wait under a name that stacks show. Stacks are requested when all threads have begun: a
+    thread that is being started has no frame yet."""
     waits.wait()
 
 
 def see_slices():
-    """Which slice each host and each device is on, and a sum over a mesh of both."""
+    """Return the slice of this host and of each device, and a sum over a mesh of all slices."""
     import jax
     import numpy as np
     from jax.experimental import mesh_utils, multihost_utils
@@ -287,7 +287,7 @@ def see_slices():
 
 
 def see_axes():
-    """Slices of the devices along the axes of meshes that name things in other ways."""
+    """Return the slices of the devices along the axes of several meshes."""
     import jax
     import numpy as np
 
@@ -336,8 +336,8 @@ VALUE_BYTES = 300_000
 
 
 def make_folders_anew(marker):
-    """What an import does that has read its module before the tree was removed: Python keeps beside
-    the module what it has compiled."""
+    """Create `__pycache__` in a tree that was removed, as an import does that read its module
+    before."""
     tree = os.getcwd()
     Path(marker).touch()
     while (Path(marker).parent / "home").exists():

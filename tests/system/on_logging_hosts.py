@@ -1,6 +1,6 @@
-"""Functions that log numbers.
+"""Functions that log metrics.
 
-In: folders, whom to kill. Out: metrics. Hosts import this module and not those of the tests.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ FIRST_STEPS = 40
 
 
 def log_until_killed(folder):
-    """Each host logs step after step; the second attempt begins with an earlier step, and ends."""
+    """Log step after step on each host; the second attempt starts at an earlier step, and
+    returns."""
     host, attempt = int(os.environ["KINETIC_HOST_INDEX"]), kinetic.attempt()
     if attempt == 1:
         for step in range(10**9):
@@ -31,14 +32,14 @@ def log_until_killed(folder):
 
 
 def log_and_raise():
-    """Its last numbers are those that matter."""
+    """Log two steps, then raise: the last value explains the failure."""
     kinetic.log(step=0, loss=1.0)
     kinetic.log(step=1, loss=float("nan"))
     raise ArithmeticError("the loss is no number")
 
 
 def log_what_jax_computes():
-    """Numbers that are not computed when they are logged, on one device and on all."""
+    """Log values that JAX has not computed yet, on one device and on all."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -60,8 +61,8 @@ def log_what_jax_computes():
 
 
 def log_while_jax_waits(marker):
-    """The call returns although the value is not there, and cannot be before it has: the other host
-    takes part only then."""
+    """Log a value that JAX cannot compute before the call returns: the other host takes part only
+    then."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -86,7 +87,7 @@ def log_while_jax_waits(marker):
 
 
 def log_lost_arrays():
-    """Arrays that are donated to another step, or deleted, before they can be fetched."""
+    """Log arrays that are donated or deleted before they can be fetched."""
     import jax
     import jax.numpy as jnp
 
@@ -99,14 +100,14 @@ def log_lost_arrays():
 
 
 def log_where_it_cannot_work():
-    """In a traced function."""
+    """Log in a traced function, which is refused."""
     import jax
 
     jax.jit(lambda x: kinetic.log(step=0, loss=x))(1.0)
 
 
 def log_from_everywhere():
-    """From a program, from a fork, and from the children of a pool."""
+    """Log in a program, in a forked child, and in the children of a pool."""
     program = "import kinetic; kinetic.log(step=1, program=1.0)"
     subprocess.run([sys.executable, "-c", program], check=True)
     pid = os.fork()
@@ -120,12 +121,12 @@ def log_from_everywhere():
 
 
 def log_in_a_pool(step):
-    """What a child logs last, before it ends without exit handlers."""
+    """Log in a child that ends without exit handlers."""
     kinetic.log(step=step, pool=1.0)
 
 
 def train_elastically(folder):
-    """Steps 0, 1, ...: one that is saved after each attempt's fifth. Ends in attempt 2."""
+    """Log steps 0, 1, …; each attempt saves its sixth step. Ends in attempt 2."""
     import jax
 
     attempt, saved = kinetic.attempt(), Path(folder, "saved")
@@ -141,7 +142,7 @@ def train_elastically(folder):
 
 
 def fit_a_model():
-    """Two epochs of four batches."""
+    """Fit a model for two epochs of four batches."""
     import keras
     import numpy as np
 
@@ -159,7 +160,7 @@ def fit_a_model():
 
 
 def save_steps(folder):
-    """A Checkpointer alone marks steps."""
+    """Save steps with a Checkpointer, and log nothing."""
     import numpy as np
 
     with kinetic.Checkpointer(folder, local_every=None, at_least_every=None) as checkpointer:
@@ -170,7 +171,8 @@ def save_steps(folder):
 
 
 def log_now_and_then(steps):
-    """Almost no processor time passes, as where an accelerator works."""
+    """Log a step each second, using almost no processor time, as a host whose accelerator works
+    does."""
     for step in range(steps):
         kinetic.log(step=step, loss=1.0)
         time.sleep(1)

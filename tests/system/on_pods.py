@@ -1,8 +1,7 @@
 """Functions that pods run, for tests with a cluster.
 
-In: markers, numbers, environment variables. Out: marks, values, lines. Pods import this module and
-not those of the tests: pytest and the double of a cluster would cost each of them more
-than its job.
+Pods import this module instead of the tests: importing pytest and the double of a cluster would
+take longer than the job.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def wait_at_second(marker):
 
 
 def nap(marker):
-    """Return a second after somebody has made the marker."""
+    """Return a second after the test has created the marker."""
     Path(f"{marker}-0").touch()
     while not Path(marker).exists():
         time.sleep(0.05)
@@ -75,7 +74,7 @@ def nap(marker):
 
 
 def save(marker):
-    """Save what there is when the end is announced."""
+    """Wait for ever; take half a second to save when the host is asked to end."""
     try:
         wait_for_ever(marker)
     finally:
@@ -84,7 +83,7 @@ def save(marker):
 
 
 def finish(marker):
-    """End well when the end is announced."""
+    """Wait for ever; return normally when the host is asked to end."""
     try:
         wait_for_ever(marker)
     except BaseException:
@@ -123,7 +122,8 @@ def wait_for_file(path):
 
 
 def train_until_enough(folder):
-    """Step with a collective until somebody says that it is enough; make room when asked."""
+    """Step with a collective until the test creates the file `enough`; re-form when a slice
+    waits."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -141,7 +141,7 @@ def train_until_enough(folder):
 
 
 def wait_until_enough(folder):
-    """Until somebody says that it is enough; without JAX, of which pods know nothing."""
+    """Wait, without JAX, until the test creates the file `enough`."""
     Path(folder, f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}").touch()
     while not Path(folder, "enough").exists():
         time.sleep(0.05)
@@ -149,7 +149,7 @@ def wait_until_enough(folder):
 
 
 def fail_at_first(folder):
-    """Fail on host 1 in the first attempt, without waiting for the others."""
+    """Fail on host 1 in the first attempt, without waiting for the other hosts."""
     if os.environ["KINETIC_HOST_INDEX"] == "1" and kinetic.attempt() == 1:
         raise ValueError("no luck")
     return kinetic.attempt(), int(os.environ["KINETIC_HOSTS"]), kinetic.num_slices()
@@ -162,7 +162,8 @@ def fail_on_host_1(folder):
 
 
 def look_again():
-    """Leave a mark, see what there is; in the first attempt, host 1 is killed then."""
+    """Leave a mark, and list the marks of earlier attempts; in the first attempt, host 1 is then
+    killed."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -205,7 +206,7 @@ def stand_still():
 
 
 def die_once_aloud():
-    """Say the attempt; in the first one, host 1 is killed then."""
+    """Print the attempt; in the first one, host 1 is then killed."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils

@@ -1,7 +1,6 @@
-"""Functions that a host runs which is taken away.
+"""Functions of hosts that are preempted.
 
-In: a marker. Out: marks of each host and attempt, values. Hosts import this module and not those of
-the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -15,20 +14,21 @@ import kinetic
 
 
 def mine(marker, what=""):
-    """A file of this host in this attempt."""
+    """Return the path of this host's file in this attempt."""
     told = os.environ
     return Path(f"{marker}-{told['KINETIC_ATTEMPT']}-{told['KINETIC_HOST_INDEX']}{what}")
 
 
 def save_when_preempted(marker):
-    """Wait for it, save, and end; in the third attempt at once."""
+    """Save when preempted, and end; in the third attempt return the saved files at once."""
     from kinetic._in_job.preemption import Preempted
 
     mine(marker).touch()
     while os.environ["KINETIC_ATTEMPT"] != "3":
         time.sleep(0.02)
         if kinetic.preempted():
-            time.sleep(1.5)  # Longer than it takes to find out who is to blame.
+            # Longer than the leader needs to determine which host was preempted first.
+            time.sleep(1.5)
             mine(marker, "-saved").touch()
             raise Preempted
     return sorted(path.name for path in marker.parent.glob(f"{marker.name}-*-saved"))
@@ -54,12 +54,13 @@ def look_once(marker):
 
 
 def keep_others_waiting(marker):
-    """In the first attempt host 1 fails, and the other one takes its time to end."""
+    """Fail on host 1 in the first attempt, while host 0 takes its time to end."""
     mine(marker).touch()
     if os.environ["KINETIC_ATTEMPT"] > "1":
         return os.environ["KINETIC_ATTEMPT"]
     if os.environ["KINETIC_HOST_INDEX"] == "1":
-        while not Path(f"{marker}-1-0").exists():  # A host that has not begun would not begin.
+        # Host 0 would not start any more after the failure.
+        while not Path(f"{marker}-1-0").exists():
             time.sleep(0.02)
         raise ValueError("on purpose")
     try:

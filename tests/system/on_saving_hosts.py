@@ -1,7 +1,6 @@
 """Functions that save and restore checkpoints.
 
-In: folders, whom to kill. Out: what was restored, marks. Hosts import this module and not those of
-the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ def train(
     pause=None,
     local_directory=None,
 ):
-    """Train, and say where it went on from, on which tier, and how it ended.
+    """Train; return from which step and tier each attempt continued, and the final state.
 
     Args:
         die: (attempt, step, host) that is killed.
-        pause: folder in which hosts mark their steps; the first attempt takes its time.
-        lose: (attempt, host): the local copies that are gone when that attempt begins.
+        pause: folder in which hosts mark their steps; the first attempt is slow.
+        lose: (attempt, host) whose local copies are deleted before the attempt restores; host -1 is
+        all.
     """
     import jax
     import numpy as np
@@ -56,7 +56,7 @@ def train(
             shape, sharding, lambda part: np.zeros(shape, np.float32)[part]
         )
 
-    own = jax.numpy.zeros(2)  # each process has such an array for itself
+    own = jax.numpy.zeros(2)  # each process has an array of its own
     state = {"w": made((8, 3), inside), "b": made((3,), everywhere), "n": 0, "own": own}
 
     batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
@@ -81,7 +81,7 @@ def train(
                 Path(pause, f"{host}-{step}").touch()
                 time.sleep(0.05)
             if die == (attempt, step, host):
-                ckpt.wait()  # else it depends on luck what is committed
+                ckpt.wait()  # so that the committed step is certain
                 os.kill(os.getpid(), signal.SIGKILL)
         ckpt.wait()
     print(f"attempt {attempt} went on at {start}", flush=True)
@@ -107,7 +107,8 @@ def save_another_kind(folder):
 
 
 def twice(function, *args):
-    """With copies in memory, and without; the second attempt goes on from what is saved."""
+    """Run a training with copies in memory and without; the second attempt continues from the
+    saves."""
     found = [function(each, *args) for each in (1, None)]
     if kinetic.attempt() == 1:
         raise OSError("once more")
@@ -115,14 +116,14 @@ def twice(function, *args):
 
 
 def compile_steps(local_every, folder):
-    """Steps as Flax's and Optax's: the first state has numbers, which become arrays, and arrays
-    that lie on no devices in particular."""
+    """Compile a step as Flax and Optax do: the first state has numbers, which become arrays, and
+    arrays that are committed to no device."""
     import jax
     import numpy as np
 
     count = jax.numpy.zeros((), int)
     everywhere = jax.sharding.NamedSharding(kinetic.make_mesh(), jax.sharding.PartitionSpec())
-    ones = np.ones(3, jax.numpy.bfloat16)  # which x, a weakly typed number, must leave so
+    ones = np.ones(3, jax.numpy.bfloat16)  # the weakly typed x must not change this type
     weights = jax.make_array_from_callback((3,), everywhere, lambda index: ones[index])
 
     @jax.jit
@@ -143,7 +144,7 @@ def compile_steps(local_every, folder):
 
 
 class Numbers:
-    """An iterator as Grain's are."""
+    """An iterator like Grain's, whose state can be saved."""
 
     def __init__(self, begin):
         self.next = begin
@@ -187,8 +188,8 @@ def read_one(differ):
 
 
 def fit(epochs, folder, die_in=None, **options):
-    """Train, and return the epochs that were done and their losses."""
-    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them, for a second each
+    """Fit a model; return the epochs that ran and their losses."""
+    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them: a second each
     import jax
     import keras
     import numpy as np
@@ -198,8 +199,9 @@ def fit(epochs, folder, die_in=None, **options):
             if (self.model.optimizer.iterations.value, jax.process_index()) == (die_in, last):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    jax.config.update("jax_disable_most_optimizations", True)  # they take longer than the training
-    keras.utils.clear_session()  # the second model of a job has the names of the first
+    # optimizing takes longer than the training
+    jax.config.update("jax_disable_most_optimizations", True)
+    keras.utils.clear_session()  # gives the second model of a job the names of the first
     attempt, last = int(os.environ["KINETIC_ATTEMPT"]), jax.process_count() - 1
     if jax.process_count() > 1:
         mesh = keras.distribution.DeviceMesh((jax.device_count(),), ["batch"], jax.devices())
@@ -226,12 +228,12 @@ def fit(epochs, folder, die_in=None, **options):
 
 
 def fits(*trainings):
-    """Several trainings one after the other, so that Keras is imported once for all of them."""
+    """Run several trainings in one process, so that Keras is imported once."""
     return [fit(**training) for training in trainings]
 
 
 def save_and_damage():
-    """Return for each restore: the step, and whether this host's part is what was saved."""
+    """Return for each restore the step, and whether this host's part is as saved."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -276,7 +278,7 @@ def save_and_damage():
             ckpt.save(step, state(rows, step))
     found = {name: restored(spec) for name, spec in specs.items()}
     found["cast"] = restored(rows, np.float64)
-    if jax.process_index() == 0:  # of what the other host has written
+    if jax.process_index() == 0:  # damage a file that the other host has written
         files = Path(folder, "2/state/ocdbt.process_1/d").iterdir()
         file = max(files, key=lambda each: each.stat().st_size)
         damaged = bytearray(file.read_bytes())
@@ -302,11 +304,12 @@ def restore_alone():
 
 
 ROWS_OF_TYPES = 1 << 12
-"""Of 512 bytes or more: all arrays with rows are large enough to be sent."""
+"""Rows of at least 512 bytes in all: every array with rows is large enough to be sent."""
 
 
 def save_many_types():
-    """Return which leaves differ, and how many bytes were read to restore them."""
+    """Return the leaves that differ after a restore, and the number of bytes that were read for
+    it."""
     import jax
     import ml_dtypes
     import numpy as np
@@ -363,7 +366,7 @@ def save_many_types():
     wanted = state(blank=False)
     with kinetic.Checkpointer(local_every=None) as ckpt:
         ckpt.save(0, wanted, force=True)
-    for _ in range(2):  # the first time, modules are read as well
+    for _ in range(2):  # the first round also reads modules
         like = state(blank=True)
         with kinetic.Checkpointer(local_every=None) as ckpt:
             before = bytes_read()
@@ -380,7 +383,7 @@ def save_many_types():
 
 
 ROWS = 1 << 14
-"""256 KiB of the state are on each device."""
+"""Rows of which each device holds 256 KiB."""
 
 
 def save_and_be_killed(folder, kills, seed):
@@ -436,14 +439,14 @@ def save_and_be_killed(folder, kills, seed):
             ckpt.save(step, state)
             if waits:
                 ckpt.wait()
-            # All hosts were alive at this step, and had waited for that one before it.
+            # At this step all hosts were alive, and had waited for the step before it.
             Path(folder, f"done-{attempt}-{host}").write_text(str(step - 1 if waits else step - 2))
             step += 1
     return step
 
 
 def save_to_a_full_disk(host, saves):
-    """One host cannot write more than a little after the first save; nobody closes."""
+    """Save with a limit on the file sizes of one host after the first save, and never close."""
     import resource
 
     import jax
@@ -476,8 +479,8 @@ def save_without_closing(end):
 
 
 def go_on_with_what_is_described(folder):
-    """A state that the second attempt describes only: what slices share, what they split, and what
-    each host has for itself."""
+    """Continue in the second attempt with a state that it only describes: arrays that slices share,
+    arrays that they split, and arrays that each host has for itself."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -1,4 +1,4 @@
-"""Projects and scripts for tests of one copy."""
+"""Projects and scripts for the tests that a host has one copy of each class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ABSENT = str(Path(__file__).resolve().parents[1] / "absent")
 
 
 def run(folder: Path, files: dict[str, str], main: str = "main.py") -> str:
-    """Write a project and run its main script; return what it prints."""
+    """Write a project and run its main script; return its output."""
     (folder / "pyproject.toml").touch()
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

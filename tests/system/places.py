@@ -1,10 +1,7 @@
 """The places where jobs run, for tests that hold for each of them.
 
-In: settings of the test's process, a handle. Out: jobs that go to the place; process ids of their
-hosts, agents and workers where they run on this machine.
-
 Slices are the same everywhere: a job of one host, and gangs of two and four. Pods are processes of
-this machine on the double of a cluster, and on a real one whose nodes run them so.
+this machine, on the double of a cluster and on a real cluster whose nodes run them so.
 """
 
 from __future__ import annotations
@@ -25,12 +22,12 @@ EVERYWHERE = [
 
 @dataclass(frozen=True)
 class Place:
-    """Where the jobs of a test run.
+    """The place where the jobs of a test run.
 
     Attributes:
         name: "local" or "kubernetes" (one host: a Job, several: a JobSet).
-        folder: one that callers and hosts share.
-        cluster: the cluster; None where there is none.
+        folder: a folder that callers and hosts share.
+        cluster: the cluster; None for "local".
     """
 
     name: str
@@ -38,33 +35,35 @@ class Place:
     cluster: object = None
 
     def marker(self, name="marker"):
-        """A path that functions may touch, for the test to see."""
+        """Return a path that functions can touch and the test can see."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / name
 
     def leader(self, handle):
-        """The process that leads the gang: the supervisor, or the program of host 0."""
+        """Return the pid of the process that leads the gang: the supervisor, or the program of host
+        0."""
         if self.name == "local":
             return wait_until(handle.processes, "the supervisor has not started")["supervisor"]
         return self.host(handle, 0)
 
     def host(self, handle, index):
-        """The first process of a host: its program, or its agent where a supervisor forked it."""
+        """Return the pid of a host's first process: its program, or its agent where a supervisor
+        forked it."""
         if self.name == "local":
             return self.agent(handle, index)
         return titled("host", handle, index)
 
     def agent(self, handle, index, unless=lambda: False):
-        """The agent of a host; None if something has come true before it is there."""
+        """Return the pid of a host's agent; None if `unless` is true before it exists."""
         return titled("agent", handle, index, unless)
 
     def worker(self, handle, index):
-        """The process that runs the function."""
+        """Return the pid of the process that runs the function."""
         return titled("worker", handle, index)
 
 
 def titled(role, handle, index, unless=lambda: False):
-    """The process of a host that has this role, once there is one."""
+    """Wait for the process of a host that has this role; return its pid."""
     title = f"kinetic-{role} {handle.job_id} host {index}"
     found = wait_until(lambda: find_process(title) or unless(), f"there is no {title}")
     return None if found is True else found

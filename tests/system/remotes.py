@@ -1,7 +1,6 @@
 """Decorated functions that tests call.
 
-In: numbers, paths. Out: what `kinetic.run` made of the functions. Hosts import this module and not
-those of the tests: pytest would cost each of them more than its whole job.
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ ONLY_ON_LINUX = {
 KEPT = {"F_GETFD", "F_GETFL", "F_GETLK", "F_GETOWN"}
 CALLS = {"prctl", "tgkill", "unshare", "setns", "mount", "umount2", "pivot_root", "capset"}
 OPEN_FILES = 256
-"""What a terminal of macOS allows."""
+"""The default limit of open files in a terminal of macOS."""
 
 
 def take_away() -> None:
