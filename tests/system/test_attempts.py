@@ -1,7 +1,4 @@
-"""Every attempt at a job keeps what it left: output, reports, exceptions.
-
-In: jobs with retries. Out: what an attempt printed and how it ended, also after the next one.
-"""
+"""Every attempt at a job keeps its output, reports and exceptions, also after the next attempt."""
 
 from __future__ import annotations
 
@@ -51,7 +48,8 @@ def test_a_retry_leaves_everything_of_the_attempts_before(home):
 
 
 def fail_once_and_leave_much():
-    """The first time so late that the leader is told at once, while the agent cleans up."""
+    """Fail in attempt 1 with a scratch folder that takes long to remove, so late that the leader
+    learns of the failure while the agent cleans up."""
     if os.environ["KINETIC_ATTEMPT"] == "1":
         for number in range(20_000):
             Path(str(number)).touch()
@@ -74,7 +72,6 @@ def test_the_exception_is_that_of_the_last_attempt():
 
 
 def test_a_supervisor_killed_in_attempt_2_is_judged_by_attempt_2_alone(home):
-    """Attempt 1 left a report of each host; what is missing of attempt 2 is not taken from it."""
     marker = home.parent / "running"
 
     def function(path):
@@ -129,7 +126,6 @@ def test_the_output_of_one_attempt_and_of_all(home, capfd):
 
 
 def test_following_one_attempt_ends_with_it(home):
-    """Not with the job: the next attempt goes on meanwhile."""
     marker = home.parent / "marker"
 
     def function(path):
@@ -151,7 +147,8 @@ def test_following_one_attempt_ends_with_it(home):
 
 
 def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home, capfd):
-    """Its hosts lay in the job's folder, and neither plan nor reference knew of attempts."""
+    """In version 0.1 hosts were directly in the job's folder, and neither plan nor reference had
+    attempts."""
     handle = kinetic.run(accelerator="cpu")(lambda: 1).run_async()
     handle.wait()
     ref_file = home / "refs" / f"{handle.job_id}.json"
@@ -178,7 +175,7 @@ def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home
     assert handle.job_id in capfd.readouterr().out
     before = time.time()
     assert call(["jobs", "prune", "--older-than", "0.01s", "--yes"]) == 0
-    if job.exists():  # seen once, cause unknown: what did it know of the job?
+    if job.exists():  # has failed once for an unknown reason: print the state of the job
         call(["jobs", "status", handle.job_id, "--json"])
         print(before, time.time(), old.status(), old.outcome())
     assert not job.exists()
@@ -186,7 +183,6 @@ def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home
 
 
 def test_a_retry_that_nobody_can_fork_is_said_to(home, tmp_path):
-    """Agents of a gang need none: each has its own."""
 
     def fails(path):
         if os.environ["KINETIC_ATTEMPT"] == "2":

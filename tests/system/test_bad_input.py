@@ -1,8 +1,6 @@
-"""Bad input, in real programs: a clear error here and now, nothing created, nothing lost.
+"""Bad input in real programs raises a clear error at once, and creates and loses nothing.
 
-In: programs with a fault, stores that cannot be written, records of another time. Out: what their
-callers see. What each option refuses is a matter of the unit tests; here it is what is left
-afterwards.
+Unit tests cover what each option refuses; these check what is left on disk afterwards.
 """
 
 from __future__ import annotations
@@ -35,15 +33,14 @@ for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
     ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 os.execv(sys.argv[1], sys.argv[1:])
 """)  # fmt: skip
-"""Before a command: lets root be stopped by permissions as everybody is. Not a preexec_fn, for
-which gRPC, if this process has it, starts threads in the child that fail there."""
+"""A command prefix under which permissions stop root as they stop every user. It is no preexec_fn:
+gRPC, if this process has loaded it, would start threads in the child, which fail there."""
 
 
 def is_told(
     done: subprocess.CompletedProcess[str], kind: type[errors.KineticError], *words: str
 ) -> None:
-    """The program ended with this error of ours as its last one, and none of ours came before
-    it."""
+    """Check that the program ended with this error of kinetic, and raised no other one before."""
     last = [
         line
         for line in done.stderr.splitlines()
@@ -330,8 +327,8 @@ ON_A_SMALL_DISK = """
 
 @pytest.fixture
 def small_disk(home):
-    """How to start a program that may mount a small disk at the home folder, seen by nobody else
-    and gone with its processes."""
+    """Return a command prefix for a program that may mount a small disk at the home folder, in a
+    mount namespace of its own."""
     home.mkdir(parents=True)
     apart = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
     probe = shutil.which("unshare") and subprocess.run(
@@ -466,7 +463,7 @@ def test_a_disk_that_the_function_has_filled(project, small_disk):
 
 
 def test_a_disk_without_inodes(project, small_disk):
-    """Wherever files cannot be made any more, whoever waits hears it, and why."""
+    """Wherever no more files can be created, the caller gets an error that says so."""
     done = run(
         project,
         ON_A_SMALL_DISK

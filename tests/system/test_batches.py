@@ -1,4 +1,5 @@
-"""Batches on real processes: nothing is lost, whoever is killed; nothing is left."""
+"""Batches on real processes: no input and no process is lost or left, whichever process is
+killed."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ PATIENCE_S = 200.0
 
 
 def script(tmp_path, body, *arguments, **more):
-    """Start a script that uses this checkout."""
+    """Start a script that imports this checkout."""
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(body))
     command = [sys.executable, str(file), *map(str, arguments)]
@@ -153,7 +154,6 @@ CALLS_AT_ONCE = """
 
 @pytest.mark.parametrize("pools", ["loaded", "not loaded"])
 def test_many_calls_of_a_store_outlive_the_main_thread(tmp_path, pools):
-    """... as the submitting of a batch does."""
     with script(tmp_path, CALLS_AT_ONCE, pools) as process:
         out, err = process.communicate(timeout=PATIENCE_S)
     assert (out.strip(), err) == (str([str(n) for n in range(9)]), "")
@@ -232,7 +232,8 @@ def test_another_process_attaches_and_cancels(cancel, tmp_path):
 
 
 def test_a_batch_is_cancelled_whose_submitter_is_stopped(tmp_path, monkeypatch, caplog):
-    """As by Ctrl-Z: its jobs are stopped, and it submits nothing more once it goes on."""
+    """A batch whose submitter was stopped (Ctrl-Z) is cancelled: its jobs end, and the submitter
+    submits no more when it continues."""
     with script(tmp_path, SUBMITTER, tmp_path / "never") as process:
         batch = kinetic.attach_batch(process.stdout.readline().strip())
         wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")

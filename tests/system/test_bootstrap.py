@@ -1,5 +1,5 @@
-"""A bare pod becomes a host: real runs of the pod's command, with a folder for a store, and
-wheels in a folder for an index."""
+"""A bare pod becomes a host, by real runs of the pod's command. The store is a folder, the package
+index a folder of wheels."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_an_image_that_holds_everything_needs_no_store(pod):
 
 
 def test_programs_find_the_driver_of_gpus(pod):
-    """Their loader reads LD_LIBRARY_PATH when they start: a function could set it in vain."""
+    """The loader reads LD_LIBRARY_PATH when a program starts: a function would set it too late."""
     seen = "import os; print({n: os.environ.get(n) for n in ('LD_LIBRARY_PATH', 'PATH')})"
     pod.sends(package(seen))
     driver, path = pod.folder / "nvidia", pod.env["PATH"]
@@ -170,8 +170,8 @@ def test_programs_find_the_driver_of_gpus(pod):
 
 
 def built(files, image, pod):
-    """Do what a Dockerfile says, to a copy of an interpreter; what it installs comes from a folder.
-    Returns the image's variables."""
+    """Apply a Dockerfile to a copy of an interpreter, installing from a folder; return the image's
+    environment variables."""
     shutil.copytree(pod.python.parents[1], image, symlinks=True)
     environ, home = {}, f"{image}/opt/kinetic"
     os.makedirs(home)
@@ -276,7 +276,7 @@ def test_a_pod_that_is_deleted_ends_at_once(pod):
     assert deleted.returncode == 143
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def test_a_damaged_archive(pod):

@@ -1,7 +1,7 @@
 """The whole product with its records in a bucket: jobs on four hosts, batches, data, and every
-command that looks at them.
+command that reads them.
 
-Functions run in pods of the double of a cluster, and the store is in the double of Cloud Storage.
+Pods run on the double of a cluster; the store is in the double of Cloud Storage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytest.importorskip("google.cloud.storage")
 pytestmark = pytest.mark.double
 
 CALL_S = 0.03
-"""As a call to a bucket takes."""
+"""The delay of each call, as with a real bucket."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def bucket(on_cluster, monkeypatch) -> Double:
 
 
 def command(*words) -> str:
-    """In this process, which alone knows these hosts."""
+    """Run a command in this process, because only this process knows these hosts."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         code = call(words)
     assert code == 0, out.getvalue()

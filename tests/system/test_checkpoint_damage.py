@@ -1,7 +1,6 @@
-"""Damage in the folder of a gang: found on every mesh, by all hosts alike.
+"""A flipped bit in a checkpoint of a gang is detected on every mesh, by all hosts alike.
 
-In: a state that is saved over the rows of two hosts, a flipped bit. Out: the step before it, on
-both hosts, cut along other axes; and no false alarm.
+The hosts then restore the step before it, cut along other axes; there is no false alarm.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def test_damage_is_found_on_every_mesh(tmp_path):
         step = 1 if name.endswith("damaged") else 2
         assert (name, *zero[name]) == (name, step, True)
         assert (name, *one[name]) == (name, step, name != "not verified")
-    # In which order Orbax writes the leaves into one file is luck: the bit may be of either.
+    # Orbax writes the leaves into one file in any order, so the bit may be in either leaf.
     told = re.findall(r"step 2 in .*leaf \['(w|half)'\] differs from what was saved", job.logs())
     assert len(told) == 4, job.logs()
     assert len(set(told)) == 1

@@ -1,7 +1,5 @@
-"""Checkpoints of elastic jobs whose hosts are taken away.
-
-In: SIGTERM for the agent of one host. Out: the step that all hosts have saved, and go on with.
-"""
+"""Checkpoints of elastic jobs whose hosts are preempted: SIGTERM for the agent of one host makes
+all hosts save the same step, from which the next attempt continues."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`kinetic.keras.Checkpointer`: `model.fit` that was killed goes on as if nothing had happened.
-
-In: trainings with Keras on one and on two hosts. Out: losses, equal to the last bit.
-"""
+"""`kinetic.keras.Checkpointer`: a `model.fit` that was killed continues with the same losses, to
+the last bit."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def test_epochs_go_on_in_another_job(tmp_path):
 @pytest.mark.long
 def test_a_host_is_killed_in_the_third_epoch(tmp_path):
     train = kinetic.run("cpu:2", slices=2, retries=1)(fits)
-    # 4 batches each: the ninth is the first of the third epoch.
+    # With 4 batches per epoch, the ninth is the first of the third epoch.
     dies = {"folder": str(tmp_path / "run"), "die_in": 9, "local_every": None}
     (epochs, losses), (_, whole) = train(
         {"epochs": 4} | dies, {"epochs": 4, "folder": str(tmp_path / "whole")}

@@ -1,8 +1,5 @@
-"""kill -9 at any moment of a save: what is restored afterwards is always whole.
-
-In: a process that saves as fast as it can, killed again and again. Out: states in which all arrays
-are of one step.
-"""
+"""kill -9 at any moment of a save: a restored state is always whole, with all arrays of one
+step."""
 
 from __future__ import annotations
 
@@ -69,10 +66,11 @@ def be_killed(forks: Forks, root: Path) -> None:
             assert said[:1] == ["restored"], said
             start, tier = int(said[1]), said[2]
             seen.add(tier)
-            # Steps that only the memory had are lost with it, and no others.
+            # Only steps that no tier but the memory holds may be lost with it.
             assert start >= before or tier == "persistent"
             before = start
-            if turn == 1:  # What the memory alone has would be lost with it in the next turn.
+            # the memory is removed before the next turn, so a persistent step must exist
+            if turn == 1:
                 wait_until(lambda: has_whole_step(root / "run"), "it commits nothing")
             time.sleep(luck.uniform(0.0, 0.6))
         finally:
@@ -86,7 +84,7 @@ def has_whole_step(run: Path) -> bool:
 
 
 def what_it_says(root: Path, pid: int) -> str:
-    """Its first line; what there is of it if it has ended."""
+    """Wait for the first line that the process prints; return its output so far if it has ended."""
     out = root / "out"
     there = Path(f"/proc/{pid}")
     wait_until(lambda: out.read_text().endswith("\n") or not there.exists(), "it says nothing")

@@ -1,4 +1,4 @@
-"""Classes of a script, which hosts make again from their parts."""
+"""Classes of a script, which hosts recreate from their parts."""
 
 from __future__ import annotations
 

@@ -224,8 +224,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_what_is_kept_and_what_is_not(project: Path, kind: str) -> None:
-    """A program is told where to leave files; those that it leaves elsewhere are kept with the job.
-    It imports what was sent."""
+    """Files that a program writes outside of its output folder are kept with the job; it imports
+    the sources that were sent."""
     (project / "sub/keep.py").write_text(
         "import os, sys, pathlib\nsys.path.append('sub')\nimport friend\n"
         "print(os.path.relpath(friend.__file__))\n"

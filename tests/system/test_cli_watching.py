@@ -1,4 +1,4 @@
-"""Watching and tidying up on real processes: `kinetic jobs top` on a terminal, `kinetic doctor`
+"""Watching and cleaning up on real processes: `kinetic jobs top` on a terminal, `kinetic doctor`
 after a kill."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def kn(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def until(done: str, job: str) -> dict[str, object]:
-    """What `jobs top` says of host 0 once it has printed: waits by the clock for real processes."""
+    """Wait until host 0 has printed the line; return its entry in `jobs top`."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         found = json.loads(kn("jobs", "top", "--json", job).stdout)
@@ -74,7 +74,7 @@ def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
     pid, terminal = run_on_terminal("xterm")
     assert b"step 1" in read(terminal, b"step 1")
     os.write(terminal, key)
-    after = read(terminal, b"\x1b[?1049l")  # the terminal is given back
+    after = read(terminal, b"\x1b[?1049l")  # restores the terminal's screen
     assert b"\x1b[?1049l" in after
     assert b"Traceback" not in after
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

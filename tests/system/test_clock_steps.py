@@ -1,7 +1,7 @@
-"""A clock that is set while a job runs, by NTP or when a machine wakes up: limits and durations do
-not follow it.
+"""Limits and durations do not follow the wall clock, which NTP or a wake-up may set while a job
+runs.
 
-In: a library that moves the wall clock of all processes of a caller. Out: a value, a duration.
+A preloaded library moves the wall clock of all processes of a caller.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ print(report.ran_s < 60)
 
 @pytest.mark.parametrize("step", [3600, -3600])
 def test_a_clock_that_is_set_ends_no_job(step, home, tmp_path):
-    """A job of one host ended as if it had run for an hour."""
+    """A job of one host once ended as if it had run for an hour."""
     names = "ahead", "clock.so", "caller.py", "python"
     ahead, library, script, python = (tmp_path / name for name in names)
     ahead.write_text("0")

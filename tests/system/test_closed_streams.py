@@ -1,8 +1,5 @@
-"""Callers whose standard streams are closed, in every combination, or encode little: values arrive,
-commands do their work.
-
-In: shells that close descriptors. Out: what reached a file.
-"""
+"""Callers whose standard streams are closed, in every combination, or have a narrow encoding:
+values arrive, commands do their work."""
 
 from __future__ import annotations
 

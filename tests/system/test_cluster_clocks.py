@@ -1,7 +1,4 @@
-"""Machines whose clocks are wrong, beside jobs that wait in a cluster.
-
-In: callers whose clock is ahead or behind. Out: jobs that nobody has given up.
-"""
+"""Callers whose clock is fast or slow do not give up jobs that wait in a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ pytestmark = [pytest.mark.double, pytest.mark.settles_within(30)]
 
 
 def elsewhere(ahead_s, script):
-    """Run a script where the clock is ahead, and return what it prints."""
+    """Run a script whose clock is ahead by so many seconds; return its output."""
     clock = f"""
         import time
         true = time.time

@@ -1,8 +1,5 @@
-"""Elastic jobs on a cluster: pods are killed, and the job goes on under its head.
-
-In: jobs with slices=(least, most), a cluster. Out: values, attempts, which pods stay; nothing is
-left in the cluster.
-"""
+"""Elastic jobs on a cluster: pods are killed, the job goes on, and the cluster is clean
+afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Job:
         self.handle = remote.run_async(str(folder))
 
     def reaches(self, attempt, hosts=4):
-        """Wait until all hosts of an attempt step."""
+        """Wait until all hosts of an attempt run the function."""
         marks = [self.folder / f"{attempt}-{host}" for host in range(hosts)]
         wait_until(
             lambda: all(mark.exists() for mark in marks),
@@ -42,7 +39,8 @@ class Job:
         return self
 
     def pods(self):
-        """The uid of each pod that is to stay, by its name without the random letters."""
+        """Return the uid of each pod that is not being deleted, by its name without random
+        letters."""
         found = {}
         for pod in self.cluster.objects("pods"):
             meta = pod["metadata"]
@@ -51,7 +49,7 @@ class Job:
         return found
 
     def pod(self, name):
-        """The name of a pod that is to stay, with its random letters."""
+        """Return the full name of a pod that is not being deleted."""
         (found,) = (
             pod["metadata"]["name"]
             for pod in self.cluster.objects("pods")
@@ -61,7 +59,6 @@ class Job:
         return found
 
     def lose(self, name):
-        """Delete a pod by force."""
         self.cluster.delete_pod(self.pod(name), force=True)
 
     def is_enough(self):
@@ -111,7 +108,7 @@ def test_a_killed_agent_is_replaced_in_its_pod(begin):
 
 @pytest.mark.evicts
 def test_a_host_is_taken_away(begin):
-    """Its program ends when its function has, and a new pod joins."""
+    """The host's program ends after its function, and a new pod joins."""
     job = begin().reaches(1)
     before = job.pods()
     job.cluster.evict_pod(job.pod("host-1-0"))

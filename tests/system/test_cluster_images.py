@@ -1,7 +1,4 @@
-"""Images that cannot be pulled end the job and leave nothing.
-
-In: decorated functions, a cluster that lacks their image. Out: errors that say why.
-"""
+"""A job whose image cannot be pulled ends with an error that says why, and leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Pods have a folder in memory: what functions find there, also in the next attempt.
-
-In: functions on a cluster whose pods are processes of this machine. Out: what each host sees, which
-tier a training is restored from.
-"""
+"""Pods have a folder in memory, whose files the next attempt finds and restores from."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The API server of a cluster is gone while a job runs: the job does not notice, and its caller has
-the value when it is back.
-
-In: a gang on the double, held in a phase. Out: its value.
-"""
+"""The API server of a cluster is down while a job runs: the job is not affected, and its caller
+gets the value when the server is back."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ import kinetic
 @pytest.mark.double
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_api_server_is_gone(phase, on_cluster, home, monkeypatch):
-    """From this phase until the end of the job: its caller waits, and has the value afterwards."""
+    """The server is down from this phase until the end of the job."""
     place, gate = Place("kubernetes", home.parent / "shared", on_cluster), home.parent / "gate"
     handle = kinetic.run(accelerator="tpu-v6e-8")(until_open).run_async(phase, str(gate))
     if phase == "starting":

@@ -1,9 +1,8 @@
-"""Jobs with a single controller on a cluster: a pod that runs the function, and one for each
-machine.
+"""Jobs with a single controller on a cluster: one pod runs the function, and one pod stands for
+each machine.
 
-In: decorated functions, a cluster whose pods are processes of this machine, faults. Out: values,
-exceptions, and nothing that is left in the cluster. Pathways' own programs are not public: where
-chips are virtual, idle processes take their places, and the function has the virtual chips itself.
+Pathways' own programs are not public. Where chips are virtual, idle processes take their places,
+and the function has the virtual chips itself.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def initialize():
     jax.config.update("jax_num_cpu_devices", 16)
     backend.register_backend_factory("proxy", connect, priority=-1)
 """
-"""A package in place of Pathways' own: its devices are those of the processor, once they are up."""
+"""A stand-in for Pathways' package: its devices are CPU devices, once the machines are up."""
 IDLE = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
@@ -89,7 +88,7 @@ def pods_of(cluster, handle):
 
 
 def begun(cluster, function, marker, sign="", **options):
-    """Run a function until it has begun, and all its pods have."""
+    """Run a function; return when it and all its pods have begun."""
     handle = kinetic.run(**SINGLE, **options)(function).run_async(str(marker))
     wait_until(Path(f"{marker}{sign}").exists, "the function has not begun")
     cluster.wait_for(lambda: handle.status() == "RUNNING")
@@ -204,7 +203,7 @@ def test_a_dry_run_shows_what_would_be_created(on_cluster, tmp_path):
 
 @pytest.fixture
 def with_chips(on_cluster, monkeypatch, tmp_path):
-    """A cluster with machines that have chips, and a file that says that Pathways has them."""
+    """A cluster whose machines have chips, and a file that tells the stand-in that they are up."""
     pytest.importorskip("google.cloud.storage")
     package, up = tmp_path / "site" / "pathwaysutils", tmp_path / "up"
     package.mkdir(parents=True)

@@ -1,7 +1,5 @@
-"""Old jobs of a cluster are removed: their records, and what the cluster has of them.
-
-In: jobs that have ended. Out: what `kinetic jobs prune` removes, also where the cluster is away.
-"""
+"""`kinetic jobs prune` removes the records of old jobs and their objects in the cluster, also while
+the cluster is down."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def test_what_the_cluster_has_goes_with_the_records(on_cluster):
 
 @pytest.mark.double
 def test_a_cluster_that_is_away_is_asked_once(on_cluster):
-    """The jobs stay, and are removed when it is back."""
+    """Jobs of a cluster that is down stay, and are removed when it is back."""
     jobs = [kinetic.run("cpu")(double).run_async(number) for number in range(4)]
     assert [job.result(cleanup=False) for job in jobs] == [0, 2, 4, 6]
     on_cluster.stop_server()

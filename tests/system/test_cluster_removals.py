@@ -1,7 +1,5 @@
-"""Workloads that somebody deletes: said within seconds, in the same words by everybody.
-
-In: decorated functions, a cluster, `kubectl delete`. Out: exceptions, one verdict.
-"""
+"""Workloads that somebody deletes with `kubectl delete`: every caller gets the same error within
+seconds, and the job has one verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def wait_for_ever(marker):
 
 
 def waiting(cluster, accelerator):
-    """A job whose pods are not scheduled, and the kind of its workload."""
+    """Return a job whose pods are not scheduled, and the kind of its workload."""
     cluster.hold_back("kinetic-")
     handle = kinetic.run(accelerator=accelerator)(wait_for_ever).run_async("nowhere")
     cluster.wait_for(lambda: cluster.objects("pods"))
@@ -64,9 +62,10 @@ def test_one_verdict_stands(on_cluster, home):
         handle.result(timeout=60, cleanup=False)
     kept = home / layout.JobKeys(handle.job_id).outcome
     verdict = json.loads(kept.read_bytes())
-    on_cluster.wait_for(lambda: not on_cluster.objects("pods"))  # host 0 has said what it had to
+    # host 0 has written its verdict by then
+    on_cluster.wait_for(lambda: not on_cluster.objects("pods"))
     assert json.loads(kept.read_bytes()) == verdict
-    # A leader that was asked to end before leaves the job to the attempt of the next pod.
+    # A leader that was ended earlier leaves the job to the attempt of its replacement pod.
     left = (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()
     assert verdict["attempt"] == (2 if left else 1)
     assert not (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()

@@ -1,8 +1,5 @@
-"""A caller with no more rights than the documentation asks for.
-
-In: decorated functions, a cluster, a user with the documented roles. Out: values, and refusals
-before anything is sent.
-"""
+"""A caller needs only the rights in the documentation, and is refused before anything is sent
+without them."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def four_answers():
 
 @pytest.fixture
 def lacking(on_cluster):
-    """Make the caller somebody who has the documented rights, but for some."""
+    """Return a function that makes the caller a user with the documented rights, without some."""
 
     def log_in(*without):
         rights = granted() - set(without)
@@ -55,7 +52,8 @@ def test_the_documented_rights_are_enough(on_cluster, lacking):
 
 
 def test_the_documented_roles_grant_what_is_used_and_nothing_else(on_cluster, monkeypatch):
-    """Every operation once; that none needs more is checked after each test of a cluster."""
+    """Use every operation once. The fixture of the cluster checks after each test that no more
+    rights were used."""
     on_cluster.faults.reset(verb="create", resource="jobs", after=True)
     assert kinetic.run(accelerator="cpu")(abs)(-42) == 42
     on_cluster.faults.reset(verb="create", resource="jobsets", after=True)
@@ -163,7 +161,7 @@ def test_a_secret_that_no_program_could_be_started_with_is_refused(on_cluster, m
 def test_the_page_can_be_followed_by_whom_its_roles_were_given(
     on_cluster, monkeypatch, tmp_path, capsys
 ):
-    """What docs/how-to/kubernetes.md has typed, but for the cluster's name and its store."""
+    """Run the commands in docs/how-to/kubernetes.md, with another cluster name and store."""
     monkeypatch.delenv("KINETIC_CLUSTER")
     monkeypatch.chdir(tmp_path)
     program = (

@@ -1,8 +1,5 @@
-"""Live stacks of pods, which no connection reaches, and what they are doing: asked for and answered
-in the store.
-
-In: a gang on a cluster. Out: what `kinetic jobs stacks` and `kinetic jobs top` print.
-"""
+"""Live stacks and activity of pods that no connection reaches: requests and answers go through the
+store."""
 
 from __future__ import annotations
 

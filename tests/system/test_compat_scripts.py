@@ -1,9 +1,8 @@
-"""Scripts as people write them for keras-kinetic run here as they are: same import, same names,
-same arguments, same meanings.
+"""Scripts written for keras-kinetic run unchanged: same import, same names, same arguments, same
+meanings.
 
-Each script is run as its own process in a folder of its own, with no cluster configured. None of
-them uses anything that keras-kinetic does not have; `test_the_scripts_use_nothing_of_ours` holds
-them to that.
+Each script is a process in a folder of its own, with no cluster configured. No script uses a
+feature that keras-kinetic lacks; `test_the_scripts_use_nothing_of_ours` checks that.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ABSENT = ROOT / "tests/absent"  # what Keras would import without need, in each process
+ABSENT = ROOT / "tests/absent"  # hides packages that Keras imports without need
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -413,7 +412,8 @@ PUBLIC = {
     [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCRIPTS],
 )
 def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").touch()  # their project: nothing above it is looked at
+    # makes the folder a project, so that no parent is searched
+    (tmp_path / "requirements.txt").touch()
     script = tmp_path / f"script_{name}.py"
     script.write_text(SCRIPTS[name])
     command = [sys.executable, script.name]

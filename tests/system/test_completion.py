@@ -1,5 +1,4 @@
-"""Completion in real shells, each on a terminal of its own: what Tab makes of a line. Missing
-shells are skipped."""
+"""Tab completion in real shells, each on a terminal of its own; missing shells are skipped."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ WRITTEN = {
 
 
 class Terminal:
-    """A shell on a terminal."""
+    """A shell on a pseudo-terminal."""
 
     def __init__(self, argv: tuple[str, ...], cwd: Path, env: dict[str, str]) -> None:
         self.pid, self._fd = pty.fork()
@@ -61,11 +60,10 @@ class Terminal:
         self._seen = ""
 
     def type(self, keys: str) -> None:
-        """Press keys."""
         os.write(self._fd, keys.encode())
 
     def until(self, pattern: str) -> re.Match[str]:
-        """Read the screen until the pattern is there; what was before it is forgotten."""
+        """Read the screen until the pattern matches; forget the text up to its end."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, self._seen)) is None:
             ready, _, _ = select.select([self._fd], [], [], max(deadline - time.monotonic(), 0))
@@ -132,7 +130,7 @@ def test_tab_completes_what_is_meant(shell: str, place: Path) -> None:
         terminal.until("ready")
         for begun, meant in WRITTEN.items():
             terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: to the beginning of the line
-            # zsh takes the slash of a folder away again
+            # zsh removes a folder's trailing slash
             told = terminal.until(r"\{([^}]*?)/?\}")[1]
             assert told.split() == ["kinetic", *meant.split()], begun
     finally:

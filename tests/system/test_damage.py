@@ -1,8 +1,7 @@
-"""Damaged state: any one file of a job truncated, deleted or replaced, while it runs and after it
-has ended.
+"""Any one file of a job is truncated, deleted or replaced, while the job runs and after it has
+ended.
 
-In: real jobs. Out: every command stays usable, says what is damaged, and other jobs are as they
-were.
+Every command stays usable and says which record is damaged, and other jobs are not affected.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ FILES = (
     "jobs/{id}/local/supervisor.log",
 )
 SAMPLES = {"jobs/{id}/attempts/1/hosts/0/metrics"}
-"""What only a job leaves that takes longer, as on a busy machine."""
+"""Files that only a job of several seconds has, such as on a busy machine."""
 LIVE_FILES = (
     *(
         f
@@ -95,21 +94,21 @@ LIVE_FILES = (
 
 
 def files_of(home: Path, job_id: str) -> set[str]:
-    """The files that a job has, as `FILES` names them."""
+    """Return the files of a job, named as in `FILES`."""
     below = [home / "refs" / f"{job_id}.json", *(home / "jobs" / job_id).rglob("*")]
     return {str(f.relative_to(home)).replace(job_id, "{id}") for f in below if not f.is_dir()}
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def timeless(told: Told) -> str:
-    """An answer without ages, which grow while the test looks."""
+    """Return an answer without ages, which grow between two commands."""
     return re.sub(r"\b\d+(?:\.\d+)?[smhd]( ago)?\b", "AGE", repr(told))
 
 
 class Told:
-    """What a command answered."""
+    """The code and the output of one command."""
 
     def __init__(self, argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
         capfd.readouterr()
@@ -121,7 +120,7 @@ class Told:
         return f"{' '.join(self.argv)} -> {self.code}\n{self.out}\n{self.err}"
 
     def check(self) -> Told:
-        """An error of ours is told in words; one that is not is a fault."""
+        """Check that an error, if any, is one of kinetic's and not an unexpected exception."""
         assert "`kinetic -v …`" not in self.err, self
         assert f"{Path(kinetic.__file__).parent}/" not in self.err, self
         return self
@@ -154,8 +153,8 @@ def bad(n):
 
 @pytest.fixture(scope="module")
 def ended(playground: Path):
-    """A store with a job that succeeded, one that failed, and a healthy one; and how to make a copy
-    of it."""
+    """A function that copies a store with three ended jobs: one that succeeded, one that failed, a
+    healthy one."""
     template = playground / "ended"
     before = dict(os.environ)
     os.environ |= {
@@ -203,10 +202,10 @@ def test_an_ended_job_with_a_damaged_file(
     target = home / file.format(id=ids[victim])
     if not target.is_file():
         if "supervisor.json" not in file:
-            return  # This job has none.
+            return  # this job has no such file
         target.write_text(
             json.dumps({"pid": 1, "target": "unix:/nowhere", "token": "x", "agents": {}})
-        )  # A supervisor was killed.
+        )  # as left by a killed supervisor
     healthy = ids["healthy"]
     expected = [timeless(Told(argv, capfd)) for argv in looks(healthy)]
     damage(target)
@@ -240,7 +239,7 @@ def test_an_ended_job_with_a_damaged_file(
 
 
 def check_python(job_id: str, victim: str) -> None:
-    """What the job was is told as it was, or an error of ours says why not."""
+    """Check that the Python API returns the job as it was, or raises an error that names it."""
     try:
         handle = kinetic.attach(job_id)
     except (errors.NotFound, errors.CorruptRecord) as error:

@@ -1,7 +1,7 @@
-"""The dashboard in a real browser: jobs are watched, searched, cancelled and killed by its pages.
+"""The dashboard in a real browser: its pages watch, search, cancel and kill jobs.
 
-In: jobs that run here, and stores of jobs that nobody runs; Chromium. Out: what the pages show.
-Without a browser the tests are skipped: `apt-get install chromium chromium-driver`.
+Some jobs run on this machine; others are only records in a store. Without Chromium the tests are
+skipped: `apt-get install chromium chromium-driver`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>'
 
 @pytest.fixture(scope="session")
 def browser():
-    """One browser for all tests of this process."""
     if missing := missing_programs():
         pytest.skip(f"needs a browser: there is no {' and no '.join(missing)} on the PATH")
     with tempfile.TemporaryDirectory(prefix="kn-browser-", dir="/tmp") as folder:
@@ -55,7 +54,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, home):
-    """The pages of the jobs that run here."""
+    """The dashboard's pages of jobs that run on this machine."""
     home.mkdir(parents=True, mode=0o700)
     with serve(open_access({})) as server:
         yield Page(browser, server.url)
@@ -64,7 +63,8 @@ def page(browser, home):
 
 @pytest.fixture
 def show(tmp_path):
-    """A store of jobs that nobody runs: in memory, since 20,000 files take a disk a minute."""
+    """A store of jobs that no host runs, in memory because a disk takes a minute for 20,000
+    files."""
     memory = Path("/dev/shm")
     folder = memory if memory.is_dir() else tmp_path
     with tempfile.TemporaryDirectory(prefix="kn-show-", dir=folder) as root:
@@ -73,7 +73,7 @@ def show(tmp_path):
 
 @pytest.fixture
 def shown(browser, show):
-    """Its pages."""
+    """The dashboard's pages of the jobs in `show`."""
     with serve(show.access) as server:
         yield Page(browser, server.url)
         browser.get("about:blank")
@@ -105,7 +105,7 @@ def test_a_lost_slice_is_seen_and_what_is_done_is_asked_first(page, tmp_path, mo
     page.open(f"jobs/{handle.job_id}").wait_for("on slice 0 of 2", "#lines")
     page.click('[data-act$="kill?slice=1"]')
     page.wait_for("Kill all hosts of slice 1", "#ask")
-    # A browser tells only later that a question was closed: by then it is asked again.
+    # The browser reports a closed dialog late, when the second one is open already.
     again = """document.querySelector("#ask [value=no]").click();
         document.querySelector('[data-act$="kill?slice=1"]').click()"""
     page.run(again)
@@ -183,7 +183,7 @@ def test_the_command_serves_until_it_is_interrupted(home):
         url = command.stdout.readline().strip()
         with urllib.request.urlopen(url) as page:
             assert "There are no jobs yet" in page.read().decode()
-        with urllib.request.urlopen(f"{url}live") as stream:  # a page that stays open
+        with urllib.request.urlopen(f"{url}live") as stream:  # a page that stays connected
             assert stream.readline().startswith(b"data: ")
             command.send_signal(signal.SIGINT)
             assert command.wait() == 0
@@ -244,7 +244,7 @@ def test_ten_thousand_jobs_scroll(show, shown):
     shown.wait_for("1 shown", "#total")
     shown.find("#filter").send_keys(Keys.ESCAPE)
     wait_until(lambda: not shown.text("#total"), "not all are shown again")
-    # Rows are replaced whenever something has changed: the one with the focus keeps it.
+    # Rows are replaced whenever a job changes; the focused one must keep the focus.
     focused = "return document.activeElement.dataset.n"
     for number in ("0", "1", "2"):
         shown.press("j")
@@ -270,7 +270,7 @@ def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown):
     shown.click('#attention [data-host="517"]')
     wait_until(lambda: shown.count('#host-517[aria-pressed="true"]'), "it was not chosen")
     assert shown.find("#host").get_attribute("value") == "517"
-    # Tab goes to the chosen one, and past the others.
+    # Tab moves to the chosen square, and skips all other ones.
     assert shown.run(
         "return [...document.querySelectorAll('.square[tabindex=\"0\"]')].map((e) => e.id)"
     ) == ["host-517"]
@@ -332,7 +332,7 @@ def test_colours_of_a_terminal_are_shown(show, shown):
 
 
 def log(show, ref, values, step):
-    """What host 0 logs with a step."""
+    """Append a row to the metrics of host 0."""
     path = folder_of(show.store) / layout.HostKeys(ref.job_id, 1, 0).metrics
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = array("d", [step]), array("q", [step]), [array("d", [v]) for v in values.values()]
@@ -436,7 +436,7 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
     shown.open().wait_for("train", "#rows")
     shown.click(f"#row-{ref.job_id}")
     shown.wait_for("running", "#head")
-    shown.wait_for("live", "#link")  # or the removal may be before the first question
+    shown.wait_for("live", "#link")  # the job must not be removed before the first request
     show.backend.phase = show.backend.phase.NOT_FOUND
     index.remove(show.store, ref.job_id)
     shown.wait_for("were removed", "#trouble")
@@ -462,7 +462,7 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
         raise StoreError("The store is on a disk that was unplugged.")
 
     monkeypatch.setattr(index, "list_ids", refuse)
-    show.add(2)  # or the folder would not be listed again
+    show.add(2)  # changes the folder, so that it is listed again
     shown.wait_for("was unplugged", "#trouble")
     shown.wait_for("train", "#rows")
 
@@ -495,7 +495,7 @@ def test_a_page_says_that_its_dashboard_is_gone(browser, show):
 
 @pytest.fixture
 def notebook():
-    """A page of another port of this machine, which shows whatever HTML it is given."""
+    """A page of another origin on this machine, which serves the given HTML."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -533,7 +533,7 @@ def test_a_notebook_shows_the_pages_in_a_frame_and_no_other_site_does(
         browser.get("about:blank")
 
 
-# -- how it looks ----------------------------------------------------------------------------------
+# -- layout and colours ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])

@@ -1,5 +1,5 @@
-"""Declared data on real jobs: paths arrive, content is read-only, mounts are seen by the worker
-alone, nothing is left behind."""
+"""Declared data on real jobs: functions get paths with read-only content, only the worker sees the
+mounts, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
 
 TOP = f"/kinetic-test-{os.getpid()}"
-"""A path that no machine has, directly below the root."""
+"""A path directly below the root that exists on no machine."""
 
 
 def can_mount() -> bool:
-    """Whether this machine allows mount namespaces, to root or to anybody."""
+    """True if this machine lets root or any user create mount namespaces."""
     ways = (["unshare", "-m", "true"], ["unshare", "-Urm", "true"])
     return any(subprocess.run(way, capture_output=True).returncode == 0 for way in ways)
 
@@ -46,7 +46,7 @@ def folder(disk_path: Path) -> Path:
 
 
 def try_to_write(place):
-    """What comes of writing below or into the place."""
+    """Try to write to the file or into the folder; return "written" or the error."""
     import os
 
     try:
@@ -118,7 +118,7 @@ def test_what_a_function_gets_cannot_be_changed(folder):
         return try_to_write(where), try_to_write(file)
 
     for told in spoil(kinetic.Data(folder), kinetic.Data(folder / "a.txt")):
-        if os.geteuid() != 0 or can_mount():  # no permission stops root
+        if os.geteuid() != 0 or can_mount():  # permissions do not stop root
             assert told in READ_ONLY
 
 
@@ -171,7 +171,7 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
     file.chmod(0o600)
     file.write_text("tampered")
     assert read(data) == "a" * size, "the copy is made again"
-    if size > 1:  # A large file is an object of its own in the store.
+    if size > 1:  # a large file is an object of its own in the store
         (found,) = cached_copy.list_copies(home / "data")
         cached_copy.remove(found)
         (blob,) = [path for path in (home / "blobs").rglob("*") if path.stat().st_size == size]
@@ -240,7 +240,7 @@ def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, disk_path):
     (disk_path / "exists").mkdir()
     os.mkfifo(disk_path / "go")
     job = wait.run_async(str(disk_path / "go"))
-    with open(disk_path / "go", "w"):  # opens when the function does
+    with open(disk_path / "go", "w"):  # opens when the function opens it, too
         assert not os.path.exists(TOP)
         assert list((disk_path / "exists").iterdir()) == []
         pids = job.processes()
@@ -332,7 +332,8 @@ def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, cap
 @mounting
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, disk_path):
-    """As `nobody`, in a user namespace. The code is loaded before, because nobody may read it."""
+    """Mount as `nobody` in a user namespace. The code is loaded first, because `nobody` may not
+    read it."""
     code = textwrap.dedent("""
         import ctypes, json, os, sys
         from kinetic._host.worker import mounts
@@ -394,7 +395,7 @@ def test_where_mounting_is_forbidden_it_says_what_to_do(folder, disk_path):
     assert "Pass the data as an argument instead" in done.stderr
 
 
-# -- what only a cluster has -----------------------------------------------------------------------
+# -- mounts that need a cluster --------------------------------------------------------------------
 
 
 def test_what_only_a_cluster_mounts_is_refused_here_before_anything_is_created(home):
@@ -409,7 +410,7 @@ def test_an_output_folder_of_the_cloud_reaches_the_function_as_it_is():
     assert call("KINETIC_OUTPUT_DIR") == "gs://bucket/out"
 
 
-# -- keeping house ---------------------------------------------------------------------------------
+# -- pruning ---------------------------------------------------------------------------------------
 
 
 def test_prune_removes_data_that_no_job_names(folder, home):
@@ -436,7 +437,8 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("huggingface_hub")
-    assert kinetic.run(accelerator="cpu")(os.getpid)()  # Later jobs know variables set after it.
+    # starts a zygote before the variables below are set
+    assert kinetic.run(accelerator="cpu")(os.getpid)()
     asked, gate = threading.Event(), threading.Event()
 
     class Hub(BaseHTTPRequestHandler):
@@ -444,7 +446,8 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
             pass
 
         def do_GET(self) -> None:
-            if not self.headers["User-Agent"].startswith("Python-urllib"):  # a host's
+            # a request of a host, not of the caller
+            if not self.headers["User-Agent"].startswith("Python-urllib"):
                 asked.set()
                 gate.wait()
                 self.send_error(500)
@@ -460,7 +463,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
         job = kinetic.run(accelerator="cpu")(os.listdir).run_async(
             kinetic.Data("hf://datasets/owner/images")
         )
-        assert asked.wait(120)  # Perhaps by the caller, which looks for the data, too.
+        assert asked.wait(120)  # the caller looks for the data, too, and may come first
         command = [sys.executable, "-m", "kinetic", "jobs", "list"]
         words, printed, deadline = "it is fetching hf://owner/images", "", time.monotonic() + 120
         while words not in printed and time.monotonic() < deadline:

@@ -1,8 +1,7 @@
-"""kill -9 of each process in each phase, wherever jobs run: the caller gets the right error,
-nothing is left, the next job runs.
+"""kill -9 of each process in each phase, in every place: the caller gets the right error, nothing
+is left, the next job runs.
 
-In: jobs held in a phase. Out: what their callers see. The fixtures `no_leftovers` and `on_cluster`
-look for processes and objects after each test.
+The fixtures `no_leftovers` and `on_cluster` check for processes and objects after each test.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def test_killing_an_agent_or_a_worker(role, place, nothing_left):
 
 
 def test_killing_the_first_process_of_a_host(place, nothing_left):
-    """That of a pod, for one: nobody is left to report it, but the silence."""
+    """In a pod, no process is left to report the death: only the heartbeat tells."""
     for phase, handle in killed_in_each_phase(place, lambda job: place.host(job, 1)).items():
         with pytest.raises(errors.HostLost, match="host 1") as caught:
             handle.result(timeout=PATIENCE_S)
@@ -75,7 +74,7 @@ def test_killing_the_first_process_of_a_host(place, nothing_left):
 
 
 def wait_for_caller(phase, caller, home, place):
-    """Return the job of another process when it is in the phase."""
+    """Return another process's job when it has reached the phase."""
     (handle,) = wait_until(kinetic.list_jobs, "no job was submitted")
     if phase == "starting":
         place.leader(handle)
@@ -91,7 +90,7 @@ def wait_for_caller(phase, caller, home, place):
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_killing_the_caller(phase, place, home, monkeypatch, nothing_left):
-    """The job goes on without its caller; another process finds it and gets the value."""
+    """The job goes on without its caller; another process attaches to it and gets the value."""
     gate = place.marker("gate")
     monkeypatch.setenv("PHASE", phase)
     monkeypatch.setenv("GATE", str(gate))
@@ -110,8 +109,7 @@ def test_killing_the_caller(phase, place, home, monkeypatch, nothing_left):
 
 
 def attach_elsewhere(job_id):
-    """What a process that knows only the id prints: the output, from its beginning, and the
-    value."""
+    """Run a process that knows only the job's id; it prints the whole output and the value."""
     source = f"import kinetic; print(kinetic.attach({job_id!r}).result(stream_logs=True))"
     return subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE_S

@@ -1,5 +1,5 @@
-"""Debugging on real processes, with a real debugger's conversation: who waits, where it stops, what
-is left."""
+"""Debugging on real processes, with a client that speaks a debugger's protocol: which host waits,
+where it stops, what is left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wait_until(look, what):
 
 
 def line_of(words):
-    """The line of this file that ends in a comment with these words."""
+    """Return the number of the line in this file that ends with this comment."""
     return next(
         n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.endswith(f"# {words}")
     )
@@ -49,7 +49,7 @@ def configuration(forward):
 
 @contextlib.contextmanager
 def attached(handle):
-    """The forwarded port and an editor on it, for as long as the block."""
+    """Yield the forwarded port and an editor that is connected to it."""
     forward = handle.debug_attach(0)
     try:
         with Editor(forward.port) as editor:
@@ -77,7 +77,7 @@ def command_line(*words):
 
 
 def told(caller):
-    """The configuration that a process printed for an editor."""
+    """Return the configuration for an editor that a process printed."""
     words = ""
     while not words.endswith("\n}\n"):
         line = caller.stderr.readline()

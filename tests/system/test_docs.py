@@ -1,4 +1,4 @@
-"""The code and the sessions of the documentation run, and its lists are complete.
+"""Run the code and the sessions of the documentation, and check that its lists are complete.
 
 A page's ```python blocks are one script, in order; it runs first. A block with title="train.py" is
 that file instead. Then its ```console blocks run: a line that begins with "$ " is a command, and
@@ -6,7 +6,7 @@ the lines below must appear in its output, in order; "…" stands for any text, 
 any lines. Ids of jobs may differ; times, ages and sizes are not compared. A block may follow
 
     <!-- not run: reason -->        the block is only shown
-    <!-- fails -->                  its last command, or the script, ends with another code than 0
+    <!-- fails -->                  its last command, or the script, ends with a code other than 0
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ LOOSE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [+-]\d{4})?|\b\d+(?:[.,]\d+)* "
     r"?(?:s|ms|min|m|h|d|[KMG]?i?B|bytes)\b|/\S*/(?=\S)"
 )
-"""Text that differs from run to run: dates, durations and sizes, and the folders of paths."""
+"""Text that differs from run to run: dates, durations, sizes, and the folders of paths."""
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -107,7 +107,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def script(code: list[Block]) -> str:
-    """Return the blocks as one program whose lines have the numbers that they have on the page."""
+    """Join the blocks into one program whose line numbers are those of the page."""
     lines: list[str] = []
     for block in code:
         lines += [""] * (block.line - 1 - len(lines))
@@ -159,8 +159,8 @@ def _words(text: str) -> str:
 
 
 def compare(expected: list[str], printed: str, ids: dict[str, str]) -> str:
-    """Return "" if every expected line was printed, in order; else a sentence with the first line
-    that was not. Adds the ids of new jobs to `ids`."""
+    """Return "" if every expected line was printed, in order; else a sentence that names the first
+    missing line. Adds the ids of new jobs to `ids`."""
     rest = printed.splitlines()
     for line in (text for text in expected if text.strip() not in ("", "…")):
         wanted, names = pattern(line)
@@ -179,7 +179,7 @@ def compare(expected: list[str], printed: str, ids: dict[str, str]) -> str:
 
 def run_page(page: Path, folder: Path) -> None:
     """Run the code and the sessions of a page in a folder, as a reader would."""
-    (folder / "pyproject.toml").touch()  # the folder is a project of its own
+    (folder / "pyproject.toml").touch()  # makes the folder a project of its own
     environ = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -248,7 +248,7 @@ def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-# a page may end with `kinetic jobs cancel`, which does not wait out the job's grace period
+# A page may end with `kinetic jobs cancel`, which returns before the job's grace period is over.
 @pytest.mark.settles_within(12)
 @pytest.mark.parametrize(
     "page",
@@ -265,18 +265,18 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.settles_within(90)  # agents that nobody leads look for their leader
+@pytest.mark.settles_within(90)  # agents without a leader retry for this long
 def test_the_page_about_ray_does_what_it_says(
     ray_store_turn: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nothing but the port of the dashboard: no store is named."""
+    """The environment gives the dashboard's port, and no store."""
     monkeypatch.setenv("KINETIC_ADDRESS", ray_store_turn.address)
     monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
     run_page(ON_RAY, tmp_path)
 
 
-# -- what is not run, and what must be complete ----------------------------------------------------
+# -- blocks that are not run, and complete lists ---------------------------------------------------
 
 
 def test_what_is_not_run_says_why() -> None:
@@ -326,7 +326,7 @@ def test_every_argument_of_a_public_function_is_described() -> None:
     page = (DOCS / "reference/api.md").read_text()
     silent = []
     for name, options in re.findall(r"^::: (\S+)\n((?:    .*\n)*)", page, re.MULTILINE):
-        if not name.startswith("kinetic.keras"):  # it imports Keras
+        if not name.startswith("kinetic.keras"):  # documenting it would import Keras
             silent += list(_silent_arguments(name, options))
     assert silent == []
 
@@ -345,7 +345,8 @@ def _silent_arguments(name: str, options: str) -> Iterator[str]:
         text = inspect.getdoc(function) or ""
         if "options are those of" in text:
             continue
-        parameters = inspect.signature(function).parameters if text else {}  # else it is not shown
+        # else the page does not show it
+        parameters = inspect.signature(function).parameters if text else {}
         for parameter in parameters.values():
             is_named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             is_bound = parameter.name in ("self", "cls")

@@ -1,8 +1,7 @@
-"""Elastic jobs: slices are killed for real, and the job goes on, waits, shrinks or gives up.
+"""Elastic jobs: slices are killed, and the job goes on, waits, shrinks or gives up.
 
-In: jobs with slices=(least, most), led by the process that has forked their agents; those with a
-head are in test_cluster_elastic.py. Out: values, attempts, the story in the log; nothing is left
-behind.
+The agents of these jobs are forked by their leader; test_cluster_elastic.py covers jobs with a
+head.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
 @pytest.fixture
 def begin(begin):
-    """It waits, unless told otherwise."""
+    """Start a job and wait for its second step, unless a test says otherwise."""
     return functools.partial(begin, wait=True)
 
 
@@ -101,7 +100,7 @@ def test_all_values_of_a_smaller_attempt(begin, monkeypatch):
 
 
 def test_an_agent_is_stopped(begin):
-    """It falls silent for longer than hang_timeout, and is ended with its slice."""
+    """A stopped agent is silent for longer than hang_timeout, and is ended with its slice."""
     job = begin(elastic(hang_timeout=9), (), 2.0)
     os.kill(job.agents()[2], signal.SIGSTOP)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
@@ -130,7 +129,8 @@ def test_a_whole_slice_is_killed(begin):
 def test_all_slices_are_killed(begin):
     job = begin(elastic(on_slice_loss="shrink"), (), 0.3)
     agents, leader = job.agents().values(), job.leader()
-    os.kill(leader, signal.SIGSTOP)  # On a busy machine it would see one death after the other.
+    # else the leader of a busy machine would see the deaths one by one
+    os.kill(leader, signal.SIGSTOP)
     for pid in agents:
         os.kill(pid, signal.SIGKILL)
     os.kill(leader, signal.SIGCONT)

@@ -1,7 +1,6 @@
 """Elastic jobs with a single controller: virtual slices are lost, the process and its job go on.
 
-In: jobs with controller="single" and slices=(least, most), `kinetic jobs kill`. Out: values, losses
-of a training that are those of an undisturbed one, the story in the log.
+The losses of a training are those of one that lost no slice.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 LIMIT_S = 300
 UNDISTURBED = []
-"""What the fixture `undisturbed` has found: it is always the same."""
+"""The cached value of the fixture `undisturbed`, which never changes."""
 
 
 class Training:
-    """A job, and what it has noted."""
+    """A training job, and the notes of its steps."""
 
     def __init__(self, folder, remote, *args):
         self.folder = folder
@@ -59,7 +58,7 @@ class Training:
         return self.handle.result(timeout=LIMIT_S)
 
     def story(self):
-        """What kinetic says in the log."""
+        """Return the notices of kinetic in the log."""
         return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
 
 
@@ -79,7 +78,7 @@ def begin(tmp_path):
 
 @pytest.fixture
 def undisturbed(begin):
-    """The result and the losses of the same training on slices that are never lost."""
+    """Return result and losses of the same training on slices that are never lost."""
     if not UNDISTURBED:
         training = begin(kinetic.run("tpu-v6e-8", slices=3, controller="single")(train), 0.0)
         UNDISTURBED.extend((training.result()[2], training.losses()))
@@ -93,7 +92,7 @@ def undisturbed(begin):
 def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     begin, undisturbed, monkeypatch
 ):
-    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # It may be missed late.
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # the loss may be noticed late
     training = begin(elastic(), 0.0, [[1, 12]])
     training.reach(1, 12)
     assert training.handle.kill_hosts(slice=1) == (3, 4)
@@ -147,7 +146,7 @@ def test_a_loss_while_a_checkpoint_is_saved_leaves_a_whole_one(begin, undisturbe
 
 @pytest.mark.long
 def test_it_gives_up_after_too_many_losses_with_the_whole_history(begin, monkeypatch):
-    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # It may be missed late.
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # the loss may be noticed late
     training = begin(elastic(max_failures=1, function=hold), [1, 2])
     for attempt, victim in ((1, 1), (2, 2)):
         training.reach(attempt, 0)

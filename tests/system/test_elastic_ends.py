@@ -1,8 +1,4 @@
-"""Elastic jobs that wait, are cancelled, given up, or lose one of kinetic's own processes.
-
-In: jobs on the local backend. Out: values and errors, the story in the log;
-nothing is left behind.
-"""
+"""Elastic jobs that wait, are cancelled, given up, or lose one of kinetic's own processes."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
 @pytest.fixture
 def begin(begin):
-    """It waits, unless told otherwise."""
+    """Start a job and wait for its second step, unless a test says otherwise."""
     return functools.partial(begin, wait=True)
 
 
@@ -171,7 +167,7 @@ def test_what_forks_is_killed(begin, tmp_path):
 
 
 def test_nothing_that_forks_is_left(begin):
-    """No slice can return: that is said, and is no failure of the function's."""
+    """No slice can return. The error says so, and does not blame the function."""
     job = begin(elastic(2, 2), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)

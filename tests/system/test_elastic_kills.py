@@ -1,9 +1,5 @@
-"""An elastic job whose processes are killed at random: it ends with the right value, and nothing is
-left behind.
-
-In: a job that saves each step; workers, agents and slices that are killed in any phase. Out: its
-value, the number of attempts.
-"""
+"""An elastic job whose workers, agents and slices are killed at random ends with the right value,
+and leaves nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ PATIENCE_S = 700.0
 
 
 def count(folder):
-    """Add up the numbers of all steps, from where the last attempt has saved."""
+    """Add up the numbers of all steps, starting from the last save."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -52,7 +48,8 @@ def count(folder):
 
 
 def victims(supervisor, choose):
-    """A worker, an agent, or all agents of a slice; () if they cannot be found just now."""
+    """Choose a worker, an agent, or all agents of a slice; return their pids, () if some process is
+    missing just now."""
     with contextlib.suppress(OSError, ValueError, LookupError):
         agents = {
             int(host): pid for host, pid in json.loads(supervisor.read_text())["agents"].items()
@@ -68,8 +65,8 @@ def victims(supervisor, choose):
 
 
 def kill(handle, home, choose, wanted, look=lambda: ""):
-    """Kill so many processes at random moments while the job runs; return what the job did then, as
-    `look` says."""
+    """Kill processes at random moments while the job runs, until there were `wanted` kills; return
+    what `look` answered at each."""
     supervisor = home / layout.JobKeys(handle.job_id).prefix / "local/supervisor.json"
     deadline, seen = time.monotonic() + PATIENCE_S + 10 * wanted, []
     while len(seen) < wanted and not handle.status().ended:
@@ -92,8 +89,8 @@ def test_random_kills(home, tmp_path, seed):
 
 
 def train(folder, least):
-    """Do steps of a training with both tiers of checkpoints, until at least so many are done and a
-    file named "enough" is there; say where it is in a file named "phase"."""
+    """Train with both tiers of checkpoints, for at least `least` steps and until the file "enough"
+    exists; write the current phase to the file "phase"."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -144,7 +141,7 @@ def train(folder, least):
 def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_one(
     home, tmp_path, on_loss, record_property
 ):
-    """KINETIC_TEST_KILLS says how many; a few suffice to see that it works at all."""
+    """KINETIC_TEST_KILLS is the number of kills; the default is a few, for a quick run."""
     phase, begin = tmp_path / "phase", time.monotonic()
     remote = kinetic.run(
         "tpu-v6e-8",
@@ -163,7 +160,7 @@ def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_o
     calm = tmp_path / "calm"
     calm.mkdir()
     (calm / "enough").touch()
-    # What is to be equal to the last bit is computed by as many processes; else one suffices.
+    # Equal bits need as many processes where slices do not shrink; else one process suffices.
     controller = {"controller": "single"} if on_loss == "shrink" else {}
     expected = kinetic.run("tpu-v6e-8", slices=2, **controller)(train)(str(calm), steps)
     assert len(seen) >= TRAINING_KILLS

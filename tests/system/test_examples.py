@@ -1,5 +1,4 @@
-"""Each example is its own test: run as people run it, in a fresh home, and judged by what it
-prints."""
+"""Each example runs as a user would run it, in a fresh home, and is judged by its output."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
-# What is tested is this checkout, whether or not it is the one that is installed.
+# Test this checkout, even if another one is installed.
 ENVIRON = {"PYTHONPATH": str(ROOT)}
 
 pytestmark = [
     pytest.mark.timeout(600),
-]  # the machine may be small and busy: these bound a hang, nothing else
+]  # the limit only ends a hang: the machine may be small and busy
 
 
 def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:

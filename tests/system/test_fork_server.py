@@ -1,4 +1,5 @@
-"""A fork server forks for a process that has threads; the children are that process's own."""
+"""A fork server forks for a process that has threads, and the children are children of that
+process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Processes that a function forks are those of plain Python: nothing that the worker has set up for
-itself goes on in them.
-
-In: functions that fork, by `os.fork` and `multiprocessing`. Out: how their children end, what they
-hold and handle.
-"""
+"""Processes that a function forks behave as in plain Python: they inherit nothing that the worker
+has set up for itself."""
 
 from __future__ import annotations
 
@@ -40,10 +36,10 @@ from kinetic._system import processes
 
 PATIENCE_S = 200
 CRASHES = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
-"""Python says where it was before it dies of these; children say so, too."""
+"""Signals on which the worker prints a Python traceback before it dies; its children do so, too."""
 
 INTERNAL = {32, 33}
-"""Of the C library's threads; ignored in what it has started itself, as from Python 3.13."""
+"""Signals of the C library's threads; children that it starts ignore them from Python 3.13 on."""
 
 
 def run(function, *args, **options):
@@ -105,7 +101,7 @@ def test_a_signal_that_the_function_ignores_is_ignored_by_its_children():
 
 
 def test_children_of_exit_handlers_die_of_sigterm():
-    """The worker takes no more signals by then."""
+    """The worker has restored the signal handlers by then."""
     _, logs = run(fork_at_the_end)
     assert "ended by -15" in logs
     assert "exit handler" not in logs

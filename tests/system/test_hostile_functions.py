@@ -1,7 +1,7 @@
-"""Functions that do their worst to the process they run in: the right value, or an error that names
-the truth, and nothing left.
+"""Functions that damage the process they run in: the caller gets the value or an error with the
+true cause, and nothing is left.
 
-In: real jobs. The fixture `no_leftovers` looks for processes after each test.
+The fixture `no_leftovers` checks for processes after each test.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from hostile_cases import OURS, PATIENCE_S, failure_of, started, told
 
 from kinetic import errors
 
-# -- what a function may do to the worker, and still return ----------------------------------------
+# -- damage after which a function still returns
+# ----------------------------------------------------
 
 
 @pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
 def test_a_value_comes_back_all_the_same(havoc):
     handle = started(then_return, havoc, timeout=PATIENCE_S)
     if havoc in STRIKING and not handle.wait(PATIENCE_S).ok:
-        # It struck before the function was over.
+        # it struck before the function had returned
         failure_of(handle, (RuntimeError, errors.UserCodeFailed))
         return
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
@@ -67,7 +68,7 @@ def test_a_function_that_takes_python_apart_gets_its_end_or_a_clear_error(havoc,
         handle.result(timeout=PATIENCE_S, stream_logs=False)
 
 
-# -- processes that stay behind --------------------------------------------------------------------
+# -- leftover processes ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

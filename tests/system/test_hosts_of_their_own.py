@@ -1,7 +1,5 @@
-"""Simulated hosts have a folder in memory each, at the same path.
-
-In: gangs on this machine, before and after failures. Out: what functions see; what is left.
-"""
+"""Each simulated host has a folder in memory of its own, at the same path, before and after
+failures."""
 
 from __future__ import annotations
 

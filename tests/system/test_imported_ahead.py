@@ -1,8 +1,5 @@
-"""Large libraries that the caller has imported are imported once for its hosts, ahead of the
-function; nothing depends on it.
-
-In: functions that use a library, libraries that cannot be imported ahead. Out: what hosts find.
-"""
+"""Large libraries that the caller has imported are imported once for its hosts, before the
+function; no job depends on it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""What people do to a job's processes and files short of killing them: stop them, let them go on,
-remove the folder below them.
-
-In: a running gang. Out: the right end, or none at all for a job that is healthy.
-"""
+"""People stop and continue a job's processes and remove its folders: the job ends as it should, or
+goes on if it is healthy."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 
 
 def started(home, func=sleep_long, **options):
-    """A job of two hosts that has reached its function on both."""
+    """Start a job of two hosts; return it when both have begun the function."""
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator="tpu-v6e-8", **options)(func).run_async(str(marker))
     for host in range(2):
@@ -71,7 +68,7 @@ def test_a_job_whose_supervisor_is_stopped_at_the_very_start_can_be_cancelled(ho
 
 
 def holder_of_lock(path):
-    """As the kernel lists it, for whoever wonders."""
+    """Return the pid of the process that holds the lock, from the kernel's list."""
     inode = f":{path.stat().st_ino} "
     (line,) = [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
     return int(line.split()[4])
@@ -130,7 +127,7 @@ def test_a_stopped_worker_is_a_hung_host_and_is_said_to_be_stopped(home):
 
 
 def impatient(home):
-    """A backend whose agents give up soon, but not because the machine is busy."""
+    """Return a backend whose agents give up after 3 s without the coordinator."""
     return LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
 
 
@@ -142,13 +139,13 @@ def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
         handle.result()
 
 
-# -- all of it stopped: a machine that was suspended -----------------------------------------------
+# -- all processes stopped: a machine that was suspended -------------------------------------------
 
 
 @pytest.mark.parametrize("asleep_s", [15, pytest.param(130, marks=pytest.mark.long)])
 def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
-    """For longer than any limit of the job: for a silent host (10 s), a hang, a coordinator that
-    cannot be reached; and for longer than JAX's own limit for hosts."""
+    """The machine sleeps for longer than any limit of the job: for a silent host (10 s), a hang, an
+    unreachable coordinator; and for longer than JAX's own limit for hosts."""
     with registry.substitute_backend("local", lambda _, store: impatient(home)):
         handle = started(home, func=step_now_and_then, backend="local", hang_timeout=8)
     whole = family(handle)
@@ -172,7 +169,7 @@ def test_a_job_whose_folder_is_removed_ends_and_leaves_nothing(what, home, nothi
         {"the job": folder, "its local part": folder / "local", "the home": home}[what],
         ignore_errors=True,
     )
-    # Who looks before the supervisor has noticed finds no lock, and takes it for dead.
+    # A caller that comes before the supervisor has noticed finds no lock, and takes it for dead.
     or_sooner = "|supervisor was killed" if what == "its local part" else ""
     with pytest.raises((errors.NotFound, errors.JobFailed), match=f"were removed{or_sooner}"):
         handle.result()

@@ -1,5 +1,5 @@
-"""How processes of a host become one world: in functions and in programs, behind proxies, and not
-at all."""
+"""Processes of a host form one world of JAX: in functions and in programs, behind proxies; and some
+programs that form none."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
 
 @pytest.mark.parametrize("joins_jax", ["lazy", False])
 def test_who_joins_another_coordinator_is_told_unless_he_has_said_so(joins_jax, capfd):
-    """As a program does that was written for two machines; it would wait without a word."""
+    """Joining a coordinator written for two machines would wait without a message."""
 
     @kinetic.run(accelerator="tpu-v6e-8", joins_jax=joins_jax)
     def pasted():
@@ -125,7 +125,8 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
             "import jax, sys; jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); "
             "print(jax.process_count())"
         )
-        with socket.socket() as port:  # stays bound: the kernel gives it to no other program
+        # stays bound, so that the kernel gives the port to no other program
+        with socket.socket() as port:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             port.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{port.getsockname()[1]}"
@@ -140,7 +141,7 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
     assert own() == ["2", "2"]
 
 
-# -- one world without a word ----------------------------------------------------------------------
+# -- one world without a call ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [["train.py"], ["-m", "train"]])
@@ -344,7 +345,7 @@ def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(
     assert told in capfd.readouterr().err
 
 
-# -- not all hosts ---------------------------------------------------------------------------------
+# -- only some hosts -------------------------------------------------------------------------------
 
 
 def test_a_host_that_returns_without_jax_ends_the_wait_of_the_others():
@@ -396,7 +397,8 @@ def test_the_start_timeout_covers_the_workers(home):
     def touch(path):
         open(path, "w").close()
 
-    for limit_s in (6, 60):  # again if this machine is too busy to start the other host in time
+    # twice, for a machine that is too busy to start the other host within 6 s
+    for limit_s in (6, 60):
         starts = kinetic.run(accelerator=TWO, joins_jax=True, start_timeout=limit_s)(touch)
         handle = starts.run_async(str(ran))
         _, agents = gangs.processes(handle)

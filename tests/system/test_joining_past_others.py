@@ -1,9 +1,5 @@
-"""A world of JAX beside other things: proxies, frameworks that are not JAX, forks, slices of one
-host each.
-
-In: functions and programs on two hosts. Out: one world, and the variables that other frameworks
-read.
-"""
+"""JAX's world together with proxies, frameworks other than JAX, forks, and slices of one host each;
+other frameworks find the variables that they read."""
 
 from __future__ import annotations
 
@@ -113,7 +109,7 @@ def test_programs_meet_jax_also_where_the_function_captured_a_path_of_its_own(mo
 
 
 def test_a_fork_that_imports_jax_first_stands_alone():
-    # A variable of JAX's: it is not imported ahead.
+    # setting a variable of JAX prevents its import before the fork
     @kinetic.run(accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"})
     def fork():
         import os

@@ -1,7 +1,5 @@
-"""What functions write beside themselves: kept with the job, named at the end of each kind of call.
-
-In: calls. Out: files of the store, lines on stderr.
-"""
+"""Files that functions write to their work folder are kept with the job, and every kind of call
+names them at its end."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def test_a_file_saved_beside_the_function_is_kept_and_named_in_the_last_line(
 
 
 def leave(marker, fails):
-    """Every host writes, and when all of them have, one may fail."""
+    """Write a file on every host; after all have, fail on host 1 if `fails`."""
     host, hosts = os.environ["KINETIC_HOST_INDEX"], int(os.environ["KINETIC_HOSTS"])
     Path("log").write_text(f"host {host}")
     Path(f"{marker}-{host}").touch()
@@ -80,7 +78,7 @@ def test_each_host_keeps_its_files_also_where_one_fails(place, fails, capfd):
 
 
 def leave_at_exit():
-    log = open("log", "w")  # closed by the interpreter
+    log = open("log", "w")  # the interpreter closes it
     log.write("at last")
     atexit.register(lambda: Path("summary").write_text("at exit"))
 
@@ -110,6 +108,6 @@ def checkpoint():
 
 
 def test_a_checkpointer_in_the_work_folder_is_refused(home):
-    """Its second training would begin at step 0, silently."""
+    """The second training would silently begin at step 0."""
     with pytest.raises(UsageError, match=r"'checkpoints' is in the work folder"):
         checkpoint()

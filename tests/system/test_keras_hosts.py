@@ -1,4 +1,4 @@
-"""Keras over several hosts as its guide shows it: the error says which lines it lacks."""
+"""Keras over several hosts, as in its guide: the error names the lines that the script lacks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Hosts that are killed on purpose: the job loses them as if their machines had failed.
-
-In: jobs wherever they run, `kill_hosts` and `kinetic jobs kill`. Out: errors, values of later
-attempts.
-"""
+"""`kill_hosts` and `kinetic jobs kill`: the job loses the hosts as if their machines had failed, in
+every place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""kill -9 of what is only there on this machine, and of several at once: the caller gets the right
-error, nothing is left, the next job runs. What holds for every place is in test_deaths.py.
+"""kill -9 of processes that only local jobs have, and of several at once: the caller gets the right
+error, nothing is left, the next job runs. test_deaths.py covers all places.
 
-In: a job held in a phase. Out: what its caller sees. The fixture `no_leftovers` looks for processes
-after each test.
+The fixture `no_leftovers` checks for processes after each test.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from kinetic import errors
 
 
 def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothing_left):
-    """Nobody has waited for the job: whoever asks first where it stands gets the right answer."""
+    """No caller waited for the job; the first one that reads its status gets the right answer."""
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator="cpu")(return_when_told).run_async(str(marker))
     supervisor, _ = processes(handle)
@@ -54,7 +53,7 @@ def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothin
     assert [job["state"] for job in json.loads(listed.stdout)] in (
         ["SUCCEEDED"],
         ["RUNNING"],
-    )  # RUNNING: the agent is still there.
+    )  # RUNNING: the agent still exists
     wait_until(lambda: handle.status().ended, "the job goes on")
     assert handle.status().value == "SUCCEEDED"
     assert handle.result() == "value"
@@ -73,7 +72,7 @@ def close_terminal(caller, terminal):
 def test_what_ends_the_callers_whole_session_does_not_end_the_job(
     ending, home, monkeypatch, nothing_left
 ):
-    """A terminal window that is closed sends SIGHUP to all that runs in it."""
+    """Closing a terminal window sends SIGHUP to all processes in it."""
     gate = home.parent / "gate"
     monkeypatch.setenv("GATE", str(gate))
     ours, theirs = os.openpty()
@@ -129,7 +128,8 @@ def test_an_agent_that_prepares_dies_with_its_supervisor_and_later_lives_on_to_c
     ) as parent:
         assert parent.stdout.readline() == b"there\n"
         parent.kill()
-        assert parent.stdout.read() == told  # And then its end: both are gone.
+        # and then the end of the stream: both processes are gone
+        assert parent.stdout.read() == told
 
 
 # -- the zygote ------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_killing_the_supervisor_in_the_second_attempt(home, nothing_left):
 
 
 def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
-    """It may come at any moment, also while the supervisor becomes that of the next attempt."""
+    """The request may come at any moment, also while the supervisor starts the next attempt."""
 
     def fail():
         raise ValueError("again")
@@ -251,7 +251,7 @@ def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
     for nth in range(1, 5):
         handle = kinetic.run(accelerator="cpu", retries=1000)(fail).run_async()
         wait_until(lambda nth=nth, handle=handle: retried(handle) >= nth, "no retry")
-        time.sleep(0.03 * nth)  # At different moments around the change.
+        time.sleep(0.03 * nth)  # at different moments of the change
         handle.cancel(cleanup_timeout=PATIENCE_S)
         with pytest.raises(errors.JobCancelled):
             handle.result(timeout=0)
@@ -264,7 +264,6 @@ def retried(handle):
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
 def test_a_death_while_the_job_is_being_cancelled(which, home, nothing_left):
-    """It was cancelled, whatever else happened to it."""
     marker = home.parent / "cleaning"
     handle = kinetic.run(accelerator="tpu-v6e-8")(clean_up_slowly).run_async(str(marker))
     wait_until(

@@ -1,8 +1,5 @@
-"""The same functions on a cluster: Jobs and JobSets whose pods are real hosts.
-
-In: decorated functions, a cluster whose pods are processes of this machine, faults. Out: values,
-exceptions, and nothing that is left in the cluster.
-"""
+"""The same functions on a cluster: Jobs and JobSets whose pods are real hosts, as processes of this
+machine, with faults; the cluster is clean afterwards."""
 
 from __future__ import annotations
 
@@ -292,7 +289,7 @@ def test_a_lost_node_ends_the_job_of_its_leader(on_cluster, home):
     on_cluster.lose_node(node)
     with pytest.raises(HostLost, match=f"its node {node} stopped answering"):
         handle.result(timeout=60)
-    on_cluster.delete_node(node)  # Only then is it known that its pods do not run.
+    on_cluster.delete_node(node)  # only then can the cluster know that the node's pods do not run
 
 
 @pytest.mark.double
@@ -311,7 +308,7 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     monkeypatch.setenv("KINETIC_QUEUE", "lq")
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "0")
     first = kinetic.run(accelerator=GANG)(world).run_async()
-    time.sleep(1)  # Times of the cluster have whole seconds.
+    time.sleep(1)  # timestamps of the cluster have whole seconds
     second = kinetic.run(accelerator=GANG, start_timeout=1)(world).run_async()
 
     def its_place():
@@ -319,7 +316,7 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
         return re.search(r"waits in the queue lq: .* One job comes before it", said)
 
     wait_until(its_place, "nobody says which place the job has in its queue")
-    time.sleep(2)  # A queue has no limit: start_timeout begins when it lets the job go.
+    time.sleep(2)  # start_timeout begins when the queue admits the job
     assert second.status() == "PENDING"
     second.cancel()
     first.cancel()

@@ -1,8 +1,5 @@
-"""Jobs on a cluster, followed through everything that breaks between the caller and its pods.
-
-In: functions that print, a store in the double of Cloud Storage, faults of the API server and of
-the bucket. Out: each line once, values, and few calls.
-"""
+"""A caller follows jobs on a cluster through faults of the API server and of the bucket: it gets
+each line once, and the value, with few calls."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ pytest.importorskip("google.cloud.storage")
 
 LINES = 150
 EVERY = 16
-"""So many chunks of output lie between two faults."""
+"""The number of chunks of output between two faults."""
 JOBS = 60
 
 
@@ -59,7 +56,7 @@ def site(home, monkeypatch, tmp_path):
 
 
 def printed(lines):
-    """What `count` prints, on both streams in the order in which it does."""
+    """Return the lines that `count` prints to stdout and to stderr."""
     out = [f"line {n} {'x' * 60}" for n in range(lines)]
     return out, [f"error {n}" for n in range(0, lines, 3)]
 
@@ -141,7 +138,7 @@ def test_all_hosts_are_followed_and_each_line_comes_once(site):
         assert lines == [f"host {host} line {n}" for n in range(50)]
     assert handle.result(timeout=PATIENCE_S) == 50
     site.cluster.wait_for(lambda: not site.cluster.left_over())
-    for host in got:  # The pods are gone.
+    for host in got:  # the pods are removed by now
         assert f"host {host} line 49" in handle.logs(host=host)
 
 
@@ -185,7 +182,7 @@ def _looked(chunks, site, call):
 @pytest.mark.double
 @pytest.mark.settles_within(60)
 def test_many_jobs_at_once(site, disk_path, monkeypatch):
-    for name in ("KINETIC_STORE", "KINETIC_POD_STORE"):  # The bucket is not what is tried.
+    for name in ("KINETIC_STORE", "KINETIC_POD_STORE"):  # this test needs no bucket
         monkeypatch.setenv(name, f"file://{disk_path}")
     run = kinetic.run(accelerator="cpu")(abs)
     begun = time.monotonic()

@@ -1,7 +1,7 @@
-"""The laptop side on a Mac: interpreters from which all that only Linux has is taken away submit
-to a cluster, follow, and look at jobs.
+"""The client on a Mac: interpreters without any Linux-only feature submit to a cluster, follow
+jobs, and list them.
 
-In: scripts, commands and cells; `macos/sitecustomize.py`. Out: what their users see.
+`macos/sitecustomize.py` removes the features.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def out(done):
 
 
 def refused(done):
-    """What a command says that fails calmly."""
+    """Return the message of a command that failed without a traceback."""
     assert done.returncode not in (0, None), done.stdout
     assert "Traceback" not in done.stderr
     return done.stderr

@@ -1,8 +1,8 @@
-"""Memory that runs out, and a worker that is killed while it holds much of it: what its caller is
-told.
+"""Callers of a job that runs out of memory, or whose worker is killed while it holds much, learn
+the cause and the peak memory.
 
-In: a limit on a control group, where this user may set one; else a kill. Out: the kind of end, with
-the peak memory.
+The limit is one of a control group, where this user may set one; otherwise the test kills the
+worker.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ def test_the_memory_of_a_program_that_the_function_started_counts(home):
 
 
 def in_a_scope():
-    """A command that runs another one below the limit: the user's own service manager may set
-    it."""
+    """Return a command that runs another one below the limit, by the user's service manager."""
     command = [
         "systemd-run",
         "--user",
@@ -116,8 +115,8 @@ def in_a_scope():
 
 
 def in_a_group():
-    """The same by hand: in a control group of our own, where we may make one that accounts for
-    memory."""
+    """Return such a command for a control group of our own; None if this user may not create
+    one."""
     folder = V2 / f"kinetic-test-{os.getpid()}"
     try:
         folder.mkdir()

@@ -1,7 +1,5 @@
-"""`kinetic.log` in jobs: on hosts that die, in attempts that follow, as users read it.
-
-In: jobs that log. Out: their metrics, while they run and afterwards.
-"""
+"""`kinetic.log` in jobs: metrics of hosts that die and of later attempts, while the job runs and
+afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def steps_of(handle, host, **which):
 
 
 def seen(handle, host, step):
-    """Wait until a host's step can be read."""
+    """Wait until the metrics of a host contain the step."""
     wait_until(lambda: step in steps_of(handle, host), f"step {step} of host {host} is not there")
 
 
@@ -65,7 +63,7 @@ def test_what_a_killed_host_has_logged_is_there_and_steps_trained_again_show_onc
 
 
 def test_what_a_lost_machine_has_logged_is_there(home):
-    """Agent and worker die together."""
+    """Agent and worker die together, as with a machine."""
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
     seen(handle, 1, 30)
     os.kill(handle.processes()["agents"][1], signal.SIGKILL)
@@ -106,7 +104,8 @@ def test_arrays_that_are_lost_cost_themselves_and_a_line(home):
     handle.result(timeout=LIMIT_S)
     found = handle.metrics()
     assert list(found["rate"].steps) == list(range(100))
-    for name in ("donated", "deleted"):  # the thread may have been quicker than the function
+    # the thread may have fetched some before the function deleted them
+    for name in ("donated", "deleted"):
         kept = len(found[name]) if name in found else 0
         lines = handle.logs().count(f"a value of {name!r} is lost: its array was donated")
         assert lines == (kept < 100)
@@ -189,7 +188,7 @@ def test_figures_of_hosts_come_by_themselves(home):
 def test_commands_show_what_was_logged(home, tmp_path, capsys):
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
     for host in (0, 1):
-        seen(handle, host, 20)  # where the second attempt begins
+        seen(handle, host, 20)  # the step at which the second attempt begins
     handle.kill_hosts(host=1)
     assert call(["jobs", "metrics", "--follow", "--json", "-n", "loss", handle.job_id]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

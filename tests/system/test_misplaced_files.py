@@ -1,8 +1,5 @@
-"""Something else in place of a job's records (a FIFO, a socket, a folder): nobody who reads them
-waits for ever.
-
-In: the folder of a job that has ended, changed. Out: answers, or errors that say what is wrong.
-"""
+"""A FIFO, a socket or a folder in place of a job's record: no reader hangs, and errors name the
+record."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def fifo(path: Path) -> None:
 
 def listening(path: Path) -> None:
     here = Path.cwd()
-    os.chdir(path.parent)  # The path of a socket has at most 107 bytes.
+    os.chdir(path.parent)  # the path of a socket has at most 107 bytes
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path.name)
@@ -85,7 +82,7 @@ def test_only_regular_files_are_read(make, tmp_path):
 
 @pytest.mark.parametrize("make", [fifo, listening, zeroes])
 def test_every_reader_answers(make, home):
-    """One record after another is replaced; what was there before is put back."""
+    """Replace one record after the other, and restore it afterwards."""
 
     @kinetic.run(accelerator="cpu")
     def function():
@@ -134,7 +131,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_fifo_that_the_function_makes_where_its_last_word_is_looked_for(home):
-    """It cuts itself off from the agent, which then looks for a file."""
+    """The function closes its connection to the agent, which then reads the file."""
 
     @kinetic.run(accelerator="cpu")
     def function():

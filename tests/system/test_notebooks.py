@@ -1,5 +1,5 @@
-"""Notebooks, through a real kernel: what is typed into cells runs on slices, and cells show how it
-goes."""
+"""Notebooks, through a real kernel: functions from cells run on slices, and cells show the
+progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels import ROOT, Kernel, Shown
 import kinetic
 from kinetic import errors
 
-# Jupyter's own packages warn of things that are not ours to mend.
+# Jupyter's packages warn of things that this project cannot fix.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
@@ -79,7 +79,7 @@ def talk(go_on):
             seen.append((content["name"], content["text"]))
         text = "".join(words for _, words in seen)
         if "first" in text and "aside" in text:
-            marker.touch()  # Only now can the function end: both lines came before.
+            marker.touch()  # lets the function end: both lines came while it ran
     assert ("stdout", "first\n") in seen
     assert "second" in "".join(words for name, words in seen if name == "stdout")
     assert "aside" in "".join(words for name, words in seen if name == "stderr")

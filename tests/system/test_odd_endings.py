@@ -1,4 +1,4 @@
-"""Functions that end oddly: deaths, exceptions, values and output of all kinds."""
+"""Functions that end in unusual ways: deaths, exceptions, values and output of all kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that are not started as `python script.py`, or whose file is not what it was when they
+"""Scripts that are not started as `python script.py`, or whose file has changed since they
 started."""
 
 from __future__ import annotations

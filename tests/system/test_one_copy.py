@@ -1,7 +1,7 @@
-"""On a host every class of a project is there once, as on the caller's side, and what a module or
-script registers is registered.
+"""A host has one copy of every class of a project, as the caller does, and keeps what a module or
+script registers.
 
-Each case is a project in a folder of its own, run as its users run it: `python main.py`.
+Each case is a project in a folder of its own, run as a user would: `python main.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""What a function has started ends with its job, whoever is killed: its children, and daemons that
-left them.
-
-In: functions that start processes, SIGKILL. Out: nothing that still runs.
-"""
+"""All processes that a function has started end with its job, whichever process is killed: its
+children, and daemons that left them."""
 
 from __future__ import annotations
 

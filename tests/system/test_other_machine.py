@@ -1,8 +1,5 @@
-"""A job of a cluster taken up on another machine, which has the job's id and a profile: another
-home, another cache, no environment of the caller.
-
-In: a job that runs. Out: what commands and scripts there print.
-"""
+"""A job of a cluster, attached on another machine that has the job's id and a profile, but another
+home, another cache and no environment of the caller."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from kinetic import errors
 
 
 def count(gate):
-    """Print a line, and more once the gate is open."""
+    """Print a line, and another one once the gate exists."""
     import time
 
     print("begun", flush=True)
@@ -32,7 +29,7 @@ def count(gate):
 
 
 class Machine:
-    """Another one: what it shares with this one is the store and the cluster."""
+    """Another machine: it shares only the store and the cluster with this one."""
 
     def __init__(self, folder, store_uri):
         folder.mkdir(parents=True, mode=0o700)

@@ -1,7 +1,4 @@
-"""Where functions leave files: a folder of the job, or one that is asked for.
-
-In: jobs. Out: files, variables of the function.
-"""
+"""Functions leave files in a folder of the job, or in one that the caller names."""
 
 from __future__ import annotations
 
@@ -48,8 +45,8 @@ def test_a_folder_that_is_asked_for_is_made_and_used_as_it_is(tmp_path, monkeypa
 
 
 def test_what_a_host_finds_in_its_environment(tmp_path, monkeypatch):
-    """The variables that functions for keras-kinetic read, also where all of the caller's own are
-    captured."""
+    """The variables that functions for keras-kinetic read; capturing the caller's own does not hide
+    them."""
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", str(tmp_path / "out"))
     monkeypatch.setenv("KINETIC_MINE", "1")
 

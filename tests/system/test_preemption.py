@@ -1,8 +1,5 @@
-"""Preemption: a host of a job is asked to end, all hosts may save, the attempt ends as preempted.
-
-In: functions that look for it, or do not; SIGTERM for a host, wherever it runs. Out: values of
-later attempts, what hosts have saved, reports.
-"""
+"""Preemption: a host of a job is asked to end, all hosts may save, and the attempt ends as
+preempted."""
 
 from __future__ import annotations
 
@@ -76,7 +73,7 @@ def test_the_attempt_ends_as_preempted_when_all_have_saved(here, monkeypatch):
     handle, marker = start(save_when_preempted, here)
     take_away(here, handle, 1)
     with pytest.raises(HostLost, match=r"host 1 of 2 was lost\. It was asked to end"):
-        handle.result(timeout=90)  # less than its grace
+        handle.result(timeout=90)  # less than the job's grace period
     assert [report.exit for report in handle.outcome().reports] == [Exit.STOPPED, Exit.EVICTED]
     assert all(Path(f"{marker}-1-{host}-saved").exists() for host in (0, 1))
     assert "the function has 100 s to save" in handle.logs()
@@ -124,7 +121,7 @@ def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(here, monkeypatch):
 def test_before_the_function_has_begun_it_is_the_same(here, accelerator):
     marker = here.marker()
     handle = kinetic.run(accelerator, retries=1)(wait_at_first).run_async(marker)
-    take_away(here, handle, handle.hosts - 1)  # as soon as there is an agent
+    take_away(here, handle, handle.hosts - 1)  # as soon as the agent exists
     assert handle.result(timeout=180) == "2"
 
 

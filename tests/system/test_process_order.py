@@ -1,7 +1,4 @@
-"""JAX numbers the hosts of a real slice by their places in it: process 0 need not be host 0.
-
-In: functions that do something on process 0 alone. Out: what the call returns, what host 0 says.
-"""
+"""JAX numbers the hosts of a real slice by their places in it: process 0 need not be host 0."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ ORDER = "KINETIC_PROCESS_ORDER"
 
 
 def first():
-    """Only process 0 returns something."""
+    """Return a value on process 0 only."""
     import os
 
     import jax
@@ -28,7 +25,7 @@ def first():
 
 
 def count_hosts():
-    """Without JAX."""
+    """Return the index of the host, without JAX."""
     import os
 
     return int(os.environ["KINETIC_HOST_INDEX"])

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 def gang_of(place):
-    """A gang, and its last host: many others break where hosts are cheap to start."""
+    """Return a slice and the index of its last host; local gangs are larger, since their hosts
+    start fast."""
     return ("tpu-v6e-16", 3) if place.name == "local" else ("tpu-v6e-8", 1)
 
 
@@ -56,7 +57,7 @@ def test_a_job_too_short_for_a_coordinator_leaves_the_same_record():
     assert (short.result(), long.result()) == (0.0, LONG_S)
     kinds = [event["kind"] for event in short.events()]
     assert kinds == [event["kind"] for event in long.events()]
-    # In a pod, an attempt is noted before its host begins.
+    # in a pod, an attempt is recorded before its host begins
     assert kinds[kinds[0] == "begun" :] == ["joined", "ready", "report", "finished", "ended"]
 
 
@@ -148,7 +149,7 @@ def test_the_raising_host_is_named_not_those_that_broke(place):
     )
 
 
-# -- ends that are not exceptions ------------------------------------------------------------------
+# -- ends without an exception ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,8 @@ def test_a_host_that_stands_still_is_named_with_its_stack():
         hang_on_one()
     assert caught.value.hosts == (1,)
     assert "sleep_for_ever" in str(caught.value)
-    assert "hosts 0, 2-3 " in str(caught.value)  # Where they are, or what they wait in.
+    # the location of the other hosts, or the collective in which they wait
+    assert "hosts 0, 2-3 " in str(caught.value)
     assert len(str(caught.value).splitlines()) < 24
 
 
@@ -227,7 +229,7 @@ def test_timeout_ends_the_job_and_lets_it_clean_up(home):
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_cancel_reaches_the_functions_own_handler(home, code):
-    """One that exits with 0, after it has saved, has not returned."""
+    """A handler that exits with 0 after it has saved does not make the function return."""
     marker = home.parent / "handled"
 
     @kinetic.run(accelerator="cpu")
@@ -245,8 +247,7 @@ def test_cancel_reaches_the_functions_own_handler(home, code):
 
 
 def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(home):
-    """As in JAX's callback of the garbage collector, in which many a host stands when its
-    collective breaks."""
+    """Many hosts are in JAX's callback of the garbage collector when their collective breaks."""
     marker = home.parent / "unwound"
 
     @kinetic.run(accelerator="cpu")
@@ -255,7 +256,7 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
 
         def callback(phase, info):
             print("ready", flush=True)
-            while True:  # until it is struck
+            while True:  # until the exception arrives
                 time.sleep(0.02)
 
         gc.callbacks.append(callback)
@@ -268,15 +269,15 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
 
     handle = cancel_once_ready(collecting, marker)
     assert marker.exists()
-    ended = "kinetic: The job was cancelled.\n"  # and no word about the exception
+    ended = "kinetic: The job was cancelled.\n"  # and no line about the dropped exception
     assert handle.logs() in (
         f"ready\n{ended}",
         f"ready\nready\n{ended}",
-    )  # at the beginning, perhaps at the end
+    )  # the callback may run at the end, too
 
 
 def test_a_function_is_struck_again_while_the_collector_is_kept_busy(home):
-    """Its callbacks run in whatever thread makes an object, and no signal ends them there."""
+    """The collector's callbacks run in the thread that allocates, where no signal ends them."""
     marker = home.parent / "unwound"
 
     @kinetic.run(accelerator="cpu")
@@ -308,7 +309,7 @@ def test_a_function_is_struck_again_while_the_collector_is_kept_busy(home):
 
 
 def cancel_once_ready(remote, marker):
-    """Return a job that was cancelled while its function ran."""
+    """Cancel a job while its function runs; return the job."""
     handle = remote.run_async(str(marker))
     wait_for_output(handle, b"ready")
     handle.cancel()

@@ -108,7 +108,7 @@ def test_only_what_is_declared_travels(monkeypatch):
 
 
 def test_secrets_rest_nowhere(monkeypatch, home):
-    # Not literally here: this file is shipped as source.
+    # The literal would be in the sources, which travel to the host.
     secret = "-".join(["s3cret", "value", "of", "the", "test"])
     monkeypatch.setenv("MY_TOKEN", secret)
 
@@ -229,7 +229,7 @@ def test_a_failing_gang_is_started_again(capfd):
     shown_lines = [
         line
         for line in (shown.out + shown.err).splitlines()
-        # Once in a process; and what it waits for on a cluster.
+        # Printed once per process, and while a job waits for the cluster.
         if not line.startswith(("kinetic: no cluster configured", f"kinetic: {handle.job_id}: "))
     ]
     assert sorted(shown_lines) == sorted(log.splitlines()), (
@@ -246,10 +246,10 @@ def test_children_of_the_function_end_with_it():
         )
         return "returned"
 
-    assert leave_children() == "returned"  # The fixture no_leftovers looks for the rest.
+    assert leave_children() == "returned"  # the fixture no_leftovers checks that they are gone
 
 
-@pytest.mark.settles_within(30)  # A program gives its agent up as late as a gang does.
+@pytest.mark.settles_within(30)  # a program gives up its agent as late as a gang does
 def test_a_host_that_never_joins_stops_all(home, place):
     @kinetic.run(accelerator="tpu-v6e-16", start_timeout=8)
     def touch(path):
@@ -261,7 +261,7 @@ def test_a_host_that_never_joins_stops_all(home, place):
     for number in itertools.count():
         ran = home.parent / f"ran-{number}"
         handle = touch.run_async(str(ran))
-        # On a busy machine the job may be over before it is looked at.
+        # On a busy machine the job may end before the agent's pid can be read.
         agent = place.agent(handle, 2, unless=handle.done)
         if agent is None:
             handle.cleanup()
@@ -272,13 +272,13 @@ def test_a_host_that_never_joins_stops_all(home, place):
         )
         if not has_joined(handle, 2):
             break
-        os.kill(agent, signal.SIGCONT)  # It was faster.
+        os.kill(agent, signal.SIGCONT)  # the agent joined before it was stopped
         handle.cleanup()
     with pytest.raises(errors.GangTimeout, match="did not join within 8 s") as caught:
         handle.result()
     in_time = itertools.takewhile(lambda event: event["kind"] != "stop", handle.events())
     joined = {event["host"] for event in in_time if event["kind"] == "joined"}
     assert 2 not in joined
-    # On a busy machine others may be late as well, and are named with it.
+    # On a busy machine other hosts may be late as well; the error names them, too.
     assert set(caught.value.hosts) == set(range(4)) - joined
     assert not ran.exists()

@@ -1,6 +1,5 @@
-"""Classes that JAX knows, made where their statements cannot be executed again: it knows them where
-they arrive, in both directions.
-"""
+"""Classes that JAX knows and whose statements cannot be executed again: JAX knows them where they
+arrive, in both directions."""
 
 from __future__ import annotations
 
@@ -117,7 +116,7 @@ NAMES = {
     "result": ("Linear", "State", "Data", "Node", "Keyed"),
     "call": ("Linear", "State", "Data", "Node", "Keyed", "Plain"),
 }
-"""Functions of the script are not sent back."""
+"""The classes that travel in each direction; functions of the script are not sent back."""
 
 
 def test_jax_knows_them_where_they_arrive() -> None:
@@ -136,7 +135,7 @@ def test_a_class_that_a_statement_only_mentions_keeps_its_registration() -> None
 
 
 def _run(program: str, argument: str, given: bytes = b"") -> bytes:
-    """Run a program in a process of its own, and return what it prints."""
+    """Run a program in a process of its own; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", program, argument],
         input=given,

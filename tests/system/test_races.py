@@ -1,8 +1,5 @@
-"""Several processes that end, collect and remove one job at once: each gets a true answer, and
-nothing is left half done.
-
-In: a job that runs, or has ended. Out: what each of them was told, and what is left of the job.
-"""
+"""Several processes cancel, collect and remove one job at once: each gets a true answer, and no
+part of the job is left."""
 
 from __future__ import annotations
 
@@ -84,7 +81,7 @@ def start(script, *words):
 
 
 def test_a_job_that_is_removed_while_others_collect_it_is_never_called_failed(home):
-    """Again and again: removal must not be seen half done."""
+    """Remove ten jobs in turn: no reader may see a removal half done."""
     job = kinetic.run(accelerator="cpu")(quick)
     for _ in range(10):
         handle = job.run_async()
@@ -110,8 +107,8 @@ def collect(job_id, answers):
 
 
 def test_a_supervisor_that_is_killed_before_it_holds_the_lock(home, monkeypatch):
-    """Its caller is told, and nothing is left of the job."""
-    for pid in zygotes():  # There may be some for other variables, from tests before this one.
+    """The caller gets an error, and nothing of the job is left."""
+    for pid in zygotes():  # earlier tests may have left zygotes for other environments
         kill(pid)
     wait_until(lambda: not zygotes(), "they do not end")
     assert kinetic.run(accelerator="cpu")(quick)() == "value"
@@ -120,7 +117,7 @@ def test_a_supervisor_that_is_killed_before_it_holds_the_lock(home, monkeypatch)
     submit = LocalBackend.submit
 
     def hold_up(self, ref, documents, secrets):
-        """Its log is a pipe that nobody reads, so it waits there."""
+        """Submit with a FIFO as log, on which the supervisor blocks because it has no reader."""
         self._folder(ref).mkdir(parents=True)
         os.mkfifo(self._folder(ref) / "supervisor.log")
         submit(self, ref, documents, secrets)

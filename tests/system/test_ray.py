@@ -1,7 +1,6 @@
-"""What callers see of jobs on a real Ray cluster: values, losses, waiting, growth; and that nothing
-is left of them there.
+"""Jobs on a real Ray cluster: values, losses, waiting, growth; the cluster is clean afterwards.
 
-In: functions, run on raylets that stand for the hosts of TPU slices. Out: what the promises say.
+Raylets on this machine stand for the hosts of TPU slices.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from kinetic._store import attempts
 from kinetic._store.local import LocalStore
 from kinetic._system import processes
 
-pytestmark = pytest.mark.settles_within(90)  # Agents that nobody leads look for their leader.
+pytestmark = pytest.mark.settles_within(90)  # agents without a leader retry for this long
 LIMIT_S = 400
 TESTS = Path(__file__).resolve().parents[1]
 V6E_4 = SliceShape("v6e-4", "2x2", hosts=1)
@@ -38,7 +37,7 @@ V5P_16 = SliceShape("v5p-16", "2x2x2", hosts=2)
 
 @pytest.fixture
 def on_ray(ray_cluster, home, monkeypatch):
-    """Jobs go to the cluster of the tests; nothing is left of them afterwards."""
+    """Send jobs to the test cluster; check afterwards that it is clean."""
     monkeypatch.setenv("KINETIC_ADDRESS", ray_cluster.address)
     monkeypatch.setenv("KINETIC_STORE", str(home))
     monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
@@ -48,7 +47,7 @@ def on_ray(ray_cluster, home, monkeypatch):
 
 
 def list_left(cluster):
-    """Actors and placement groups that are there."""
+    """List the actors and placement groups that exist."""
     api = JobsApi(cluster.address, cluster.token)
     actors = api._ask_state("/api/v0/actors", {"detail": "1", "limit": "1000"})["result"]
     groups = api._ask_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
@@ -61,7 +60,7 @@ def _find_held(groups):
 
 
 def find_pid(title):
-    """The id, as it is seen here, of a process in the cluster."""
+    """Return the pid, on this machine, of a process in the cluster."""
     (found,) = (pid for pid in processes.all_pids() if is_titled(pid, title))
     return found
 
@@ -79,7 +78,7 @@ def hold(folder):
 
 @pytest.fixture
 def held(on_ray, tmp_path):
-    """A gang of four, all in the function."""
+    """A gang of four whose hosts all run the function."""
     handle = kinetic.run("tpu-v6e-16")(hold).run_async(str(tmp_path))
     wait_until(lambda: len(list(tmp_path.iterdir())) == 4, "the function has not begun")
     return handle
@@ -90,7 +89,7 @@ def wait_for(folder, *names):
 
 
 def live(folder):
-    """Until a host is lost; then train, and fail on host 2."""
+    """Wait until a host is lost; in the next attempt train, and fail on host 2."""
     attempt, index = kinetic.attempt(), os.environ["KINETIC_HOST_INDEX"]
     print(f"attempt {attempt}", flush=True)
     Path(folder, f"{attempt}-{index}").touch()
@@ -105,7 +104,8 @@ def live(folder):
 @pytest.mark.long
 @pytest.mark.parametrize("lost", ["actor", pytest.param("process", marks=pytest.mark.release)])
 def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
-    """The loss ends the attempt of all; the last exception comes back as it is."""
+    """A loss ends the attempt of all hosts; the exception of the last attempt comes back
+    unchanged."""
     handle = kinetic.run("tpu-v6e-16", retries=1)(live).run_async(str(tmp_path))
     job = handle.job_id
     wait_for(tmp_path, *(f"1-{host}" for host in range(4)))
@@ -119,7 +119,8 @@ def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
     store = LocalStore(Path(os.environ["KINETIC_STORE"]))
     reason = attempts.read_verdict(store, job, 1).reason
     assert "host 1 of 4" in reason
-    if lost == "actor":  # Ray and the agent below it tell of its death at about the same time.
+    # Ray and the agent below the actor report its death at about the same time.
+    if lost == "actor":
         assert "its actor on 127.0.0.1 died" in reason or "Its program was killed." in reason
     else:
         assert "The worker process was killed by SIGKILL" in reason
@@ -130,7 +131,7 @@ def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
 def test_a_job_waits_for_a_slice_that_another_one_has_which_loses_its_node(
     on_ray, held, monkeypatch
 ):
-    """... and says so. A raylet that is gone is told at once, not when Ray has noticed."""
+    """The error says so. The loss of a raylet is reported at once, before Ray has noticed."""
     monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "8")
     waiting = kinetic.run("tpu-v6e-16")(hold).run_async("/nowhere")
     with pytest.raises(errors.JobFailed, match="did not join within 8 s") as late:
@@ -150,7 +151,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.long
 def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended(on_ray):
-    """Its dashboard showed each job as FAILED whose entry was deleted as soon as it had ended."""
+    """The entry of a job must outlive it: else Ray's dashboard shows the job as FAILED."""
     caller = [sys.executable, "-c", SUBMIT_AND_DIE]
     job_id = subprocess.run(caller, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     assert kinetic.attach(job_id).result(timeout=LIMIT_S) == 7
@@ -168,7 +169,7 @@ def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended
     ],
 )
 def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
-    """Who cancels is in the suite of the backends, too."""
+    """The backends' own tests also cancel."""
     handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
     wait_for(tmp_path, "0")
     attached = kinetic.attach(handle.job_id)
@@ -213,7 +214,7 @@ def batch_of(step):
 
 
 def train_alone():
-    """The losses of a training that nothing happens to, on this machine."""
+    """Train on this machine, without any loss of a slice; return the losses."""
     weights, losses = np.zeros(4, np.float32), []
     for step in range(STEPS):
         x = batch_of(step)
@@ -224,7 +225,7 @@ def train_alone():
 
 
 def train_in_turns(folder):
-    """The same on any number of slices, each of which takes its share of a batch."""
+    """Train on any number of slices, each of which takes its share of a batch."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -278,7 +279,7 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
 
 
 def save_until_told(folder):
-    """Save at the end only, on all hosts, which are told of it in the first attempt."""
+    """Save on preemption only, on all hosts; the first attempt is preempted."""
     attempt, place = kinetic.attempt(), os.environ["TPU_NAME"]
     with kinetic.Checkpointer(f"{folder}/saved", every=1000, local_every=None) as checkpoints:
         state, first = checkpoints.restore({"total": np.zeros(1)})
@@ -293,7 +294,7 @@ def save_until_told(folder):
 
 @pytest.mark.long
 def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_ray, tmp_path):
-    """... which is not the one whose other node is free again. It counts as no retry."""
+    """The other slice must be wholly free. The move counts as no retry."""
     _, second = on_ray.add_slice("pair-0", V5P_16)
     handle = kinetic.run("tpu-v5p-8", retries=1)(save_until_told).run_async(str(tmp_path))
     wait_for(tmp_path, "1-0-pair-0", "1-1-pair-0")
@@ -311,7 +312,8 @@ def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_
 
 
 def find_reserved(cluster):
-    """The name of the slice of several hosts that somebody has reserved; "" where nobody has."""
+    """Return the name of the slice of several hosts that a job has reserved; "" if there is
+    none."""
     api = JobsApi(cluster.address, cluster.token)
     groups = api._ask_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
     held = [g["bundles"] for g in groups if g["state"] == "CREATED" and len(g["bundles"]) > 1]
@@ -327,7 +329,7 @@ def name_slice():
 def test_a_slice_that_loses_a_node_before_its_hosts_have_started_is_left_for_another(
     on_ray, monkeypatch
 ):
-    """... which is no attempt, and not only once the limit is over."""
+    """The move counts as no attempt, and happens before start_timeout is over."""
     monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "120")
     nodes = {f"pair-{n}": on_ray.add_slice(f"pair-{n}", V5P_16) for n in range(2)}
     handle = kinetic.run("tpu-v5p-8")(name_slice).run_async()
@@ -351,7 +353,7 @@ def test_an_elastic_job_gives_up_a_slice_whose_node_is_drained(on_ray, home, tmp
 
 
 def stay(folder):
-    """On one node, in the first attempt, until a file is there, whatever is told meanwhile."""
+    """Stay on a node in the first attempt until the file exists, even if preempted."""
     Path(folder, f"{kinetic.attempt()}-{os.environ['TPU_NAME']}").touch()
     while kinetic.attempt() == 1 and not Path(folder, "enough").exists():
         told = kinetic.preempted()
@@ -376,7 +378,7 @@ def test_nobody_is_told_of_a_node_that_nothing_of_the_job_uses(on_ray, tmp_path)
 def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
     on_ray, tmp_path, monkeypatch
 ):
-    """Ray ends no node whose deadline has passed, and starts nothing there any more."""
+    """Ray does not end a node whose deadline has passed, but starts nothing on it any more."""
     monkeypatch.setenv("KINETIC_GRACE_S", "3")
     nodes = {f"small-{n}": on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)}
     handle = kinetic.run("tpu-v6e-4", retries=1)(stay).run_async(str(tmp_path))
@@ -398,7 +400,7 @@ def pause(number):
 
 @pytest.mark.release
 def test_a_debugger_is_named_with_its_node_and_port(on_ray, home):
-    """... which nothing but that node reaches."""
+    """No other machine can reach that port."""
     handle = pause.run_async(4)
     with pytest.raises(errors.UsageError, match="ssh -N -L 5678:") as refusal:
         handle.debug_attach()
@@ -413,8 +415,8 @@ def test_a_debugger_is_named_with_its_node_and_port(on_ray, home):
 
 @pytest.mark.release
 def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
-    """Ray Train's own trainer, on the slice that kinetic leaves to it; only `--backend` and Ray's
-    own variable say where."""
+    """Ray Train's own trainer runs on the slice that kinetic reserves. Only `--backend` and Ray's
+    own variable name the cluster."""
     named = {k: v for k, v in os.environ.items() if k not in ("KINETIC_ADDRESS", "KINETIC_STORE")}
     trainer = [str(TESTS / "doubles/jax_trainer.py"), "4", "4x4", "5"]
     run = ["kinetic", "run", "--backend", "ray", "--once", "--cpu", "0.5"]

@@ -1,7 +1,8 @@
 """The terminal session in the README is a recording of its own script.
 
-In: `train.py` of the README. Out: `docs/assets/session.svg`. Ids, durations and folders differ from
-run to run, so they are replaced before comparing. KINETIC_REGENERATE_GOLDEN=1 writes the picture.
+`train.py` of the README is run, and drawn as `docs/assets/session.svg`. Ids, durations and folders
+differ from run to run, so they are replaced before comparing. KINETIC_REGENERATE_GOLDEN=1 writes
+the picture.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from rich.console import Console
 from rich.text import Text
 from test_docs import DOCS, ROOT, blocks
 
-REGENERATES = os.environ.get("KINETIC_REGENERATE_GOLDEN") == "1"  # tests see no such variable
+# read now: the fixtures hide such variables from tests
+REGENERATES = os.environ.get("KINETIC_REGENERATE_GOLDEN") == "1"
 PICTURE = DOCS / "assets/session.svg"
 COMMANDS = ["python train.py", "kinetic jobs list", "kinetic logs --last --host 3"]
 COLUMNS = 88
@@ -33,7 +35,7 @@ pytestmark = [pytest.mark.timeout(600)]
 
 
 def run_on_terminal(command: str, folder: Path) -> str:
-    """Return what a shell command prints on a terminal."""
+    """Run a shell command on a terminal; return its output."""
     pid, terminal = pty.fork()
     if pid == 0:
         paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -53,7 +55,7 @@ def run_on_terminal(command: str, folder: Path) -> str:
 
 
 def normalize(session: str, folder: Path) -> str:
-    """Replace what differs from run to run."""
+    """Replace ids, durations and folders, which differ from run to run."""
     newest_first = list(dict.fromkeys(re.findall(r"^(job-\w{8})", session, re.MULTILINE)))
     for job, name in zip(reversed(newest_first), JOBS, strict=True):
         session = session.replace(job, name)
@@ -64,7 +66,7 @@ def normalize(session: str, folder: Path) -> str:
 
 
 def draw(session: str) -> str:
-    """Return the session as an SVG that fetches no font."""
+    """Render the session as an SVG that fetches no font."""
     console = Console(
         record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="256"
     )
@@ -76,7 +78,7 @@ def draw(session: str) -> str:
 
 
 def read(svg: str) -> list[str]:
-    """Return the words in a picture. Its markup depends on the version of rich."""
+    """Return the text of a picture, whose markup depends on the version of rich."""
     return html.unescape(" ".join(re.findall(r">([^<>]*)</text>", svg))).split()
 
 

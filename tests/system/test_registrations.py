@@ -1,4 +1,5 @@
-"""What scripts and modules register with libraries, and modules that change."""
+"""Classes and functions that scripts and modules register with libraries, and modules that
+change."""
 
 from __future__ import annotations
 
@@ -125,7 +126,8 @@ FLAX_CHECKED = [
 def test_what_scripts_and_modules_register_with_jax_flax_and_keras_is_registered(
     tmp_path: Path,
 ) -> None:
-    """Of a script and a module at once, guarded and not: Keras takes seconds in each process."""
+    """A script and a module, guarded and not, share one run: Keras takes seconds in each
+    process."""
     main = "import kinetic, parts\n" + FLAX.replace("PACKAGE", "mine") + FLAX_CALLS
     files = {"parts.py": FLAX.replace("PACKAGE", "parts"), "main.py": main}
     assert lines(run(tmp_path, files)) == [
@@ -283,7 +285,8 @@ look(Square())
 
 
 def test_nothing_of_a_script_runs_again(tmp_path: Path) -> None:
-    """Neither its top level, nor statements that make or register classes and functions."""
+    """Neither the script's top level runs, nor statements that define or register classes and
+    functions."""
     main = """
 import atexit, dataclasses, pathlib
 import jax, kinetic

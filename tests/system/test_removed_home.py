@@ -1,8 +1,5 @@
-"""A KINETIC_HOME that is removed while a job runs stays removed: the job ends, and brings nothing
-back.
-
-In: running jobs whose store goes. Out: a folder that is not there.
-"""
+"""A KINETIC_HOME that is removed while a job runs stays removed: the job ends, and no process
+creates the folder again."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def planned(home, func, **options):
     packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(layout.blob(packed.digest), packed.data)
     made = Plan(
-        job_id=f"job-{os.urandom(4).hex()}",  # its folder in memory is that of no other test
+        job_id=f"job-{os.urandom(4).hex()}",  # must be unique: it names the job's folder in memory
         name=func.__name__,
         place=Place("gke"),
         options=Options(resolve("tpu-v6e-8"), **options),
@@ -76,7 +76,7 @@ class Gang:
     def __init__(self, plan: Plan, home: Path) -> None:
         self._plan, self._home = plan, home
         self.port = socket.socket()
-        # Held for the leader: what listens there must say so too.
+        # The port is reserved for the leader, which must set the same option to listen on it.
         self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port.bind(("127.0.0.1", 0))
         self.endpoint = Endpoint(
@@ -155,7 +155,7 @@ def test_hosts_of_one_template_form_a_gang(plan, home):
 
 @pytest.mark.long
 def test_pods_that_have_finished_and_are_started_again_run_nothing(plan, home):
-    """As a node does that was restarted before it could say how they ended."""
+    """A node starts pods again if it was restarted before it reported how they ended."""
     gang = Gang(plan, home)
     port = gang.port.dup()
     assert gang.run_as_pods() == [0, 0]
@@ -181,7 +181,7 @@ def test_the_leaders_own_failure_is_its_exit_code(home):
 
 
 def shown(gang: Gang, host: int, path: Path, closing: str = "") -> subprocess.Popen[bytes]:
-    """Start a host that repeats its output there, or has closed streams."""
+    """Start a host that repeats its output to a file, or has closed streams."""
     with open(path, "wb") as output:
         return gang.start(host, output, closing, KINETIC_TEE="1")
 
@@ -207,11 +207,11 @@ def test_a_host_that_is_not_told_who_it_is_says_so():
 
 
 def test_a_pod_that_is_ended_while_it_waits_for_its_leader_ends(plan, home):
-    """SIGTERM came while the bootstrap became this program, which has it blocked then."""
+    """The bootstrap blocks SIGTERM while it becomes this program; the signal came then."""
     gang = Gang(plan, home)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        # Restarted, so it asks for the attempt, and nobody answers.
+        # a restarted pod asks for the attempt, and no leader answers
         pod = gang.start(1, KINETIC_POD_INDEX="1", KINETIC_RESTARTS="1")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -230,8 +230,8 @@ def has_agents(plan):
 
 
 def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
-    """While the old leader's pod ends, its name still leads to it: a new pod of another slice that
-    joined it would end with it, as if its work was done, and leave the new leader alone."""
+    """While the old leader's pod ends, its name still leads to it. A new pod of another slice must
+    not join it: it would end with it as if its work was done, without the new leader."""
     plan = planned(home, devices, retries=1)
     gang = Gang(plan, home)
     said = tmp_path / "host-1"
@@ -250,8 +250,8 @@ def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
 
 
 def test_killed_programs_leave_neither_agents_nor_folders(home):
-    """Agents tried for ten seconds to report to a leader that was killed as well, and the folders
-    stayed for ever."""
+    """Agents once tried for ten seconds to report to a leader that was killed as well, and the
+    folders stayed for ever."""
     plan = planned(home, hold)
     gang, store = Gang(plan, home), LocalStore(home)
     with gang.port:
@@ -265,7 +265,7 @@ def test_killed_programs_leave_neither_agents_nor_folders(home):
 
 
 def test_a_head_needs_no_folder(plan, home):
-    """It stayed when the head was killed."""
+    """The folder once stayed when the head was killed."""
     gang = Gang(plan, home)
     with gang.port:
         head = gang.start(0, KINETIC_ROLE="head")

@@ -1,6 +1,6 @@
-"""JAX on an accelerator computes on the host's processor, too: callbacks and seeds need it.
+"""JAX on an accelerator also computes on the host's processor, for callbacks and seeds.
 
-A second client of JAX's processor stands in the accelerator's place: three devices, beside one.
+A second client of JAX's processor, with three devices, stands for the accelerator.
 """
 
 from __future__ import annotations

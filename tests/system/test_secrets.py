@@ -1,7 +1,5 @@
-"""Secrets are in no file, no environment and no open descriptor of ours, at any time of a job.
-
-In: a job with a secret and retries. Out: where the secret can be read while each attempt runs.
-"""
+"""Secrets are in no file, no environment and no open descriptor of kinetic's processes, at any time
+of a job with retries."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ import kinetic
 
 
 def holding(secret, home, handle):
-    """Files, environments and open descriptors (also of files that have no name any more) in which
-    the secret can be read."""
+    """Return the files, environments and open descriptors (also of deleted files) that contain the
+    secret."""
     supervisor, agents = processes(handle)
     found = [
         p for place in (home, Path(os.environ["TMPDIR"])) for p in place.rglob("*") if p.is_file()
@@ -39,7 +37,8 @@ def holding(secret, home, handle):
 
 def test_secrets_rest_nowhere_while_attempts_run(monkeypatch, home):
     secret = "-".join(["s3cret", "canary", "of", "the", "test"])
-    names = ["MY_TOKEN", "LD_SDK_KEY"]  # The loader reads variables that begin so at a start.
+    # the dynamic loader reads variables with this prefix at a start
+    names = ["MY_TOKEN", "LD_SDK_KEY"]
     for name in names:
         monkeypatch.setenv(name, secret)
 

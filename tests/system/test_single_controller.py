@@ -1,7 +1,5 @@
-"""One process that has the devices of all hosts, as under Pathways: here they are virtual.
-
-In: functions and programs with controller="single". Out: a world of one process, with all devices.
-"""
+"""A world of one process that has the devices of all hosts, as under Pathways; these devices are
+virtual."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Jobs of one host that end before the host has connected to its gang.
-
-In: functions that last less than a second. Out: that they have run, for how long, and what that
-costs.
-"""
+"""Jobs of one host that end in less than a second, before the host has connected to its gang."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Machines that allow few processes and threads: a container's pids.max, `ulimit -u`.
-
-In: callers in a control group of their own. Out: an error that names the limit, in seconds.
-"""
+"""Machines that allow few processes and threads (a container's pids.max, `ulimit -u`): within
+seconds, an error names the limit."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ except KineticError as error:
 
 @pytest.fixture
 def group():
-    """A control group for processes, which is empty in the end."""
+    """A control group that limits processes, empty at the end."""
     for mount in ("/sys/fs/cgroup/pids", "/sys/fs/cgroup"):
         folder = Path(mount, f"kinetic-test-{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -43,7 +41,7 @@ def group():
 
 @pytest.mark.parametrize("most", [1, 6, 14])
 def test_a_limit_of_processes_and_threads_is_named(most, group):
-    """The supervisor hung for ever below gRPC, and its agents were dead."""
+    """The supervisor once hung for ever in gRPC after its agents had died."""
     (group / "pids.max").write_text(str(most))
     code = f"open('{group}/cgroup.procs', 'w').write('0')\n{CALLER}"
     ran = subprocess.run(

@@ -1,5 +1,5 @@
-"""Where a running gang stands: equal hosts together, the odd one first, nothing of ours in
-between."""
+"""Stacks of a running gang: equal hosts are grouped, the one that differs comes first, and no frame
+of kinetic is shown."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def shown(handle):
 
 
 def settled(handle, words):
-    """What is shown once the words are in it: hosts reach the place that they wait at soon after
-    they printed."""
+    """Return the stacks once they contain the words: hosts begin to wait soon after they
+    printed."""
     deadline = time.monotonic() + PATIENCE_S
     while words not in (text := shown(handle)):
         assert time.monotonic() < deadline, text
@@ -102,7 +102,7 @@ def test_a_plain_loop_shows_the_functions_lines_only():
 
 
 def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_path):
-    # A module with a lock in it cannot travel by value: every host imports it from its own copy of
+    # A module that holds a lock is not pickled by value: every host imports its own copy.
     # the source.
     (tmp_path / "requirements.txt").touch()
     (tmp_path / "waiting.py").write_text(

@@ -1,7 +1,5 @@
-"""Variables that a process reads when it starts reach the process in which the function runs.
-
-In: `env=`, captured variables. Out: what its interpreter and its loader have made of them.
-"""
+"""Variables that an interpreter or a loader reads at its start reach the process that runs the
+function."""
 
 from __future__ import annotations
 
@@ -40,7 +38,8 @@ def test_they_reach_the_process_and_not_only_its_children(place):
     names = tuple(start)
 
     def look():
-        cosine = ctypes.CDLL("libofmine.so").cos  # The loader looks where it was told at its start.
+        # the loader searches the path that it read at its start
+        cosine = ctypes.CDLL("libofmine.so").cos
         cosine.argtypes, cosine.restype = [ctypes.c_double], ctypes.c_double
         return cosine(0.0), hash("kinetic"), {name: os.environ.get(name) for name in names}
 

@@ -1,8 +1,4 @@
-"""Hosts that stand still while they start, join or run: they are named, or lost, in every phase.
-
-In: gangs on the local backend of which a process is stopped, or waits. Out: a line in the output,
-an error, another attempt.
-"""
+"""Hosts that hang while they start, join or run are named, or lost, in every phase."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypa
 
 
 def test_a_worker_that_is_stopped_before_it_joins_is_lost_with_its_slice(begin, tmp_path):
-    """The others wait for it in JAX, and hang_timeout holds there."""
+    """Other hosts wait for the stopped one in JAX; hang_timeout applies there, too."""
     job = begin(elastic(function=meet, hang_timeout=3))
     for host in range(4):
         reached(tmp_path, 1, host)

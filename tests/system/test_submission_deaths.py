@@ -1,8 +1,7 @@
 """kill -9 and Ctrl-C of a caller at each step of its submission: it leaves nothing, or a job that
-can be found, stopped and removed.
+can be listed, cancelled and removed.
 
-In: a caller that kills or interrupts itself before or after a step. Out: what other processes find.
-The fixtures `no_leftovers` and `on_cluster` look for processes and objects after each test.
+The fixtures `no_leftovers` and `on_cluster` check for processes and objects after each test.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def killed_caller(step, accelerator, monkeypatch):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeypatch):
-    # How long a job may be between its reference and its first process.
+    # the longest time between a job's reference and its first process
     monkeypatch.setattr(state, "STARTING_S", 5.0)
     killed_caller(STEPS[step], "tpu-v6e-8", monkeypatch)
     if step == "before the reference":
@@ -143,7 +142,7 @@ def test_ctrl_c_says_that_a_job_is_there_if_it_cannot_be_removed(home, monkeypat
 
 
 def test_a_supervisor_that_comes_after_its_job_was_removed_makes_nothing(home):
-    """It was asked for by a caller that was interrupted before the answer."""
+    """The caller that requested the supervisor was interrupted before the answer."""
     kinetic.run(accelerator="cpu")(int)()
     (done,) = kinetic.list_jobs()
     done.cleanup()
@@ -181,7 +180,7 @@ def test_a_zygote_that_dies_before_it_answers_starts_no_second_supervisor(
 
 
 def remove_the_only_job(home):
-    """From another process than its caller's: find it, stop it, remove it."""
+    """List, cancel and remove the only job, from a process that did not submit it."""
     (found,) = kinetic.list_jobs()
     handle = kinetic.attach(found.job_id)
     assert handle.status() != "NOT_FOUND"
@@ -196,7 +195,7 @@ def remove_the_only_job(home):
 def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
     on_cluster, monkeypatch
 ):
-    """Its pods wait for a Secret that nobody makes, for as long as a job may take to start."""
+    """The pods wait for a Secret that no process creates, until start_timeout."""
     monkeypatch.setenv("PATIENCE", "5s")
     killed_caller(CLUSTER_STEPS["after the JobSet"], "tpu-v6e-8", monkeypatch)
     (handle,) = kinetic.list_jobs()
@@ -206,7 +205,7 @@ def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
 
 @pytest.mark.double
 def test_a_caller_that_is_killed_while_the_cluster_does_not_answer(on_cluster):
-    """The request has arrived, its answer never does: the job is there all the same."""
+    """The request has arrived, though its answer never does: the job exists."""
     on_cluster.faults.slow(PATIENCE_S, verb="create", resource="secrets")
     source = "import kinetic; kinetic.run(accelerator='cpu')(int).run_async()"
     with subprocess.Popen([sys.executable, "-c", source]) as caller:

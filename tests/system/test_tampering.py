@@ -1,4 +1,5 @@
-"""What somebody changed in the store is not run; many at the same time; clocks that move back."""
+"""Tampered objects in the store are not run; concurrent submissions; clocks that were moved
+back."""
 
 from __future__ import annotations
 
@@ -37,11 +38,11 @@ def project(home):
     return folder
 
 
-# -- what was tampered with ------------------------------------------------------------------------
+# -- tampering -------------------------------------------------------------------------------------
 
 
 class Tampering(LocalBackend):
-    """Changes something in the store after the submission and before the start."""
+    """A backend that changes the store after the submission and before the start."""
 
     def __init__(self, store, change: Callable) -> None:
         super().__init__(store, worker_environ())
@@ -122,7 +123,7 @@ def test_what_was_tampered_with_is_not_run(home, project, monkeypatch, change, a
     ):
         handle.result(timeout=PATIENCE_S)
     assert not marker.exists()
-    # Submitting again sends what is missing or wrong.
+    # a new submission uploads missing and damaged objects again
     mended = kinetic.run(accelerator="cpu")(touch).run_async(str(marker))
     mended.result(timeout=PATIENCE_S)
     assert marker.exists()
@@ -153,7 +154,7 @@ def test_another_version_of_python_is_named(home, monkeypatch):
         handle.result(timeout=PATIENCE_S)
 
 
-# -- at the same time ------------------------------------------------------------------------------
+# -- concurrency -----------------------------------------------------------------------------------
 
 
 def test_programs_that_submit_the_same_tree_at_once(project):
@@ -176,7 +177,7 @@ def test_programs_that_submit_the_same_tree_at_once(project):
     how = {"cwd": project, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     programs = [subprocess.Popen([sys.executable, str(program)], **how) for _ in range(4)]
     for each in programs:
-        each.stdin.close()  # Now.
+        each.stdin.close()  # lets all programs start at once
         each.stdin = None
     assert [each.communicate(timeout=PATIENCE_S)[0] for each in programs] == ["19900\n"] * 4
     assert [handle.status().name for handle in kinetic.list_jobs()] == ["SUCCEEDED"] * 4

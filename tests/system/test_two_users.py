@@ -1,4 +1,4 @@
-"""Two programs that share one store and know nothing of each other."""
+"""Two programs share one store without knowing of each other."""
 
 from __future__ import annotations
 

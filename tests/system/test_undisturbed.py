@@ -1,9 +1,5 @@
-"""Asking for stacks does not disturb the function: no call of its own ends, in Python or in native
-code.
-
-In: functions that wait in calls which any signal would end. Out: their stacks, and that they still
-wait.
-"""
+"""Reading the stacks of a function does not disturb it: no call that it waits in ends, in Python or
+in native code."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ from kinetic.errors import HostHung, NotFound
 def shown(handle, word):
     try:
         text = handle.stacks().get(0, "")
-    except NotFound:  # It is too early.
+    except NotFound:  # too early
         return ""
     return text if word in text else ""
 
@@ -63,7 +59,7 @@ def test_a_function_that_waits_goes_on_waiting(wait, seen, home):
     marker, over = home.parent / "marker", home.parent / "over"
     handle = kinetic.run(accelerator="cpu")(function).run_async(str(marker), str(over))
     wait_until(marker.exists, "the function has not begun")
-    # Threads go on while their stacks are written, the newest first: these may be of two moments.
+    # Threads go on while their stacks are written, newest first: these may be of two moments.
     wait_until(lambda: shown(handle, seen), "no stacks")
     for _ in range(3):
         text = wait_until(lambda: shown(handle, seen), "no stacks")
@@ -75,7 +71,7 @@ def test_a_function_that_waits_goes_on_waiting(wait, seen, home):
 
 
 def test_a_hung_job_does_not_succeed(home):
-    """Its hang is found by asking for stacks; that must not end it."""
+    """Hangs are detected by reading the stacks, which must not end a blocking call."""
 
     def function():
         print("waits", flush=True)
@@ -87,7 +83,7 @@ def test_a_hung_job_does_not_succeed(home):
 
 
 def test_fork_and_data_still_work():
-    """The thread that takes the signal is in nobody's way."""
+    """The thread that receives the signal does not disturb forks or thread counts."""
 
     def function():
         import multiprocessing

@@ -1,8 +1,5 @@
-"""Functions that leave the worker no descriptor, disk, right or working `__str__`: value or
-exception arrive all the same.
-
-In: real jobs. Out: the value, the exception with its own type, or an error that names that type.
-"""
+"""Functions that leave the worker no descriptor, disk, permission or working `__str__`: the caller
+still gets the value, the exception with its own type, or an error that names that type."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ import kinetic
 from kinetic import errors
 
 BIG = 300_000
-"""Bytes: more than travels in a message where a file can be written."""
+"""Bytes: too many for a message, so the worker writes a file where it can."""
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
@@ -74,7 +71,7 @@ def test_the_exception_arrives_with_its_own_type(lose):
     assert caught.value.code == 7
 
 
-# -- code of the exception's own -------------------------------------------------------------------
+# -- code in the exception's own class -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
