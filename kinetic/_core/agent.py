@@ -24,14 +24,14 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
 STOPPED_GRACE_S = 1.0
-"""Longest grace of a host that is stopped because of another host: its worker is often stuck in
-native code and cannot react."""
+"""Longest grace period of a worker that is stopped because another host failed: it is often stuck
+in native code and cannot react."""
 SURVIVOR_GRACE_S = 0.3
-"""`STOPPED_GRACE_S` of elastic jobs, whose next attempt waits for this host."""
+"""The same for elastic jobs, whose next attempt waits for this host."""
 LEAST_EXIT_S = 5.0
-"""Shortest time limit of exit handlers; time in which they get no processor does not count."""
+"""Least time that exit handlers get; time in which they get no processor does not count."""
 ORPHAN_S = 3.0
-"""Time in which a host whose program was killed tries to reach its leader, which often died too."""
+"""Seconds for which a host whose program was killed tries to reach its leader, perhaps in vain."""
 
 
 class Act(Enum):
@@ -52,7 +52,8 @@ class Act(Enum):
     EXIT = auto()
     """Let the worker exit the way a script does."""
     RUN_EXIT_HANDLERS = auto()
-    """Let the worker exit after its world of JAX broke: without waiting for the other hosts."""
+    """Let the worker run its exit handlers without waiting for other hosts in JAX: its world of JAX
+    is broken."""
     REQUEST_REFORM = auto()
     """Tell the function that a slice is back."""
     SAY_LATE = auto()
@@ -61,7 +62,7 @@ class Act(Enum):
 
 @dataclass(frozen=True)
 class Eviction:
-    """The gang's loss of a host that its cluster takes away.
+    """The state of an eviction: the cluster takes a host of the gang away.
 
     Attributes:
         is_known: True if a host of the gang is being taken away.
@@ -102,7 +103,8 @@ class AgentMachine:
         is_elastic: bool = False,
         is_led_from_afar: bool = False,
     ) -> None:
-        """With `alone`, the host waits for no gang, and need not deliver its report."""
+        """With `alone`, the host is the whole gang, and need not deliver its report. With
+        `is_led_from_afar`, a head leads, which goes on when this host is taken away."""
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
@@ -152,7 +154,8 @@ class AgentMachine:
         return []
 
     def on_death(self, *, has_end: bool) -> list[Act]:
-        """Handle the worker's death; `has_end` is True if it had sent how the function ended."""
+        """Handle the worker's death; `has_end` is True if it had already sent how the function
+        ended."""
         self._has_end |= has_end
         self.note_reaped()
         return [Act.CONCLUDE]
@@ -212,7 +215,7 @@ class AgentMachine:
         return acts
 
     def on_lost(self, *, is_final: bool = True) -> list[Act]:
-        """Handle the loss of the leader; `is_final` is True if no other will follow."""
+        """Handle the loss of the leader; `is_final` is True if no other leader will follow."""
         self.finished = True
         self.nothing_follows |= is_final
         return self._give_up()
@@ -231,7 +234,7 @@ class AgentMachine:
     # -- this machine ------------------------------------------------------------------------------
 
     def may_be_taken_away(self) -> bool:
-        """True if an eviction of this host would be news."""
+        """True if the host is still needed, and its eviction has not been noticed yet."""
         over = self.stopping or self.all_done or self._report is not None
         return not (over or self._eviction.is_ours)
 
@@ -241,7 +244,7 @@ class AgentMachine:
 
     def on_taken_away(self, grace_s: float, now: float) -> list[Act]:
         """Handle the eviction of this host. In a gang, the function is interrupted only after the
-        gang has noted the eviction as the cause, so that no echo of it on another host is
+        gang has noted the eviction: otherwise a failure that follows on another host could be
         blamed."""
         self.nothing_follows = self._is_led_from_afar
         return self._end_worker(grace_s, now) if self._alone else [Act.ANNOUNCE]
@@ -260,7 +263,7 @@ class AgentMachine:
             return []
         self.kill_at = now + grace_s
         if self._has_end or self.activity is not Activity.RUNNING:
-            # No function is running that needs time to clean up.
+            # No function is running, so the worker needs no time to clean up.
             stays = self._has_end and self._eviction.saves_together
             return [] if stays else self._let_go(now)
         return [] if self._eviction.function_polls else [Act.TERMINATE]
@@ -287,7 +290,7 @@ class AgentMachine:
 
 def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:
     """Return the seconds that a worker has to end by itself after this stop; `left_s` is the time
-    left to a host that is taken away."""
+    until the host is taken away, or None."""
     if stop.stop_exit not in (Exit.STOPPED, Exit.HANG):
         return stop.grace_s
     if left_s is not None:

@@ -16,9 +16,9 @@ from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
-"""The moment at which the hosts join one world of JAX; see `Options`."""
+"""When the hosts join one world of JAX; see `Options`."""
 Controller = Literal["single", "multi"]
-"""The processes that run the function; see `Options`."""
+"""Whether one process or one process per host runs the function; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
 """The reaction of an elastic job to the loss of a slice; see `Options`."""
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
@@ -207,7 +207,7 @@ def backend(name: str, value: object) -> str | None:
 
 
 def controller(name: str, value: object) -> Controller:
-    """Check the option that chooses the processes that run the function."""
+    """Check "single" or "multi", the kind of controller that runs the function."""
     return _choose(name, value, CONTROLLERS)
 
 
@@ -372,7 +372,7 @@ def variables(name: str, value: object) -> dict[str, str]:
 
 
 def variable_size(where: str, name: str, value: str) -> None:
-    """Refuse a variable that is too long to start any program with."""
+    """Refuse a variable that is so long that no program could be started with it."""
     size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
     if size_bytes > VARIABLE_BYTES:
         raise UsageError(

@@ -20,13 +20,13 @@ from kinetic.errors import CorruptRecord
 
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
-"""A function that takes a part of a document and returns the value."""
+"""A function that converts a part of a document to a value."""
 _PLAIN = (str, int, float, bool, types.NoneType)
 _BY_NAME = {kind.__name__: kind for kind in _PLAIN}
 
 
 class _WrongError(Exception):
-    """A part of a document that its field cannot hold; callers prepend the path to the part."""
+    """A part of a document has the wrong type for its field; callers prepend the part's path."""
 
     def __init__(self, words: str) -> None:
         self.words, self.path = words, ""
@@ -236,12 +236,12 @@ def _make_fields_reader(kind: type[Any]) -> _Read:
 @functools.cache
 def _evaluate(module: str, annotation: Any) -> Any:
     """Return the type that an annotation means. `typing.get_type_hints` would compile every
-    annotation anew, which takes milliseconds for a plan."""
+    annotation again, which takes milliseconds for a plan."""
     if not isinstance(annotation, str):
         return annotation
     if (kind := _BY_NAME.get(annotation)) is not None:
         return kind
-    # `eval` of the text itself, in a thread, makes Python lose a Ctrl-C and exit with 1.
+    # Compile first: `eval` of text in a thread makes Python lose a Ctrl-C and exit with 1.
     return eval(compile(annotation, "<annotation>", "eval"), vars(sys.modules[module]))
 
 

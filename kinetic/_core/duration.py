@@ -32,7 +32,7 @@ def parse_duration_s(text: str, *, may_be_zero: bool = False) -> float:
 
 
 def in_seconds(value: object) -> float | None:
-    """Return a duration in seconds, of any size; None when the value has another type.
+    """Convert a duration to seconds, without checking its size; None for another type.
 
     Raises:
         ValueError: the value is text that is not a duration, or is below zero.

@@ -16,9 +16,9 @@ class Endpoint:
         token: secret that authenticates the caller.
         job_id: the job; the coordinator of another job refuses the caller.
         attempt: the caller's attempt, from 1; 0 for users, who belong to no attempt.
-        restarts: number of times that the cluster had restarted all hosts of the job when it
-            started the caller or the coordinator: a caller and a coordinator with different
-            numbers refuse each other. None for users.
+        restarts: how often the cluster had restarted all hosts of the job before it started this
+            process. A caller and a coordinator with different numbers refuse each other. None for
+            users.
         certificate: PEM of the certificate that the coordinator must present over TCP; "" for a
             Unix socket.
     """

@@ -48,8 +48,8 @@ class Exit(StrEnum):
 
 
 class Leaving(BaseException):
-    """Raised in a function to end it, so that its job can go on with another number of slices. Not
-    an `Exception`: the function should not handle it."""
+    """Raised in a function to end it, so that its job can go on with another number of slices. It
+    is not an `Exception`, so that the function does not handle it by mistake."""
 
 
 class HostState(StrEnum):
@@ -91,11 +91,11 @@ class ProgramCode(IntEnum):
     WORKER_LOST = 4
     """On a host of an elastic job: its worker was killed between two attempts."""
     TAKEN_AWAY = 43
-    """On host 0: the same as START_AGAIN after the cluster took a host away; the attempt does not
-    count."""
+    """On host 0: like START_AGAIN, but because the cluster took a host away, so that the attempt
+    does not count."""
     CODE_FAILED = 42
-    """The report was delivered, and the function itself failed on this host: it would fail
-    again."""
+    """The report was delivered, and the function itself failed on this host; a restart would not
+    help."""
 
 
 CAUSE_RANK = 1
@@ -121,9 +121,9 @@ class ExitKind(NamedTuple):
         code: exit code of `kinetic run`.
         fatal: True if the host died, as opposed to code that failed.
         retryable: True if another attempt could succeed.
-        of_the_job: True if no host caused the exit, so that a host's last output explains nothing.
+        of_the_job: True if no host caused the exit, so that no host's output explains it.
         has_traceback: True if the error's traceback points into the user's code.
-        hearsay: True if others concluded the exit; a report by the host itself outweighs it.
+        hearsay: True if another process inferred the exit; the host's own report replaces it.
     """
 
     rank: int

@@ -23,18 +23,18 @@ _NOT_PREPARED, _NOT_LOADED = (
     "The host could not be prepared: ",
     "The function could not be rebuilt on this host: ",
 )
-"""Beginnings of the details of these exits; dropped where the headline says the same."""
+"""Beginnings of details that the headline leaves out, because it says the same itself."""
 _NOISE = re.compile(
     r'^\s*File "[^"]*/kinetic/(?:_host|_system|runner)/|^\s*File "<frozen runpy>"|'
     r"^Extension modules: "
 )
-"""Lines of Python's fault handler about the runner's own frames, after the crash of a worker."""
+"""Lines of Python's fault handler about the runner's own frames; left out of a crash's output."""
 _FRAME = re.compile(r'^ +(?:File )?("[^"]+"|Cell In\[\d+\]), line (\d+), in (.+)$', re.MULTILINE)
 """A line of a traceback that names a file, or a cell of a notebook."""
 _GLOO_TIMEOUT = "Gloo context initialization failed: DEADLINE_EXCEEDED"
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|<frozen ")
 _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Raised in the caller, these would end its process or loop instead of reporting the failure."""
+"""Exceptions that would end the caller's process or loop if they were raised again there."""
 
 
 _NO_CLASS = "its class cannot be rebuilt here"
@@ -50,7 +50,7 @@ class Evidence:
         outcome: the outcome with the verdict.
         original: the exception that the blamed host raised, rebuilt in this process; None if it
             raised none or it cannot be rebuilt.
-        unreadable: why it cannot be rebuilt, unless its class is the reason.
+        unreadable: why `original` cannot be rebuilt; "" if its class is the reason.
         tail: the last lines that the blamed host printed, unless the caller has read them.
         stacks: the hosts' stacks, if the gang hung.
     """
@@ -114,7 +114,7 @@ def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
         trace = _shorten_lines(first.error.traceback.rstrip(), _TRACEBACK_LINES)
         _add_note(original, f"{where}:\n{trace}")
-    else:  # The exception carries its remote frames, so that Python prints them.
+    else:  # The exception has its remote frames, so Python prints them without a note.
         _add_note(original, f"{where}: as above{_describe_site(first.error.traceback)}.")
     if first.error.consequence:
         _add_note(original, _explain_echo(evidence, first.error))

@@ -10,7 +10,7 @@ from kinetic._core.values import dataclass
 
 
 class Level(StrEnum):
-    """The severity of a finding: nothing to do, a warning, or a problem that will stop a job."""
+    """The severity of a finding: fine, a warning, or a problem that will stop a job."""
 
     OK = "ok"
     WARN = "warn"

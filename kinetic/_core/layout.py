@@ -57,7 +57,7 @@ class JobKeys:
     outcome = Key("jobs/{job_id}/outcome.json")
     """The verdict."""
     cancellation = Key("jobs/{job_id}/cancelled.json")
-    """The request to end a job that a cluster stops, see `_store.cancellation`."""
+    """The record that a user cancelled a job on a cluster, see `_store.cancellation`."""
     wait_note = Key("jobs/{job_id}/waiting.json")
     """The reason for which the leader of a job that does not run yet waits."""
     events = Key("jobs/{job_id}/events.jsonl")
@@ -67,7 +67,7 @@ class JobKeys:
     pathways = Key("jobs/{job_id}/pathways/")
     """Files that Pathways keeps for the job."""
     fetch = Key("jobs/{job_id}/local/fetching")
-    """The download from a bucket or hub in which a host of the local backend is at present."""
+    """The source that a host of the local backend is downloading data from at the moment."""
     attempts = Key("jobs/{job_id}/attempts/")
     outputs = Key("outputs/{job_id}/")
     """The default folder for files of the function."""
@@ -96,13 +96,13 @@ class AttemptKeys:
     activity = Key("jobs/{job_id}/attempts/{number}/activity.json")
     """The leader's answer to the last request."""
     orders = Key("jobs/{job_id}/attempts/{number}/orders/")
-    """Orders to the leader that has started the hosts, to act on them."""
+    """Orders to a leader on Ray to act on its hosts: kill programs, or connect a port."""
     answers = Key("jobs/{job_id}/attempts/{number}/order-answers/")
     """The leader's answers to orders, until they are read."""
 
     def order(self, request_id: str) -> str:
-        """Return the key of an order, which is removed when it is answered or its caller has given
-        up."""
+        """Return the key of an order. The order is removed when it is answered, or when its caller
+        gives up."""
         return f"{self.orders}/{request_id}.json"
 
     def order_answer(self, request_id: str) -> str:

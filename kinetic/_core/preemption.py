@@ -8,8 +8,8 @@ from __future__ import annotations
 VARIABLE = "KINETIC_PREEMPTION"
 """The environment variable with the folder of the files."""
 NOTICE = "preempted"
-"""From the agent: a host of the gang is taken away. The file holds the time of `time.monotonic` at
-which functions are ended at the latest."""
+"""From the agent: a host of the gang is taken away. The file holds the latest time, by
+`time.monotonic`, at which functions are ended."""
 POLLING = "looks-for-preemption"
 """From the function: it polls for the notice, and needs no SIGTERM."""
 NOTICED = "saw-preemption"

@@ -55,8 +55,8 @@ def instead_of(attribute: str) -> str:
 
 
 def wrong_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """Return Python's words about the first keyword that a function does not take; "" if it takes
-    them all. `Signature.bind` reports such a keyword only if no argument is missing."""
+    """Return Python's error text for the first keyword that a function does not take; "" if it
+    takes all. `Signature.bind` reports such a keyword only if no argument is missing."""
     parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return ""

@@ -58,8 +58,8 @@ def status_of(
         phase: the backend's phase; it counts only without a verdict.
         recorded: True if the plan and the reference are in the store.
         created_at: when the reference was written, in seconds since the epoch.
-        now: the time on the same clock. A job unknown to the backend after a minute was never
-            started, even if the clock has been set back since.
+        now: the time on the same clock. If the backend does not know the job after a minute, the
+            job was never started, even if the clock has been set back since.
     """
     if verdict is not None:
         return status_of_verdict(verdict)

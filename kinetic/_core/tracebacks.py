@@ -13,16 +13,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = __file__.removesuffix("_core/tracebacks.py")
 _entry_files = {__file__}
-"""Files of public functions, whose frames lead from the user's call to an error."""
+"""Files of public functions, whose frames lie between the user's call and an error."""
 
 
 class _FrameHider:
     """Decorator for a public function or method; `with hide_frames:` does the same for a block, for
     example in a generator or a coroutine.
 
-    A `KineticError` keeps only frames of user code that it passed. A KeyboardInterrupt keeps none,
-    as the line of a wait that it interrupts says nothing. Any other exception loses the leading
-    frames of public functions; a fault within kinetic keeps the frames below them.
+    A `KineticError` keeps only frames of user code. A KeyboardInterrupt keeps none, because the
+    interrupted line of a wait is of no interest. Any other exception loses the leading frames of
+    public functions, but keeps those below, which show a fault within kinetic.
     """
 
     def __call__(self, entry: F) -> F:

@@ -73,7 +73,7 @@ def _make_initializer(kind: type[Any]) -> Callable[..., None]:
 
 
 def _describe_misfit(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
-    """Return Python's words about arguments that are too many."""
+    """Return Python's error text for arguments that do not fit the fields."""
     if len(args) > len(names):
         return f"takes {len(names)} values, but {len(args)} were given"
     for name in named:

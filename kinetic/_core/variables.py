@@ -12,8 +12,8 @@ THREADS = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_")
 READ_AT_START = ("LD_", "GLIBC_", "MALLOC_", "PYTHON", "LC_", *THREADS)
 """Prefixes of variables that are read when a process starts."""
 _HOST_ONLY_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR")
-"""Variables that a host sets itself. It imports kinetic by its own PYTHONPATH, and adds the folders
-of the job's."""
+"""Variables that a host sets itself. It needs its own PYTHONPATH to import kinetic, and adds the
+folders of the job's PYTHONPATH to sys.path later."""
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 

@@ -27,7 +27,7 @@ _HEX = r"0x[0-9a-fA-F]+"
 _WAITING = r"[/\\]((site|dist)-packages[/\\](jax|jaxlib)|jax[/\\]_src|jaxlib)[/\\]"
 
 _WRAPPERS = r"[/\\](traceback_util|contextlib|functools)\.py:"
-"""Calls that only wrap another call."""
+"""Files whose functions only wrap another call; such calls are not named."""
 _PACKAGES = r"^.*[/\\](site|dist)-packages[/\\]"
 _LIBRARY = r"[/\\](site|dist)-packages[/\\]|[/\\]python3\.\d+[/\\]|^<frozen "
 
@@ -36,8 +36,8 @@ _WHY_CHARS = 400
 _MOST_GROUPS = 3
 _MOST_TEXT_LINES = 8
 _MOST_OWN, _MOST_INNER = 2, 5
-"""Most calls to show of a host: of the user's code, and below it of libraries (one if the host
-waits)."""
+"""Limits of the calls shown of a host: calls of the user's code, and calls of libraries below them
+(one if the host waits)."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ def rank_of(report: HostReport) -> int:
 
 
 def improves(new: HostReport, old: HostReport) -> bool:
-    """True if the new report says that a host failed on its own, and the old one was hearsay."""
+    """True if the new report says that the host itself failed, and the old one was hearsay."""
     return old.exit.kind.hearsay and blame_rank(new) < SILENT_RANK
 
 

@@ -35,7 +35,7 @@ from kinetic._core.values import dataclass
 _CERTAIN = ("DATA_LOSS",)
 _LIKELY = ("DEADLINE_EXCEEDED", "NOT_FOUND", "INTERNAL")
 _OWN_CODE = ("Callback error", "callback failed")
-"""Words of INTERNAL errors that come from the user's Python code, called by a computation."""
+"""Text of INTERNAL errors that were raised by a callback of the user's code in a computation."""
 
 
 class Cause(Enum):
@@ -66,7 +66,7 @@ class NextCall:
 
 
 class Calls:
-    """The calls of one function, from the first on all slices to its last."""
+    """The state of a job: the number of the current call of its function, and the failures."""
 
     def __init__(self, rules: Elastic) -> None:
         self.rules = rules
@@ -98,7 +98,7 @@ class Calls:
         return NextCall(rules.least if rules.shrinks else rules.most, rules.least)
 
     def handle_departure(self) -> NextCall:
-        """Return the next call of a function that ended so that a slice that is back can join."""
+        """Return the next call after the function has ended to let a returned slice join."""
         return NextCall(self.rules.least, self.rules.least)
 
     def begin_attempt(self) -> None:

@@ -52,16 +52,16 @@ class HangWatch:
         self._rendezvous = Rendezvous(spec, hosts, now)
         self._gathering = False
         self._longest_s = 0.0
-        """Longest time that a host has stood still, by heartbeats since the last step."""
+        """Longest time that a host has stood still, according to heartbeats since the last step."""
         self._has_asked = False
-        """True if hosts were asked for their stacks since all of them stand still."""
+        """True if hosts were asked for stacks because all stand still, and none has moved since."""
         self._request = 0
         self._due = 0.0
         self._follow_up: Callable[[dict[int, str], float], HangStep] = self._decide_hang
         """The function that handles the answers to the request."""
         self.notice = ""
-        """The one notice of an attempt to all hosts: some have returned, and all others stand
-        still; or one stands still, and all others wait for it."""
+        """The notice to all hosts, at most one per attempt: some hosts have returned and all others
+        stand still, or one stands still and all others wait for it. "" if none was sent."""
 
     @property
     def awaits_stacks(self) -> bool:
@@ -83,7 +83,7 @@ class HangWatch:
         self._request = 0
 
     def step(self, now: float) -> HangStep:
-        """Follow up the most serious suspicion."""
+        """Return the next actions: handle answers, or follow up the most serious suspicion."""
         spec, hosts = self._spec, self._hosts
         if self._request:
             if hosts.find_unanswered(self._request) and now < self._due:

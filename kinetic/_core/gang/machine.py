@@ -115,14 +115,14 @@ class Gang:
             self._give_up_absent()
 
     def mark_disconnected(self, host: int, now: float) -> None:
-        """Handle a broken connection: the host may come back. Before it has joined, not even its
-        silence counts."""
+        """Handle a broken connection: the host may reconnect. If the host has not joined yet, its
+        silence does not count from now on."""
         self._advance(now)
         self._hosts[host].connected = False
 
     def report(self, report: HostReport, now: float) -> None:
-        """Handle the report of a host that has ended. Its first report counts, unless it only says
-        "stopped" or "lost" and a later report has the cause."""
+        """Handle the report of a host that has ended. The host's first report counts, unless it
+        only says "stopped" or "lost" and a later report has the cause."""
         member = self._hosts[report.host]
         self._advance(now)
         if member.report is not None and not blame.improves(report, member.report):
@@ -207,7 +207,7 @@ class Gang:
     def _watch_silence(self) -> None:
         limit_s = self.spec.heartbeat_timeout_s
         silent = self._hosts.find_silent(self._watched - limit_s)
-        if self.spec.sees_deaths:  # Their agents live.
+        if self.spec.sees_deaths:  # A silent agent is alive: no loss unless it hangs for too long.
             hosts = tuple(sorted(host for _, host in silent))
             if hosts and hosts != self._silent:
                 why = f"no sign of life for {limit_s:g} s: no processor is free, or it is stopped."
@@ -346,8 +346,8 @@ class Gang:
             self._correct_blame(report, rank)
 
     def _correct_blame(self, report: HostReport, rank: int) -> None:
-        # A cause reported after the stop explains a consequence on any host, or the silence of its
-        # own host. It does not excuse the silence of another host, which came first.
+        # A cause that is reported after the stop replaces a consequence on any host as the failure
+        # to blame, or the silence of the same host, but not the earlier silence of another host.
         if (self._blamed_rank or 0) >= ABORTED_RANK or report.host in self.first_failure:
             self.first_failure, self._blamed_rank = (report.host,), rank
             self.stop_reason = stops.first_failure(self._hosts, (report.host,), self.spec)
@@ -372,8 +372,8 @@ class Gang:
         self._finish_if_complete()
 
     def _close_window(self, since: float, opened: float) -> None:
-        """Stop on a consequence once every host without a report has proved to be alive or silent.
-        The consequence was reported at `since`, which is `opened` in watched time."""
+        """Stop because of a consequence once every host without a report has given a sign of life
+        or is silent. The consequence was reported at `since`, in watched time at `opened`."""
         if self._now - since < self.spec.blame_window_s:
             return
         unproven = [(heard_at, i) for heard_at, i in self._hosts.last_heard() if heard_at <= opened]
@@ -383,14 +383,14 @@ class Gang:
             self._lose_all(
                 silent, f"fell silent for more than {late_s:g} s while another host lost its peer"
             )
-        elif len(silent) == len(unproven):  # No host can still prove to be alive.
+        elif len(silent) == len(unproven):  # No further sign of life is expected.
             self._blame_absent()
             self._stop_failed()
 
     def _blame_absent(self) -> None:
-        """Blame hosts that were lost before they joined for an eviction: a cluster that loses such
-        a host asks the others to end. Hosts that are known to exist (`first_sign_s`) are spared, as
-        they only have not joined yet."""
+        """If the first failure is an eviction, blame hosts that never joined: a cluster that loses
+        such a host evicts the others. With `first_sign_s`, hosts are known to exist, so those that
+        have not joined yet are not blamed."""
         rank, host = self._window.first
         if rank == EVICTED_RANK and self.spec.first_sign_s is None:
             detail = f"It had not joined when the cluster asked the pod of host {host} to end."

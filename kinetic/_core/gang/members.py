@@ -84,7 +84,7 @@ class Member:
         return self.beat.stalled_s if self.beat is not None and stands else 0.0
 
     def last_heard(self, watched: float) -> str:
-        """Return words on the last sign of life and the activity of the host."""
+        """Return text on the host's last sign of life and its activity then."""
         return (
             "nothing was heard from it"
             if self.beat is None
@@ -92,8 +92,8 @@ class Member:
         )
 
     def stacks_to_keep(self, how: Exit, *, hung: bool) -> str:
-        """Return the stacks to put into the host's report: all of a host that held a hung gang up,
-        or the main thread of a host that waited."""
+        """Return the stacks for the host's report: all threads if the host held a hung gang up,
+        only the main thread if it waited for others, else ""."""
         if how is Exit.HANG:
             return self.stacks
         waited = hung and how is Exit.STOPPED
@@ -164,8 +164,8 @@ class Roster:
         return tuple(m.report for m in self._members if m.report is not None)
 
     def find_standing(self, limit_s: float) -> tuple[int, ...]:
-        """Return the busy hosts if all have stood still for this long, including while they start
-        or join; else (), as the others may wait for a host that moves."""
+        """Return all busy hosts if all have stood still for this long, including while they start
+        or join; () if one has moved, because the others may wait for it."""
         busy = self.find_busy()
         return busy if busy and all(self[i].stood_s >= limit_s for i in busy) else ()
 

@@ -38,9 +38,9 @@ from kinetic._core.outcome import Outcome, Verdict, blame_rank
 from kinetic._core.values import dataclass
 
 MOST_FAULTS = 3
-"""Most failed starts of hosts."""
+"""Number of failed starts of hosts that ends the job."""
 READY_S = 30.0
-"""Seconds in which hosts that were not lost must ask for their assignment in the next attempt."""
+"""Time limit in seconds for hosts that were not lost to ask for their next assignment."""
 MOST_TAKEN_AWAY = 100
 """Most attempts of a job that do not count because its cluster took a host away."""
 _LONGEST_PAUSE_S = 30.0
@@ -135,7 +135,7 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
             return None
         # All hosts were in a deadlock, which may not happen in another attempt.
         lost = {slices[host // per_slice] for host in dead}
-    # A broken collective is a loss, unless hosts that have returned broke it.
+    # A broken collective is a loss, unless it broke because hosts had returned.
     echoes = first.error is not None and first.error.consequence
     is_broken = echoes and not any(report.ok for report in outcome.reports)
     if first.exit.kind.fatal or held_up or is_broken:
@@ -189,7 +189,7 @@ class AttemptPolicy:
         self.faults: tuple[Failure, ...] = ()
         """Failed starts of hosts."""
         self.ran_s = self.paid_s = 0.0
-        """Seconds that attempts have run, and that all slices could have run for their cost."""
+        """Seconds that attempts have run, and seconds of all slices that would cost the same."""
         self._grows = self.gathers = False
         self._enough_since: float | None = None
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
@@ -256,8 +256,8 @@ class AttemptPolicy:
         return self._slices_with(SliceState.COMING)
 
     def may_repeat(self, outcome: Outcome) -> bool:
-        """True if another attempt follows a failed one. In an elastic job, this is about attempts
-        that lost no slice; none follows a timeout, because its attempts share the limit."""
+        """True if another attempt follows a failed one that lost no slice. After a timeout, an
+        elastic job has no further attempt, because all of its attempts share the time limit."""
         first = outcome.first
         if outcome.verdict is not Verdict.FAILED or first is None or not first.exit.kind.retryable:
             return False
@@ -394,8 +394,8 @@ class AttemptPolicy:
 
 
 def name_attempt(number: int, limit: int) -> str:
-    """Return "2 of 11" for a job that survives `limit` failures, and "12" beyond: attempts that
-    ended for another reason do not count."""
+    """Return "2 of 11" for attempt 2 of a job that survives 10 failures (`limit`), but "12" for
+    attempt 12: attempts that ended for another reason do not count as failures."""
     return f"{number} of {limit + 1}" if number <= limit + 1 else str(number)
 
 
@@ -408,7 +408,7 @@ def too_many(rules: Elastic, failures: Sequence[Failure]) -> str:
 
 def too_many_faults(faults: Sequence[Failure], failures: Sequence[Failure], limit: str) -> str:
     """Return the reason to give up a job after too many failures of kinetic's own processes;
-    `limit` is the option that does not count them."""
+    `limit` names the option whose limit does not apply to them."""
     history = "; ".join(f"attempt {each.attempt}: {each.why.rstrip('.')}" for each in faults)
     others = f" Other losses: {_list_failures(failures)}" if failures else ""
     return (

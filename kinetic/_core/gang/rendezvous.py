@@ -18,7 +18,7 @@ from kinetic._core.values import dataclass
 
 _WINDOWS = 5
 _TOGETHER_S = 0.5
-"""Seconds after the first eviction from which on further evictions are its consequence."""
+"""An eviction this many seconds or more after the first one counts as its consequence."""
 
 
 @dataclass(frozen=True)
