@@ -110,8 +110,8 @@ def _fork_on(requests: socket.socket, act: Callable[[], int]) -> NoReturn:
 def _run_once_adopted(
     requests: socket.socket, freed: int, run: Callable[[], int], owner: int
 ) -> int:
-    """Answer once the fork server has reaped the intermediate process and closed the other end of
-    `freed`. Before that, the owner has no child with this id to wait for."""
+    """Answer with this process's id, then run. First wait until the fork server has reaped the
+    intermediate process, and so closes `freed`: before that, the owner cannot wait for this id."""
     os.read(freed, 1)
     os.close(freed)
     if os.getppid() != owner:

@@ -195,7 +195,7 @@ class Hosts(ABC):
         self._listener.on_change()
 
     def on_start(self, index: int) -> None:
-        """Handle a new start of a host: its agent before is dead, even if no one noticed."""
+        """Handle a new start of a host: its previous agent is dead, even if no one noticed."""
         if index in self._dead:
             return
         place = self._places.get(index)
@@ -233,11 +233,11 @@ class ForkedHosts(Hosts):
 
     def are_ready(self, indices: Collection[int]) -> bool:
         """True if all of these hosts can take part in the next attempt. Agents that do not stay
-        must all be reaped first, so that their ends are not taken for those of the next ones."""
+        must all be reaped first, so that their ends are not taken for ends of the next agents."""
         return super().are_ready(indices) if self.stay else not self._agents.pids
 
     def may_write(self, index: int) -> bool:
-        """True if this host's agent may still write to the log, which ends when it is reaped."""
+        """True if this host's agent may still write to the log: until it is reaped."""
         return index in self._agents.pids.values() and super().may_write(index)
 
     def all_gone(self) -> bool:
@@ -341,7 +341,7 @@ class JoinedHosts(ForkedHosts):
         super().restart([index for index in indices if index not in self._others])
 
     def note_gone(self, index: int, *, is_taken_away: bool) -> None:
-        """Note that the hosts are incomplete: the backend never restarts a single one."""
+        """Note that the hosts are incomplete: the backend never restarts a single host."""
         self._is_incomplete |= is_taken_away or index in self._others
 
 

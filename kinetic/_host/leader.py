@@ -197,9 +197,9 @@ class Leader:
         return ended
 
     def _dismiss(self, ended: Attempt) -> None:
-        """Dismiss all hosts; those that have returned need not be told. Do not wait for agents that
-        never joined or fell silent. If the records were removed, wait for no agent that would
-        connect: the socket was removed with the records."""
+        """Dismiss all hosts; hosts that have returned know already. Do not wait for agents that
+        never joined or fell silent. If the records were removed, wait for no agent that has yet to
+        connect: the socket was removed with them."""
         with contextlib.suppress(KineticError, OSError):  # On an error they count as existing.
             self._removed |= self._hosts.stay and not self._has_records()
         indices, reports = self._indices_of(self._policy.slices), self._gang.reports
@@ -376,7 +376,7 @@ class Leader:
     def _begin(self, failed_before: str) -> None:
         """Begin the attempt on which the policy has decided."""
         self._story.tell_of_form()
-        if self._hosts.alone and self._hosts.come_later:  # Its program wrote that of the first one.
+        if self._hosts.alone and self._hosts.come_later:  # The program wrote the first attempt's.
             self._story.write(GangEvent(EventKind.BEGUN, 0))
         self._serve_next(self._gang)
         self._give_places(failed_before)
@@ -393,8 +393,8 @@ class Leader:
         self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
 
     def _make_gang(self, *, are_there: bool = True) -> Gang:
-        """Make the gang of the policy's attempt. `are_there`: all hosts have been started; the only
-        host of a gang connects after it has prepared."""
+        """Make the gang of the policy's attempt. With `are_there`, all hosts have been started, so
+        the gang expects a sign of each soon."""
         spec = make_gang_spec(self._plan, self._policy, self._beat_s)
         spec = replace(
             spec,
@@ -457,7 +457,7 @@ class Leader:
 
     def _lose(self, which: int, why: str) -> None:
         """Count a slice as lost that takes part in no attempt."""
-        # Hosts that a cluster restarts may come and go while their slice is away.
+        # A cluster may start and lose hosts while their slice is away: that is no new loss.
         counts = not self._hosts.announced or self._policy.state_of(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)
         self._story.tell_news()

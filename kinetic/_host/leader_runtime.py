@@ -57,9 +57,9 @@ class LeaderRuntime:
     def watch_records(
         self, has_records: Callable[[], bool], on_removal: Callable[[], None]
     ) -> None:
-        """Call `on_removal` once when the job's records are gone: nobody could find, watch or
-        cancel it. Two checks in a row must miss them, because a network file system may miss a file
-        for a moment. A store that is slow or does not answer does not block the loop."""
+        """Call `on_removal` once the job's records are gone: nobody could find, watch or cancel the
+        job. Two checks in a row must miss them, because a network file system may miss a file for a
+        moment. A store that is slow or does not answer does not block the loop."""
 
         async def watch() -> None:
             misses = 0
@@ -189,7 +189,7 @@ async def _obey_orders(
     hosts: Hosts,
     obeyed: dict[str, dict[str, object]],
 ) -> None:
-    """Kill hosts as ordered, exactly once for each order: it may be read again if its answer did
+    """Kill hosts as ordered, once per order, even if an order is read again because its answer did
     not reach the store. Several callers may put orders at the same time."""
     for key in await asyncio.to_thread(lambda: list(store.list(attempt_keys.orders))):
         request_id = key.rpartition("/")[2].removesuffix(".json")

@@ -28,8 +28,8 @@ from kinetic.errors import CoordinatorLost, NotFound
 
 
 def take_up(plan: Plan, store: Store) -> AttemptPolicy | Attempt:
-    """Return the policy with which this leader begins, or goes on after a lost leader; or the last
-    attempt of a job that does not go on."""
+    """Return the policy with which this leader begins, or goes on after a lost leader. If the job
+    does not go on, return its last attempt."""
     number = attempts.find_newest(store, plan.job_id)
     lost = _judge_lost(plan, store, number)
     if lost is not None:
@@ -99,8 +99,8 @@ def _read_events(plan: Plan, store: Store) -> list[events.GangEvent]:
 
 
 def attempt_of(identity: Identity, plan: Plan, store: Store) -> int:
-    """Return the attempt that a pod joins. `restarts` does not tell it: a queue that stops and
-    resumes all pods counts no restart.
+    """Return the attempt that a pod joins. The number of restarts does not tell: a queue may stop
+    and resume all pods without counting a restart.
 
     Raises:
         CoordinatorLost: host 0 did not come up within the start timeout.
@@ -116,8 +116,8 @@ def is_cancelled(store: Store, job_id: str) -> bool:
 
 
 def _ask_leader(identity: Identity, start_timeout_s: float) -> int:
-    """Ask host 0 for the attempt. Until the previous leader has ended, host 0's name resolves to
-    it; that leader refuses hosts of a later start, so ask again."""
+    """Ask host 0 for the attempt, repeatedly: host 0's name resolves to the previous leader until
+    that has ended, and the previous leader refuses hosts of a later start."""
     from dataclasses import replace
 
     from kinetic._rpc.client import ControlClient

@@ -65,19 +65,19 @@ class Story:
     # -- slices and attempts -----------------------------------------------------------------------
 
     def tell_of_form(self) -> None:
-        """Tell that an attempt begins on the policy's slices."""
+        """Write that an attempt begins on the policy's slices."""
         self._failed_at = 0.0
         slices = self._policy.slices
         self._tell(EventKind.FORMED, slices, hosts=indices_of(slices, self._hosts_per_slice))
 
     def tell_of_return(self, which: int) -> None:
-        """Tell that a slice is back, now that all its hosts are ready, if it was lost before."""
+        """Write that a slice is back, if it was lost before: all its hosts are ready."""
         if self._policy.state_of(which) is SliceState.AWAY:
             self._tell(EventKind.SLICE_BACK, (which,))
 
     def tell_news(self) -> Sequence[Failure]:
-        """Tell of the losses and faults that the policy has counted since the last call; return
-        the losses."""
+        """Write the losses and faults that the policy has counted since the last call; return the
+        losses."""
         policy = self._policy
         losses = policy.failures[self._reported_losses :]
         for number, failure in enumerate(losses, self._reported_losses + 1):
@@ -97,14 +97,14 @@ class Story:
         self._say(f"{what} (failure {number} {limit}): {failure.why}")
 
     def tell_of_repeat(self, why: str) -> None:
-        """Tell that the function has failed and is called again."""
+        """Write that the function has failed and is called again."""
         retries = self._policy.retries_left
         more = f"{retries} {'retry' if retries == 1 else 'retries'} left after the next attempt"
         if self._is_elastic:  # In any other job the hosts log it when the next attempt begins.
             self._say(f"attempt {self.attempt} failed: {why.rstrip('.')} ({more}).")
 
     def _tell_of_fault(self, fault: Failure, number: int) -> None:
-        """Tell that one of kinetic's own processes has failed."""
+        """Write that one of kinetic's own processes has failed."""
         self._note_loss(fault)
         self._say(
             f"{fault.why}: this is kinetic's own fault, and counts against no limit ({number} of "
@@ -112,12 +112,12 @@ class Story:
         )
 
     def _note_loss(self, failure: Failure) -> None:
-        # The time that survivors take to end is lost, too; it may be seconds.
+        # Count from the failure: until the other hosts have ended, seconds may pass.
         self.lost_at = self.lost_at or self._failed_at or time.monotonic()
         self._tell(EventKind.SLICE_LOST, failure.slices, failure.why)
 
     def tell_of_waiting(self) -> None:
-        """Tell for which slices the next attempt waits, unless it goes on without them."""
+        """Write for which slices the next attempt waits, unless it goes on without them."""
         policy, rules = self._policy, self._policy.rules
         away = tuple(one for one in policy.missing if policy.state_of(one) is SliceState.AWAY)
         is_over = len(policy.failures) > rules.max_failures
@@ -128,19 +128,19 @@ class Story:
         self._say(f"waiting for {name_slices(away)} to return, for at most {limit}.")
 
     def tell_what_is_back(self) -> None:
-        """Tell which slices are back, after the function has left its attempt for them."""
+        """Write which slices are back, after the function has ended its attempt to take them in."""
         policy = self._policy
         back = [s for s in range(policy.rules.most) if policy.state_of(s) is SliceState.READY]
         self._say(describe_returned(back))
 
     def tell_of_next(self, form: Form, before: int) -> None:
-        """Tell that the next attempt has fewer slices than the last one, which had `before`."""
+        """Write that the next attempt has fewer slices than the last one, which had `before`."""
         if len(form.slices) < before:
             they = "it is" if self._policy.rules.most - len(form.slices) == 1 else "they are"
             self._say(f"shrinking to {count_slices(len(form.slices))} until {they} back.")
 
     def tell_of_recovery(self) -> None:
-        """Tell that all hosts are ready again, if a slice was lost."""
+        """Write that all hosts are ready again, if a slice was lost."""
         if self.lost_at:
             self._tell(EventKind.RECOVERED, (), f"after {time.monotonic() - self.lost_at:.1f} s")
             self.lost_at = 0.0
@@ -152,7 +152,7 @@ class Story:
         detail: str = "",
         hosts: tuple[int, ...] = (),
     ) -> None:
-        """Write an event of slices if the job is elastic: only its slices come and go."""
+        """Write an event of slices, in elastic jobs only: no other job loses single slices."""
         if self._is_elastic:
             self.write(GangEvent(kind, detail=detail, hosts=hosts, slices=slices))
 

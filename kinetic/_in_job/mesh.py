@@ -117,8 +117,8 @@ def _select_taking_part(devices: Sequence[Any]) -> Sequence[Any]:
 def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     """Group devices by slice, in the order of slices.
 
-    CPU devices of simulated slices may all have the same `slice_index`. They are split evenly, by
-    process and id.
+    CPU devices of simulated slices may all have the same `slice_index`: they are split evenly, in
+    the order of processes and ids.
     """
     count = num_slices()
     indices = {getattr(device, "slice_index", 0) for device in devices}

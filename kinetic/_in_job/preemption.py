@@ -55,8 +55,8 @@ def preempted() -> bool:
 def end_function() -> NoReturn:
     """End the function after all hosts have saved.
 
-    The mark tells the agent that the function has noticed the preemption, which it may know from
-    another host before its own agent announces it.
+    A mark file tells the agent that the function has noticed the preemption. The function may have
+    learned of it from another host, before its own agent announced it.
 
     Raises:
         Preempted: Always.

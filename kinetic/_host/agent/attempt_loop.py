@@ -55,7 +55,7 @@ class AttemptLoop:
             if identity is None:
                 place, over = self._await_place(worker)
                 if place is None:
-                    # A cluster that judges all hosts of a job together needs each one's own code.
+                    # A cluster that judges all hosts of a job together needs each host's exit code.
                     is_last = over is ProgramCode.DELIVERED and not self._identity.is_led_from_afar
                     return self._leave(worker, code if is_last else over)
                 identity = self._identity.take_place(place)
@@ -98,7 +98,7 @@ class AttemptLoop:
         follows, the leader is lost, or the idle worker was killed."""
         answers: list[tuple[HostAssignment | None, ProgramCode]] = [(None, ProgramCode.UNDELIVERED)]
         done, wake = os.pipe()
-        if self._identity.is_led_from_afar:  # A cluster that takes the host away stops its pod.
+        if self._identity.is_led_from_afar:  # SIGTERM now means that the host is taken away.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(ProgramCode.DELIVERED))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 

@@ -175,7 +175,7 @@ class Link:
                 if self._joined:
                     client.heartbeat(self._beat())
                 elif self._reached:
-                    with contextlib.suppress(CoordinatorLost):  # A cluster may replace it.
+                    with contextlib.suppress(CoordinatorLost):  # A cluster may replace the leader.
                         client.heartbeat(self._beat())
                 due = time.monotonic() + self._identity.heartbeat_s
                 continue

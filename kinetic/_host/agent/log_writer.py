@@ -112,7 +112,7 @@ class HostLog:
         written = self._append(self._log, data)
         self._end += written
         self.lost_bytes += len(data) - written
-        if written:  # A record that does not fit is a lost time stamp, not lost output.
+        if written:  # If its record does not fit, only the time stamp is lost.
             self._append(self._index, encode_record(self._end, self._clock_ns(), stream))
             if self.lost_bytes:
                 self._align_index()

@@ -237,7 +237,7 @@ class Agent:
         if self._end is None:
             self._memory.read_group()
         self._worker.reap()
-        # debugpy leaves its adapter process behind.
+        # Not in a debug job (with a gate): debugpy always leaves its adapter process running.
         if self._end is not None and not self._machine.stopping and self._gate is None:
             self._reporter.name_leftovers(self._worker.keep)
         processes.kill_descendants(keep=self._worker.keep)
@@ -250,7 +250,7 @@ class Agent:
             self._on_taken_away()
 
     def _on_sigterm(self) -> None:
-        if not self._machine.may_be_taken_away():  # It holds for the next attempt, if any.
+        if not self._machine.may_be_taken_away():  # Leave it pending for the next attempt, if any.
             self._selector.unregister(self._sigterm_fd)
             return
         if signal.SIGTERM in os.read(self._sigterm_fd, 64):

@@ -28,7 +28,7 @@ _SAVED = HostView(
 
 
 class Preemption:
-    """The preemption of a gang, if there is one; the first notice counts.
+    """The preemption of a gang, if one has begun; the first notice counts.
 
     Attributes:
         folder: the host's folder.

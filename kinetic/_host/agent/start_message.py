@@ -44,7 +44,7 @@ def start_message(
         space: workspace of the host.
         leader: "address:port,port": the leader's address, with the port of JAX's coordination
             service and a free one for other frameworks.
-        debugging: the part of a debug job's gate, else None.
+        debugging: the debugger's port and window in a debug job, else None.
     """
     coordinator, _, port = leader.partition(",")
     # Simulated hosts imitate Pathways' devices only in jobs that may lose slices.
@@ -128,7 +128,7 @@ def _environ(
         debugging = ENVIRON
     options = plan.options
     requested = dict(options.env) | dict(identity.secrets)
-    # The inherited one has the caller's value already, plus a GPU pod's folders.
+    # The inherited variable already has the caller's folders, and those that a GPU pod needs.
     if LOADER_PATH in identity.base_env:
         requested.pop(LOADER_PATH, None)
     overrides = own | debugging | requested | _python_path(identity, plan, space, requested)
@@ -147,8 +147,8 @@ def _environ(
 
 
 def _megascale_variables(identity: Identity, plan: Plan, world: World) -> dict[str, str]:
-    """Return the variables with which libtpu joins the slices of this attempt. Kubernetes sets them
-    for all slices of the job, so that libtpu would wait for lost ones; Ray sets none."""
+    """Return the variables with which libtpu joins the slices of this attempt. With those set by
+    Kubernetes, libtpu would wait for all slices of the job, lost ones too; Ray sets none."""
     slices = _count_slices(identity, plan)
     if slices == 1 or identity.simulated:
         return {}

@@ -156,7 +156,7 @@ def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
 
 
 def _be_worker(title: str, fds: Sequence[int], parent: int) -> NoReturn:
-    processes.yield_precedence()  # Before an exec: only a fork knows the precedence it had.
+    processes.yield_precedence()  # Before an exec, which forgets the precedence to restore.
     if os.environ.get("PYTHONHASHSEED") == "random":  # A fork would share its parent's seed.
         for fd in fds:
             os.set_inheritable(fd, True)

@@ -72,9 +72,8 @@ class Request:
 def main(request: Request, answer_fd: int = -1) -> NoReturn:
     """Run the gang and exit. Never returns into the code of the process that forked it.
 
-    The answer, written to `answer_fd` before that is closed, is the process id of the supervisor
-    that holds the job's lock, or an error. A repeated request is answered with the id of the first
-    supervisor.
+    The answer, written to `answer_fd` before it is closed, is an error, or the process id of the
+    supervisor that holds the job's lock: for a repeated request, the first supervisor.
     """
     processes.exit_with(lambda: Supervisor(request).run(answer_fd))
 
@@ -157,8 +156,8 @@ class Supervisor:
 
     def _lock(self) -> int:
         """Take the job's lock for as long as this process lives; children do not inherit a record
-        lock. Return the id of this process, or of an earlier supervisor of the job, 0 if that has
-        ended: a caller repeats its request if the zygote dies before it answers.
+        lock. Return the id of this process, or that of an earlier supervisor of the job (0 if it
+        has ended): a caller repeats its request if the zygote dies before it answers.
 
         Raises:
             FileNotFoundError: the job was removed.

@@ -44,8 +44,8 @@ class HostActor:
     """One host, on a machine that Ray has chosen."""
 
     def __init__(self) -> None:
-        """Have this process die with the node's raylet: a busy actor would not notice that, and Ray
-        counts the node as alive for another minute."""
+        """Have this process die with the node's raylet: a busy actor would not notice the raylet's
+        death, and Ray would count the node as alive for another minute."""
         raylet = os.getppid()
         if identity.environ_with({}).get("RAY_RAYLET_PID") == str(raylet):
             processes.die_with_parent(raylet)
@@ -80,6 +80,6 @@ class HostActor:
         return program.returncode, "".join(last)
 
     def take_away(self) -> None:
-        """Tell the host's program that its machine is taken away, as a cluster tells a pod. Called
-        once, in another thread than `run`, perhaps before the program has started."""
+        """Tell the host's program with SIGTERM, as a cluster tells a pod, that its machine is taken
+        away. Called once, in another thread than `run`, perhaps before the program has started."""
         self._started.get().terminate()

@@ -254,8 +254,8 @@ def find_address() -> str:
 
 
 def locate_store(uri: str) -> str:
-    """Return the URI with which nodes reach the store. A store on this cluster's head is behind its
-    dashboard, whose address may differ for clients outside the cluster."""
+    """Return the URI with which nodes reach the store. A store on the cluster's head is reached
+    through the dashboard, whose address may differ for clients outside the cluster."""
     from ray._private import worker
 
     if not uri.startswith("ray+"):

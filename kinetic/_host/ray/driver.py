@@ -89,7 +89,7 @@ class RayHosts(RemoteHosts):
             variables: returns the variables of a host's program.
             starts_each: a slice may start before the others are reserved.
             limit_s: seconds to wait for a slice.
-            tell: called, in threads, with what the job waits for, and with "" at the end.
+            tell: called, in threads, with the reason why the job waits, and with "" at the end.
         """
         super().__init__(hosts)
         self._slices, self._slice_hosts = slices, hosts // slices
@@ -127,8 +127,8 @@ class RayHosts(RemoteHosts):
         return self._running <= self._dead
 
     def end(self, indices: Collection[int]) -> None:
-        """Free the machines of a slice with a dead host: Ray may still count a lost machine as
-        alive, and the slice as whole."""
+        """Free the machines of each slice that has a dead host: Ray may still count a lost machine
+        as alive, and so the slice as complete."""
         for which in {index // self._slice_hosts for index in indices}:
             if not self._dead.isdisjoint(self._indices(which)):
                 self._release(which)
@@ -156,7 +156,7 @@ class RayHosts(RemoteHosts):
         return starts.keys()
 
     def release_all(self) -> None:
-        """Free all machines, and wait until Ray has been told."""
+        """Free all machines, and wait until Ray has received the requests."""
         self._is_over.set()
         self.kill()
         for thread in self._cleaning:
@@ -291,7 +291,7 @@ class RayHosts(RemoteHosts):
         self._listener.on_change()
 
     def _on_lost(self, start: _SliceStart, why: str) -> None:
-        """Handle a slice whose machines could not be reserved; `why` is "" if it is not wanted."""
+        """Handle a slice that could not start; `why` is "" if the slice is no longer wanted."""
         if self._starts.get(start.which) is not start:
             return
         self._release(start.which)
@@ -393,7 +393,7 @@ class _Driver:
 
 
 class _WaitingNote:
-    """The note in the store that says what the job waits for, and whether it still does."""
+    """The note in the store on what the job waits for, or last waited for."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store, self._key = store, layout.JobKeys(job_id).wait_note
@@ -435,7 +435,8 @@ def _take_secrets(plan: Plan) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _hold_port(address: str) -> Iterator[int]:
-    """Reserve a free port: it is bound without listening, so only this program can bind it too."""
+    """Reserve a free port by binding it with SO_REUSEADDR, without listening: a server of this
+    program can bind it with the same option, and the system gives it to nobody else."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind((address, 0))

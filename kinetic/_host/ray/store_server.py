@@ -65,8 +65,8 @@ class StoreServer:
         self._answered = self._list_answered()
 
     def work(self) -> int:
-        """Answer all requests, oldest first, so that a request counts more than an older one that
-        its client has given up. Return their number."""
+        """Answer all requests and return their number. The oldest comes first: if a client gave up
+        a request and sent another one, the later request has the last word."""
         names = sorted(self._packages.names())
         for name in names:
             self._answer(name)
@@ -92,8 +92,8 @@ class StoreServer:
         if package is None:
             return
         request_id = ray_protocol.request_id_of(name)
-        # A client repeats a request if the dashboard's response was lost. Any client of the cluster
-        # may have chosen the id.
+        # A client repeats a request if the dashboard's response was lost. The id is checked because
+        # it becomes a file name, and any client of the cluster may send one.
         if request_id.isalnum() and request_id not in self._answered:
             self._write_response(request_id, self._respond(package))
             self._answered.add(request_id)
@@ -175,15 +175,15 @@ class StoreServer:
             upload.unlink(missing_ok=True)
 
     def _swap(self, key: str, data: bytes, old_bytes: int) -> bool:
-        """Replace an object if its content is the old one, in `data` before the new one. Atomic,
-        because only this server writes into the folder."""
+        """Replace an object if its content is the old one: `data` is the old content of `old_bytes`
+        bytes, then the new. Atomic, because only this server writes into the folder."""
         if not self._store.has(key) or self._store.get(key) != data[:old_bytes]:
             return False
         return self._store.put(key, data[old_bytes:])
 
     def _renew(self, key: str) -> bool:
-        """Set an object's time to now. Clients have no locks on this store, unlike on a shared
-        folder."""
+        """Set an object's time to now, to renew a lease: clients cannot lock files of this store,
+        unlike those in a shared folder."""
         if not self._store.has(key):
             return False
         os.utime(self._store.path(key))

@@ -74,8 +74,8 @@ def run_script(path_rel: str, args: Sequence[str], written: str) -> None:
     """Run a Python file as `python FILE ARGS…` does: as `__main__`, with its folder first on
     sys.path.
 
-    `path_rel` is relative to the caller's working directory, which is also this process's if it is
-    part of the source tree. The script's folder is on sys.path in any case.
+    `path_rel` is relative to the caller's working directory. If that is part of the source tree,
+    this process runs in its copy. The script's folder is on sys.path in any case.
     """
     path = _find(path_rel)
     if path is None:

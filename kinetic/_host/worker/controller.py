@@ -153,8 +153,8 @@ class Controller:
 
 
 def _loss_in(error: BaseException) -> Exception | None:
-    """Return JAX's error about a lost slice if it is this exception or a cause of it, else None. An
-    ambiguous error of JAX counts only if it is the exception itself."""
+    """Return JAX's error about a lost slice if this exception or one of its causes is such an
+    error, else None. An ambiguous error of JAX counts only if it is the exception itself."""
     from jax.errors import JaxRuntimeError
 
     at: BaseException | None = error

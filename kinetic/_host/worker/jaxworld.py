@@ -61,7 +61,7 @@ def environ(
         requested: the user's variables, which override the others.
         automatic: programs that the function starts join when they first use JAX.
     """
-    # JAX sets it, too, but unpickling may import jaxlib first, which logs its devices.
+    # JAX sets this variable too, but unpickling may import jaxlib first, which logs its devices.
     env = {"TF_CPP_MIN_LOG_LEVEL": "1", **base} | {
         "JAX_PLATFORMS": _platforms(world),
         "KERAS_BACKEND": "jax",
@@ -109,9 +109,9 @@ def _count_threads(devices: int, cores: int) -> int:
     """Return the number of threads for XLA's CPU client, which reads it from NPROC; its default is
     one for each core or device.
 
-    A launch on all devices occupies a thread for each while 32 others are in flight, and a
-    collective occupies another one. With one thread for each device, a loop that never waits for a
-    result soon blocks forever, because its launches occupy all threads.
+    While 32 launches on all devices are in flight, a further one occupies one thread per device,
+    and a collective occupies another. With only one thread per device, a loop that never waits for
+    a result soon blocks forever, because its launches occupy all threads.
     """
     return max(cores, _THREADS_PER_DEVICE * devices)
 

@@ -255,7 +255,7 @@ class _Attachment:
         )
 
     def _is_mine(self) -> bool:
-        """True if this is the owner: not a fork of it, and not a child of multiprocessing."""
+        """True if this process is the owner, not a fork of it or a child of multiprocessing."""
         if os.getpid() != self._owner:
             return False
         multiprocessing = sys.modules.get("multiprocessing.process")
@@ -465,8 +465,8 @@ def _to_ip(value: Any) -> Any:
 
 
 def _find_entrance() -> tuple[Any, str, Callable[[], Any]]:
-    """Return the function of JAX that every start of a backend calls, as its module, its name and
-    the function itself. It holds none of JAX's locks: `initialize` needs the lock of backends()."""
+    """Return the function of JAX that every start of a backend calls: its module, its name and the
+    function itself. JAX calls it without the lock of backends(), which `initialize` needs."""
     from jax._src import xla_bridge
 
     name = "_discover_and_register_pjrt_plugins"

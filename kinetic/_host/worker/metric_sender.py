@@ -90,8 +90,8 @@ class Sender:
             _thread.start_new_thread(self._run, ())
 
     def _await_room(self) -> bool:
-        """Wait until half of the rows are written; return False if they are not after `HOLD_S`, and
-        do not wait again until rows are written."""
+        """Wait until half of the rows are written, at most `HOLD_S` seconds; return True if there
+        is room for a row. After waiting in vain, do not wait again until rows are written."""
         until = time.monotonic() + (0.0 if self._is_stuck else HOLD_S)
         while len(self._rows) >= MOST_ROWS // 2 and time.monotonic() < until:
             time.sleep(0.005)

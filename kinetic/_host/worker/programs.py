@@ -122,9 +122,9 @@ class Recorder:
 
 
 def _is_operation(closed: Any, weight: int) -> bool:
-    """True if a program is not the user's own and fits on every chip: it has few equations and
-    little data, such as one that makes parameters, or is a function of JAX that was called outside
-    of `jax.jit`. False if it has a kernel, which was written for the chip."""
+    """True if a program is not the user's own, and so small that it fits on every chip: it makes
+    parameters, for example, or is a function of JAX that was called outside of `jax.jit`. False if
+    it has a kernel, which was written for the chip."""
     name, source = lowering.find_origin(closed)
     if origins.is_own(name, source):
         return False

@@ -99,8 +99,8 @@ class VirtualSlices:
 
 
 class _Turns:
-    """Lets arrays be replaced only while no thread is inside one. JAX waits for arrays, copies and
-    splits them without the interpreter's lock, and would go on with a freed one."""
+    """Lets arrays be replaced only while no thread uses one in JAX's native code, which runs
+    without the interpreter's lock and would continue to use an array after it was freed."""
 
     def __init__(self) -> None:
         self._begin()
@@ -133,9 +133,9 @@ class _Turns:
         return in_turn
 
     def act_alone(self, act: Callable[[], None]) -> bool:
-        """Call `act` while no thread is inside an array; return False if threads stay inside for
-        `PATIENCE_S`. A longer wait could deadlock: the computation that such a thread waits for may
-        call back a function that needs an array itself."""
+        """Call `act` while no thread uses an array; return False if some still do so after
+        `PATIENCE_S`. A longer wait could deadlock: such a thread may wait for a computation that
+        calls back a function which needs an array itself."""
         with self._changed:
             self._closed = True
             try:

@@ -31,7 +31,8 @@ _ending: list[Callable[[bool], object]] = []
 
 
 def on_end(finish: Callable[[bool], object]) -> None:
-    """Call `finish` when the function has ended, before that is reported; True if it returned."""
+    """Have `finish` called after the function has ended, before its end is reported. The argument
+    is True if the function returned."""
     _ending.append(finish)
 
 

@@ -64,8 +64,8 @@ def persistent_folder(path: str | os.PathLike[str] | None) -> str:
 
 
 def folder_in_memory(path: str | os.PathLike[str] | None, directory: str) -> Path | None:
-    """Return this host's folder for local checkpoints, one for each persistent folder. None where
-    no memory survives an attempt: outside jobs, and in a single controller on a cluster."""
+    """Return this host's local-tier folder for the persistent folder `directory`. None where no
+    memory survives an attempt: outside jobs, and in a single controller on a cluster."""
     if path is None:
         memory = slices.read_variable("KINETIC_LOCAL_DIR")
     else:

@@ -1,7 +1,7 @@
 """Restore a state from the pieces in the hosts' local tiers.
 
-In: a complete step, the current state as a pattern. Out: the same state with the saved content, in
-the current layout; the damaged pieces, with which the result must be discarded.
+In: a complete step, the current state as a pattern. Out: that state with the saved content, in the
+current layout; the damaged pieces. If any piece is damaged, the result must be discarded.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class LocalRestore:
         self.damaged: dict[tuple[int, Region], str] = {}
 
     def fetch(self, state: TreeState) -> None:
-        """Receive the pieces that this host needs in the current layout and does not have; send
-        those that other hosts need."""
+        """Receive the pieces that this host lacks in the current layout; send other hosts the
+        pieces that they lack."""
         needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
         for number, value in state.arrays():
             needed[self._numbers[state.leaves[number].name]] = list_boxes(value)
@@ -121,7 +121,7 @@ class LocalRestore:
         return jax.make_array_from_callback(saved.shape, like.sharding, make_part)
 
     def _fill_box(self, number: int, saved: Leaf, wanted: Box) -> Any:
-        """Copy a part of a leaf together, into new memory."""
+        """Assemble a part of a leaf from its pieces, in new memory."""
         import numpy as np
 
         dtype = np.dtype(saved.dtype)

@@ -132,7 +132,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
             for name, variables in self._variables().items():
                 for variable, value in zip(variables, state[name], strict=True):
                     variable.assign(value)
-            model._initial_epoch = self._epoch  # Like Keras's BackupAndRestore: no public way.
+            model._initial_epoch = self._epoch  # As Keras's BackupAndRestore does.
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the epoch."""

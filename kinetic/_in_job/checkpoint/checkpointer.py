@@ -398,7 +398,7 @@ class Checkpointer:
             )
 
     def _check_structure(self, due: Due) -> None:
-        """Report at the save, not after the loss of a host, that a restart could not restore it."""
+        """Check that a restart could restore this save: raise for the first save, warn later."""
         before, leaves = self._before, due.state.leaves
         if before is None and self._pattern is not None:
             self._check_first(due, self._pattern)
@@ -452,7 +452,7 @@ class Checkpointer:
                 self.wait()
             with contextlib.suppress(Exception):
                 if self._opened is not None and self._peers.count == 1:
-                    self._opened.persistent.close()  # The process may go on without this training.
+                    self._opened.persistent.close()  # The process may live on after the error.
 
         threading.Thread(target=wait, name="kinetic-checkpoint-end", daemon=True).start()
         if not worlds.settle(_AFTER_AN_ERROR_S):
@@ -467,8 +467,8 @@ class Checkpointer:
             self._opened.lease.release()
 
     def _free_memory(self, opened: Opened) -> None:
-        """Remove the local tier if the persistent tier has its last step: the memory would stay in
-        use until the job is cleaned up."""
+        """Remove the local tier if the persistent tier has its last step. Otherwise its memory
+        would stay in use until the job is cleaned up."""
         if opened.local is None or not self._has_job_folder or self._last < 0:
             return
         if isinstance(opened.persistent, Persistent) and opened.persistent.has(self._last):

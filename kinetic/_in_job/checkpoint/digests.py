@@ -37,7 +37,7 @@ def sign(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a JSON object against its digest, if it has one, and return it without.
+    """Check a JSON object against its digest, if it has one, and return it without the digest.
 
     Raises:
         CorruptRecord: The object is not the one that was signed.
@@ -50,8 +50,8 @@ def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Digesting:
-    """Digests contents in a thread, while the caller copies them. They must not change before
-    `finish` returns."""
+    """Digests contents in a thread, while the caller copies them. The contents must not change
+    before `finish` returns."""
 
     def __init__(self) -> None:
         self._contents: SimpleQueue[Any] = SimpleQueue()

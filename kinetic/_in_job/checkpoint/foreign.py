@@ -1,4 +1,4 @@
-"""Checkpoints that other programs have written with Orbax: read, never written."""
+"""Read-only access to checkpoints that other programs have written with Orbax."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kinetic.errors import CheckpointError, NotFound
 
 
 def is_foreign(directory: str) -> bool:
-    """True if a folder has checkpoints of other programs and none of kinetic's, or is a single
-    checkpoint itself, to which no step can be added."""
+    """True if a folder has checkpoints of other programs and none of kinetic's, or is itself a
+    single checkpoint, so that no step can be added to it."""
     return bool(Checkpoints(directory).program)
 
 
@@ -23,7 +23,7 @@ class Guest:
     """Read-only stand-in for `Persistent`, for checkpoints of another program or training.
 
     Args:
-        directory: Path or URI of their folder.
+        directory: Path or URI of the folder with the checkpoints.
     """
 
     def __init__(self, directory: str) -> None:
@@ -144,8 +144,8 @@ def _explain_unclear_item(step: Step, path: str) -> str:
 
 
 def _make_leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
-    """Return the leaf that Orbax's metadata describe. `now` has the leaves of the current state by
-    Orbax's names: a typed key is a plain array to Orbax, and only the state tells them apart."""
+    """Return the leaf that Orbax's metadata describe. `now` has the current leaves by Orbax's
+    names: Orbax stores a typed key as a plain array, so only the current state identifies it."""
     import numpy as np
 
     dtype, like = np.dtype(about.dtype), now.get(name, Leaf(name))

@@ -1,6 +1,6 @@
 """Retention of persistent checkpoints, as preservation policies for Orbax.
 
-Pure but for the callback with the steps that are about to be removed.
+Pure, except that `Undamaged` reports the steps about to be removed to a callback.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def make_policy(keep: Keep, foreign_steps: list[int], policies: Any) -> Any:
 
 
 class Undamaged:
-    """Policy that does not count damaged steps, and keeps them only until a newer good step
-    exists."""
+    """Policy that applies another one to the undamaged steps, and keeps a damaged step only until
+    a newer undamaged one exists."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Undamaged:
         self._damaged = damaged
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return for each checkpoint whether it stays; Orbax calls this."""
+        """Return a flag for each checkpoint: True to keep it. Orbax calls this."""
         good = [checkpoint for checkpoint in checkpoints if checkpoint.step not in self._damaged]
         newest = max((checkpoint.step for checkpoint in good), default=-1)
         stays = self._policy.should_preserve(good, context=context)

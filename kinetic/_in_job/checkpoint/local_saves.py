@@ -45,8 +45,8 @@ class Due(NamedTuple):
 class LocalSaves:
     """Saves steps to the local tier, one at a time, on all hosts.
 
-    If one host has no room for a step, all hosts drop it, keep the step before, and warn once. The
-    training goes on.
+    If one host has no room for a step, all hosts drop it, keep the previous step, and warn once.
+    The training goes on.
 
     Args:
         tier: This host's local tier.
@@ -129,7 +129,7 @@ class LocalSaves:
             self._prepare(measure_size(due.state))
         except CheckpointError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - a peer is lost: the step before stays
+        except Exception as error:  # noqa: BLE001 - a peer is lost: keep the previous step
             _log.debug("the local checkpoint of step %d was not committed: %s", due.step, error)
         finally:
             self._mark.clear()

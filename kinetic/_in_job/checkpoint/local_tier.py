@@ -283,7 +283,7 @@ class LocalTier:
         return content
 
     def is_copy(self, piece: Piece, content: Any) -> bool:
-        """True if a content is what was saved, or if nothing is verified."""
+        """True if the content matches the piece's digest, or if digests are not checked."""
         return not self._verify or piece.is_copy(content)
 
 

@@ -205,7 +205,7 @@ def _check_shared(directory: str, token: str) -> None:
 def list_checkpoints(
     opened_: Opened, peers: Peers
 ) -> tuple[list[int], list[list[Local]], dict[tuple[int, int], str]]:
-    """Return the same lists on all hosts; collective.
+    """List the checkpoints in both tiers; all hosts return the same lists. Collective.
 
     Returns:
         The steps of the persistent tier, the local checkpoints of each host, and why damaged local

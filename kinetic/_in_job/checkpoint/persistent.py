@@ -57,8 +57,8 @@ class StepReading(NamedTuple):
     """The leaves of a step that one process has read.
 
     Attributes:
-        values: Values of all leaves; None for a leaf that another process has read for all.
-        shared: Sources of the leaves that some processes read for all, by the number of the leaf.
+        values: Values of all leaves; None for a leaf that other processes have read for this one.
+        shared: Sources of the leaves that a few processes read for all, by number of the leaf.
     """
 
     values: list[Any]
@@ -185,8 +185,8 @@ class Persistent:
             return digests.check_signed(orbax().JsonCheckpointHandler().restore(folder) or {})
 
     def continue_after(self, step: int) -> None:
-        """Continue a training after this step because newer ones are damaged. They are removed only
-        when the training reaches them again."""
+        """Continue a training after this step, because newer steps are damaged. A damaged step is
+        removed only when the training reaches it again."""
         steps = self.steps()
         self._damaged.update(newer for newer in steps if newer > step)
         self._newest = max((older for older in steps if older <= step), default=-1)
@@ -252,8 +252,8 @@ class Persistent:
         return True
 
     def read(self, step: int, now: TreeState, process: int) -> StepReading:
-        """Read what this process needs, and what it reads for others. Not collective: a process may
-        find damage while others do not.
+        """Read the leaves that this process needs, and those that it reads for others. Not
+        collective: one process may find damage while others do not.
 
         Raises:
             StepUnreadable: The step is damaged.
@@ -331,8 +331,8 @@ class Persistent:
 
 
 def _wait_at_barrier(*, key: str, timeout_ms: int) -> None:
-    """Wait at Orbax's barrier. A host whose save has failed raises its error at once: the other
-    hosts are stuck at an earlier barrier until the time limit."""
+    """Wait at Orbax's barrier. A host whose save has failed raises its error instead, because the
+    other hosts wait at an earlier barrier until its time limit and never reach this one."""
     error = sys.exc_info()[1]
     if error is not None and threading.current_thread().name.startswith(_ENDS_SAVES):
         raise error
@@ -400,7 +400,7 @@ def _name_file(process: int) -> str:
 
 
 def _make_registry(process: int) -> Any:
-    """Return Orbax's handlers, with one for digests: each process writes a file of its own."""
+    """Return Orbax's handlers and one for digests, with which each process writes its own file."""
     ocp = orbax()
 
     class DigestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
@@ -431,8 +431,8 @@ def _remove_empty_steps(directory: str) -> None:
 
 
 def _replace_damaged_metrics(directory: str) -> None:
-    """Replace damaged metrics of kinetic's steps by empty ones, or Orbax could not open the folder.
-    The other processes read them only after a barrier."""
+    """Replace damaged metrics of kinetic's steps by empty ones: Orbax could not open the folder.
+    Other processes read the metrics only after a barrier."""
     from etils import epath
 
     for file in epath.Path(directory).glob("*/metrics/metrics"):
@@ -451,8 +451,8 @@ def _replace_damaged_metrics(directory: str) -> None:
 
 
 def _list_foreign_steps(directory: str) -> list[int]:
-    """List the steps in this folder that another program has saved, which must stay. Remains of
-    kinetic's own steps that were being removed are not among them."""
+    """List the steps in this folder that another program has saved, which must stay. Leave out
+    remains of kinetic's own steps whose removal was interrupted."""
     from etils import epath
 
     folder = epath.Path(directory)

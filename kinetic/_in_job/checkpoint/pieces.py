@@ -1,5 +1,5 @@
-"""Pieces of local checkpoints: the newest step that hosts have completely between them, and the
-transfers that bring each host what it needs. Pure."""
+"""Pieces of local checkpoints: find the newest step of which the hosts together have every part,
+and plan the transfers that bring each host the pieces it needs. Pure."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ class Transfer(NamedTuple):
 def plan_transfers(
     whole: CompleteStep, needed: Sequence[Mapping[int, set[Box]]], hosts: int
 ) -> list[Transfer]:
-    """Return the transfers that bring each host what it needs, in the same order on all hosts.
+    """Return the transfers that bring each host the pieces it needs, in the same order everywhere.
 
     Args:
         whole: The step, with the pieces of each host.

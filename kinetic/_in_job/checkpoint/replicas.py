@@ -1,4 +1,4 @@
-"""Restoring arrays that several hosts need alike: one replica is read and sent to the others.
+"""Restoring arrays that are replicated on several hosts: one replica is read and sent to the rest.
 
 In data-parallel training the slices are replicas of each other. Reading from a bucket is slow and
 the devices' network is fast, so only the hosts with the first replica read. The sharding of each
@@ -99,7 +99,7 @@ def spread_arrays(
 def _group_arrays(
     likes: Sequence[Any], sources: Sequence[ArraySource]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of arrays, on the same devices, that are sent together."""
+    """Yield (start, stop) of each run of arrays to send together: on one mesh, bounded in size."""
     start = size = 0
     for number, (like, _) in enumerate(zip(likes, sources, strict=True)):
         more = like.dtype.itemsize * math.prod(like.sharding.shard_shape(like.shape))
@@ -128,7 +128,7 @@ def _spread_group(
 
 
 def _strip_axis_types(sharding: Any) -> Any:
-    """Return the sharding over a mesh whose axes are not part of the arrays' types."""
+    """Return the sharding on the same mesh without axis types, such as explicit axes."""
     import jax
 
     mesh = jax.sharding.Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
@@ -136,8 +136,8 @@ def _strip_axis_types(sharding: Any) -> Any:
 
 
 def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
-    """Return an array with one replica after the other: the first is what was read, the rest are
-    zeros."""
+    """Stack all replicas along a new first axis: the replica that was read, and zeros for the
+    rest."""
     import jax
     import numpy as np
 
@@ -156,7 +156,7 @@ def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
 
 
 def _sum_replicas(stacked: Any) -> Any:
-    """Return the sum of the replicas as integers: -0.0 and every NaN keep their bits."""
+    """Sum the replicas as integers, so that -0.0 and every NaN keep their bits."""
     import jax
 
     bits = _find_integer_type(stacked.dtype)
@@ -167,7 +167,7 @@ def _sum_replicas(stacked: Any) -> Any:
 
 
 def _find_integer_type(dtype: Any) -> Any:
-    """Return the integer type with as many bits; None for types that are not sent."""
+    """Return the integer type with as many bits; None for types that every host reads itself."""
     import numpy as np
 
     types = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}

@@ -228,8 +228,8 @@ class Restoring:
 
 
 def _is_unfinished(whole: CompleteStep, steps: list[int], now: TreeState) -> bool:
-    """True if a step was due in the persistent tier and is missing there. A step whose arrays were
-    cast does not count: its numbers have changed since."""
+    """True if a step was due in the persistent tier and is missing there. False if the restore
+    casts its arrays, because the restored numbers differ from the saved ones."""
     leaves = now.as_saved(whole.leaves).leaves
     is_cast = any(one.dtype != was.dtype for one, was in zip(leaves, whole.leaves, strict=True))
     return whole.metrics is not None and whole.step not in steps and not is_cast

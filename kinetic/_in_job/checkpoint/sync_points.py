@@ -1,8 +1,8 @@
 """Agreement on the call of `save` at which all hosts fulfil a request of one of them.
 
 A collective at every step would be too slow. Instead a thread of each host waits for a request in
-the coordination service. Then all hosts publish how many calls of `save` they have begun, `save`
-blocks meanwhile, and the request is fulfilled at the call after the furthest of them.
+the coordination service. Then all hosts publish how many calls of `save` they have begun, while
+`save` blocks, and the request is fulfilled at the call after the highest of these numbers.
 """
 
 from __future__ import annotations

@@ -79,13 +79,13 @@ class TreeState(NamedTuple):
 
     Attributes:
         leaves: Descriptions of the leaves, the same on all hosts.
-        values: Their values. Typed keys are plain arrays, and process-local arrays are NumPy
-            arrays. Or descriptions of the arrays.
+        values: Their values, or descriptions of them. Typed keys are plain arrays, and
+            process-local arrays are NumPy arrays.
         structure: JAX's structure of the pytree.
         placed: Shardings of process-local arrays, by number of the leaf; None for arrays that JAX
             may move ("uncommitted"), such as `jnp.zeros(3)`.
         joined: Orbax's names of the leaves.
-        described: The arrays that descriptions among the values stand for.
+        described: The arrays that the descriptions in `values` stand for.
     """
 
     leaves: list[Leaf]
@@ -100,7 +100,7 @@ class TreeState(NamedTuple):
         return len(self.described) < sum(hasattr(value, "sharding") for value in self.values)
 
     def make_room(self) -> None:
-        """Free the described arrays if a device has no room for as many again."""
+        """Free the described arrays if a device lacks the memory to restore them as new ones."""
         arrays = [array for array in self.described if not array.is_deleted()]
         sizes: collections.Counter[Any] = collections.Counter()
         for shard in (shard for array in arrays for shard in array.addressable_shards):
@@ -110,8 +110,8 @@ class TreeState(NamedTuple):
                 array.delete()
 
     def list_clashing(self) -> list[str]:
-        """Return the names of leaves that Orbax would write to the same place, such as "a.b", and
-        "b" below "a"."""
+        """Return the names of leaves that Orbax would write under one name, such as "a.b", and "b"
+        below "a"."""
         counts = collections.Counter(self.joined)
         return [
             leaf.name
@@ -281,7 +281,7 @@ def _name_key(key: Any) -> str:
 
 
 def _is_process_local(value: Any) -> bool:
-    """True if each of several processes has this array for itself, such as `jnp.zeros(3)`."""
+    """True if each of several processes has its own copy of this array, such as `jnp.zeros(3)`."""
     import jax
 
     where = getattr(value, "sharding", None)
@@ -289,7 +289,7 @@ def _is_process_local(value: Any) -> bool:
 
 
 def _is_movable(value: Any) -> bool:
-    """True if JAX may move this array to the devices of others in a computation."""
+    """True if JAX may move this array to the devices of other arrays in a computation."""
     import jax
 
     if isinstance(value, jax.ShapeDtypeStruct):

@@ -54,7 +54,7 @@ class ShardDigests:
 
     def fetch(self) -> None:
         """Copy the shards to the host's memory; JAX shares the copy with Orbax. Afterwards the
-        devices may free theirs."""
+        shards on the devices may be freed."""
         import numpy as np
 
         for *_, data in self._shards:
@@ -147,7 +147,7 @@ class Verification:
         return [self._saved[number].name for number in sorted(wrong)]
 
     def _check_files(self, regions: Sequence[Region], digests: Mapping[Region, str]) -> set[int]:
-        """Return the leaves of which these regions differ. One host reads each leaf."""
+        """Return the leaves whose content in these regions differs. One host reads each leaf."""
         leaves = sorted({leaf for leaf, _ in regions})
         wrong = []
         for leaf in leaves[self._peers.index :: self._peers.count]:
