@@ -1,4 +1,4 @@
-"""Calls as bytes, to be sent to a host, and back.
+"""Pack a call into bytes to send to a host, and rebuild the call there.
 
 cloudpickle is imported only when a call is packed or unpacked.
 """
@@ -36,8 +36,8 @@ class Packed:
         size_bytes: Length of `data`.
         versions: Versions of the software that made it.
         warnings: Warnings for the caller, one sentence each.
-        parts: Pickles the call's parts again and returns their sizes, largest first.
-        external: Objects that are not in `data`, which refers to them by their position.
+        parts: Pickles each part of the call alone; returns names and sizes, largest first.
+        external: Objects left out of `data`, which names them by their index in this tuple.
     """
 
     data: bytes
@@ -58,7 +58,7 @@ def pack(
     shipped: Shipped | None = None,
     external: type | None = None,
 ) -> Packed:
-    """Pickle a call: by reference what the host can import, by value the script and other modules.
+    """Pickle a call. Code that the host can import is sent by name, all other code by value.
 
     Args:
         func: The function.
@@ -84,11 +84,11 @@ def find_instances(
     func: Callable[..., Any],
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
 ) -> tuple[object, ...]:
-    """Return the objects of a class that calls of a function hold, at any depth: in the arguments,
-    or in globals and closures of the function.
+    """Return the objects of class `kind` in the arguments of the calls, or in the globals and
+    closures of the function, at any depth.
 
-    Everything is pickled and the bytes are discarded. For a call that cannot be pickled the list is
-    empty; `pack` reports the error.
+    The calls are pickled to find them, and the bytes discarded. If a call cannot be pickled, the
+    result is empty; `pack` reports the error.
     """
     process = _CallerState(func, None, kind)
     objects: dict[int, object] = {}
@@ -118,7 +118,7 @@ class _CallerState:
         loaded = modules.LoadedModules() if shipped is None else modules.classify(shipped)
         self._namespace = origin.find_namespace(func)
         self._external = external
-        # The script's module in a process that multiprocessing has spawned.
+        # In a process spawned by multiprocessing, the script's module has this name.
         spawned = sys.modules.get("__mp_main__")
         self._modules = loaded.by_value
         if spawned is not None and spawned.__name__ == "__mp_main__":
@@ -163,7 +163,7 @@ class _CallerState:
             return diagnosis.measure_call(*call, size)
 
     def by_value(self) -> AbstractContextManager[None]:
-        """Pickle the modules that hosts lack by value within the context."""
+        """Context in which modules that hosts lack are pickled by value."""
         import cloudpickle
 
         from kinetic._pickling import modules
@@ -171,8 +171,8 @@ class _CallerState:
         return modules.by_value(self._modules, cloudpickle)
 
     def dump(self, file: io.BytesIO, call: object, *, with_setup: bool = True) -> CallPickler:
-        """Pickle registrations and settings of libraries, which the call may need when it is
-        unpickled, then the call. Return the pickler, which knows what it has written."""
+        """Pickle the registrations and settings of libraries, which a host applies first, then the
+        call. Return the pickler."""
         from kinetic._pickling import library_settings
         from kinetic._pickling.pickler import make_pickler
 
@@ -185,8 +185,8 @@ class _CallerState:
 
     @functools.cached_property
     def _registered(self) -> tuple[list[str], list[Any]]:
-        """The modules of the project that have registered classes or functions with libraries, and
-        the registered classes and functions that are sent by value, if they can be pickled."""
+        """Modules that the host must import because they register objects with libraries, and the
+        registered objects that are sent by value."""
         from kinetic._pickling import registries
         from kinetic._pickling.code_pickler import find_named, is_by_value
         from kinetic._pickling.origin import MAIN
@@ -227,8 +227,8 @@ class _CallerState:
 
 
 def _skip_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Drop the leading frames of kinetic and cloudpickle: the traceback starts in the code of the
-    object that could not be pickled, if it has any."""
+    """Drop the leading frames of kinetic and cloudpickle, so that the traceback starts in the
+    user's code, if it has any."""
     import cloudpickle
 
     from kinetic._pickling import pickler
@@ -263,8 +263,8 @@ def _pack_record(
 
 
 class BatchPickler:
-    """Pickles calls of one function. The function is pickled once; the record of a call has its
-    arguments and the digest of the function's record.
+    """Pickles calls of one function. The function is pickled once, into a record of its own; a
+    call's record has the arguments and the digest of the function's record.
 
     Attributes:
         function: The function's record.
@@ -335,8 +335,8 @@ def unpack(
         source_map: (folder on the caller, folder on this host): code from a file below the first
             names the file below the second.
         external: Objects that replace those left out of the pickle.
-        when_imported: Calls a function once a module is imported, to apply the caller's settings of
-            it.
+        when_imported: Takes a module's name and a function, and calls the function once the module
+            is imported; used to apply the caller's settings of libraries.
 
     Raises:
         CorruptRecord: The bytes are damaged.

@@ -1,5 +1,5 @@
-"""Source without a file, typed into a notebook's cells or at a prompt. It is sent with its code, so
-that tracebacks on hosts show its lines.
+"""Source code typed into a notebook's cells or at a prompt. It has no file, so it is sent with the
+call: tracebacks on hosts can then show its lines.
 
 Only definitions are sent: everything else in a cell, such as a password, is blanked out.
 """
@@ -54,7 +54,7 @@ def find_referenced(
 
 
 def keep_definitions(source: str) -> str:
-    """Blank out all lines of a source but its definitions; "" if it is not Python."""
+    """Blank out all lines but definitions, so that line numbers stay; "" if it is not Python."""
     import ast
 
     try:

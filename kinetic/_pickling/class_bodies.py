@@ -1,7 +1,7 @@
-"""Rebuilding classes from their parts, with what cloudpickle omits or sets too late.
+"""Rebuild classes with the parts that cloudpickle omits or sets too late.
 
-These are qualified names, slots, the base of a `TypedDict`, the fields of a `msgspec.Struct`, and
-registrations with libraries. `complete` extends cloudpickle's recipe for a class.
+The parts are qualified names, slots, the base of a `TypedDict`, the fields of a `msgspec.Struct`,
+and registrations with libraries. `complete` adds them to cloudpickle's recipe for a class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN_MODULES = (*MAIN, "abc", "enum", "typing")
 _SIMPLE_METADATA = (bool, int, str, type(None))
 """Types of a field's metadata that are sent, for example whether a field is static."""
 _METACLASS_ATTRIBUTES = {"__class__", "__name__", "__bases__", "__mro__"}
-"""Attributes that can only be set while a class is made: later, they are those of its metaclass."""
+"""Attributes to set in the class body: on an existing class, these names set its own attributes."""
 _MADE_WITH_A_CLASS = (
     *("__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl"),
     *("__annotate_func__", "__annotations_cache__"),  # since Python 3.14
@@ -33,11 +33,11 @@ _MADE_WITH_A_CLASS = (
 def complete(
     cls: type, reduced: tuple[Any, ...], registrations: Sequence[registries.Registration]
 ) -> tuple[Any, ...]:
-    """Return the recipe for a class, completed.
+    """Return cloudpickle's recipe for a class with the missing parts added.
 
     Args:
         cls: The class.
-        reduced: cloudpickle's recipe.
+        reduced: cloudpickle's recipe, a tuple as `__reduce__` returns it.
         registrations: Registrations of the class with libraries.
     """
     make, (metaclass, name, bases, body, *more), (state, slots), items, pairs, set_state = reduced
@@ -48,7 +48,7 @@ def complete(
     elif type(cls).__name__ == "StructMeta" and type(cls).__module__.startswith("msgspec"):
         metaclass = _find_struct_maker(cls)
     elif "__slots__" in vars(cls) and typing.NamedTuple not in bases:
-        # cloudpickle sets `__slots__` after the class is made, when it has no effect.
+        # cloudpickle sets `__slots__` on the finished class, where it has no effect.
         body["__slots__"] = vars(cls)["__slots__"]
         state = {
             key: value
@@ -134,14 +134,13 @@ def make_struct(
 
 
 def call_post_init(struct: Any) -> None:
-    """Call the struct's current `__post_init__`: msgspec stores the function that it finds
-    first."""
+    """Call the struct's current `__post_init__`: msgspec itself would call the first one it saw."""
     type(struct).__post_init__(struct)
 
 
 def _make_registered_body(cls: type) -> dict[str, Any]:
-    """Return the fields that a class of equinox or flax must have from the start: the library
-    registers it when it is made. cloudpickle sets all other attributes later."""
+    """Return the fields for the body of a class of equinox or flax. The library reads them while
+    the class is made; cloudpickle would set them on the finished class."""
     bases = (base for base in cls.__mro__[1:-1] if "__init_subclass__" in vars(base))
     hooks = (*bases, *(() if type(cls) is type else (type(cls),)))
     fields = vars(cls).get("__dataclass_fields__", {})
@@ -156,7 +155,7 @@ def _make_registered_body(cls: type) -> dict[str, Any]:
 
 
 def _simplify_annotation(field: Any) -> Any:
-    """Return an annotation with the same meaning for a dataclass; None for a class variable."""
+    """Return a plain annotation that a dataclass treats like the field's; None for a ClassVar."""
     kind = field._field_type.name
     if kind == "_FIELD_CLASSVAR":
         return None
@@ -164,8 +163,8 @@ def _simplify_annotation(field: Any) -> Any:
 
 
 def _strip_field(field: Any) -> Any:
-    """Return a field as its statement created it, without values of the script: those may need the
-    class."""
+    """Return a field with the same options, but without values of the script, such as its default:
+    unpickling these may need the class that is being made."""
     options = {
         name: getattr(field, name) for name in ("init", "repr", "hash", "compare", "kw_only")
     }

@@ -47,13 +47,13 @@ def _reduce_type_parameter(obj: Any) -> Any:
 
 
 def _reduce_alias(obj: Any) -> Any:
-    """Reduce a `type Name = …` (PEP 695). Its value comes after it, because it may name the
-    alias."""
+    """Reduce the alias of a `type Name = …` statement (PEP 695). Its value is set after the alias
+    is made, because the value may refer to the alias."""
     if obj.__module__ not in MAIN:
         return obj.__reduce__()
     try:
         value = obj.__value__
-    except NameError:  # It names what only type checkers import.
+    except NameError:  # The value uses a name that only type checkers import.
         value = Any
     if obj.__type_params__:
         return unpickler.generic_alias, (obj.__name__, value, obj.__type_params__)
@@ -63,7 +63,7 @@ def _reduce_alias(obj: Any) -> Any:
 
 
 class _Absent:
-    """Stands for a class that this Python does not have."""
+    """Placeholder in `_REDUCERS` for a class that this version of Python lacks."""
 
 
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
@@ -71,7 +71,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     # Dataclasses compare these two by identity.
     type(dataclasses.MISSING): lambda _: "MISSING",
     type(dataclasses.KW_ONLY): lambda _: "KW_ONLY",
-    functools.cached_property: lambda obj: (  # It has a lock before Python 3.12.
+    functools.cached_property: lambda obj: (  # Holds a lock before Python 3.12.
         unpickler.make_descriptor,
         (functools.cached_property, functools.cached_property, obj.func),
         {"attrname": obj.attrname},
@@ -104,7 +104,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file)
         self.plain_types: set[type] = set()  # Types whose objects pickle handles well itself.
         self.cells: dict[int, tuple[CellType, CellType]] = {}
-        """By the id of a closure's cell: the cell, and the empty one that stands for it."""
+        """By id of a closure's cell: the cell, and the empty cell that is pickled in its place."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Choose how an object is pickled; pickle calls this."""
@@ -153,9 +153,9 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return registries.describe(obj, with_functions=self.sends_functions)
 
     def _function_getnewargs(self, func: FunctionType) -> Any:
-        """Use the same cell for all functions that share a variable (`nonlocal`): cloudpickle makes
-        new cells for each function. The cells are filled after the functions, which may be in
-        them."""
+        """Use one cell for all functions that share a variable (`nonlocal`); cloudpickle makes new
+        cells for each function. Cells are filled after the functions are made, because a cell may
+        hold a function."""
         *parts, _ = super()._function_getnewargs(func)
         if func.__closure__ is None:
             return (*parts, None)
@@ -180,8 +180,8 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _check_bare(obj: Any) -> None:
-    """Refuse an object whose `__getattr__` fails without attributes: unpickling makes an empty
-    object, and asks it for `__setstate__` if it has attributes to set.
+    """Refuse an object whose `__getattr__` fails on an instance without attributes: unpickling
+    makes such an instance and reads its `__setstate__`.
 
     Raises:
         Unsuitable: The object could not be unpickled.
@@ -200,9 +200,9 @@ def _check_bare(obj: Any) -> None:
 
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:
-    """Return module and name of a class that its module only has under the last part of its
-    qualified name, such as `jax.Array`, which calls itself jaxlib._jax.Array. None for classes made
-    by a function: the host's module need not have them."""
+    """Return module and name of a class that its module has under the last part of its qualified
+    name instead of the whole, such as `jax.Array`. None for all other classes, and for those made
+    by a function, which the host's module may lack."""
     name, module = obj.__qualname__.rpartition(".")[2], sys.modules.get(obj.__module__ or "")
     if (
         name == obj.__qualname__
@@ -216,7 +216,7 @@ def find_renamed(obj: Any) -> tuple[str, str] | None:
 
 
 def is_by_value(module: str) -> bool:
-    """True if hosts lack this module, or a package that it is in."""
+    """True if a module, or a package that contains it, is registered for pickling by value."""
     registered = cloudpickle.list_registry_pickle_by_value()
     return any(module == name or module.startswith(f"{name}.") for name in registered)
 
@@ -241,8 +241,8 @@ class NamingPickler(CodePickler):
 
 
 def dump(value: object, file: BinaryIO) -> None:
-    """Pickle a value into a seekable file. If the script's code in it cannot be sent, it is pickled
-    by name."""
+    """Pickle a value into a seekable file. If that fails, pickle the script's classes and functions
+    by name instead of by value."""
     start = file.tell()
     try:
         CodePickler(file).dump(value)

@@ -143,7 +143,7 @@ def _iterate_parts(value: object, attempt: Attempt) -> Iterator[tuple[str, objec
 
 
 def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, object]]:
-    """Find one failing item of many with few attempts."""
+    """Find one failing item by binary search."""
     low, high = 0, len(items)
     while high - low > 1:
         middle = (low + high) // 2
@@ -156,10 +156,10 @@ def _diagnose_used(
     thing: Any, component: str, attempt: Attempt, visited: set[int]
 ) -> Diagnosis | None:
     """Follow a failure through functions, classes and modules to the variable that holds the
-    failing object; None for a circle."""
+    failing object; None if the search only meets objects that it has visited."""
     inner = find_wrapped(thing)
     if isinstance(inner, FunctionType) and not isinstance(thing, FunctionType | type):
-        thing = inner  # A decorator has wrapped the function in an object.
+        thing = inner  # The object of a decorator, such as a jitted function.
     if id(thing) in visited or len(visited) > _MOST:
         return None
     visited.add(id(thing))
@@ -187,7 +187,7 @@ def _advise(type_name: str, path: str, *, returned: bool) -> str:
         return "Move it into a module of the project, which hosts import."
     if kind.endswith(("iowrapper", "reader", "writer")):
         return "Pass the file's path and open it inside the function."
-    # Hosts do not parse absl's flags: only the program's start does.
+    # Hosts do not parse absl's flags: a program does that when it starts.
     if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
     return (

@@ -1,7 +1,7 @@
 """Enumerations of a script, rebuilt from their members.
 
-cloudpickle sends only names and values. Members with more than that (aliases, composite flags,
-attributes set in `__init__`, a data type, a computing `__new__`) would change.
+cloudpickle sends only names and values of members. That loses aliases, composite flags, attributes
+set in `__init__`, data types, and the effects of a `__new__`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reduce_class(cls: Any) -> Any:
 
 def reduce_member(member: Any) -> Any:
     """Return the recipe for a member of an enumeration that is sent by value, or NotImplemented.
-    Members are found by name: a value may not be equal to any other."""
+    The recipe has the member's name, because its value may not be equal to itself."""
     kind = type(member)
     is_named = kind._member_map_.get(member._name_) is member
     is_usual = getattr(kind.__reduce_ex__, "__module__", None) == enum.__name__
@@ -73,7 +73,7 @@ def _read_arguments(member: Any) -> tuple[Any, ...]:
 
 
 def _read_attributes(member: Any) -> dict[str, Any]:
-    """Return the attributes of a member besides those that every member has."""
+    """Return the attributes of a member that the enum module does not set on every member."""
     state: Any = object.__getstate__(member)
     parts = state if isinstance(state, tuple) else (state,)
     attributes = {name: value for part in parts if part for name, value in part.items()}
@@ -81,19 +81,19 @@ def _read_attributes(member: Any) -> dict[str, Any]:
 
 
 def make_member(cls: Any, *parts: Any) -> Any:
-    """Make a member with its value; stands for `__new__` while an enumeration is made."""
-    args, value = parts if len(parts) == 2 else parts[0]  # One argument for tuple types.
+    """Make a member from its value; replaces `__new__` while the enumeration is made."""
+    args, value = parts if len(parts) == 2 else parts[0]  # Tuple types pass one argument.
     member = cls._member_type_.__new__(cls, *args) if args else object.__new__(cls)
     member._value_ = value
     return member
 
 
 def noop_init(*parts: object) -> None:
-    """Stand for `__init__` while an enumeration is made: the attributes are set afterwards."""
+    """Replace `__init__` while the enumeration is made; `complete` sets the attributes."""
 
 
 def complete(cls: Any, state: _State) -> None:
-    """Set the state of an enumeration, and if it is new, the attributes of its members."""
+    """Set the state of an enumeration and, if it was just made, its members' attributes."""
     set_state, own, metaclass, attributes = state
     if vars(cls).get("__init__") is noop_init:
         for name in ("__init__", "__new_member__", "_new_member_", "_use_args_"):

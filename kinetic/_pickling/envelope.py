@@ -24,15 +24,15 @@ from kinetic.version import __version__
 SCHEMA = 3
 _NO_DIGEST = "0" * 64
 _DEEPEST = 4000
-"""Recursion limit while pickling. Python's is 1,000; pickle takes six levels for each function that
-uses another."""
+"""Recursion limit while pickling, instead of Python's 1,000: in a chain of functions that use each
+other, pickle needs six levels for each."""
 _LIMIT_LOCK = threading.Lock()
 _limits_before: list[int] = []
 
 
 @contextmanager
 def _raise_recursion_limit() -> Iterator[None]:
-    """Raise the recursion limit for deeply nested values; reentrant, in any number of threads."""
+    """Raise the recursion limit for deeply nested values; threads may do so at the same time."""
     with _LIMIT_LOCK:
         _limits_before.append(_limits_before[0] if _limits_before else sys.getrecursionlimit())
         sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
@@ -55,8 +55,8 @@ class Header:
         env_vars: Variables to set before the call.
         body_digest: SHA-256 of the pickle.
         body_offset: Offset of the pickle in the record, in bytes.
-        function_digest: SHA-256 of the record with the function of a batch's call; "" if the call
-            has its function itself.
+        function_digest: For a call of a batch, SHA-256 of the record with its function; "" if this
+            record has the function.
     """
 
     kind: str
@@ -121,8 +121,8 @@ def frame_record(
     def line(digest: str) -> bytes:
         return json.dumps(fields | {"sha256": digest}).encode() + b"\n"
 
-    # The line has the same length for every digest: write the pickle after it, then fill in the
-    # digest. A large body is never copied.
+    # Write the header line with a placeholder for the digest, then the pickle, then fill in the
+    # digest, which has the same length. A large pickle is never copied.
     file = io.BytesIO()
     offset = file.write(line(_NO_DIGEST))
     with _raise_recursion_limit():

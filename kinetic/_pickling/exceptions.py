@@ -1,9 +1,9 @@
 """Exceptions as plain dicts, and back.
 
-Plain pickling loses causes, contexts and frames, fails for classes whose constructor needs more
-than `args`, and changes those whose constructor edits its message. So each exception of the tree
-becomes a node. One that does not survive a trial round trip is sent as class, arguments and
-attributes. A node is a plain dict:
+Plain pickling loses causes, contexts and frames. It fails for classes whose constructor needs more
+than `args`, and changes a message that the constructor edits. So each exception, with those linked
+to it, becomes a node. An exception that does not survive a trial round trip is sent as its class,
+arguments and attributes. A node is a plain dict:
 
     type, text          what a traceback shows
     body                pickle of the exception itself, or of its parts;
@@ -37,10 +37,10 @@ Loads = Callable[[bytes], Any]
 _MOST_NODES = 200
 _FIRST_FRAMES, _LAST_FRAMES = 50, 150
 _BODY_BYTES, _BODY_S = 1 << 20, 5.0
-"""Limits of a server's answer that is sent: its size, and the time to read it."""
+"""Limits for reading the response in an HTTPError: bytes and seconds."""
 Frame = tuple[Any, ...]
-"""File, function, line, first line of the function; last line of the expression, its first and last
-column."""
+"""A frame of a traceback: file, function, line, first line of the function; last line, first column
+and last column of the expression."""
 
 
 def describe(
@@ -127,7 +127,7 @@ def _make_node(
 
 
 def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) -> BaseException:
-    """Map the file name in the arguments of a syntax error: it is not in a frame."""
+    """Map the file name of a syntax error, which is in its arguments instead of a frame."""
     if type(error) not in (SyntaxError, IndentationError, TabError):
         return error
     match error.args:
@@ -139,13 +139,14 @@ def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) 
 
 
 def _read_body(error: Any) -> Any:
-    """Replace the connection of urllib's HTTPError by its content; return others unchanged."""
+    """Replace the connection in urllib's HTTPError by the response's content, since connections
+    cannot be pickled; return other exceptions unchanged."""
     if type(error) is getattr(sys.modules.get("urllib.error"), "HTTPError", None):
         with suppress(Exception):
             parts: list[bytes] = []
             reading = threading.Thread(target=_read_into, args=(parts, error), daemon=True)
             reading.start()
-            reading.join(_BODY_S)  # An answer such as a stream of events may never end.
+            reading.join(_BODY_S)  # A response such as an event stream may never end.
             body = io.BytesIO(b"".join(parts))
             copy = type(error)(error.url, error.code, error.msg, error.hdrs, body)
             vars(copy)["__notes__"] = getattr(error, "__notes__", [])
@@ -162,7 +163,7 @@ def _read_into(parts: list[bytes], answer: Any) -> None:
 def _pickle_exception(
     error: BaseException, dumps: Dumps, loads: Loads
 ) -> tuple[bytes | None, bool]:
-    """Return the pickle to send, and True if it is of the whole exception."""
+    """Return the pickle to send, or None, and True if it is the whole exception, not its parts."""
     whole = None
     if not isinstance(error, BaseExceptionGroup):
         with suppress(BaseException):
@@ -179,7 +180,7 @@ def _pickle_exception(
             members=list(error.exceptions) if isinstance(error, BaseExceptionGroup) else None,
         )
         return data, False
-    # Extension classes may only have their own constructor, and fill in `args` when it is called.
+    # Classes of C extensions may only work with their own constructor, which changes `args`.
     return whole, whole is not None
 
 
@@ -219,7 +220,7 @@ def _safe_repr(value: object) -> str:
 
 
 def _fill(error: BaseException, slot: str, value: object) -> None:
-    """Set a slot that every exception has, even of a frozen class, such as a dataclass."""
+    """Set an attribute of `BaseException`, even if the class is a frozen dataclass."""
     getattr(BaseException, slot).__set__(error, value)
 
 
@@ -235,7 +236,7 @@ def _join_parts(
     init_args = (*args, members) if members is not None else args
     error: BaseException = builtin.__new__(cls, *init_args)
     if members is None:
-        # The built-in constructor fills in its own fields, such as errno or a codec's position.
+        # The built-in constructor sets fields such as `errno`, or the position of a codec's error.
         with suppress(BaseException):
             builtin.__init__(error, *args)
         _fill(error, "args", args)
@@ -326,4 +327,4 @@ def _raise_in(frame: Frame) -> TracebackType | None:
 
 
 class _Marker(Exception):
-    """Raised in the frames of a rebuilt traceback, and caught by `_raise_in`."""
+    """Raised in each frame of a rebuilt traceback, and caught by `_raise_in`."""

@@ -1,10 +1,10 @@
 """Settings of libraries in the caller's program that apply on hosts too: logging, absl, Keras.
 
 `logging.basicConfig(level=logging.INFO)` at the top of a script is not part of a function. Without
-this module, a host would drop what the function logs, and build a model of float32 in spite of
+this module, a host would drop the function's log lines, and build a model of float32 in spite of
 `keras.mixed_precision.set_global_policy("mixed_bfloat16")`. The settings are applied once a host
-imports the library. Of logging, only levels and formats travel: handlers that write elsewhere
-(files, sockets) may hold anything, and loggers with filters may hide something.
+imports the library. Of logging, only levels and formats are sent: handlers for files or sockets may
+hold anything, and loggers with filters may hide secrets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kinetic._core.values import dataclass
 
 _OURS = "kinetic"
 _KINDS = (logging.Logger, logging.RootLogger)
-"""Classes of loggers that are read: the methods of a library's own class may do anything."""
+"""Classes of loggers that are read; a library's own subclass may have methods with side effects."""
 _STYLES: dict[Any, Any] = {style[0]: name for name, style in logging._STYLES.items()}
 _IMPORTED_AHEAD = "kinetic-ahead"
 _ABSL_DEFAULT = -1
 """Initial verbosity of absl: warnings."""
 _KERAS_STATE = "keras.src.backend.common.global_state"
-"""Module private to Keras; there is no other way to tell whether a seed was set."""
+"""Private module of Keras, read because no public function returns the seed."""
 _added: list[HostHandler] = []
 
 
@@ -49,8 +49,8 @@ class LoggerState:
 
     Attributes:
         name: Name; "" for the root.
-        level: Lowest level that it passes on; 0 for that of its parent.
-        propagates: True if its parents get its records, too.
+        level: Lowest level that it passes on; 0 for its parent's level.
+        propagates: True if its parents' handlers also get its records.
         handlers: Handlers that write to the output of the process.
     """
 
@@ -61,8 +61,9 @@ class LoggerState:
 
 
 _SET_BY_LIBRARIES = LoggerState("google", logging.NOTSET, propagates=False)
-"""The logger of Google's clients after their first request, which may be kinetic's own. It must not
-count as changed, or the next call would be sent differently; hosts set it themselves."""
+"""State of the logger of Google's client libraries after their first request, which kinetic may
+have made. It does not count as changed by the program: it would change the pickle of the next call.
+Hosts set it themselves."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,16 @@ class LoggingState:
 
 
 def mark_handlers() -> None:
-    """Mark handlers that libraries have added to the root logger, as Orbax does, because they were
-    imported before the function. They would not exist if the program had set up logging first."""
+    """Mark the handlers that libraries have added to the root logger, as Orbax does, because they
+    were imported before the function. Had the program set up logging first, they would not have
+    added any."""
     for handler in logging.root.handlers:
         handler.set_name(_IMPORTED_AHEAD)
 
 
 class HostHandler(logging.StreamHandler[Any]):
     """Writes the records of its logger, unless another handler of the logger writes to the same
-    stream. The function, or a module that it imports, may add one at any time."""
+    stream: the function or an imported module may add one at any time."""
 
     def __init__(self, logger: logging.Logger, state: HandlerState) -> None:
         super().__init__(getattr(sys, state.stream))
@@ -161,8 +163,8 @@ def read() -> list[LoggingState | AbslState | KerasState]:
 
 
 def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
-    """Describe a logger; None for a default one, or one with filters: without them it might write
-    what nobody should see."""
+    """Describe a logger. None if it has the default settings, or filters: without these, a host
+    could write records that must stay secret."""
     handlers = [handler for handler in logger.handlers if type(handler) is not logging.NullHandler]
     if logger.filters or any(handler.filters for handler in handlers):
         return None
@@ -178,8 +180,8 @@ def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
 
 
 def _read_handler(handler: logging.Handler) -> HandlerState | None:
-    """Describe a handler that writes to a standard stream, directly or through rich's console,
-    which adds level and time itself; None for all others."""
+    """Describe a handler that writes to stdout or stderr, directly or through rich's console, for
+    which the basic format stands in; None for all others."""
     console = getattr(handler, "console", None)
     stream = getattr(handler, "stream", getattr(console, "file", None))
     for name in ("stdout", "stderr"):
@@ -201,6 +203,6 @@ def _read_keras() -> list[KerasState]:
         is_default = policy.name == keras.config.floatx()
         serialized = None if is_default else keras.dtype_policies.serialize(policy)
         seed = sys.modules[_KERAS_STATE].get_global_attribute("global_random_seed")
-    except (AttributeError, KeyError, TypeError):  # Another version, or not imported.
+    except (AttributeError, KeyError, TypeError):  # Not imported, or another version.
         return []
     return [] if serialized is None and seed is None else [KerasState(serialized, seed)]

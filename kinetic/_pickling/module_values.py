@@ -1,9 +1,9 @@
 """Values that the program has changed in modules of the project since their import. Hosts import
 the files, and get the original values.
 
-A value is only compared if it is immutable, if its file assigns it once, by a literal at top level,
-if no function of the file sets it, and if the function, or one of the script that it calls, reads
-it. For other values the result on hosts is not known.
+A value is compared only if the function, or one of the script that it calls, reads it, if the file
+assigns it once, as an immutable literal at top level, and if no function of the file sets it. For
+any other value, the host's value cannot be known here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _READS = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
 
 
 def list_changes(func: object, modules: Collection[str]) -> tuple[str, ...]:
-    """Return a warning for each value that differs on hosts. Current values are not named: they may
-    be secrets.
+    """Return a warning for each value that hosts will see unchanged. The warnings do not show
+    current values, which may be secrets.
 
     Args:
         func: The function of the call.

@@ -1,11 +1,11 @@
 """The loaded modules that a host cannot import. Only these are pickled by value.
 
-A module that is pickled by value although the host can import it exists there twice: its classes do
-not match in `isinstance` and `except`, and registries (JAX, Keras, an ABC) know only one of the
-two.
+If a module were pickled by value although the host can import it, the host would have it twice: its
+classes would not match in `isinstance` and `except`, and registries (JAX, Keras, an ABC) would know
+only one of the two.
 
-cloudpickle's registry of modules belongs to the process: entries of several threads are counted,
-and the last thread removes them. The user's registrations stay.
+cloudpickle has one registry of modules per process. Several threads may register the same module,
+so entries are counted, and the last thread removes them. The user's registrations stay.
 """
 
 # ruff: noqa: PTH113, PTH116, PTH120
@@ -33,22 +33,22 @@ _LOCK = threading.Lock()
 _USES: Counter[str] = Counter()
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _UNEDITED: dict[str, tuple[object, os.stat_result]] = {}
-"""By file, modules that match their file: their spec, which a reload replaces, and the file's
-state."""
+"""Cache of modules that match their file, by path: the module's spec, which a reload replaces, and
+the file's `stat`."""
 _PYC_HEADER_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """The modules that a host can import besides installed ones.
+    """Folders from which a host can import modules that are not installed.
 
     Attributes:
         root: The folder that is sent, or None.
         search: Folders that go first on the host's import path, relative to the root, in order; ""
             is the root.
         manifest: Manifest of the tree, as in `Bundle`.
-        python_path: PYTHONPATH of the host's interpreter, with only those entries that are the same
-            folders there.
+        python_path: PYTHONPATH of the host's interpreter, with only the entries that are the same
+            folders there as here.
     """
 
     root: Path | None = None
@@ -64,7 +64,7 @@ class LoadedModules:
     Attributes:
         by_value: Modules that the host cannot import.
         imported: Names of modules that the host imports from the tree.
-        edited: Names of those whose file has changed since its import.
+        edited: Names of the imported modules whose file has changed since this process read it.
     """
 
     by_value: tuple[ModuleType, ...] = ()
@@ -187,7 +187,7 @@ def _locate_in_tree(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]])
         for entry in entries:
             above, _, last = f"{root}/{entry}{inner}".rpartition("/")
             if f"{real(above)}/{last}" == own:
-                # A host may have loaded the standard library's module of this name already.
+                # A host may already have loaded the standard library's module of this name.
                 if top not in sys.stdlib_module_names:
                     is_inside = own.startswith(f"{root}/")
                     paths[name] = own[len(root) + 1 :] if is_inside else entry + inner
@@ -195,7 +195,7 @@ def _locate_in_tree(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]])
                         paths[name] = entry[:-1]  # The archive, such as a zipapp.
                 break
             if _is_module(f"{root}/{entry}{top}"):
-                break  # Another module of this name comes first.
+                break  # The host would import this module of the same name instead.
     return paths
 
 
@@ -204,8 +204,8 @@ def _is_module(stem: str) -> bool:
 
 
 def _is_outside_tree(top: str, python_path: str) -> bool:
-    """True if the host's interpreter finds the module outside the tree: in a folder of PYTHONPATH
-    or of a `.pth` file, or in an editable installation."""
+    """True if the host's interpreter can find the top-level module outside the tree: in a folder of
+    PYTHONPATH or of a `.pth` file, or in an editable installation."""
     folders = (*python_path.split(os.pathsep), *editable.pth_entries())
     if any(_is_module(f"{os.path.realpath(folder)}/{top}") for folder in folders if folder):
         return True
@@ -228,8 +228,8 @@ def _unregister(module: ModuleType, registry: Any) -> None:
 
 
 def _is_edited(module: ModuleType, file: str) -> bool:
-    """True if the file has changed since this module was imported or reloaded. %autoreload updates
-    modules by itself."""
+    """True if the file has changed since this module was imported or reloaded. False
+    with %autoreload, which reloads changed modules itself."""
     if "IPython.extensions.autoreload" in sys.modules:
         return False
     spec = module.__spec__

@@ -9,8 +9,7 @@ from typing import Any
 from kinetic._pickling.uses import unwrap
 
 MAIN = ("__main__", "__mp_main__")
-"""Names of the script's module; the second is that in a process that multiprocessing has
-spawned."""
+"""Names of the script's module; `__mp_main__` in processes spawned by multiprocessing."""
 _NAMESPACES: dict[int, dict[str, Any]] = {}
 """Globals of the scripts of decorated functions, by id."""
 
@@ -23,7 +22,7 @@ def map_path(file: str, source_map: tuple[str, str] | None) -> str:
 
 
 def remember_namespace(func: object) -> None:
-    """Remember the globals of the function's script, for results that come back."""
+    """Remember the globals of the function's script, to rebuild results with its classes."""
     namespace = find_namespace(func)
     _NAMESPACES[id(namespace)] = namespace
 
@@ -34,8 +33,8 @@ def list_namespaces() -> list[dict[str, Any]]:
 
 
 def find_namespace(func: object) -> dict[str, Any]:
-    """Return the globals of the script that a function comes from, or else of `__main__`. They can
-    differ, for example with `python -m cProfile`."""
+    """Return the globals of the script that a function comes from, or else those of `__main__`. The
+    two differ, for example, with `python -m cProfile`."""
     space = getattr(unwrap(func), "__globals__", None)
     if type(space) is dict and space.get("__name__") in MAIN:
         return space
@@ -43,8 +42,8 @@ def find_namespace(func: object) -> dict[str, Any]:
 
 
 def find_class_of(obj: Any) -> type | None:
-    """Return the class that has the object in a `classmethod`, or None. Since Python 3.13 the
-    object does not learn on which class it is called:
+    """Return the class in which the object is wrapped by a `classmethod`, or None. Since Python
+    3.13, the object itself is not passed the class that it is called on:
     https://docs.python.org/3.13/library/functions.html#classmethod"""
     owner: Any = sys.modules.get(obj.__module__)
     *parents, name = obj.__qualname__.split(".")
@@ -55,7 +54,7 @@ def find_class_of(obj: Any) -> type | None:
 
 
 def is_importable(obj: Any) -> bool:
-    """True if the object's module has it under its name, as pickle requires of functions."""
+    """True if the object's module has it under its qualified name, so pickle can send the name."""
     named: Any = sys.modules.get(obj.__module__)
     for name in obj.__qualname__.split("."):
         named = getattr(named, name, None)
@@ -63,6 +62,6 @@ def is_importable(obj: Any) -> bool:
 
 
 def is_cloudpickle(caller: FrameType) -> bool:
-    """True if cloudpickle is calling: for a process that may lack the script, so a name is not
-    enough."""
+    """True if cloudpickle is pickling. The process that unpickles may then lack the script, so the
+    name of an object is not enough."""
     return str(caller.f_globals.get("__name__")).startswith(("cloudpickle", __package__))

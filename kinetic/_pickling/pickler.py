@@ -1,13 +1,13 @@
-"""Pickling of calls: cloudpickle, but without copies of what the host can import.
+"""Pickling of calls: cloudpickle, but without copies of objects that the host has itself.
 
-cloudpickle pickles by reference only what it finds under its own name. Here, these as well:
+cloudpickle sends an object by name only if its module has it under that name. More is shared here:
 
-- the function under a decorator (`module.train` is a `RemoteCallable`, a jitted function, a
-  cache): by its path;
-- a closure from a module: it gets the globals of that module, not a copy of some of them;
-- functions of `__main__`: they share one namespace on the host, its `__main__`;
+- The function under a decorator (`module.train` is a `RemoteCallable`, a jitted function, a cache)
+is sent as a path.
+- A closure from a module gets the globals of the host's module, not a copy of some of them.
+- Functions of `__main__` share one namespace on the host, its `__main__`.
 - `os.environ`, which may hold secrets, and the hidden generators of `random` and NumPy, whose
-  copies would draw the same numbers in each call: the host's own.
+copies would draw the same numbers in each call, are replaced by the host's own.
 
 Classes and functions of `__main__` are sent in parts. Nothing of a script runs again; `dump_setup`
 writes their registrations with libraries.
@@ -37,11 +37,11 @@ from kinetic._pickling.uses import (
 )
 
 _HOST_OBJECTS = (("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand"))
-"""Objects that each host has itself, by module and name."""
+"""Objects that are replaced by the host's own, as module and name."""
 
 
 class _ScriptNamespace(dict[str, Any]):
-    """Stands for the globals of `__main__`."""
+    """Pickled in place of the globals of `__main__`."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         super().__init__(__name__="__main__")
@@ -52,7 +52,7 @@ class _ScriptNamespace(dict[str, Any]):
 
 
 class _ModuleNamespace(dict[str, Any]):
-    """Stands for the globals of a module that the host imports."""
+    """Pickled in place of the globals of a module that the host imports."""
 
     def __init__(self, module: str) -> None:
         super().__init__(__name__=module)
@@ -62,7 +62,7 @@ class _ModuleNamespace(dict[str, Any]):
 
 
 class _EmptyCopy:
-    """Stands for a module that is sent by value, without its content."""
+    """Pickled in place of a module that is sent by value; arrives as an empty module."""
 
     def __init__(self, module: ModuleType) -> None:
         names = ("__package__", "__path__", "__file__")
@@ -74,8 +74,8 @@ class _EmptyCopy:
 
 
 class _CopiedNamespace(dict[str, Any]):
-    """Stands for the globals of a module that is sent by value, whether the whole module is sent or
-    only functions of it."""
+    """Pickled in place of the globals of a module that is sent by value, so that the module and its
+    functions share one namespace on the host."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__(__name__=module.__name__)
@@ -91,7 +91,7 @@ class _CopiedNamespace(dict[str, Any]):
 
 
 class CallOnLoad:
-    """A function call that happens when it is unpickled."""
+    """Pickled as a call of a function, which runs when the pickle is loaded."""
 
     def __init__(self, function: Any, *args: Any) -> None:
         self._call = function, args
@@ -184,15 +184,15 @@ class CallPickler(CodePickler):
         self.changes = tuple(dict.fromkeys((*self.changes, change)))
 
     def _list_submodules(self, package: ModuleType) -> list[str]:
-        """Return the modules of a package that the script imports: the function may reach them
-        through the package by any name."""
+        """Return the submodules of a package that the script imports: the function may use them as
+        attributes of the package."""
         inside = f"{package.__name__}."
         return [name for name in self._imports if name.startswith(inside) and name in sys.modules]
 
     def dump_setup(
         self, modules: Sequence[str], settings: object, registered: Iterable[Any]
     ) -> None:
-        """Write the setup of a host, which precedes every call.
+        """Write the setup that a host loads before each call.
 
         Args:
             modules: Names of modules to import.
@@ -207,9 +207,9 @@ class CallPickler(CodePickler):
         self.dump(((argv, imports), settings, registrations))
 
     def dump_more(self, arguments: object, file: BinaryIO) -> CallPickler:
-        """Write a further pickle for the same unpickler, and return the pickler that wrote it.
-        Objects in both are shared, as in a single pickle. The memo of this pickler does not
-        change."""
+        """Write a further pickle, to be loaded by the same unpickler after this pickler's output,
+        and return its pickler. Both pickles share their common objects. This pickler's memo does
+        not change."""
         pickler = self._make_sibling(file)
         pickler.memo = self.memo
         pickler.globals_ref = dict(self.globals_ref)
@@ -221,8 +221,8 @@ class CallPickler(CodePickler):
         return CallPickler(file, self._namespace)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        """Send globals that cloudpickle misses: those used only in class bodies in the function, or
-        in textual annotations."""
+        """Add the globals that cloudpickle misses, because only a class body inside the function or
+        a textual annotation names them."""
         module = _find_module(func)
         if module is not None and is_by_value(module.__name__):
             self._copy_namespace(module)
@@ -234,7 +234,7 @@ class CallPickler(CodePickler):
         return self.globals_ref.setdefault(id(vars(module)), _CopiedNamespace(module))
 
     def _reduce_in_module(self, func: FunctionType, module: ModuleType) -> Any:
-        # A function that needs only some of the values may have been pickled before.
+        # An earlier function may have registered a copy of some of the globals.
         if not isinstance(self.globals_ref.get(id(func.__globals__)), _ModuleNamespace):
             self.globals_ref[id(func.__globals__)] = _ModuleNamespace(module.__name__)
         make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
@@ -242,13 +242,13 @@ class CallPickler(CodePickler):
 
 
 class ExternalObjectPickler(CallPickler):
-    """Leaves out all objects of one class; they are sent beside the pickle, which has their
-    numbers. A separate class, because `persistent_id` runs for every object.
+    """Leaves out all objects of one class: the pickle has their numbers, and they are sent
+    separately. A class of its own, because `persistent_id` runs for every object.
 
     Args:
         file, namespace: See `CallPickler`.
         kind: The class.
-        before: Objects that have numbers already.
+        before: Objects that an earlier pickle has numbered.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class ExternalObjectPickler(CallPickler):
             return None
         if id(obj) not in self._number:
             self._number[id(obj)] = len(self._omitted)
-            self._omitted.append(obj)  # Keeps its id from being reused.
+            self._omitted.append(obj)  # The reference keeps its id from being reused.
         return self._number[id(obj)]
 
     def _make_sibling(self, file: BinaryIO) -> CallPickler:
@@ -284,15 +284,15 @@ class ExternalObjectPickler(CallPickler):
 def make_pickler(
     file: BinaryIO, namespace: dict[str, Any], external: type | None = None
 ) -> CallPickler:
-    """Return a pickler for a call: the plain class, which is faster, if no objects are left out."""
+    """Return a pickler for a call; one without `persistent_id`, which is faster, if possible."""
     if external is None:
         return CallPickler(file, namespace)
     return ExternalObjectPickler(file, namespace, external)
 
 
 def _locate(obj: Any) -> tuple[str, str, int] | None:
-    """Return module, name and number of decorators under which the host finds a function or class;
-    None if it does not."""
+    """Return module, qualified name and number of decorators to unwrap, with which the host finds a
+    function or class; None if the host cannot import it."""
     module = obj.__module__ or ""
     if module not in sys.modules or module in MAIN or is_by_value(module):
         return None
@@ -308,7 +308,7 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
 
 
 def _is_global(obj: Any) -> bool:
-    """True if a decorated function (jitted, cached) is what its module has under the function's
+    """True if the host can import a decorated (jitted, cached) function under the function's
     name."""
     if find_wrapped(obj) is None:
         return False
@@ -319,8 +319,8 @@ def _is_global(obj: Any) -> bool:
 
 
 def _is_made_of_arguments(kind: type) -> bool:
-    """True if pickle would create an object without the arguments that its `__new__` needs, as for
-    `jax.custom_vjp`."""
+    """True if the class has its own `__new__`, like `jax.custom_vjp`, for which pickle would have
+    no arguments."""
     methods = ("__reduce_ex__", "__reduce__", "__getstate__")
     return isinstance(kind.__new__, FunctionType) and all(
         getattr(kind, name) is getattr(object, name, None) for name in methods
@@ -342,8 +342,8 @@ def _find_needed_module(func: FunctionType) -> ModuleType | None:
     on a host, or need something that only the caller has.
     """
     module = _find_module(func)
-    # A decorator may have copied `__module__` from a function of the script. If the user has set it
-    # to "__main__", the function is to be sent by value.
+    # Users set `__module__` to "__main__" to have a function sent by value. With `__wrapped__`, a
+    # decorator may have copied it from a function of the script.
     is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
     if module is None or is_by_hand or getattr(module, "__spec__", None) is None:
         return None

@@ -1,9 +1,9 @@
-"""Registries of libraries that know classes or functions of the script: JAX's pytrees, Keras's
-custom objects, Flax's state dicts.
+"""Libraries' registries of classes and functions: JAX's pytrees, Keras's custom objects, Flax's
+state dicts.
 
-Objects that a host rebuilds from their parts are unknown to its libraries. `describe` records how
-an object is registered here, and `register` repeats that on the host. Another library is one more
-row of `_REGISTRIES`.
+A class that a host rebuilds from its parts is not registered there. `describe` records how an
+object is registered here, and `register` repeats that on the host. To support another library, add
+a row to `_REGISTRIES`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Registry:
 
     Attributes:
         list_objects: Lists all registered objects; none if the library is not imported.
-        describe: Returns the arguments with which an object is registered. Its second argument is
-            False if functions of the script cannot be sent: it returns None if it needs one.
+        describe: Returns the arguments with which an object is registered. If its second argument
+            is False, functions of the script cannot be sent, and it returns None if one is needed.
         register: Registers an object with these arguments.
     """
 
@@ -84,8 +84,8 @@ def is_pytree(obj: type) -> bool:
 
 
 def _describe_pytree(obj: type, with_functions: bool) -> tuple[Any, ...] | None:
-    """Return the name of JAX's function that registers a class in this way, and its arguments:
-    names of fields, or functions. A text stands for a method of the class."""
+    """Return the name of JAX's function that registers a class like this, and its arguments: names
+    of fields, or functions. A string stands for the class's method of this name."""
     flatten, unflatten = _read_pytrees()[obj]
     variables = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
     if variables.keys() >= {"data_fields", "meta_fields"}:
@@ -114,7 +114,7 @@ def _register_pytree(obj: type, function: str, *args: Any) -> None:
 
 
 def _call_own(obj: type, name: str) -> Callable[..., Any]:
-    """Return a function that calls a method of a class, which the class may not have yet."""
+    """Return a function that reads the class's method when it is called: it may be set later."""
 
     def call(*args: Any) -> Any:
         return getattr(obj, name)(*args)

@@ -1,9 +1,9 @@
-"""Unpickling of values from a host, so that classes keep their identity.
+"""Unpickling of values from a host, using the classes that this process has.
 
-A class that was sent by value comes back by value. cloudpickle finds the original in this process,
-but then overwrites its methods with those that came back, bound to globals of their own; in another
-process (`attach`) it makes a new class that no `except` clause names. Here, classes that exist are
-left alone, and so are functions that exist with the same code.
+A class that was sent by value comes back by value. cloudpickle would find the original in this
+process, but overwrite its methods with those from the host, which use other globals. In another
+process (`attach`) it would make a new class, which no `except` clause matches. Here, existing
+classes are used unchanged, and so are existing functions with the same code.
 
 Code of another version of Python is refused: running it would crash the process.
 """
@@ -24,7 +24,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class ResultUnpickler(pickle.Unpickler):
-    """An unpickler that leaves existing classes alone.
+    """An unpickler that uses existing classes and does not change them.
 
     Args:
         data: The pickle.
@@ -55,8 +55,8 @@ class ResultUnpickler(pickle.Unpickler):
         return self._keep_64_bits(value) if is_array else value
 
     def _keep_64_bits(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Rebuild JAX arrays with their own types: JAX would silently truncate 64-bit types unless
-        this process has enabled them, as the host did."""
+        """Rebuild JAX arrays with their original types. JAX would silently truncate 64-bit types
+        unless this process has enabled them, as the host did."""
         try:
             enable = super().find_class("jax", "enable_x64")
         except AttributeError:  # Before JAX 0.8.
@@ -80,8 +80,8 @@ class ResultUnpickler(pickle.Unpickler):
         return self._find_defined(module, qualname, tracker) or upstream.make_enum(*args)
 
     def _find_defined(self, module: str | None, qualname: str, tracker: str | None) -> type | None:
-        """Return the class that was sent, or that its module defines under this name. None if
-        neither exists, as for classes defined in a function."""
+        """Return the class that this process sent, or else the class of this name in the module;
+        None if neither exists, as for classes defined in a function."""
         sent: type | None = upstream.classes_by_tracker.get(tracker)
         if sent is not None:
             return sent
@@ -118,8 +118,8 @@ class ResultUnpickler(pickle.Unpickler):
 
 
 def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
-    """True if a function, and those of the script that it calls, use nothing that a host may have
-    changed: values of globals or closures, or defaults that are not plain."""
+    """True if neither a function nor those of the script that it calls use values that a host may
+    have changed: globals, closures, or defaults that are not plain."""
     if func in visited:
         return True
     visited.add(func)
@@ -138,8 +138,8 @@ def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
 
 
 def _find_all(module: str | None, qualname: str) -> Iterator[Any]:
-    """Yield the objects of this name that a module has defined itself; for a script, those of each
-    of its namespaces."""
+    """Yield the objects of this name that a module defines; for a script, those in each of its
+    remembered namespaces."""
     if module not in sys.modules:
         return
     names = origin.MAIN if module in origin.MAIN else (module,)

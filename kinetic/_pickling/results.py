@@ -1,4 +1,4 @@
-"""Values and exceptions that come back from a host, as bytes, and back."""
+"""Pack values and exceptions into bytes on a host, and rebuild them on the caller."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def unpack_value(data: bytes) -> Any:
 
     Raises:
         CorruptRecord: The bytes are damaged.
-        ResultUnavailable: This process cannot rebuild it, for example because a module is missing.
+        ResultUnavailable: This process cannot rebuild the value, for example if a module is
+            missing.
     """
     header = envelope.verify_record(data, "value")
     try:
@@ -51,8 +52,8 @@ def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None =
 
     Args:
         error: The exception.
-        source_map: (folder on this host, folder on the caller): file names of frames below the
-            first are written as below the second.
+        source_map: (folder on this host, folder on the caller): frames' file names below the first
+            folder are changed to the second.
 
     Raises:
         PicklingError: The class of the exception cannot be pickled.
@@ -101,7 +102,7 @@ def _attempt(value: object) -> BaseException | None:
 
 
 def _loads(data: bytes | memoryview, versions: Versions | None = None) -> Any:
-    """Unpickle data from a host, without changing classes that this process has."""
+    """Unpickle data from a host, without changing existing classes of this process."""
     from kinetic._pickling.result_unpickler import ResultUnpickler
 
     python = (

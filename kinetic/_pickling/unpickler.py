@@ -1,7 +1,7 @@
-"""Unpickling of a call on a host. The script's functions get the host's `__main__`.
+"""Unpickling of a call on a host. The script's functions get the host's `__main__` as globals.
 
-Code objects have the name of the file on the caller's machine. It is mapped to the file in the
-host's tree, so that debuggers find breakpoints and tracebacks show lines.
+Code objects name files of the caller's machine. The names are changed to files of the host's tree,
+so that breakpoints work and tracebacks show source lines.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kinetic.errors import SetupFailed, UsageError
 def _make_without_hooks(
     make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any
 ) -> type:
-    """Make an empty class without running the script's hooks: they ran on the caller, and their
-    effects were sent."""
+    """Make an empty class without running the script's hooks, such as `__init_subclass__`: these
+    ran on the caller, and their effects are sent."""
     if getattr(metaclass, "__module__", None) in MAIN:
         foreign = next(kind for kind in metaclass.__mro__ if kind.__module__ not in MAIN)
         kind, metaclass = (
@@ -49,8 +49,8 @@ def _make_without_hooks(
 
 
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
-    """Return a namespace for the functions of a script. `CallUnpickler` replaces it by its
-    `__main__`."""
+    """Return a namespace for the functions of a script. If `CallUnpickler` has a `__main__`, that
+    is used instead."""
     file_entry = {} if file is None else {"__file__": file}
     return {
         "__name__": "__main__",
@@ -89,7 +89,8 @@ def import_if_possible(*modules: str) -> None:
 
 
 def make_descriptor(kind: Any, base: Any, *parts: Any) -> Any:
-    """Return a property or the like of a script's own class, without calling its constructor."""
+    """Return a descriptor of a script's own class, such as a subclass of `property`, without
+    calling its constructor."""
     descriptor = base.__new__(kind)
     base.__init__(descriptor, *parts)
     return descriptor
@@ -109,8 +110,8 @@ def new_type(name: str, of: Any, module: str) -> Any:
 
 
 def type_alias(name: str, module: str, holder: list[Any]) -> Any:
-    """Return the alias that `type name = …` makes; its value is the future first item of the
-    list."""
+    """Return the alias that `type name = …` makes. Its value is the first item of `holder`, which
+    `fill_alias` adds later."""
     namespace: dict[str, Any] = {"__name__": module, "held": holder}
     exec(f"type {name} = held[0]", namespace)
     return namespace[name]
@@ -129,7 +130,7 @@ def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
 
 
 def find_undecorated(module: str, qualname: str, depth: int) -> Any:
-    """Return a function of a module from under `depth` decorators."""
+    """Return a module's function with `depth` decorators unwrapped."""
     func = operator.attrgetter(qualname)(import_module(module))
     for _ in range(depth):
         func = func.__wrapped__
@@ -140,8 +141,8 @@ _CALLER_METHODS = ("run_async", "run_async_map", "with_options", "plan", "aio")
 
 
 def strip_decorated(pick: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
-    """Return the plain function of a decorated one. Methods that only its caller has raise an error
-    that says so."""
+    """Return the function that kinetic's decorator wraps. Methods that work only on the caller,
+    such as `run_async`, raise an error that says so."""
     func = pick(*args)
     name = getattr(func, "__name__", "it")
     attributes = {method: functools.partial(_refuse, method, name) for method in _CALLER_METHODS}
@@ -201,8 +202,8 @@ class CallUnpickler(pickle.Unpickler):
         return value
 
     def _bind_class(self, cls: type) -> type:
-        """Give the host's `__main__` a class of the script, so that what the function pickles can
-        name it."""
+        """Set a class of the script in the host's `__main__`, so that the function's results can be
+        pickled by its name."""
         if cls.__module__ in MAIN:
             self._bind_name(cls.__qualname__, cls)
         return cls
@@ -217,7 +218,7 @@ class CallUnpickler(pickle.Unpickler):
             self._main.setdefault(name, value)
 
     def persistent_load(self, pid: Any) -> object:
-        """Return the object that replaces one left out of the pickle."""
+        """Return the object that was left out of the pickle under this number."""
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
                 f"The call needs its data {pid}, which is not on this host. Submit the job again."

@@ -26,8 +26,8 @@ from types import (
 from typing import Any
 
 HAS_LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
-"""True if annotations are code that runs on access (PEP 649). They may name what only type checkers
-import."""
+"""True if annotations are evaluated when they are read (PEP 649). They may use names that only type
+checkers import."""
 MOST_DECORATORS = 32
 SHELL = "the notebook's shell"
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -36,7 +36,7 @@ _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
 def walk_code(code: CodeType) -> Iterator[CodeType]:
-    """Yield code, and that of the functions and class bodies in it."""
+    """Yield a code object, and those of the functions and class bodies inside it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -53,7 +53,8 @@ def list_closed_over(func: FunctionType) -> dict[str, Any]:
 
 
 def list_globals(func: FunctionType) -> dict[str, Any]:
-    """Return the globals that a function names, including functions and class bodies in it."""
+    """Return the globals that a function, and functions and class bodies inside it, use, by
+    name."""
     names, _ = _read_global_names(func.__code__)
     return {name: func.__globals__[name] for name in names if name in func.__globals__}
 
@@ -74,14 +75,14 @@ def list_imports(namespace: Mapping[str, Any]) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _read_global_names(code: CodeType) -> tuple[tuple[str, ...], bool]:
-    """Return the globals that code names, and True if it sets one."""
+    """Return the names of globals in code, and True if the code sets or deletes one."""
     steps = [step for inner in walk_code(code) for step in dis.get_instructions(inner)]
     names = {step.argval for step in steps if step.opname in (*_LOADS, *_STORES)}
     return tuple(sorted(names)), any(step.opname in _STORES for step in steps)
 
 
 def read_annotations(obj: FunctionType | type) -> dict[str, Any]:
-    """Return an object's own annotations by name; as text if one of them cannot be evaluated."""
+    """Return an object's own annotations by name; all as text if one cannot be evaluated."""
     if not HAS_LAZY_ANNOTATIONS:
         own = vars(obj) if isinstance(obj, type) else {"__annotations__": obj.__annotations__}
         annotations: dict[str, Any] = own.get("__annotations__", {})
@@ -117,7 +118,7 @@ def list_annotated(func: FunctionType) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
-    """Return the names in an annotation, and the strings in it."""
+    """Return the names in a textual annotation, and the strings in it."""
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError):
@@ -128,8 +129,8 @@ def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
 
 
 def is_checked_by_jaxtyping(func: FunctionType) -> bool:
-    """True if jaxtyping has wrapped a function with weak references: such a closure cannot be sent,
-    but the function in it can."""
+    """True if a function is a wrapper of jaxtyping, whose closure has weak references and cannot be
+    pickled. The wrapped function can be."""
     if not func.__globals__.get("__name__", "").startswith("jaxtyping."):
         return False
     cells = list_closed_over(func).values()
@@ -138,7 +139,8 @@ def is_checked_by_jaxtyping(func: FunctionType) -> bool:
 
 
 def find_wrapped(obj: Any) -> Any:
-    """Return the object that a decorator has wrapped, without running the object's code."""
+    """Return the object that a decorator has wrapped, or None, without running the objects'
+    code."""
     slot = getattr(type(obj), "__wrapped__", None)
     if isinstance(slot, GetSetDescriptorType):  # A proxy in C, such as wrapt's.
         return slot.__get__(obj)
@@ -166,8 +168,8 @@ def unwrap(obj: Any) -> Any:
 
 
 def list_parts(thing: Any) -> Iterator[tuple[str, object]]:
-    """Yield the objects that are pickled along with a function, class, module or method, each with
-    a description."""
+    """Yield a description and the object for everything that is pickled along with a function,
+    class, module or method."""
     if isinstance(thing, FunctionType):
         yield from _list_parts_of_function(thing)
     elif isinstance(thing, MethodType) and thing.__name__ == "get_ipython":
