@@ -30,10 +30,11 @@ _PROCESS_VARIABLES = """
     CURL_CA_BUNDLE
     GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_CONFIG STORAGE_EMULATOR_HOST HF_ENDPOINT HF_HOME
 """
-"""Variables that any process needs. Those in the last lines give access to buckets and hubs; of
-credentials, only the file's path is among them."""
+"""Variables that any process needs. Those in the last lines give access to buckets and hubs: they
+may hold the path of a file with credentials, but never the credentials themselves."""
 MACHINE_BOUND = frozenset(_MACHINE_VARIABLES.split())
-"""Variables that describe this machine: no wildcard captures them, but an exact name does."""
+"""Variables that describe this machine: a prefix with "*" does not capture them, an exact name
+does."""
 _INHERITED = frozenset(_PROCESS_VARIABLES.split())
 _HOST_VARIABLES = frozenset(
     [
@@ -43,7 +44,7 @@ _HOST_VARIABLES = frozenset(
         "KINETIC_SLICES",
     ]
 )
-"""Variables of hosts whose names resemble those of settings."""
+"""Variables that hosts set, which are not misspelt names of settings."""
 _ALIKE = 0.85
 _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
 
@@ -123,7 +124,8 @@ def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_misspelt(variables: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return unknown variables whose names resemble one of `variables`, with that name."""
+    """Return variables that are probably misspelt: each unknown name of the environment, with the
+    name in `variables` that it resembles."""
     import difflib
 
     others = set(environ) - {*variables} - _HOST_VARIABLES

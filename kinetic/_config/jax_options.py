@@ -48,7 +48,7 @@ def changed_options(*, without: Mapping[str, str]) -> dict[str, Value]:
     values = getattr(getattr(sys.modules.get("jax"), "config", None), "values", None)
     if not isinstance(values, dict):
         return {}
-    # Send the value of an enumeration's member, which JAX accepts as well.
+    # For a member of an enumeration, send its value: JAX accepts both.
     current = {n: getattr(values[n], "value", values[n]) for n in DEFAULTS if n in values}
     return {
         name: value

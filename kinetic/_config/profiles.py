@@ -60,7 +60,7 @@ class Profiles:
     def with_profile(
         self, name: str, values: Mapping[str, str], *, force: bool = False
     ) -> Profiles:
-        """Return the profiles with one more. The first profile becomes the current one.
+        """Return the profiles with this one added. The first profile becomes the current one.
 
         Raises:
             UsageError: a name or value is malformed, or the profile exists already and `force` is
@@ -79,13 +79,13 @@ class Profiles:
         )
 
     def with_current(self, name: str | None) -> Profiles:
-        """Return the profiles with another current one, or none."""
+        """Return the profiles with this one as the current one; None for no current profile."""
         if name is not None:
             self.get(name)
         return replace(self, current=name)
 
     def without(self, name: str) -> Profiles:
-        """Return the profiles without one. If it was the current one, none is current."""
+        """Return the profiles without this one. If it was current, no profile is current."""
         self.get(name)
         others = {n: values for n, values in self.by_name.items() if n != name}
         return Profiles(others, None if self.current == name else self.current)
@@ -217,7 +217,7 @@ def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
         CorruptRecord: the file is damaged; it is unchanged.
         StoreError: the file cannot be read or written.
     """
-    # A symbolic link to the file, as dotfiles have, must stay a link.
+    # If the path is a symbolic link, as with dotfiles in a repository, it must stay a link.
     target = Path(os.path.realpath(path))
     # Two processes that write at the same moment must not share a temporary file.
     temporary = target.with_name(f"{target.name}.{os.urandom(8).hex()}.new")

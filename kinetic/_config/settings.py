@@ -66,7 +66,8 @@ class Setting:
 
 
 class _Row(NamedTuple):
-    """A setting's variable, its parser, and variables of other tools, which profiles outrank."""
+    """A setting's variable, its parser, and variables of other tools that are read if neither
+    `variable` nor the profile has a value."""
 
     variable: str
     parse: Callable[[str, Any], Any]
@@ -119,13 +120,13 @@ class Settings:
     base_image_repo: str | None = _row("KINETIC_BASE_IMAGE_REPO", parsers.text, None)
     """The repository of prebuilt images."""
     package_root: str | None = _row("KINETIC_PACKAGE_ROOT", parsers.text, None)
-    """Root of the source tree; None to detect it."""
+    """Root folder of the source tree; None to detect it."""
     no_default_excludes: bool = _row("KINETIC_NO_DEFAULT_EXCLUDES", parsers.flag, False)
     """Send `.venv`, `node_modules` and similar folders as well."""
     context_size_warn_mb: float = _row("KINETIC_CONTEXT_SIZE_WARN_MB", parsers.number, 100.0)
-    """Warn of a larger source tree."""
+    """Warn if the source tree is larger than this, in MB; 0 for never."""
     payload_size_warn_mb: float = _row("KINETIC_PAYLOAD_SIZE_WARN_MB", parsers.number, 50.0)
-    """Warn of a larger function with its arguments."""
+    """Warn if the pickled function and its arguments are larger, in MB; 0 for never."""
     log_level: str | None = _row("KINETIC_LOG_LEVEL", parsers.level, None)
     """The level of the "kinetic" logger; None leaves the level to the program."""
     queue: str | None = _row("KINETIC_QUEUE", parsers.text, None)
@@ -214,7 +215,7 @@ _log_level: str | None = None
 
 
 def choose_log_level(level: str | None) -> None:
-    """Set the level from which this process shows messages; None for that of the environment."""
+    """Show messages of this level and above in this process; None for the environment's level."""
     global _log_level
     _log_level = level
 
@@ -281,7 +282,8 @@ def load(
 
 
 def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
-    """Put the store on the Ray cluster, because the laptop and the cluster may share nothing."""
+    """Put the store on the Ray cluster's head, because the laptop and the cluster may share no
+    storage."""
     from kinetic._ray import address
 
     store = f"ray+{address.resolve_address(settings.address or '', env)}"
@@ -401,7 +403,7 @@ def _read_profile(env: Environ, flags: Mapping[str, Any], file: Setting | None) 
 
 
 def _exists(path: str) -> bool:
-    """True unless the path surely does not exist."""
+    """True if the path exists, or if that cannot be determined."""
     try:
         os.stat(path)  # noqa: PTH116 - Path("") would be the current folder
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Clients of the coordinator: blocking calls, repeated until it answers or is given up.
+"""Clients of the coordinator: blocking calls, repeated until it answers or a time limit is reached.
 
 Importing this module creates no channel, loop or thread, so that the importer may fork. A client
 must be created after the last fork.
@@ -41,8 +41,8 @@ _TRANSIENT = frozenset(
 
 
 class _AnswerPatience:
-    """The time limit for going without an answer. Time in which this process was suspended counts
-    as one try at most."""
+    """A time limit on silence of the coordinator. A longer pause of this process counts as the time
+    of one try at most."""
 
     def __init__(self, limit_s: float, most_s: float, clock: Callable[[], float]) -> None:
         self._limit_s, self._most_s, self._clock = limit_s, most_s, clock
@@ -83,7 +83,7 @@ class _Caller:
         return map(self._read(method), reply) if method.streams else self._read(method)(reply)
 
     def _read(self, method: codec.Method) -> Callable[[bytes], Any]:
-        # gRPC's own deserializer would not do: for gRPC, None as its result means a failure.
+        # Decode here and not in gRPC's deserializer: gRPC takes None from it for a failure.
         def read(data: bytes) -> Any:
             try:
                 return codec.read(data, method.reply)
@@ -294,8 +294,8 @@ class AgentClient:
 
 
 class ControlClient:
-    """The users' client of a running job's coordinator. Calls raise `CoordinatorLost` if it does
-    not answer."""
+    """A client for users of a running job's coordinator. Its calls raise `CoordinatorLost` if the
+    coordinator does not answer."""
 
     def __init__(
         self,

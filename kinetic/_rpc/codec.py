@@ -27,8 +27,8 @@ _MOST_CONNECTIONS = 4096
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # A stranger is refused as soon as its metadata has arrived. At most one window of its message
-    # is in memory then, and the probe would enlarge windows.
+    # A caller without the token is refused as soon as its metadata has arrived. Its message takes
+    # at most one flow-control window of memory until then, and this probe would enlarge windows.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
     ("grpc.max_metadata_size", _WINDOW_BYTES),
@@ -49,16 +49,16 @@ SERVER_OPTIONS = (
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # The proxy of http_proxy never leads to the coordinator.
+    # The coordinator cannot be reached through the proxy in http_proxy.
     ("grpc.enable_http_proxy", 0),
     # The client retries by itself; reconnecting must not wait for gRPC's back-off of a minute.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Despite its name, the time limit of one attempt to connect, TLS included.
+    # Despite its name, this is the time limit of one attempt to connect, TLS included.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # DNS knows a leader's name only some time after its pod exists, and gRPC's default is to ask
-    # only every 30 s.
+    # DNS learns a leader's name only some time after its pod is created, and by default gRPC asks
+    # DNS only every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
 )
 KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000))

@@ -58,8 +58,8 @@ class Coordinator:
            change nothing.
         4. Over TCP it uses only TLS.
 
-    It listens at the endpoint's target; `key` belongs to the endpoint's certificate. The gang's
-    start time must come from the same clock.
+    The coordinator listens at the endpoint's target. `key` is the private key of the endpoint's
+    certificate. The gang's start time must come from the same clock.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Coordinator:
         self._finished = asyncio.Event()
         self._closing = False
         self._watchers: Counter[int] = Counter()
-        """Number of open streams by host: a host may open a stream before the end of its last one
-        arrives."""
+        """Number of open streams by host: a host may open a new stream before the server sees the
+        end of the previous one."""
         self._server: aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._views: tuple[int, dict[Exit | None, bytes]] = (0, {})
@@ -117,7 +117,7 @@ class Coordinator:
         return replace(endpoint, target=f"{endpoint.target.rpartition(':')[0]}:{port}")
 
     def serve_next(self, gang: Gang) -> None:
-        """Replace the gang by that of the next attempt, or by one of fewer hosts."""
+        """Replace the gang by that of the next attempt, which may have fewer hosts."""
         if self._ticker is not None:
             self._ticker.cancel()
         self._gang, self._announced_version = gang, gang.version
@@ -335,7 +335,7 @@ def _make_refusal(code: grpc.StatusCode, words: str) -> Any:
     async def refuse(requests: Any, context: Context) -> None:
         await context.abort(code, words)
 
-    # A stream, so that nothing is read: gRPC receives the message of a unary call first.
+    # Handle the call as a stream: gRPC would receive the whole message of a unary call first.
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 

@@ -61,7 +61,7 @@ class WaitingRoom:
         self._over = False
 
     def expect_next(self, index: int) -> None:
-        """Let only the next start of the host count from now on."""
+        """Ignore the current start of the host from now on: only its next start counts."""
         self._starts[index] = self.start_of(index) + 1
         self._waiting.discard(index)
         self._assignments.pop(index, None)
@@ -145,8 +145,8 @@ class WaitingRoom:
             self._listener.on_start(index)
 
     def _check_presence(self, index: int, start: int, repeats: int = 2) -> None:
-        """Count a host as lost unless it comes back. The check is repeated, because after a pause
-        of this process the first may come before requests that hosts have sent are read."""
+        """Count a host as lost if it has not asked again after `AWAY_S`. Repeat the check: after
+        a pause of this process, it may run before the requests of hosts have been read."""
         if self._asking[index] or index not in self._waiting or not self._counts(index, start):
             return
         if repeats:

@@ -20,8 +20,7 @@ class _End(Protocol):
 
 
 def pump(source: _End, target: _End) -> None:
-    """Copy bytes from one connection to another, and their end, until no more come or a connection
-    is lost."""
+    """Copy bytes until the source ends or a connection is lost; then end writing to the target."""
     with suppress(OSError):
         while data := source.read():
             target.write(data)

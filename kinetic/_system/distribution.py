@@ -15,12 +15,12 @@ from urllib.parse import unquote, urlsplit
 
 NAME = "kinetic-run"
 _NAMES = re.compile(r"(keras[-_.]+)?kinetic|kinetic[-_.]+(run|sdk)", re.IGNORECASE)
-"""Distributions whose package is or was `kinetic`: this one, and that of keras-team."""
+"""Distributions that install or once installed a package `kinetic`: this one and keras-team's."""
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
 
 def is_kinetic(name: str) -> bool:
-    """True if a requirement of this name means kinetic itself, which travels with the job."""
+    """True if a requirement of this name means kinetic itself, which is sent with the job."""
     return _NAMES.fullmatch(name) is not None
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 MEMORY = Path("/dev/shm")
 _TRIES = 100
-"""Tries to create a folder: a job that ends may remove the empty folder of all jobs between any two
-steps."""
+"""Number of tries to create a folder: when another job ends, it may remove the empty parent folder
+between any two steps."""
 JAX_INIT_INFO = "jax-init-info.txt"
 """File in a host's folder with the index of its process and the address of process 0, one line
 each. The name and the format are those of GKE's multi-tier checkpointing."""

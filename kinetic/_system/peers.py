@@ -56,7 +56,8 @@ _accept = socket.socket.accept
 
 
 def main() -> None:
-    """Run the Python program at the path in the first argument, with the other arguments."""
+    """Run the Python program at the path in the first argument, with the other arguments. Its
+    sockets accept connections of this user and root only."""
     socket.socket.accept = accept_own_only  # type: ignore[method-assign, assignment]
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

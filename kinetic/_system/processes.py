@@ -1,7 +1,7 @@
 """Facts about processes from the kernel, and ways to end processes.
 
-All functions work on Linux. On other systems, those that need Linux return "unknown" values, and
-processes notice each other's end by their pipes.
+All functions work on Linux. On other systems, those that need Linux return values that mean
+"unknown", and processes notice each other's end by their pipes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 DISK_RESERVE = "reserve"
-"""Name of a file in a job's scratch folder that reserves disk space. When the function has filled
-the disk, halves of the file are freed for small values, reports and outcomes of attempts, and its
-removal makes room for the verdict."""
+"""Name of a file in a job's scratch folder that reserves disk space, in case the function fills the
+disk. Then half of the remaining space is freed for each small value, report or outcome of an
+attempt, and all of it for the verdict."""
 RESERVED_BYTES = 1 << 19
 _EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 
@@ -92,7 +92,7 @@ def adopt_orphans() -> None:
 
 _PRECEDENCE = 5
 _ordinary: list[int] = []
-"""The nice value before `take_precedence` in this process, or in the process that forked it."""
+"""The nice value from before `take_precedence`, which a fork inherits; [] if not called."""
 
 
 def take_precedence() -> None:
@@ -105,8 +105,8 @@ def take_precedence() -> None:
 
 
 def yield_precedence() -> None:
-    """Return to the ordinary priority, in a new session of the kernel: it shares processors between
-    sessions first (autogroup)."""
+    """Return to the ordinary priority, in a new session, because the kernel divides processor time
+    between sessions first (autogroup)."""
     os.setsid()
     for ordinary in _ordinary:
         os.setpriority(os.PRIO_PROCESS, 0, ordinary)
@@ -120,8 +120,8 @@ def set_title(title: str) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open files to the system's, because a large gang has a connection per
-    host."""
+    """Raise the limit on open files to the hard limit, up to 65,536: a large gang has a connection
+    per host."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -334,8 +334,8 @@ def fork() -> int:
 
 
 def check_threads(number: int = 8) -> None:
-    """Start a number of threads, and end them. gRPC needs about as many by default, and hangs if it
-    can start none.
+    """Check that the system allows this many more threads. gRPC needs about 8, and hangs if it can
+    start none.
 
     Raises:
         BlockingIOError: the system allows no more threads; the error names the limit.
@@ -357,8 +357,8 @@ STUCK_S = 30
 
 @contextlib.contextmanager
 def dying_when_stuck() -> Iterator[None]:
-    """Have the kernel kill this process by SIGALRM if the block does not end within `STUCK_S`. gRPC
-    may hang in native code if the system refuses threads."""
+    """Have the kernel kill this process with SIGALRM if the block does not end within `STUCK_S`,
+    because gRPC may hang in native code if the system refuses threads."""
     signal.alarm(STUCK_S)
     try:
         yield

@@ -29,8 +29,8 @@ def open_pools(address: str, proxy: str = "", named_by: str = "", **settings: An
 
     Args:
         address: URL of the server.
-        proxy: the proxy to use; "" for that of the environment, if it has one for the server.
-        named_by: origin of `proxy`, for messages.
+        proxy: the proxy to use; "" for the environment's proxy for this server, if any.
+        named_by: source of the value of `proxy`, for messages.
         settings: arguments of urllib3's pools.
 
     Raises:
@@ -56,7 +56,7 @@ def open_pools(address: str, proxy: str = "", named_by: str = "", **settings: An
 
 def find_proxy(scheme: str, host: str) -> str:
     """Return the environment's proxy for a server, or "". As in curl and kubectl, `no_proxy` may
-    name networks, which Python's own rules ignore; addresses of this machine have no proxy."""
+    name networks, which Python's own functions ignore. Addresses of this machine have no proxy."""
     proxies = urllib.request.getproxies()
     if host in _NEAR or urllib.request.proxy_bypass(host):
         return ""

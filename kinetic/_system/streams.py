@@ -17,7 +17,7 @@ def replace_closed() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            # open() takes the lowest free descriptor, this one. Child processes inherit it.
+            # open() returns the lowest free descriptor: `fd`. Child processes must inherit it.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
