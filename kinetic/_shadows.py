@@ -17,8 +17,8 @@ _LIBRARY = os.path.dirname(os.__file__)
 
 
 def warn_of_hidden_modules() -> None:
-    """Warn of each file that comes before the standard library on the import path and has the name
-    of one of its modules, unless that module is loaded already."""
+    """Warn of each file or package that is imported instead of a module of the standard library,
+    because its folder precedes the library on the import path. Loaded modules are safe."""
     for folder in sys.path:
         if folder == _LIBRARY or folder.endswith(".zip"):
             return

@@ -63,9 +63,9 @@ def map(
     """Submit a job for each input. The options are those of `RemoteCallable.run_async_map`.
 
     Args:
-        submit_fn: A decorated function or its `run_async`: packaged once for all inputs. Or any
-            function that submits one job with `run_async` and returns its handle: called for each
-            input when its job can be submitted.
+        submit_fn: A decorated function or its `run_async`, which is packaged once for all inputs;
+            or any function that submits one job with `run_async` and returns its handle, which is
+            called with each input when its job can be submitted.
         inputs: One entry for each job.
 
     Raises:
@@ -112,7 +112,7 @@ def map(
 
 
 def _find_decorated(submit_fn: Any) -> RemoteCallable[..., Any] | None:
-    """Return the decorated function if `submit_fn` is one, or the `run_async` of one."""
+    """Return the decorated function that `submit_fn` is, or whose `run_async` it is; else None."""
     if isinstance(submit_fn, RemoteCallable):
         return submit_fn
     owner = getattr(submit_fn, "__self__", None)

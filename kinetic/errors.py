@@ -1,7 +1,7 @@
 """All exceptions that kinetic itself raises.
 
     KineticError
-    ├── UsageError (ValueError)             what the caller wrote cannot work; nothing was created
+    ├── UsageError (ValueError)             an argument or setting is invalid; nothing was created
     │   ├── UsageTypeError (TypeError)      ... because a value has the wrong type
     │   ├── DataNotFound (FileNotFoundError)   ... because declared data does not exist
     │   ├── UnknownAccelerator              ... because no such accelerator exists
@@ -35,7 +35,7 @@
         ├── GangTimeout (TimeoutError)      the function did not start on every host within
         │                                   start_timeout
         ├── JobTimeout (TimeoutError)       the job ran longer than timeout
-        ├── BudgetUsedUp                    the job's slices have cost its budget
+        ├── BudgetUsedUp                    the cost of the job's slices has reached its budget
         ├── JobCancelled                    someone cancelled the job
         ├── SetupFailed                     a host could not prepare: bad bundle, unpickling failed,
         │                                   version mismatch, an image that cannot be pulled
@@ -104,8 +104,8 @@ class SourceChanged(UsageError):
 
 
 class PreflightError(KineticError):
-    """The backend cannot accept the job as things are, so that nothing was created. The message
-    says which part of the cluster or machine to fix."""
+    """The backend cannot accept the job at present, so that nothing was created. The message says
+    which part of the cluster or machine to fix."""
 
 
 class InsufficientMemory(PreflightError):
@@ -286,7 +286,7 @@ class JobTimeout(JobFailed, TimeoutError):
 
 
 class BudgetUsedUp(JobFailed):
-    """The slices of the job have cost its `budget`, and the job was stopped."""
+    """The cost of the job's slices has reached `budget`, and the job was stopped."""
 
 
 class JobCancelled(JobFailed):
@@ -309,7 +309,7 @@ class SupervisorLost(JobFailed):
 
 
 def text_of(value: object) -> str:
-    """Return `str()` of an exception or of another object of the user's."""
+    """Return `str(value)`, or a placeholder if the user's `__str__` raises."""
     try:
         return str(value)
     except BaseException as problem:  # noqa: BLE001 - a user's __str__ may raise anything
@@ -320,7 +320,7 @@ _VOWEL_SOUNDS = ("a", "e", "i", "o", "u", "ndarray")
 
 
 def name_some(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Return the first names, and the number of the others: "a, b and 3 more"."""
+    """Join the first `most` names, and count the others: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return separator.join(names[:most]) + more
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN)
 _SNAPSHOT_TIMEOUT_S = 1.0
 ANSWER_S, _PAUSE_S = 12.0, 0.25
-"""The longest wait for leaders on clusters, which read requests every ten seconds."""
+"""Longest wait for the answers of leaders on clusters, which read requests every ten seconds;
+pause between two polls."""
 
 
 class ActivityWatch:
@@ -56,7 +57,7 @@ class ActivityWatch:
             time.sleep(_PAUSE_S)
 
     def poll(self) -> list[HostLine]:
-        """Return the hosts of all active jobs, newest job first."""
+        """Return a line for each host of the active jobs, newest job first."""
         self._unanswered.clear()
         lines: list[HostLine] = []
         active = self._list_active()
@@ -107,8 +108,8 @@ class ActivityWatch:
             return None
 
     def _ask_leader(self, ref: JobRef) -> dict[str, Any] | None:
-        """Return the last answer of a cluster job's leader, read from the store; None if there is
-        none yet."""
+        """Return the last answer of a cluster job's leader, read from the store; None if the leader
+        has not answered yet."""
         from kinetic._client import asking
 
         poll = self._polls.setdefault(ref.job_id, asking.ActivityPoll(self._app.store, ref))

@@ -1,5 +1,5 @@
-"""Questions to the leader of a running job that no connection reaches: a request in the store, and
-the leader's answer next to it."""
+"""Questions to the leader of a job that cannot be reached over the network. They go through the
+store: the client writes a request, and the leader writes its answer next to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stacks(
     _send_request(store, layout.AttemptKeys(*place).stacks_wanted)
     give_up_at = time.monotonic() + patience_s
     while time.monotonic() < give_up_at:
-        # An answer to another process's newer request is as good.
+        # Accept any new answer, even one to another process's request.
         answer = _read_answer(store, layout.AttemptKeys(*place).stacks)
         if answer["id"] != before["id"]:
             return {int(host): str(text) for host, text in answer["stacks"].items()}
@@ -53,7 +53,7 @@ def stacks(
 
 
 class ActivityPoll:
-    """A running job's activity: each read returns the last answer and sends the next request."""
+    """Polls a running job's activity: each read returns the last answer and sends a request."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:
         self._store, self._ref = store, ref
@@ -67,7 +67,7 @@ class ActivityPoll:
         place = self._ref.job_id, attempts.find_newest(self._store, self._ref.job_id)
         answer = _read_answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
-            self._place, self._activity = place, None  # The first answer may be to an old request.
+            self._place, self._activity = place, None  # The answer in the store may be old.
         elif answer["id"] == self._answered_id:
             return self._activity
         else:

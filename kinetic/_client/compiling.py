@@ -136,8 +136,8 @@ def check_programs(
 
 
 def show_report(make: Callable[[], CheckReport]) -> None:
-    """Print a compile report on stderr. An error in making it is printed too, so that it hides
-    neither the function's value nor its exception."""
+    """Make a compile report and print it on stderr. If that fails, print the error: raising it
+    would hide the function's value or exception."""
     try:
         console.notice(str(make()), repeat=True)
     except KineticError as error:

@@ -171,7 +171,7 @@ def write_events(folder: str, groups: Sequence[tuple[str, Sequence[Series]]]) ->
                 for step, time, value in zip(
                     metric.steps, metric.times, metric.values, strict=True
                 ):
-                    # Figures of hosts have no step; use the second instead.
+                    # Measurements of hosts have no step: use the seconds since the first value.
                     at = step if metric.has_steps else round(time - begin)
                     writer.add_scalar(metric.name, value, at, walltime=time)
                 count += len(metric)

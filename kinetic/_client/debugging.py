@@ -211,7 +211,7 @@ def instructions(ref: JobRef, debugger: Debugger, port: int, local_root: str, *,
 
 
 def read(store: Store, ref: JobRef) -> Debugger | None:
-    """Return the record of the newest attempt's debugger, or None before there is one."""
+    """Return the record of the newest attempt's debugger; None if the host has not written it."""
     try:
         key = layout.AttemptKeys(ref.job_id, attempts.find_newest(store, ref.job_id)).debugger
         return Debugger.read(store.get(key))
@@ -236,14 +236,14 @@ def follow_call(submit: Callable[[], Any], abandoned: threading.Event) -> Any:
     )
     handle = submit()
     with contextlib.ExitStack() as stack:
-        # A job may end before its debugger listens: the result below says why.
+        # A job may end before its debugger listens: then `call_result` raises the reason.
         with contextlib.suppress(NotFound):
             stack.callback(handle.debug_attach(free_port()).terminate)
         return handle.call_result(abandoned)
 
 
 def check_terminal(*, has_terminal: bool, allowed: bool) -> None:
-    """Refuse to wait for a debugger without a terminal: nobody may be there to attach one.
+    """Refuse to wait for a debugger without a terminal: no user may be present to attach one.
 
     Raises:
         UsageError: there is no terminal, and KINETIC_NO_TTY_DEBUG is not set.
@@ -273,7 +273,7 @@ def _wait_for_debugger(
     store: Store, ref: JobRef, ended: Callable[[], bool], pause: Callable[[float], object]
 ) -> Debugger:
     while True:
-        # Check the job first: if it was running then, a debugger that listens is its own.
+        # Check the job before reading the record, which may outlive the debugger.
         has_ended = ended()
         debugger = read(store, ref)
         if has_ended:

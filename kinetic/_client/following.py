@@ -34,7 +34,7 @@ LONGEST_PAUSE_S = 5.0
 TRIES = 10
 """Give up after this many consecutive failures without output: about half a minute."""
 QUIET_S = 60.0
-"""Failures further apart than this are not consecutive."""
+"""Failures that are further apart do not count as consecutive."""
 TRIES_BEFORE_WARNING = 3
 POLL_EVERY_S = 0.25
 EXPLAIN_EVERY_S = 2.0
@@ -42,7 +42,7 @@ EXPLAIN_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Tick:
-    """No news, so that the caller can check its deadline.
+    """An event without news, so that the caller can check its deadline.
 
     Attributes:
         fault: why the backend or the store cannot be read now; "" if it can.
@@ -53,7 +53,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of the job. All its output was yielded before."""
+    """The end of the job, yielded after all its output."""
 
     outcome: Outcome
 
@@ -112,8 +112,8 @@ def follow(
             outcome = board.outcome(ref)
             if outcome is not None and request.hosts == ():
                 break
-            # Read once more after the verdict: the stream may have ended just before the job did.
-            # Without a verdict, the job has not started yet, or the stream broke.
+            # After the verdict, read once more: the stream may have ended just before the job.
+            # Without a verdict, pause: the job has not started yet, or the stream broke.
             pause_s = PAUSE_S if outcome is None else 0.0
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
@@ -184,7 +184,7 @@ def _peek_verdict(board: JobBoard, store: Store, ref: JobRef) -> Outcome | None:
 
 
 class _OutputReading:
-    """A job's output, over several streams if one breaks."""
+    """Reads a job's output, continuing with a new stream if one breaks."""
 
     def __init__(self, backend: Backend, ref: JobRef, request: LogRequest) -> None:
         self._backend = backend
@@ -222,7 +222,7 @@ class _OutputReading:
 
 
 class _StartReasons:
-    """The backend's reasons why a job does not run yet."""
+    """Asks the backend why a job does not run yet."""
 
     def __init__(self, backend: Backend | None, ref: JobRef) -> None:
         self._backend: Explains | None = backend if isinstance(backend, Explains) else None
@@ -231,7 +231,7 @@ class _StartReasons:
         self._reason = ""
 
     def news(self, now: float) -> Waiting | Tick:
-        """Return the reason if it has changed; ask the backend at most every 2 s."""
+        """Return `Waiting` with a new reason, or `Tick`. Asks the backend at most every 2 s."""
         if self._backend is None or now < self._next_ask_at:
             return Tick()
         self._next_ask_at = now + EXPLAIN_EVERY_S

@@ -43,7 +43,7 @@ SLOWEST_POLL_S = 5.0
 SIGNALLED_POLL_S = 2.0
 SLOWER = 1.5
 MOST_SIGNALS = 256
-"""At most this many signals at a time: a process may open about a thousand files in all."""
+"""Most descriptors to open for signals of ends: a process may open about 1000 files in all."""
 _NAMED = 5
 FUTURE_INTERNALS = ("_condition", "_state", "_waiters")
 """The private attributes of a future that `concurrent.futures.wait` and `as_completed` use."""
@@ -79,7 +79,7 @@ the job can no longer be watched."""
 
 
 def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:
-    """Return the answer for each job, with one call of `ask` for all jobs of a place and store."""
+    """Call `ask` once for all jobs of the same place and store; return the answer for each job."""
     groups: dict[tuple[Place, str], list[J]] = {}
     for job in jobs:
         groups.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
@@ -98,7 +98,7 @@ def settle(jobs: Sequence[AwaitedJob]) -> list[Answer]:
 
 @dataclasses.dataclass
 class _Watched:
-    """A watched job: the calls at its end, the time of its next poll, and the descriptor that
+    """A watched job: the time of its next poll, the callbacks for its end, and the descriptor that
     signals its end (-1 for none)."""
 
     due: float
@@ -125,8 +125,8 @@ class EndWatcher:
         self._bell = self._ringer = self._inode = -1
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call this early where jobs are added late: from Python
-        3.12 on, no thread can start after the main thread has ended."""
+        """Start the thread unless it runs. Call this early if jobs may be added after the main
+        thread has ended: from Python 3.12 on, no thread can start then."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -135,7 +135,7 @@ class EndWatcher:
                 self._thread.start()
 
     def add(self, job: AwaitedJob, call: OnEnd) -> None:
-        """Call `call` when the job ends. The watching thread calls it, so it must return
+        """Register `call` for the end of the job. The watching thread calls it, so it must return
         quickly."""
         with self._lock:
             watched = self._jobs.setdefault(job, _Watched(self._clock() + FIRST_POLL_S))
@@ -144,7 +144,7 @@ class EndWatcher:
         self._ring()
 
     def drop(self, job: AwaitedJob, call: OnEnd) -> None:
-        """Cancel a call that `add` registered. A job without calls is no longer watched."""
+        """Remove a callback that `add` registered. A job without callbacks is not watched."""
         with self._lock:
             watched = self._jobs.get(job)
             if watched is None or call not in watched.calls:
@@ -156,7 +156,7 @@ class EndWatcher:
         self._ring()
 
     def poll(self) -> None:
-        """Read the verdicts of the jobs that are due, and make the calls of those that ended."""
+        """Read the verdicts of the jobs that are due, and call the callbacks of ended jobs."""
         with self._lock:
             now = self._clock()
             due = [job for job, watched in self._jobs.items() if watched.due <= now]
@@ -175,7 +175,8 @@ class EndWatcher:
                 call(job, answer)
 
     def _postpone(self, job: AwaitedJob, *, wants_signal: bool) -> bool:
-        """Set the time of a running job's next poll. True if it has a new signal of its end."""
+        """Set the time of a running job's next poll, and open the signal of its end if wanted and
+        available. True if a signal was opened."""
         with self._lock:
             watched = self._jobs.get(job)
         if watched is None:
@@ -308,8 +309,8 @@ class JobFuture(Future[Any]):
 
 
 class HandleWaiters:
-    """The `_waiters` list of a handle that was passed to `concurrent.futures.wait`: waiters get the
-    handle itself, not its future."""
+    """The `_waiters` of a handle that was passed to `concurrent.futures.wait`. It gives waiters the
+    handle instead of its future, so that `wait` returns handles."""
 
     def __init__(self, future: JobFuture, handle: object) -> None:
         self._own: Any = future._waiters
@@ -352,7 +353,7 @@ async def wait_for_end(job: AwaitedJob) -> None:
     import asyncio
 
     ended: Future[None] = Future()
-    ended.set_running_or_notify_cancel()  # The wait may be cancelled; the job is not.
+    ended.set_running_or_notify_cancel()  # A cancelled wait must not cancel this future.
 
     def resolve(job: AwaitedJob, end: object) -> None:
         ended.set_result(None)
@@ -365,8 +366,8 @@ async def wait_for_end(job: AwaitedJob) -> None:
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a new thread, without blocking the event loop. The loop's executor would not
-    do: it has few threads, and a call occupies one until its job has ended."""
+    """Run `work` in a new thread, without blocking the event loop. The loop's executor has too few
+    threads: each call would occupy one until its job has ended."""
     __tracebackhide__ = True
     import asyncio
 

@@ -136,7 +136,7 @@ class JobHandle(Generic[R_co]):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> JobHandle[Any]:
-        """Return the handle whose `to_dict` gave `data`; unknown keys are ignored."""
+        """Return the handle for a reference that `to_dict` returned; unknown keys are ignored."""
         return JobHandle(JobRef.from_json(data))
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class JobHandle(Generic[R_co]):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job's reference as a JSON object, from which `from_dict` makes a handle."""
+        """Return the job's reference as a JSON object, for `from_dict`."""
         return self.ref.attributes()
 
     def status(self) -> JobStatus:
@@ -202,7 +202,8 @@ class JobHandle(Generic[R_co]):
         attempt: int | None = None,
         repeats: bool = False,
     ) -> Metrics:
-        """Return the metrics logged so far with `kinetic.log`, and figures of the hosts.
+        """Return the metrics logged so far with `kinetic.log`, and measurements of the hosts, such
+        as memory in use.
 
         Args:
             host: The host whose metrics to read; 0 is the leader.
@@ -269,8 +270,8 @@ class JobHandle(Generic[R_co]):
         return stacks
 
     def _has_leader(self) -> bool:
-        """True if the job's leader runs. Events in the store show this before the cluster's status
-        does, which is read only every few seconds."""
+        """True if the job's leader runs. The cluster's status is read only every few seconds, so
+        events in the store count as well."""
         status = self.status()
         return status is JobStatus.RUNNING or (
             status is JobStatus.PENDING and self._store.has(layout.JobKeys(self.job_id).events)
@@ -713,7 +714,8 @@ class JobHandle(Generic[R_co]):
 
     def free(self, outcome: Outcome, cleanup: bool | None, *, records: bool) -> None:
         """Free the backend's resources of an ended job, as the `cleanup` argument of `result` says,
-        and with `records` remove its records. Errors are logged: they must not cost the value."""
+        and with `records` remove its records. Errors are logged, so that the caller still gets the
+        value."""
         if not (not self.debug if cleanup is None else cleanup):
             return
         try:
@@ -818,8 +820,8 @@ class JobHandle(Generic[R_co]):
 class _InterruptNotice:
     """Prints, as the last line, how to reattach to the job if Ctrl-C ends the `with` block.
 
-    This is a class because a `contextlib` generator assigns to every exception that passes, and
-    exceptions that are frozen dataclasses refuse that.
+    This is a class because `contextlib.contextmanager` sets `__traceback__` of every exception that
+    passes, which exceptions that are frozen dataclasses refuse.
     """
 
     def __init__(self, handle: JobHandle[Any]) -> None:

@@ -88,13 +88,13 @@ class MetricsReader(RowsReader):
 
 @dataclass(frozen=True, repr=False)
 class Metric:
-    """One metric of one host, as arrays of equal length. NumPy's functions take it as its values.
+    """One metric of one host, as arrays of equal length. NumPy treats it as the array `values`.
 
     Attributes:
         name: The name that was logged.
         host: The index of the host.
-        steps: The steps of the values, in order; -1 for values without a step, such as figures of
-            the host.
+        steps: The steps of the values, in order; -1 for values without a step, such as measurements
+            of the host.
         values: The logged numbers.
         times: When each value was logged, in seconds since the epoch.
         attempts: The number of the attempt that logged each value.

@@ -76,15 +76,15 @@ class Progress:
         self._last: Mapping[str, str] = {}
 
     def __call__(self, outcome: Outcome | None = None, *, over: bool = False) -> None:
-        """Update the drawing if it is due, or at the end if there is one already."""
+        """Update the drawing if an update is due. At the end, update it only if it was shown."""
         now, over = self._clock(), over or outcome is not None
         if (not over and now < self._due) or (over and not self._last):
             return
         self._show_now(outcome)
 
     def before(self, output: bytes) -> None:
-        """Show the drawing before output that does not end its line, such as a progress bar: shown
-        after it, the drawing would split the line."""
+        """Show the drawing now if `output`, such as a progress bar, does not end its line: shown
+        later, the drawing would split that line."""
         if not self._last and not output.endswith(b"\n"):
             self._show_now(None)
 

@@ -49,7 +49,7 @@ STILL_NOTICE_S = 60.0
 """After all hosts have stood still for this long, the output names the host that holds them up."""
 _LARGEST_SHOWN = 5
 SECRET_BYTES = 1_000_000
-"""A Kubernetes Secret holds 1 MiB, including the keys that the gang adds."""
+"""Limit for a job's secrets: a Kubernetes Secret holds 1 MiB, with the keys that the gang adds."""
 _DATA = "kinetic._datasets.data"
 """The module of `kinetic.Data`."""
 
@@ -144,12 +144,12 @@ def member_of_batch(member: BatchMember) -> Iterator[None]:
 
 
 def current_member() -> BatchMember | None:
-    """Return the input of a batch whose job comes next; None outside of a batch."""
+    """Return the batch input that the next submitted job belongs to; None outside of a batch."""
     return _member.get()
 
 
 def forget_member() -> None:
-    """End the effect of `member_of_batch` after the input's job was submitted."""
+    """Forget the input of `member_of_batch`, so that later jobs do not belong to the batch."""
     _member.set(None)
 
 
@@ -370,9 +370,9 @@ def plan_function(
 
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that a job takes from the caller's environment: those for the payload,
-    and those sent with the secrets. A captured variable is sent with the secrets if it looks like
-    one or takes effect when a process starts. Variables in `env=` are not captured."""
+    """Return the variables that a job takes from the caller's environment: those in the payload,
+    then those sent with the secrets. A captured variable is sent with the secrets if its name looks
+    secret, or if it takes effect when a process starts. Variables in `env=` are not captured."""
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
     free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}

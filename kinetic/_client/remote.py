@@ -194,8 +194,8 @@ class RemoteCallable(Generic[P, R_co]):
     async def aio(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function from async code, without blocking the asyncio event loop.
 
-        Otherwise like a call. Cancelling the await leaves the job running, and prints how to
-        reattach to it.
+        It behaves like a plain call otherwise. Cancelling the await leaves the job running, and
+        prints how to reattach to it.
 
         Example:
             ```python
@@ -285,8 +285,8 @@ class RemoteCallable(Generic[P, R_co]):
         return target_of(options)
 
     def _check_place(self) -> None:
-        """Refuse to submit a job from within a job: it would outlive the job with nobody to watch
-        it."""
+        """Refuse to submit a job from within a job: it could outlive that job, and then no process
+        would watch it."""
         from kinetic._config import settings
 
         if settings.on_host():

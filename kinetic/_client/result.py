@@ -39,7 +39,7 @@ from kinetic.errors import (
 
 T = TypeVar("T")
 _TAIL_LINES = 60
-"""Lines read for a message: more than it quotes, since it skips uninformative ones."""
+"""Number of last lines to read for an error message, which quotes only the informative ones."""
 _NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
 _log = logging.getLogger("kinetic.collecting")
 
@@ -181,8 +181,8 @@ def read_tail(
 
 
 def _drop_edited(error: BaseException, trace: str) -> None:
-    """Drop an exception's frames if Python would quote other source lines than the host's traceback
-    does, because a file was edited since. The host's traceback is then shown instead."""
+    """Drop an exception's frames if a file was edited after the call was sent: Python would quote
+    the edited lines. The host's traceback is then shown instead."""
     errors = [each for each in (error, error.__cause__, error.__context__) if each is not None]
     frames = [frame for each in errors for frame in traceback.extract_tb(each.__traceback__)]
     quoted = [f for f in frames if f", line {f.lineno}, in {f.name}\n    " in trace]
@@ -192,8 +192,8 @@ def _drop_edited(error: BaseException, trace: str) -> None:
 
 
 def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) -> None:
-    """Add a note to the error if the caller's project has the missing file or module that the last
-    such message in `text` names."""
+    """Add a note to the error if the caller's project has the file or module that a host did not
+    find, according to the last such message in `text`."""
     instead, names = "", []
     for is_module, name in _NOT_FOUND.findall(text)[-1:]:
         path = name.replace(".", "/") if is_module else name
@@ -215,8 +215,8 @@ def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) 
 
 
 def _read_original(board: JobBoard, ref: JobRef, key: str) -> BaseException | str:
-    """Return the function's exception, or the reason why it cannot be unpickled here; "" if the
-    reason is its class."""
+    """Return the function's exception, or the reason why it cannot be unpickled here; "" if its
+    class cannot be rebuilt."""
     from kinetic._pickling import results
 
     try:
@@ -233,8 +233,8 @@ _path_lock = threading.RLock()
 
 
 def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
-    """Call `load`. If a module is missing, as in another program than the caller's, call it once
-    more with the folders of the caller's project on `sys.path`."""
+    """Call `load`. If a module is missing, because this program is not the one that submitted the
+    job, call it once more with the folders of the caller's project on `sys.path`."""
     try:
         return load()
     except (ResultUnavailable, UserCodeFailed) as error:

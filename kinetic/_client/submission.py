@@ -78,7 +78,7 @@ def submit(
                 json.dumps(plan.to_json(), indent=1).encode() + b"\n",
                 if_absent=True,
             ):
-                guard.pop_all()  # The records belong to the other job.
+                guard.pop_all()  # The records belong to the job that has this id already.
                 raise SubmitError(
                     f"Another job already has the id {plan.job_id}. Submit again: each submission "
                     "has a new id."

@@ -1,7 +1,6 @@
 """Batches and the states of their inputs.
 
-In: a store, the list of jobs. Out: values for the list of batches and the grid of one batch. An
-input has the state of its latest job.
+An input has the state of its latest job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """All jobs of a store, for the list of jobs, the batches and the counts.
 
-In: access to jobs. Out: `JobList`s, each with a version.
-
 Jobs that have ended are read once. Nothing is read while no page is open.
 """
 
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
     from kinetic._core.gang.picture import AttemptPicture
 
 LOCAL_S, REMOTE_S = 0.5, 2.0
-"""Seconds between two reads of a folder, and of any other store, where each read is several network
-calls."""
+"""Seconds between two reads: of a local folder, and of a remote store, where each read takes
+several network calls."""
 _FIRST_READ = 1000
 """Maximum number of new jobs in one read, newest first."""
 _GANGS = 25
@@ -110,7 +108,7 @@ class BoardWatch:
     def read(self, *, patience_s: float = 0.0) -> JobList:
         """Return the list of jobs, which may be a moment old; never raises.
 
-        While another thread reads, return the previous list after at most `patience_s`.
+        If another thread is still reading after `patience_s` seconds, return the previous list.
         """
         if not self._lock.acquire(timeout=patience_s):
             waited_s = time.monotonic() - self._began_at
@@ -135,7 +133,7 @@ class BoardWatch:
             self._list = JobList(self._list.version + 1, tuple(self._rows.values()), trouble)
         used_s = time.thread_time() - began_s
         is_reading = any(not self._rows[ref.job_id].standing.state for ref in self._open)
-        # One page's polls each read; the polls of several pages share reads.
+        # With one page open, each of its polls reads the store. Several pages share the reads.
         pause_s = used_s if is_reading else max(self.every_s / 2, SHARE * used_s)
         self._next_at = time.monotonic() + pause_s
 

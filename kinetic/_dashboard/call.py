@@ -1,7 +1,6 @@
 """The call of a job for its page: its options, its data, its source, and the compiler's report.
 
-In: the job's plan, its store. Out: rows for the page. Values of environment variables are hidden,
-because they may be secrets.
+Values of environment variables are hidden, because they may be secrets.
 """
 
 from __future__ import annotations

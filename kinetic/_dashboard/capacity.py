@@ -1,7 +1,4 @@
-"""Capacity for jobs: the node pools of a cluster, the nodes of a Ray cluster, or this machine.
-
-In: settings. Out: a table.
-"""
+"""Capacity for jobs: the node pools of a cluster, the nodes of a Ray cluster, or this machine."""
 
 from __future__ import annotations
 

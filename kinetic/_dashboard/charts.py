@@ -1,7 +1,4 @@
-"""Charts of metrics, and the present step of each host.
-
-In: metrics that hosts log. Out: charts as points of an SVG, steps by host.
-"""
+"""Charts of metrics, and the present step of each host."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Access control for the pages: every request passes it first.
 
-In: requests. Out: refusals, or requests without the token in their path.
-
-The token is a part of every address instead of a cookie. A browser sends cookies of a loopback
-address to the servers on all its ports, also when another site makes the request; no other site
-can know an address with a secret token.
+The token is a part of every address, which no other site can know. A cookie would not do: a browser
+sends the cookies of a loopback address to the servers on all its ports, also when another site
+makes the request.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class Guard:
         app: receives the allowed requests, without the token in their paths.
         token: the first part of the path of every address.
         style: the style sheet in the pages; the browser refuses any other.
-        is_framed: whether notebooks on this machine may show the pages in a frame.
+        is_framed: True if notebooks on this machine may show the pages in a frame.
     """
 
     def __init__(self, app: ASGIApp, token: str, style: str, *, is_framed: bool = False) -> None:

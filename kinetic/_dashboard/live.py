@@ -1,7 +1,7 @@
 """Changes of an open page: one stream of server-sent events for each page.
 
-In: sources. Out: their messages: pieces of HTML by the id of their element, lines of output, and
-errors that keep the page from being current.
+A message has pieces of HTML by the id of their element, lines of output, or the error that keeps
+the page from being current.
 
 Each source of a page has its own polling thread, so that lines of output do not wait for a leader
 that does not answer, or for a chart of a million steps. The threads are daemons, because Ctrl-C
@@ -53,8 +53,8 @@ class Source(NamedTuple):
 
 
 class _Poller:
-    """Polls one source in a thread. The next poll waits until the stream has taken the previous
-    news."""
+    """Polls one source in a thread. It polls again only after the stream has taken the news of the
+    previous poll."""
 
     def __init__(self, source: Source, notify: Callable[[], None]) -> None:
         self._source = source

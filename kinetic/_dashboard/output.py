@@ -1,7 +1,6 @@
 """Output of hosts as lines for a page: the lines since the last read, or the matches of a search.
 
-In: a job's handle, hosts, words. Out: lines of bounded length; the only escape sequences in them
-are colours.
+Lines have a bounded length, and the only escape sequences in them are colours.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class OutputLine(NamedTuple):
         host: host that printed it.
         attempt: attempt in which it was printed.
         time_ns: when its end arrived, in nanoseconds since the epoch; 0 if unknown.
-        is_error: whether it came from stderr.
+        is_error: True if it came from stderr.
         text: the line for display, with its colour sequences.
     """
 
@@ -156,7 +155,7 @@ class SearchResult(NamedTuple):
 
     Attributes:
         lines: the first `HITS` matching lines.
-        is_cut: whether there may be more.
+        is_cut: True if there may be more.
         size_bytes: size of the output that was searched.
     """
 

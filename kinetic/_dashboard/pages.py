@@ -1,7 +1,5 @@
 """The dashboard's pages and the requests of their script: routes and rendered templates.
 
-In: access to jobs, requests. Out: a Starlette application.
-
 Templates escape all values. While a page is open, its changes arrive as pieces of HTML in one
 stream of events (`live`).
 """

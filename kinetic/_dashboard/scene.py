@@ -1,7 +1,7 @@
 """The state of one job for its page: slices, hosts, attempts.
 
-In: access to jobs, a job. Out: `JobScene`s. The activity of hosts comes from the job's leader, once
-a second; everything else is read from the board each time.
+The activity of hosts comes from the job's leader, once a second; everything else is read from the
+board each time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SliceBox(NamedTuple):
         note: "lost" or "awaited" if it takes no part; otherwise counts of its hosts' states.
         hosts: its hosts.
         chips: number of chips drawn for each host.
-        is_detailed: whether each host is drawn with details.
+        is_detailed: True if each host is drawn with details.
     """
 
     number: int
@@ -302,8 +302,8 @@ def _draw_host(
 
 
 def _state(picture: HostPicture, line: HostLine) -> str:
-    """Return the state of a host: ends and stalls come from events, other activity from the
-    leader."""
+    """Return the state of a host: its end comes from the events, a stall from the events or the
+    leader, any other activity from the leader."""
     if picture.state in (HostState.RETURNED, HostState.FAILED, HostState.STOPPED):
         return str(picture.state)
     if line.still_s >= activity.STILL_S and line.state == "running":

@@ -1,7 +1,5 @@
 """The dashboard's server on the loopback address, for `kinetic dashboard` and for notebooks.
 
-In: access to jobs, a port. Out: an address that contains a token.
-
 The browser is started with a one-time address, which redirects to the address with the token: other
 users of the machine can see the command line of the browser.
 """
@@ -43,7 +41,7 @@ class DashboardServer:
     Args:
         access: access to the jobs.
         port: port on the loopback address; 0 for any free port.
-        is_framed: whether notebooks may show the pages in a frame.
+        is_framed: True if notebooks may show the pages in a frame.
 
     Raises:
         UsageError: the port is in use.
@@ -144,7 +142,7 @@ def _find_token(port: int) -> str:
     path = home / "dashboard" / str(port)
     with contextlib.suppress(
         OSError, UnicodeError, StoreError
-    ):  # Without a file, the token is new with each start.
+    ):  # If the file cannot be used, each start has a new token.
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.make_below(path.parent, home)
         if path.exists() and re.fullmatch("[0-9a-f]{32}", before := files.content(path).decode()):

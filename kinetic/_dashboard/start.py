@@ -1,7 +1,4 @@
-"""`kinetic.dashboard()`: starts the dashboard's server in this process, once.
-
-In: settings. Out: a running server.
-"""
+"""`kinetic.dashboard()`: starts the dashboard's server in this process, once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The context of commands: the configured store, and the backend of each job.
-
-In: settings, ids as users type them. Out: references, states, handles.
-"""
+"""The context of commands: the configured store, and the backend of each job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Exit codes of the command line.
-
-In: an exception, or the outcome of a job. Out: an exit code.
-"""
+"""Exit codes of the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Command groups that import commands and completions only when they are used.
-
-In: names of commands with their import paths and one line of help. Out: click groups.
-"""
+"""Command groups that import commands and completions only when they are used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The entry point of the command line: start and end of its process.
-
-In: the words after `kinetic`, or a completion request from a shell. Out: an exit code.
-"""
+"""The entry point of the command line: start and end of its process."""
 
 from __future__ import annotations
 

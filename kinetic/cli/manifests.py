@@ -1,7 +1,7 @@
 """Cluster objects as text for `kubectl apply -f -`.
 
-In: documents, a format. Out: text. YAML needs PyYAML, which comes with the `gcp` extra; without it
-the documents are written as JSON, which is valid YAML.
+YAML needs PyYAML, which comes with the `gcp` extra; without it the documents are written as JSON,
+which is valid YAML.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Parameter types and options that several commands share.
-
-In: words of the command line. Out: parsed values.
-"""
+"""Parameter types and options that several commands share."""
 
 from __future__ import annotations
 
@@ -108,8 +105,8 @@ _LAST = "kinetic.last"
 
 
 def job_argument(offer: str) -> Callable[[F], F]:
-    """Add the argument ID, which may be "-", and --last. `offer` is the completion function of
-    `suggestions`."""
+    """Add the argument ID, which may be "-", and --last. `offer` names the function of the module
+    `suggestions` that completes the ID."""
     return _with_last(
         "job_id", "ID", offer, lambda job_id, last: job_id or (NEWEST if last else None)
     )

@@ -1,7 +1,5 @@
 """Output of commands: text, one JSON document, or bytes of logs. Only this module prints.
 
-In: values, chunks, errors. Out: stdout and stderr.
-
 rich is imported only for a table on a terminal; a pipe gets plain aligned text, without truncation
 and colours.
 """
@@ -156,7 +154,7 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _exit_on_signal(signum: int, _: object) -> NoReturn:
-    """Exit in order, so that the terminal is restored."""
+    """Raise SystemExit, so that the terminal is restored before the process ends."""
     sys.exit(128 + signum)
 
 

@@ -1,8 +1,5 @@
 """The program of `kinetic run`: parsed from the command line, checked, and wrapped in a function
-for hosts.
-
-In: the words after `kinetic run`. Out: the options among them, and a `Program`; messages.
-"""
+for hosts."""
 
 from __future__ import annotations
 
@@ -91,8 +88,8 @@ def _program(kind: ProgramKind, words: Sequence[str]) -> Program | None:
 
 
 def check(program: Program | None) -> Program:
-    """Refuse a program that cannot run, before anything is created. Return the program with a
-    folder replaced by the file in it."""
+    """Refuse a program that cannot run, before anything is created. Return the program; if it is a
+    folder, with the path of the file in it to run."""
     if program is None:
         raise UsageError("Nothing to run. Name a script, -m MODULE, or a command after --.")
     if program.kind is ProgramKind.SCRIPT:
@@ -103,8 +100,8 @@ def check(program: Program | None) -> Program:
 
 
 def refuse_late(program: Program | None, words: Collection[str]) -> None:
-    """Refuse a switch of `kinetic run` after a script that does not mention it. `words` are the
-    words before the script.
+    """Refuse a switch of `kinetic run` that was written after the script, unless the script's text
+    mentions it. `words` are the words before the script.
 
     Raises:
         UsageError: the job would run without the switch.
@@ -147,8 +144,8 @@ def script_path(program: Program, cwd: Path) -> Path | None:
 
 
 def make_function(program: Program, cwd: Path) -> Callable[[], None]:
-    """Return the make_function that hosts call. It closes over strings only and imports its code by
-    name, so nothing else of this process is pickled."""
+    """Return the function that hosts call. It closes over strings only and imports its code by
+    name, so that nothing else of this process is pickled."""
     script = script_path(program, cwd)
     kind, args, written = str(program.kind), program.args, program.target
     target = program.target if script is None else os.path.relpath(script, cwd.resolve())
@@ -185,8 +182,8 @@ def _register_module(program: Program, script: Path | None) -> str:
 
 
 def explain_missing_accelerator(program: Program | None) -> str:
-    """Return the message for an -a that is missing or comes too late. It is not moved silently,
-    because the program may have an `-a` of its own."""
+    """Return the message for an -a that is missing, or that was written after the program. Such an
+    -a is not used, because the program may have an option `-a` of its own."""
     shown_program = program or Program(ProgramKind.SCRIPT, "train.py")
     before = {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["-m"], ProgramKind.COMMAND: ["--"]}
     example = shlex.join(

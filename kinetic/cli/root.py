@@ -1,7 +1,5 @@
 """The root command.
 
-In: the words after `kinetic`. Out: an exit code (see `exit_codes`).
-
 Every failure of a command is reported here, as `error: …` on stderr and an exit code. Only click
 and light modules of kinetic are imported until the command is known.
 """
@@ -181,7 +179,7 @@ def call(argv: Sequence[str], app: AppContext | None = None) -> int:
 
 def complete_for_shell() -> None:
     """Print completions and exit if the completion script started this process. Print nothing if
-    the line is already wrong."""
+    the line so far is invalid."""
     try:
         root._main_shell_completion({}, "kinetic")
     except click.ClickException:

@@ -1,7 +1,6 @@
 """Values for shell completion: ids of jobs, names of accelerators, backends and profiles.
 
-In: the beginning of a word. Out: words with a short help. Any failure means no suggestions, because
-an error must not be printed into the line that the user is typing.
+A failure means no suggestions: an error must not be printed into the line that the user is typing.
 """
 
 from __future__ import annotations

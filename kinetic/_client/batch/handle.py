@@ -34,7 +34,7 @@ _log = logging.getLogger("kinetic.batch")
 _FOR_EVER_S = 3600.0
 _STOPPING_S = 180.0
 _READ_AT_ONCE = 256
-"""Number of inputs whose values are fetched together."""
+"""Maximum number of inputs whose values are fetched together."""
 
 
 class BatchHandle(Generic[R_co]):
@@ -337,7 +337,7 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def _view(self) -> BatchView:
-        """The view of the batch; in a fork of the process that submits, a view that only reads."""
+        """The view of the batch. A fork of the submitting process gets a view that only reads."""
         if self._pid != os.getpid():
             self._own_view, self._pid = AttachedView(self._own_view.records), os.getpid()
         return self._own_view
@@ -359,7 +359,7 @@ class BatchHandle(Generic[R_co]):
                 with view.changes:
                     known_events, ended = view.events, view.finished[yielded:]
                 for number, index in enumerate(ended, yielded + 1):
-                    # Do not repeat ends of earlier waits, or from before this process attached.
+                    # Do not show ends that an earlier wait showed, or from before attaching.
                     if number > self._reported:
                         bar.show_end(index)
                         self._reported = number
@@ -428,8 +428,8 @@ def attach_batch(
         project: The project whose batches to search, instead of the configured one.
         cluster: The cluster whose batches to search, instead of the configured one.
         poll_interval: The longest time between two reads of newly submitted jobs.
-        poll_timeout: Accepted for older scripts and ignored. If the submitting process has died,
-            its machine notices at once, other machines after two minutes.
+        poll_timeout: Accepted for older scripts and ignored. The death of the submitting process is
+            noticed at once on its own machine, and after two minutes on other machines.
 
     Raises:
         NotFound: No batch has this id.

@@ -2,9 +2,9 @@
 submitting process dies.
 
 `batch.json` is written once, before the first job. The ids of the jobs follow from the batch's id,
-and an input was submitted if its job's reference exists: no record is rewritten as jobs come and
-go. An input that is refused gets a small file with the reason. The submitting process stamps
-`owner.json` every 30 s.
+and an input counts as submitted if its job's reference exists, so no record is rewritten when a job
+starts or ends. A refused input gets a small file with the reason. The submitting process writes its
+heartbeat into `owner.json` every 30 s.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Stamp(Record, called="The record of who submits the batch"):
 
 
 class SubmitterWatch:
-    """Judges whether the process that submits a batch is dead: on this machine by its id, elsewhere
+    """Judges whether the process that submits a batch is dead: on this machine by its id, on others
     by a stamp that has not changed for `SILENT_S` on the local clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -170,7 +170,7 @@ class BatchRecords:
     # -- written while inputs are submitted --------------------------------------------------------
 
     def begin(self) -> None:
-        """Write the batch's record, and stamp it with this process every 30 s until `note_end`.
+        """Write the batch's record, and this process's stamp every 30 s until `note_end`.
 
         Raises:
             SubmitError: another batch has this id.
@@ -229,7 +229,7 @@ class BatchRecords:
     # -- read by other processes -------------------------------------------------------------------
 
     def read(self, submitter: SubmitterWatch, entered: Collection[int] = ()) -> BatchReading:
-        """Read the state of all inputs except those that are already `entered`.
+        """Read the state of all inputs except `entered`, those that the caller has read already.
 
         The order of reads matters: first the submitting process, then the end, then references and
         refusals. So if the process is dead or has ended the batch, all that it wrote is read.

@@ -1,8 +1,8 @@
 """The inputs of a batch as this process knows them, and the thread that submits them.
 
 The submitting thread is not a daemon, so that a script that ends after starting a batch still
-submits all of it. The watcher's thread enters the ends of jobs, so that Ctrl-C, which is raised in
-the main thread, cannot lose one.
+submits all of it. The thread that watches for ends of jobs also enters them in the `BatchView`: in
+the main thread, Ctrl-C could lose one.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class BatchRules:
 
 
 class BatchView:
-    """The inputs of one batch. The submitting process enters its own changes; a process that
-    attached reads them from the records (`AttachedView`).
+    """The inputs of one batch, as this process knows them. The submitting process enters its own
+    changes; a process that attached to the batch reads them from the store (`AttachedView`).
 
     Attributes:
         states, handles: the state and the job of each input.
@@ -103,7 +103,7 @@ class BatchView:
 
     @property
     def live(self) -> int:
-        """The number of jobs whose end has not been entered."""
+        """The number of jobs that have not ended, as far as this view knows."""
         return len(self._live)
 
     def list_inputs(self, state: InputState) -> list[int]:
@@ -185,7 +185,7 @@ class BatchView:
         at_once(cancel, jobs, self.records.store.calls_at_once)
 
     def list_running(self) -> list[JobHandle[Any]]:
-        """Return the jobs whose end has not been entered."""
+        """Return the jobs that have not ended, as far as this view knows."""
         with self.changes:
             jobs = (self.handles[index] for index in sorted(self._live))
             return [job for job in jobs if job is not None]
@@ -194,12 +194,12 @@ class BatchView:
 
     @contextlib.contextmanager
     def watch_jobs(self) -> Iterator[None]:
-        """Watch for the ends of jobs, present and future, in the `with` block. Without any such
-        block, no ends are entered."""
+        """Watch for the ends of jobs in the `with` block, also of jobs submitted in it. Outside of
+        all such blocks the view does not learn of ends, except by `settle`."""
         with self.changes:
             self._waiters += 1
             is_first = self._waiters == 1 or self._broken is not None
-            self._broken = None  # An error of an earlier wait.
+            self._broken = None  # Forget the error of an earlier wait.
             for job in self.list_running() if is_first else ():
                 futures.watcher().add(job, self._enter_end)
         try:
@@ -211,15 +211,15 @@ class BatchView:
                     futures.watcher().drop(job, self._enter_end)
 
     def wait_for_event(self, timeout_s: float, known_events: int) -> None:
-        """Wait until there are more than `known_events`, or the time is up. Only for use inside
-        `watch_jobs`, whose errors this raises."""
+        """Wait until there are more than `known_events` events, or `timeout_s` has passed. Call it
+        only inside `watch_jobs`; an error of watching is raised here."""
         with self.changes:
             self.changes.wait_for(lambda: self.events != known_events or self._broken, timeout_s)
             if self._broken is not None:
                 raise self._broken
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Enter the events of another process that submits. Does nothing in that process itself."""
+        """Read the changes that another process made. Does nothing in the submitting process."""
 
     def settle(self) -> None:
         """Read the verdicts of all running jobs in one call, and enter their ends."""
@@ -278,7 +278,7 @@ class AttachedView(BatchView):
         return InputState.WAITING in self.states
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Read the records if that is due, or with `now` in any case, and enter their news."""
+        """Read the changes in the records if a read is due, or at once with `now`."""
         if not self._has_waiting or (not now and self._clock() < self._due):
             return
         entered = [index for index, own in enumerate(self.states) if own is not InputState.WAITING]
@@ -477,8 +477,8 @@ class BatchSubmitter:
 
 
 class logged(contextlib.suppress):  # noqa: N801 - reads as a statement
-    """Suppresses errors of the store and the backends in the `with` block, and logs them after
-    `failure`, a sentence."""
+    """Suppresses errors of the store and the backends in the `with` block, and logs each after the
+    text `failure`."""
 
     def __init__(self, failure: str) -> None:
         super().__init__(KineticError, OSError)

@@ -1,7 +1,4 @@
-"""The activity of running jobs as rows, one for each host. Pure.
-
-In: references, snapshots of gangs (see `Gang.snapshot`), the time. Out: `HostLine`s, cells, JSON.
-"""
+"""The activity of running jobs as rows, one for each host. Pure."""
 
 from __future__ import annotations
 
@@ -144,7 +141,7 @@ def lines(
     attempt: AttemptPicture | None = None,
 ) -> list[HostLine]:
     """Return a line for each host, or one line for the job if nothing is known of its hosts.
-    Without a snapshot, the hosts' states come from the events of the current attempt."""
+    Without a snapshot, the hosts' states come from `attempt`, the current one."""
     members = snapshot.get("members") if snapshot else None
     line = HostLine(ref, now - ref.created_at, None, state, state)
     if not snapshot or not members:

@@ -20,7 +20,7 @@ _log = logging.getLogger("kinetic.following")
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """True if a line on this stream can be redrawn: it is a terminal, and not a dumb one."""
+    """True if a line on this stream can be redrawn: it is a terminal that can move its cursor."""
     from kinetic._config import settings
 
     try:
@@ -79,8 +79,8 @@ def _write_text(stream: Any, text: str) -> None:
 
 
 def _write_all(raw: Any, data: bytes) -> None:
-    """Write all data to a stream that may be unbuffered, and take only a part, or non-blocking, and
-    take nothing."""
+    """Write all data, even if the stream is unbuffered and accepts only a part at a time, or is
+    non-blocking and accepts nothing at first."""
     view = memoryview(data)
     while view:
         try:
@@ -135,8 +135,8 @@ def _print_unless_shown(
 
 
 def describe_interrupted(job_id: str, *, ended: bool, has_value: bool) -> str:
-    """Return the line for a user who interrupts a wait. With `has_value`, it refers to the handle,
-    since the job's records may have been removed."""
+    """Return the line for a user who interrupts a wait. With `has_value`, the line refers to the
+    handle, because the job's records may have been removed."""
     if not ended:
         return f"kinetic: {job_id} keeps running; {_describe_reattaching(job_id)}"
     call = "this handle's result()" if has_value else f'kinetic.attach("{job_id}").result()'

@@ -1,7 +1,4 @@
-"""Prefixes of log lines: the host and the time of each line. Pure.
-
-In: `LogChunk`s of one or several hosts, as they arrive. Out: bytes to print.
-"""
+"""Prefixes of log lines: the host and the time of each line. Pure."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _PLANS = 64
 
 
 class JobBoard:
-    """The jobs of one store.
+    """Reads the states of the jobs of one store.
 
     Args:
         store: holds the jobs' references and records.
@@ -179,7 +179,7 @@ class JobBoard:
 
     def cost(self, ref: JobRef, gang: GangPicture) -> tuple[Cost, float] | None:
         """Return the cost of a job's slices, and the US dollars spent so far; None if the price is
-        unknown. Only the time of the function counts, not that before and after it."""
+        unknown. Each attempt counts from the start of its function to its end."""
         plan = self.plan(ref)
         if plan is None or plan.cost is None:
             return None

@@ -1,7 +1,4 @@
-"""The shape of a job's gang: its slices, and the hosts of each. Pure.
-
-In: a reference. Out: a `Topology`, the slice of a host.
-"""
+"""The shape of a job's gang: its slices, and the hosts of each. Pure."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
 KNOWN_FOR_S = 3600.0
-"""Backends forget why a host was lost, so they are not asked later than this after a job's end."""
+"""Do not ask a backend later than this after a job's end: it has forgotten why a host was lost."""
 
 
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
@@ -85,7 +85,7 @@ def judge_orphan(
         _log.warning("the verdict of %s could not be stored: %s", ref.job_id, error)
         return outcome
     if not store.has(layout.JobKeys(ref.job_id).ref):
-        store.delete(layout.JobKeys(ref.job_id).prefix)  # The verdict came after the removal.
+        store.delete(layout.JobKeys(ref.job_id).prefix)  # Removed before the verdict came.
         return None
     return outcome if first else read_verdict(store, ref, now) or outcome
 
@@ -145,8 +145,8 @@ def _decide_orphan(
 
 
 def _find_first_stop(outcome: Outcome) -> str:
-    """Return the report of the first agent that stopped. An agent that gives up ends the
-    supervisor; the other agents only report that."""
+    """Return why the first agent stopped. An agent that gives up ends the supervisor, so that the
+    other agents stop only because of that."""
     stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
     return min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
 

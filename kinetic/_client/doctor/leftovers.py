@@ -1,7 +1,7 @@
 """Leftovers of jobs on this machine: jobs without a verdict, processes, damaged records.
 
-They are only reported: reading the status of an orphaned job judges it, and `kinetic jobs prune`
-removes records.
+Leftovers are only reported. An orphaned job is judged when its status is read, and `kinetic jobs
+prune` removes records.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
 def _find_ended(
     store: LocalStore, refs: Sequence[JobRef], now: float
 ) -> tuple[set[str], list[str]]:
-    """Return the ids of jobs without running processes, and of those among them without a
+    """Return the ids of jobs that no longer run, and the ids of those among them that have no
     verdict."""
     backend = registry.make(LOCAL, store)
     outcomes = {ref.job_id: layout.JobKeys(ref.job_id).outcome for ref in refs}

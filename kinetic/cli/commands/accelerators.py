@@ -1,7 +1,4 @@
-"""`kinetic accelerators`: the catalog, or the accelerators of a cluster.
-
-In: part of a name, or a cluster. Out: a table or JSON.
-"""
+"""`kinetic accelerators`: the catalog, or the accelerators of a cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT")
 
 _WIDE = 90
 _LEFT_OUT = {"KIND": _WIDE, "CHIPS/HOST": 70}
-"""Columns to hide on terminals narrower than this; other columns imply them."""
+"""Columns that others imply, with the terminal width below which they are hidden."""
 
 _HELP = """List the accelerators that jobs can use.
 

@@ -1,8 +1,4 @@
-"""`kinetic build-image`: images with JAX and kinetic for hosts.
-
-In: a repository, categories. Out: images in it, built by Docker or Cloud Build; with --dry-run, the
-Dockerfiles.
-"""
+"""`kinetic build-image`: images with JAX and kinetic for hosts."""
 
 from __future__ import annotations
 

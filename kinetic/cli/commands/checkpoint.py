@@ -1,7 +1,4 @@
-"""`kinetic checkpoint`: the checkpoints of a training, and the memory that local checkpoints need.
-
-In: a folder, a URI or a job; the size of a model. Out: tables or JSON.
-"""
+"""`kinetic checkpoint`: checkpoints of a training, and the memory that local checkpoints need."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`kinetic compile`: compiles a function for a TPU slice without a TPU.
 
-In: a file or module with a build function, a slice. Out: the report of the TPU compiler, as text or
-JSON; exit code 1 if the function does not fit.
+The exit code is 1 if the function does not fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`kinetic config`: every setting and the source of its value.
-
-In: flags. Out: a table or JSON.
-"""
+"""`kinetic config`: every setting and the source of its value."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`kinetic dashboard`: all jobs in a browser.
-
-In: a port. Out: an address, until Ctrl-C.
-"""
+"""`kinetic dashboard`: all jobs in a browser."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`kinetic doctor`: checks of this machine and the cluster, and of leftovers of jobs.
 
-Out: findings as a table or JSON; exit code 1 if one is a problem.
+The exit code is 1 if a finding is a problem.
 """
 
 from __future__ import annotations

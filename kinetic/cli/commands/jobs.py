@@ -1,7 +1,4 @@
-"""`kinetic jobs`: the group, and its commands `list` and `status`.
-
-In: ids, filters. Out: tables or JSON.
-"""
+"""`kinetic jobs`: the group, and its commands `list` and `status`."""
 
 from __future__ import annotations
 
@@ -339,8 +336,8 @@ def _facts(
 
 
 def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:
-    """Return the number of slices of a single-controller job; 1 for other jobs, whose hosts imply
-    it."""
+    """Return the number of slices of a single-controller job. Return 1 for other jobs: their number
+    of hosts gives the number of slices."""
     if not ref.has_single_controller:
         return 1
     plan = app.board.plan(ref)

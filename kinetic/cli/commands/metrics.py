@@ -59,7 +59,7 @@ class _Choice(NamedTuple):
         names: names of metrics; () for all.
         hosts: None for all.
         attempt: None for all.
-        repeats: also values of steps that were trained again.
+        repeats: include all values of a step that was trained again, not only the last one.
     """
 
     names: tuple[str, ...]

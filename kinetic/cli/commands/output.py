@@ -1,7 +1,4 @@
-"""`kinetic jobs logs`, `result` and `wait`: a job's output, its value and its end.
-
-In: a job's id. Out: bytes of logs, values, exit codes.
-"""
+"""`kinetic jobs logs`, `result` and `wait`: a job's output, its value and its end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`kinetic jobs outputs`: the files that functions wrote to their work and output folders.
-
-In: the id of a job or a batch. Out: a table, or copies of the files.
-"""
+"""`kinetic jobs outputs`: the files that functions wrote to their work and output folders."""
 
 from __future__ import annotations
 

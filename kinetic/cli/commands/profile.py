@@ -1,7 +1,4 @@
-"""`kinetic profile`: settings of clusters under names, one of which is current.
-
-In: names, and the settings of a cluster. Out: the changed file of profiles; tables or JSON.
-"""
+"""`kinetic profile`: settings of clusters under names, one of which is current."""
 
 from __future__ import annotations
 

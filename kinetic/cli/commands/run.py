@@ -1,7 +1,6 @@
 """`kinetic run`: runs a script, a module or a command on every host of a slice.
 
-In: options and a program with its arguments. Out: its output as it is printed and its exit code, or
-the id of a detached job.
+Prints the program's output and exits with its exit code; with --detach, prints the id of the job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`kinetic jobs top`: activity of the hosts of running jobs.
-
-In: ids, an interval. Out: a table that is redrawn until q or Ctrl-C, one table, or one JSON
-document.
-"""
+"""`kinetic jobs top`: activity of the hosts of running jobs."""
 
 from __future__ import annotations
 
