@@ -44,8 +44,8 @@ class Bundle:
         root: the folder it was packed from.
         warnings: warnings for the caller, one sentence each.
         largest: the largest files, (path, bytes), largest first.
-        note: the file in the user's cache that records what the tree held; None without a cache.
-        elsewhere: paths to read, for files that are not at their path below the root.
+        note: path of the tree's snapshot in the user's cache; None without a cache.
+        elsewhere: path to read, for each file whose content is not at its own path below the root.
     """
 
     manifest: bytes
@@ -61,8 +61,8 @@ class Bundle:
         return self.elsewhere.get(path) or str(self.root / path)
 
     def warn_of_number(self) -> tuple[str, ...]:
-        """Warn about too many files and name the folder with most of them; calls take seconds
-        longer."""
+        """Warn about too many files, which make calls seconds slower, and name the folder with most
+        of them."""
         if self.tree.files <= MANY_FILES:
             return ()
         folders = Counter(path.rpartition("/")[0] or "." for path in self.digests())
@@ -84,7 +84,7 @@ class Bundle:
         return sorted(files, key=lambda file: (-file[1], file[0]))
 
     def with_entries(self, entries: Sequence[Entry]) -> Bundle:
-        """Return a bundle with these entries, without links to missing ones."""
+        """Return a bundle with these entries, without links whose target is not among them."""
         data = manifest.encode(manifest.drop_broken_links(entries))
         return dataclasses.replace(self, manifest=data, tree=_tree_of(data))
 
@@ -110,10 +110,11 @@ def build(
         outputs: output folders of jobs: left out like caches, unless an ignore file keeps them.
         default_excludes: whether to leave out virtual environments, caches and the like.
         sparing: whether to leave out hidden folders and files that look like keys.
-        also: folders to pack with it; paths in the tree are then relative to `find_top`.
+        also: folders to pack with it; paths in the tree are then relative to the folder that
+            contains all of them (`find_top`).
         script: paths that belong to a script whose folder is not marked as a project: the folder is
             packed if it is small, otherwise only these paths, and never keys.
-        whole: whether a script's folder may be packed whole.
+        whole: whether a script's folder may be packed as a whole if it is small.
         cache_dir: the user's cache folder; never source.
         clock_ns: returns nanoseconds since the epoch.
 
@@ -180,8 +181,7 @@ def build_data(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack declared data: a whole folder, or a file as a tree of one file. Only `exclude` is left
-    out.
+    """Pack declared data: a whole folder except for `exclude`, or a file as a tree of one file.
 
     Raises:
         UsageError: the path does not exist, or a part of it cannot be read.
@@ -223,8 +223,8 @@ def _pack_if_changed(
     *,
     left_out: Collection[str] = (),
 ) -> Bundle:
-    """Pack the tree, or reuse the snapshot if neither the tree nor the left-out paths have
-    changed."""
+    """Pack the tree, or reuse the snapshot at `note` if neither the tree nor the left-out paths
+    have changed."""
     old = cache.load(note)
     if (
         old is None
@@ -242,7 +242,7 @@ def _pack_if_changed(
 def _list_reached(
     root: str, places: Collection[str], targets: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the paths that lie below the root or below a target of its links."""
+    """Return those of `places` that are below the root or below a target of its links."""
     tops = tuple(f"{top.rstrip('/')}/" for top in (root, *targets))
     return tuple(sorted(path for path in places if f"{path}/".startswith(tops)))
 
@@ -289,8 +289,8 @@ def _tree_of(data: bytes) -> Tree:
 
 
 def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
-    """Render the warnings about declared data; raise if a part of it cannot be read, because data
-    arrives whole or not at all."""
+    """Render the warnings about declared data. Raise if a part of it cannot be read, because
+    incomplete data must not be sent."""
     if scan.unreadable:
         raise UsageError(
             f"These paths of the data cannot be read: {_name_some(scan.unreadable)}. Make them "

@@ -70,8 +70,8 @@ def own_folders(cache_dir: Path) -> tuple[Path, Path]:
 
 
 def sent_note_path(note: Path, store_uri: str) -> Path:
-    """Return the path of the note about what a store was sent of a tree. `note` is the path of the
-    tree's snapshot."""
+    """Return the path of the note that lists the packs of a tree in a store. `note` is the path of
+    the tree's snapshot."""
     name = hashlib.sha256(os.fsencode(f"{note.name}:{store_uri}")).hexdigest()[:32]
     return note.parent.parent / _SENT / name
 
@@ -79,7 +79,7 @@ def sent_note_path(note: Path, store_uri: str) -> Path:
 def snapshot_path(
     cache_dir: Path, root: str, exclude: Collection[str], default_excludes: bool
 ) -> Path:
-    """Return the path of a tree's snapshot, packed with these options."""
+    """Return the path of the snapshot of a tree that is packed with these options."""
     key = json.dumps([SCHEMA, root, sorted(exclude), default_excludes])
     return cache_dir / _PACKED / hashlib.sha256(key.encode()).hexdigest()[:32]
 

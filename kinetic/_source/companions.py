@@ -29,7 +29,7 @@ class Companions:
 
     Attributes:
         places: folders outside the project that modules are imported from.
-        never: real paths of folders that may hold anything and are never source.
+        never: real paths of folders that are never source, such as home and `/`.
         exclude: real paths that are always left out.
     """
 
@@ -157,7 +157,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _is_decided(place: ImportFolder, root: str, own: Scan) -> bool:
-    """True if the project's scan has the folder, or the project's `.kineticignore` leaves it
+    """True if the project's scan has the folder already, or its `.kineticignore` leaves the folder
     out."""
     if place.folder == root:
         return True

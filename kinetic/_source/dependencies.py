@@ -27,7 +27,7 @@ OWN = ("cryptography>=42", "grpcio>=1.80", "setproctitle>=1.3.3", "xxhash>=3.5")
 """Requirements of kinetic itself on a host, besides cloudpickle, which must match the caller's."""
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
-"""A package that Orbax needs to read and write a bucket, but does not install itself."""
+"""Names of Orbax's package, and a package that it needs for buckets but does not install."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,8 @@ def of_kinetic(
 
 
 def _list_met(lines: Collection[str]) -> set[str]:
-    """Return the names that these lines require on hosts; lines for other systems are ignored."""
+    """Return the names of the packages that these lines require on hosts, ignoring lines for other
+    systems."""
     return {find_name(line) for line in lines if _is_met(line)}
 
 
@@ -184,8 +185,8 @@ def _pin_version(name: str, installed: Mapping[str, str], *, otherwise: str = ""
 
 
 def _jax_version(dropped: Collection[str], installed: Mapping[str, str]) -> str:
-    """Return the caller's JAX version as a specifier. If the caller has none, or one that no index
-    has, return the project's specifier; "" if there is none."""
+    """Return the caller's JAX version as a specifier. If the caller has no JAX or a development
+    version, return the specifier in the project's requirements; "" if they have none."""
     version = installed.get("jax", "").partition("+")[0]
     if version and "dev" not in version:
         return f"=={version}"
@@ -210,8 +211,8 @@ def _list_index_options(
 ) -> Iterator[str]:
     """Yield an option for each index from which hosts may need a package.
 
-    uv takes only the packages that name it from an explicit index. Installers have no such option:
-    if a host needs one of these packages, the index is added for all packages, last.
+    From an explicit index, uv takes only the packages that name this index. Installers have no such
+    option: if a host needs one of these packages, the index is added last, for all packages.
 
     Args:
         project: the project with the sources of its packages.

@@ -80,7 +80,7 @@ class StoredTree:
 
     def explain_damage(self, subject: str, name: str) -> CorruptRecord:
         """Return the error for a damaged content, and let the next submission send it again. `name`
-        is that of its object in the store."""
+        is the name of the object in the store that holds the content."""
         _forget(self.store, self.tree, name)
         return CorruptRecord(f"{subject} is damaged. {_RESUBMIT}")
 
@@ -200,7 +200,7 @@ def _open_pack(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack
 def write_tree(
     stored: StoredTree, dest: str, put: Callable[[StoredTree, manifest.File, str], None]
 ) -> None:
-    """Write all of a tree below `dest`. Several threads call `put`, once for each file."""
+    """Write all entries of a tree below `dest`. Files are written by `put`, in several threads."""
     folders = [entry for entry in stored.entries if isinstance(entry, manifest.Folder)]
     for folder in folders:
         os.mkdir(os.path.join(dest, folder.path), 0o700)
@@ -278,9 +278,9 @@ def _fetch_large(stored: StoredTree, file: manifest.File, subject: str, path: st
 
 
 def _forget(store: Store, tree: Tree, name: str = "") -> None:
-    """Remove the record of a tree, and the object `name` if given, so that the next submission
-    sends them again. Hosts of other trees that need the object notice its absence themselves. Does
-    nothing if the host may only read the store."""
+    """Remove the record of a tree, and the object `name` unless it is "", so that the next
+    submission sends them again. Hosts of other trees that need the object report that it is
+    missing. Errors are ignored, because the host may be allowed only to read."""
     names = (layout.pack(name), layout.blob(name)) if name else ()
     for key in (layout.tree(tree.manifest.digest), *names):
         with suppress(StoreError):

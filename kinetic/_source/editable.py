@@ -34,7 +34,7 @@ _HOST_PACKAGES = {
     *("click", "cloudpickle", "cryptography", "google", "grpc", "jax", "jaxlib", "kinetic"),
     *("markdown_it", "mdurl", "pygments", "rich", "setproctitle"),
 }
-"""Packages that hosts have before anything is unpacked."""
+"""Import names of packages that hosts have before the source tree is unpacked."""
 _DESCRIBING = ("METADATA", "entry_points.txt", "top_level.txt")
 _PACKAGE = os.path.realpath(os.path.dirname(version.__file__))
 
@@ -137,8 +137,8 @@ def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_hooked(folders: Collection[str]) -> list[str]:
-    """Return the names of editable packages that are imported from none of these folders, because
-    their build backend finds them with an import hook of its own."""
+    """Return the names of editable packages that are imported from none of these folders: their
+    build backend uses an import hook of its own to find them."""
     return sorted(
         about.parent.name.partition("-")[0]
         for about, project in _list_editable()
@@ -265,8 +265,8 @@ def _find_redirections() -> Iterator[tuple[str, str]]:
 
 
 def _is_source(folder: str, never: Collection[Path]) -> bool:
-    """True if a folder may hold the caller's own modules, rather than installed packages or
-    packages that hosts have."""
+    """True if a folder may hold the caller's own modules: it holds neither installed packages nor
+    packages that hosts have anyway."""
     names = folder.split(os.sep)
     own = (os.path.realpath(f"{prefix}/lib") for prefix in (sys.prefix, sys.base_prefix))
     return (

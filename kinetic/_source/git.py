@@ -16,9 +16,10 @@ from pathlib import Path
 from kinetic._core.values import dataclass
 
 _PROGRAM = (
-    # A git hook that starts Python sets these, maybe for another repository.
+    # If a git hook started Python, these variables are set, maybe for another repository.
     *("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "-u", "GIT_PREFIX"),
-    # A checkout in a container often belongs to another user. No program in it is run.
+    # A checkout in a container often belongs to another user. Reading it is safe, because git runs
+    # no program of the repository here.
     *("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"),
 )
 _LIST = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
@@ -61,7 +62,7 @@ def ask(folder: str, repository: str) -> Answer:
         lines = os.fsdecode(listed.stderr).strip().splitlines() or ["it failed without a message"]
         return Answer(error=lines[0], is_missing=listed.returncode == _NOT_FOUND)
     names = [os.fsdecode(name).rstrip("/") for name in listed.stdout.split(b"\0") if name]
-    if "." in names:  # A repository that ignores the whole project has no rules for it.
+    if "." in names:  # The repository ignores the whole project, so its rules do not apply.
         names = []
     own = _run(folder, *_PATHS).stdout.splitlines()
     user_excludes = _run(folder, *_EXCLUDES).stdout.splitlines()

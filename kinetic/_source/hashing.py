@@ -75,7 +75,7 @@ def _read_if_possible(path: str) -> FileDigest | None:
         try:
             return read(path)
         except FileNotFoundError:
-            continue  # A writer may be replacing the file.
+            continue  # Try again: a writer may be replacing the file at this moment.
         except OSError:
             break
     return None

@@ -5,7 +5,7 @@ keeps it; whether it is likely to hold keys or passwords.
 
 `.kineticignore` lies at the root and is read as fnmatch does: patterns are matched against the path
 and against the name, "*" crosses "/", "#" starts a comment, a trailing "/" means folders only, a
-leading "!" keeps what an earlier rule leaves out. What git ignores, git says (see `git`).
+leading "!" keeps what an earlier rule leaves out. git itself reports what it ignores (see `git`).
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def _shell(pattern: str) -> str:
 
 
 def leads_to_hidden(root: str, target: str) -> bool:
-    """True if a link's target looks secret or lies in a hidden folder, as keys in a home folder
-    do."""
+    """True if a link's target looks secret or is in a hidden folder, such as the keys in
+    `~/.ssh`."""
     below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
     return looks_secret(target.rpartition("/")[2]) or any(
         part.startswith(".") for part in below.split("/")

@@ -157,7 +157,7 @@ def list_files(data: bytes) -> list[File]:
 
 
 def files_among(data: bytes, paths: Iterable[str]) -> set[str]:
-    """Return those of the paths that are regular files of a tree."""
+    """Return the paths among `paths` that are regular files of a tree."""
     return {file.path for file in list_files(data)}.intersection(paths)
 
 

@@ -1,4 +1,4 @@
-"""Output folders of jobs: they hold results, not source, so later jobs do not send them either.
+"""Output folders of jobs: they hold results, not source, so jobs do not send them to their hosts.
 
 Each is marked as a cache (https://bford.info/cachedir/), which the source tree leaves out.
 """
@@ -33,8 +33,8 @@ def mark(output_dir: str) -> None:
 
 
 def holds_files(output_dir: str) -> bool:
-    """True if a folder is not marked as a cache and has files that may be source: names that do not
-    begin with a dot."""
+    """True if a folder has files that may be source: their names do not begin with a dot, and their
+    folder is not marked as a cache."""
     for _, folders, names in os.walk(output_dir):
         if CACHE_TAG in names:
             folders.clear()

@@ -1,4 +1,4 @@
-"""Packs: many small contents in one object, so that a tree is few objects and few calls.
+"""Packs: many small contents in one object, so that a tree takes few objects and few calls.
 
 In: contents by digest. Out: packs; the position of each content in a pack, from its index; the
 record of a tree, which locates all its contents.
@@ -28,7 +28,7 @@ from kinetic.errors import CorruptRecord
 SMALL_BYTES = 256 << 10
 """Files above this size are objects of their own."""
 PACK_BYTES = 16 << 20
-"""A pack takes contents until it reaches this size."""
+"""Largest size of a pack's contents; a larger content has a pack of its own."""
 MOST_LIST_BYTES = 1 << 30
 _SCHEMA = 2
 _MAGIC = b"KNPACK2\n"

@@ -17,8 +17,8 @@ from kinetic.errors import UsageError
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
 WORDS, MODULES = "__kinetic_words__", "__kinetic_modules__"
-"""Attributes that `kinetic run` sets in the module that stands in for a program: its command line,
-and the module that it runs."""
+"""Attributes of the module with which `kinetic run` represents a program: the program's command
+line, and the module that it runs."""
 OWN_MARKER = ".kineticignore"
 _INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 

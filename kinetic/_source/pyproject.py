@@ -85,7 +85,7 @@ class Pyproject:
         return bool(named and not is_standard) or any(name != "pypi" for name in sources)
 
     def list_pins(self, names: Collection[str]) -> Iterator[str]:
-        """Yield the names of the indexes that these packages are pinned to."""
+        """Yield the names of the indexes from which uv must take these packages."""
         for name in names:
             index = self._find_source(name).get("index")
             if index:
@@ -210,8 +210,8 @@ def find_table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def _find_source(about: Mapping[str, Any]) -> str:
-    """Return the ending of a requirement that takes a package from git, a URL or a path; "" for an
-    index."""
+    """Return " @ URL" for a requirement that takes its package from git, a URL or a path; "" if the
+    package comes from an index."""
     if "git" in about:
         revision = next((about[key] for key in ("rev", "tag", "branch") if key in about), "")
         return f" @ git+{about['git']}" + (f"@{revision}" if revision else "")

@@ -138,8 +138,8 @@ def _find_zip(package: Path) -> Path | None:
 
 
 def _stamp_files(package: Path, began_ns: int) -> tuple[str, bool]:
-    """Return a text that changes whenever a file does, and whether a file is so new that a later
-    change might not show in the text."""
+    """Return text that differs if a file has changed, and whether a file is so new that a later
+    change might leave the text as it is."""
     zipped = _find_zip(package)
     stamps = (
         {entry.path: stamp_of(entry.stat()) for entry in _list_entries(str(package))}

@@ -104,7 +104,7 @@ def of(
 def _find_companions(
     tree: Project, settings: SourceSettings, home: Path, own: Sequence[str | Path]
 ) -> Companions:
-    """Return the folders that the caller imports from besides the project. `own` are kinetic's
+    """Return the folders outside the project that the caller imports from. `own` are kinetic's
     folders and declared data, which are not source."""
     assert tree.root is not None
     shared = (home, Path(tree.root.anchor), *settings.temporary)
@@ -122,8 +122,8 @@ def _find_companions(
 
 
 def _interpreter_folders() -> tuple[str, ...]:
-    """Return the interpreter's own folders, which look like the user's if Python is installed below
-    home."""
+    """Return the interpreter's own folders, which could be mistaken for the user's if Python is
+    installed below home."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in prefixes)
 

@@ -4,13 +4,13 @@ In: a `Bundle`, a store. Out: `Sent`.
 
 Small files travel in packs, large ones one by one. The record of the tree, which names them all, is
 written last: if it exists, the store has everything that the tree needs. A note in the user's cache
-lists the packs that the store got as the base of this tree and for changes since; of a changed
-tree, only contents in none of them are sent (see `packs`). Packs that will be used are renewed, so
-that no sweep removes them before a plan names them.
+lists the packs in the store: those of the tree's base and those of later changes. Of a changed
+tree, only contents in none of these packs are sent (see `packs`). Packs that will be used are
+renewed, so that no sweep removes them before a plan names them.
 
-Files may change during the upload. Each is sent as it is read, under the digest of the bytes that
-were read, and the list is written after that. So every list in the store is true, and no writer can
-make a submission fail. If a file only grows, the part that was packed is sent.
+Files may change during the upload. Each file is sent under the digest of the bytes that were read,
+and the list is written afterwards. So every list in the store is correct, and a program that writes
+to the files cannot make a submission fail. If a file only grows, the part that was packed is sent.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class _Upload:
         return Sent(len(self.file_sizes), sum(self.file_sizes), sum(self.list_sizes), changed)
 
     def _find_base(self, sizes: Mapping[str, int]) -> _Base | None:
-        """Return the base that the store has, or None if a new base is better: a host fetches all
-        packs of a tree, whole.
+        """Return the base that the store has. Return None if a new base is better, because hosts
+        fetch whole packs, and the tree uses too little of the old ones.
 
         Args:
             sizes: sizes of the tree's small contents, by digest.
@@ -191,7 +191,7 @@ class _Upload:
         return dataclasses.replace(base, deltas=deltas)
 
     def _send_large(self, contents: Sequence[Sequence[File]]) -> dict[str, bytes]:
-        """Send contents as objects of their own; return those that are small by now."""
+        """Send large contents as objects of their own; return contents that have become small."""
         small: dict[str, bytes] = {}
 
         def send(same: Sequence[File]) -> None:
@@ -381,8 +381,8 @@ def _small_sizes(sources: Mapping[str, Sequence[File]]) -> dict[str, int]:
 
 
 def _read_verified(source: FileIO, file: File) -> Iterator[bytes]:
-    """Yield the content of a file; raise at the end if it differs, so that the store discards the
-    write."""
+    """Yield the content of a file. Raise at the end if the content has changed, so that the store
+    discards the write."""
     digest = hashlib.sha256()
     try:
         for chunk in hashing.chunks(source, file.size_bytes):

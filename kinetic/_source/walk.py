@@ -69,7 +69,7 @@ class Scan:
     Attributes:
         folders: mode of each folder.
         files: each regular file.
-        links: target of each link that stays one, relative to the link's folder.
+        links: target of each link that stays a link, relative to the link's folder.
         watched: stamps of all paths that the result depends on, by absolute path.
         broken, unreadable, loops, special, secrets, kept_back: paths to warn about.
         without_git: warnings about git's ignore files that were not read.
@@ -109,7 +109,8 @@ class TooMuch(Exception):
 @dataclass(frozen=True)
 class _Visit:
     """A folder to visit: its path on disk, its path in the tree, the paths that git ignores in it,
-    the folders above it, and whether to take only files that `.kineticignore` keeps."""
+    the folders above it (device and inode), and whether to take only files that a "!" rule of
+    `.kineticignore` keeps."""
 
     path: str
     rel: str
@@ -443,5 +444,5 @@ class _Walk:
 
 
 def _is_on_the_way(rel: str, wanted: str) -> bool:
-    """True if a path is the wanted path, or lies below or above it."""
+    """True if a path is the wanted path, is inside it, or is a folder above it."""
     return f"{rel}/".startswith(f"{wanted}/") or wanted.startswith(f"{rel}/")
