@@ -119,7 +119,7 @@ def read(
         store: the store with the hosts' output.
         ref: the job.
         request: the output to read.
-        has_ended: called only now and then: it may be a call over the network.
+        has_ended: returns whether the job has ended; called seldom: it may use the network.
         watch: waits for more output; None to poll.
     """
 
@@ -180,8 +180,8 @@ def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator
 def read_of_cluster(
     store: Store, ref: JobRef, request: LogRequest, status: AskStatus
 ) -> Iterator[LogChunk | None]:
-    """Read the output of a job on a cluster, like `read`. The job has ended if it has a verdict,
-    or if the cluster says so, which is asked less often, by `status`."""
+    """Read the output of a job on a cluster, like `read`. The job has ended if its verdict is
+    stored, or if `status`, which is called less often, says so."""
     ask_at, failed = 0.0, False
 
     def has_ended() -> bool:
@@ -196,7 +196,7 @@ def read_of_cluster(
         except BackendUnavailable:
             if failed:
                 raise
-            failed = True  # Read the output first: that does not need the cluster.
+            failed = True  # Raise only if it fails again: reading output does not need the cluster.
             return False
         failed = False
         return ended
@@ -234,7 +234,7 @@ def _follow(
 
     while not over:
         polls: list[Callable[[], Iterator[LogChunk]]] = [reader.read for reader in readers]
-        # Frequent output must not wait each time for the check of the end, over the network.
+        # While there is output, check for the end less often: the check is a call over the network.
         if not new_bytes or threads < 2 or time.monotonic() - checked_at >= POLL_SOON_S:
             checked_at = time.monotonic()
             polls.insert(0, check_end)
@@ -271,8 +271,8 @@ def _read_chunks(
 
 @contextlib.contextmanager
 def _poll(store: Store) -> Iterator[Pause]:
-    """Wait between polls of the store: longer if it is no folder, since each poll is a call, but
-    shorter while there is output."""
+    """Provide the function that waits between two polls. It waits longer for a store that is no
+    folder, because each poll is a call, and shorter while there is output."""
     soon_s, late_s, tick_s = (POLL_SOON_S, POLL_LATE_S, TICK_S)
     if is_near(store):
         soon_s = late_s = tick_s = FILES_EVERY_S

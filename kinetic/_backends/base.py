@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class HostStatus:
-    """The status of one host. `exit` is set if the phase does not tell how the host ended."""
+    """The status of one host. `exit` is set if the phase does not say how the host ended."""
 
     host: int
     phase: JobStatus
@@ -97,8 +97,8 @@ class Backend(Protocol):
 
     Promises:
         1. `preflight` raises `PreflightError` if the plan cannot run now, and creates nothing.
-        2. `render` is pure: the same plan gives the same plain JSON documents; no cluster, and no
-           vendor package but Pathways' own description of its pods.
+        2. `render` is pure: the same plan gives the same plain JSON documents. It needs no cluster,
+           and no vendor package except Pathways' builder of its own pods.
         3. `submit` creates all or nothing; after it returns, the job runs without the caller. If it
            raises `BackendUnavailable`, a part may exist, which `cancel` removes.
         4. `status` reads many jobs at once and returns every one of them, with NOT_FOUND for jobs
@@ -209,7 +209,7 @@ class Processes(Protocol):
 
 @runtime_checkable
 class Controls(Protocol):
-    """Optional: a backend whose running jobs can be called (live stacks)."""
+    """Optional: a backend whose callers can reach a job's leader, for example for live stacks."""
 
     def control(self, ref: JobRef) -> Endpoint | None:
         """Return the endpoint of the job's leader, or None if the job is not running."""
@@ -262,8 +262,8 @@ class Signals(Protocol):
     """Optional: a backend that lets its caller sleep until a job ends, instead of polling."""
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended; None if there is none
-        now. The caller closes it."""
+        """Return a descriptor that becomes readable when the job has ended; None if no process of
+        the job can be watched now. The caller closes the descriptor."""
         ...
 
 
@@ -305,7 +305,7 @@ class Explains(Protocol):
 
     def why_unready(self, ref: JobRef) -> str:
         """Return why some of a job's hosts never ran, as a sentence; "" if unknown. After the job
-        has ended, only a process that called `why_waiting` before may know."""
+        has ended, only a process that called `why_waiting` before the end may know."""
         ...
 
 

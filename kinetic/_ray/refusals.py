@@ -59,8 +59,8 @@ def explain_silence(address: str, error: Exception) -> KineticError:
 
 
 def _is_cut_off(error: Exception) -> bool:
-    """True if the connection ended in the middle, for example because a load balancer restarts: no
-    problem with a certificate."""
+    """True if the connection was cut off, for example because a load balancer restarts; False for
+    problems with a certificate."""
     import ssl
 
     cut_off = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -107,8 +107,8 @@ def explain_refusal(
 
 
 def _is_page(response: BaseHTTPResponse, body: bytes) -> bool:
-    """True for an HTML page: a dashboard refuses in plain text or JSON. A proxy in front of it also
-    shows a page, while the dashboard does not answer."""
+    """True if the response is an HTML page, so it is not from a dashboard, which refuses in plain
+    text or JSON. It may be from a proxy in front of a dashboard that does not answer."""
     kind = response.headers.get("content-type", "")
     return kind.startswith("text/html") or b"<html" in body[:500].lower()
 

@@ -38,11 +38,11 @@ def ensure_server(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any])
 
 
 def revive_server(api: JobsApi) -> str:
-    """Restart the store server as it was started last, if it has ended: a writer in the middle of a
-    job does not have kinetic's archive.
+    """Restart the store server with its last command and environment, if it has ended. A caller in
+    the middle of a job lacks kinetic's archive, and so cannot start a new one.
 
     Returns:
-        How it had ended; "" if it runs or has never existed.
+        Sentence on how the server had ended; "" if it runs or has never existed.
 
     Raises:
         BackendUnavailable: The cluster does not answer.

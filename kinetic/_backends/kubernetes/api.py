@@ -21,7 +21,7 @@ class ObjectList:
     """The objects in the answer to a list call.
 
     Attributes:
-        items: the objects; they have no kind.
+        items: the objects; the server leaves out their `kind`.
         pages: how many requests the list took.
     """
 
@@ -154,7 +154,7 @@ class CallLimits:
 
 
 def waits_s(tries: int, patience: CallLimits, seed: random.Random) -> float:
-    """Return the pause after this many tries, in seconds. The limit doubles each time, and the
-    pause is random, so that many callers do not retry at the same moment."""
+    """Return the pause in seconds after this many tries: random, so that many callers do not retry
+    at the same moment, and below a limit that doubles with each try."""
     most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
     return most * (0.5 + seed.random() / 2)

@@ -75,7 +75,7 @@ _END_CAUSES = _CLUSTER_CAUSES | {
 
 
 class _Judged(NamedTuple):
-    """The status of a job; `is_verdict` if it is that of the stored verdict."""
+    """The status of a job; `is_verdict` is true if the status comes from the stored verdict."""
 
     status: Status
     is_verdict: bool = False
@@ -225,7 +225,7 @@ class KubernetesBackend:
 
     def _read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
         """Read the jobs' objects. After the cluster's first answer, expired credentials count as a
-        temporary failure: the store gets the verdict, and the user can log in again."""
+        temporary failure: the job goes on, and the user can log in again."""
         try:
             snapshot = self._reader.read(refs, fresh=fresh)
         except PreflightError as error:
@@ -270,7 +270,7 @@ class KubernetesBackend:
         return _Judged(status)
 
     def _goes_on(self, ref: JobRef) -> bool:
-        """True if another attempt may follow that of a lost leader, or is about to begin."""
+        """True if another attempt may follow the one that lost its leader, or is about to begin."""
         attempt = attempts.find_newest(self._store, ref.job_id)
         retries = self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
@@ -305,7 +305,7 @@ class KubernetesBackend:
         return finding.sentence
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return why the job last waited: its pending pods are deleted when the job ends."""
+        """Return the last noted reason for waiting: pending pods are deleted when the job ends."""
         return self._loss_notes.find_wait(ref.job_id)
 
     def kill(
@@ -358,7 +358,7 @@ class KubernetesBackend:
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the request and delete the workload, whose leader notices that its pod ends."""
+        """Record the request and delete the workload. The leader learns of it from SIGTERM."""
         cancellation.request(self._store, ref.job_id, lambda: self._delete(ref, "Foreground"))
 
     def cleanup(self, ref: JobRef) -> None:
@@ -389,7 +389,7 @@ def _with_values(
 
 class _LossNotes:
     """The last known reasons why the cluster took hosts away, and why jobs waited. A JobSet deletes
-    pods when it starts others or has failed, often before anyone asks how they ended."""
+    ended pods when it starts others or has failed, often before anyone asks how they ended."""
 
     def __init__(self) -> None:
         self._losses: dict[tuple[str, int], str] = {}

@@ -150,7 +150,7 @@ def _place_of(settings: Settings) -> Place:
 
 @functools.cache
 def _images() -> BundledImages:
-    """Return the images of this process, which cache the login and the names of existing ones."""
+    """Return this process's shared `BundledImages`: it caches the login and the existing images."""
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
     return BundledImages()

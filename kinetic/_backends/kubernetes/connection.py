@@ -3,8 +3,8 @@ that sends requests.
 
 It uses only the lowest layer of the client, `ApiClient.param_serialize` and `call_api`, with plain
 documents: the typed APIs take seconds to import, and the dynamic client cannot pass
-`fieldValidation`. The client does login data, TLS and the connection; this module does the retries,
-so that a creation knows whether an existing object is its own.
+`fieldValidation`. The client handles login data, TLS and the connection. This module retries calls
+itself, so that a repeated creation knows that an existing object may be its own.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContex
 
 
 class _ForwardedPort:
-    """The local end of a port-forward. If the server ends it first, the client's thread leaves its
-    WebSocket open: `close` closes that, too."""
+    """The local end of a port-forward. If the server ends the port-forward first, the client's
+    thread leaves the WebSocket open, so `close` closes the WebSocket too."""
 
     def __init__(self, forward: Any, port: int) -> None:
         self._socket, self._websocket = forward.socket(port), forward.websocket
@@ -238,7 +238,7 @@ class HttpApi:
 
     def _find_same(self, resource: Resource, document: Document, name: str) -> Document | None:
         if resource not in (JOBS, JOBSETS):
-            return document  # Submitters may lack the right to read it, and names are unique.
+            return document  # Take it as this call's: names are unique, reading may be forbidden.
         try:
             existing = self.get(resource, name)
         except NotFound:

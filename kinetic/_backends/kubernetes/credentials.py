@@ -1,9 +1,9 @@
 """Logging in as a kubeconfig's user: by token, certificate, program, or Google's credentials.
 
 The official client reads certificates, tokens and passwords. This module runs the programs that log
-in: the client would take a failed program for an anonymous user, and wait for a hanging one for
-ever. It refuses users that impersonate others (`as:`), which the client ignores: one would act with
-other rights than the kubeconfig says.
+in: after a failed program the client would go on as an anonymous user, and it would wait for a
+hanging program forever. This module refuses users that impersonate others (`as:`): the client
+ignores that, and would act with other rights than the kubeconfig says.
 """
 
 from __future__ import annotations

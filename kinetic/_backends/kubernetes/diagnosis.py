@@ -186,7 +186,7 @@ def first_event_time(event: Document) -> str:
 
 def _find_stuck(observed: Observed, pods: tuple[Pod, ...]) -> JobDiagnosis | None:
     starting = [pod for pod in pods if pod.stage is Stage.STARTING]
-    # Volumes are checked by events, a request per pod: one pod stands for all.
+    # Only one pod's volume is checked: the check reads events, with a request for each pod.
     checks: tuple[tuple[Callable[[Observed, Pod], JobDiagnosis | None], list[Pod]], ...]
     checks = (_check_image, starting), (_check_config, starting), (_check_volume, starting[:1])
     for check, checked in checks:
@@ -257,8 +257,8 @@ def _explain_own_secret(name: str) -> JobDiagnosis:
 
 
 def _check_volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
-    """Return the finding about a volume or a node, from events: the pod's status is the usual
-    ContainerCreating."""
+    """Return the finding about a volume or a node, from events, because the pod's status is just
+    ContainerCreating, as in any start."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None
     for event in reversed(_sort_events(observed, pod.name)):
@@ -297,7 +297,7 @@ def _not_created(
     uids = {metadata(job).get("uid") for job in (observed.workload, *observed.jobs)}
 
     def admitted_at(event: Document) -> str:
-        """Return when the cluster last admitted a pod of the refused Job, or a queue resumed it."""
+        """Return when the cluster last admitted a pod of the event's Job, or a queue resumed it."""
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 
@@ -329,7 +329,7 @@ def _has_lasted(since: str, now: float | None) -> bool:
 
 
 def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
-    """Return why a queue creates no Workload for a job, if its events tell."""
+    """Return why a queue creates no Workload for a job, from the job's events; None if unknown."""
     name, queue = metadata(observed.workload).get("name", ""), labels(observed.workload)
     warnings = [e for e in _sort_events(observed, name) if e.get("type") == "Warning"]
     if not warnings or QUEUE_LABEL not in queue:
@@ -345,8 +345,8 @@ def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
 def _over_quota(
     quota: re.Match[str], of: PodSet, shape: GangShape, missing: tuple[int, ...]
 ) -> JobDiagnosis:
-    """Return the finding about a quota that refuses pods of a Job, or Jobs of a JobSet. If only all
-    of them together exceed it, some are admitted and wait for the others."""
+    """Return the finding about a quota that refuses pods of a Job, or Jobs of a JobSet. If they
+    exceed the quota only together, some of them are admitted and wait for the rest."""
     counts_jobs = "jobs.batch" in quota["requested"]
     total = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
     least = total if not shape.is_elastic else 2 if counts_jobs else of.pods_each

@@ -167,7 +167,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
         return _explain_forbidden(call, message, quote)
     if status == 404:
         return _explain_missing(call, detail, message)
-    # A new object cannot have changed: another conflict than its existence is that of a quota.
+    # A new object cannot have changed, so a conflict other than AlreadyExists is about a quota.
     is_busy = status == 409 and call.verb == "create" and detail.get("reason") != "AlreadyExists"
     if status == 409 and not is_busy:
         return Conflict(f"Could not {call}.{quote}")

@@ -4,9 +4,9 @@ In: a plan, `PodSettings`. Out: plain documents. Pure, and without the kubernete
 
 A job of one host is a Job; a job of several is a JobSet: a Job for each slice, with DNS names by
 which hosts find the leader. Both are Indexed, and their pods have one template. The cluster
-restarts pods `retries` times, but not at all if the host's code failed (which has its own exit
-code), and without counting if the cluster took the host's machine away. A restarted host reads the
-job's progress from the store, so no function runs more often than `retries` allows.
+restarts pods `retries` times, but not at all if the host's code failed (its exit code says so).
+Restarts after the cluster took a machine away do not count. A restarted host reads the job's
+progress from the store, so no function runs more often than `retries` allows.
 
 The JobSet of an elastic job has one more pod, the head, which leads and runs no function; the job
 ends with it. A lost pod of a slice is replaced alone, so that the other pods and the head stay.
@@ -149,7 +149,7 @@ def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _jobset(plan: Plan, settings: PodSettings) -> Document:
-    # The whole JobSet is exclusive, as in Google's own ones with multi-tier checkpointing.
+    # The whole JobSet is exclusive, as in Google's own JobSets with multi-tier checkpointing.
     exclusive = _exclusive(plan, settings)
     template: Document = {
         "metadata": {
@@ -210,8 +210,8 @@ def _job_spec(
 
 
 def _failure_policy(retries: int) -> Document:
-    """Return the policy of a JobSet. Its rules match messages: the reason of a failed Job does not
-    tell which rule of its pods applied."""
+    """Return the failure policy of a JobSet. Its rules match messages, because the reason of a
+    failed Job does not say which rule for pods applied."""
     code = f"exit code {int(ProgramCode.CODE_FAILED)} "
     taken_away = f"exit code {int(ProgramCode.TAKEN_AWAY)} "
     return {

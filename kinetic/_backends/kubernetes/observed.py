@@ -257,7 +257,7 @@ class Pod:
 
     @property
     def wants_restart(self) -> bool:
-        """True if the pod led the gang and ended so that the cluster restarts all hosts."""
+        """True if the pod led the gang and ended with a code that has all hosts restarted."""
         return self.leads and self.code in (ProgramCode.START_AGAIN, ProgramCode.TAKEN_AWAY)
 
     @property
@@ -267,8 +267,8 @@ class Pod:
 
     @property
     def is_up(self) -> bool:
-        """True if the pod's program was started. A worker of Pathways must still run: the cluster
-        restarts it in place, for as long as that takes."""
+        """True if the pod's program was started. Pathways' worker must also be running now, because
+        the cluster restarts it in place, which may take long."""
         stopped = self.stage in (Stage.UNSCHEDULED, Stage.STARTING)
         return self.has_run and not (stopped and self.noun == "worker")
 
@@ -369,7 +369,7 @@ def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...
 
 
 def _age(pod: Pod) -> tuple[int, str, bool]:
-    # If two pods of a host were created within the same second, the older one has ended.
+    # Of two pods that a host got within one second, the one that has not ended is newer.
     return pod.restart, pod.created_at, not (pod.has_ended or pod.is_deleting)
 
 
@@ -394,8 +394,8 @@ def _read_states(status: Document, container: str) -> tuple[Document, Document]:
 
 
 def _find_waiting(status: Document, state: Document) -> Document:
-    """Return why the pod's container waits. Init containers come first: the others wait for
-    them."""
+    """Return why the pod's container waits. Init containers are checked first, because all other
+    containers wait for them."""
     for other in status.get("initContainerStatuses") or ():
         waiting = (other.get("state") or {}).get("waiting")
         if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):

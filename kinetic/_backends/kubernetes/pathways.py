@@ -117,7 +117,7 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
 
 
 def _with_function(theirs: Document, head: Document) -> Document:
-    """Replace the builder's container by kinetic's, with the variables that lead to the proxy."""
+    """Replace the builder's container by kinetic's; keep its variables with the proxy's address."""
     (placeholder,) = theirs["spec"]["containers"]
     (container,) = head["spec"]["containers"]
     variables = [*placeholder["env"], *container["env"]]
@@ -136,7 +136,7 @@ def _merge_documents(theirs: Document, ours: Document) -> Document:
 
 
 def _add_flags(pod: Document, flags: Mapping[str, list[str]]) -> None:
-    """Add the user's arguments after the builder's: the last one of equal flags counts."""
+    """Add the user's arguments after the builder's, because the last of equal flags counts."""
     by_container = {_CONTAINERS[component]: values for component, values in flags.items()}
     for kind in ("initContainers", "containers"):
         for container in pod.get(kind, ()):

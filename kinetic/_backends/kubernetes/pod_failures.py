@@ -112,7 +112,7 @@ def why_gone(
 
     Args:
         jobs: the workload, and the Jobs that a JobSet created.
-        events: the events of these.
+        events: the events of the workload and these Jobs.
         pods: the pods that still exist, listed before the events.
     """
     shape = shape_of(jobs[0])
@@ -140,9 +140,9 @@ def why_gone(
 def _find_first_gone(
     jobs: Sequence[Document], events: Iterable[Document], existing: set[str]
 ) -> JobDiagnosis | None:
-    """Return which hosts ended first if nothing says why, or None. A failed Job deletes its other
-    pods, with an event for each a moment later: pods that neither exist nor have such an event had
-    ended before."""
+    """Return the hosts that ended first without a known reason, or None. A failed Job deletes its
+    other pods, and writes an event for each a moment later: pods that neither exist nor have such
+    an event had ended before."""
     shape = shape_of(jobs[0])
     failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
     uids = {metadata(job).get("uid") for job in failed}
@@ -185,7 +185,7 @@ def _is_lost(pod: Pod) -> bool:
     if pod.wants_restart and not pod.disruption:
         return False
     silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
-    # A stopped pod ended because of another pod, or of the user.
+    # A pod that was stopped is not to blame: another pod or the user caused its end.
     was_stopped = pod.is_deleting and pod.exit_code not in range(1, 128)
     return (pod.stage is Stage.FAILED and not was_stopped) or bool(pod.disruption) or silent
 
@@ -267,7 +267,7 @@ def _code(code: int) -> str:
 
 
 def _tail(pod: Pod) -> str:
-    # Output before a SIGKILL does not explain it: the program did not know.
+    # The last output before a SIGKILL does not explain it: the program could not foresee it.
     last = _last_line(pod.exit_message) if pod.exit_code != _KILLED else ""
     return f": {last}" if last else ""
 

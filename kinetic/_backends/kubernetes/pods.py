@@ -155,13 +155,14 @@ def template(
 
 
 def with_chips(plan: Plan, settings: PodSettings) -> Document:
-    """Return the fields that put the pods of another program on the plan's chips."""
+    """Return the pod-template fields that place pods of another program, such as Pathways' workers,
+    on the plan's chips."""
     spec = _place_pod(plan, settings, on_chips=True)
     return {"metadata": _metadata(plan, {}), "spec": _drop_empty(spec)}
 
 
 def _metadata(plan: Plan, own: Document) -> Document:
-    # An autoscaler that removes nodes would move the pod, which would end its function.
+    # Otherwise an autoscaler that removes a node would evict its pods, and so end the function.
     stays: Document = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     return {"labels": labels(plan), "annotations": remarks(plan) | stays | own}
 

@@ -70,7 +70,7 @@ class Needs:
         queue: the queue that admits it, or "".
         multi_tier: true if it needs the volume of multi-tier checkpointing.
         networks: true if it needs network devices.
-        buckets: true if it needs buckets as folders.
+        buckets: true if it needs buckets mounted as folders.
     """
 
     account: str = ""

@@ -61,7 +61,7 @@ QUEUE_WORKLOADS = tuple(
 
 
 def seconds_of(timestamp: str) -> float | None:
-    """Return a timestamp as seconds since the epoch, or None if it is not one."""
+    """Parse an ISO 8601 timestamp into seconds since the epoch; None if it is malformed."""
     try:
         return datetime.fromisoformat(timestamp).timestamp()
     except ValueError:

@@ -88,8 +88,8 @@ VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
 
 
 def list_relevant(*, networks: bool = False, queue: bool = False) -> tuple[Right, ...]:
-    """List the permissions that jobs use, without those for checks: a check reports itself what it
-    may not read."""
+    """List the permissions that jobs use, without those for checks: each check itself reports an
+    object that it may not read."""
     excluded = {Need.CHECKS}
     excluded |= set() if networks else {Need.NETWORKS}
     excluded |= set() if queue else {Need.QUEUES}

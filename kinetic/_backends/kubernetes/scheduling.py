@@ -210,7 +210,7 @@ def _kind_of(selector: Document) -> str:
 
 
 def _largest_pool(fitting: Sequence[Document]) -> int:
-    """Count the nodes of the largest pool: a slice is a pool."""
+    """Count the nodes of the largest node pool: all nodes of a slice must be in one pool."""
     sizes = Counter(labels(node).get(pools.POOL_LABEL, "") for node in fitting)
     return max(sizes.values())
 

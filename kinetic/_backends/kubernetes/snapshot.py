@@ -1,9 +1,9 @@
 """Snapshots of the objects of jobs in a cluster, and of the objects that explain their state.
 
-Callers poll, and nobody watches: the ends and the output of jobs come from the store. A process has
-one `SnapshotReader` per connection, so that any number of followed jobs costs the same: one list of
-workloads and one of pods answer all callers for some seconds. Events, nodes and queues are listed
-on first use only, and each request delays the next list by `REQUEST_S`.
+Callers poll instead of watching, because the ends and the output of jobs come from the store. A
+process has one `SnapshotReader` per connection, so that any number of followed jobs costs the same:
+one list of workloads and one of pods serve all callers for some seconds. Events, nodes and queues
+are listed on first use only, and each request delays the next list by `REQUEST_S`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ClusterSnapshot:
     is_fresh: bool = True
 
     def covers(self, ref: JobRef) -> bool:
-        """True if the snapshot would have the job's workload, had it existed."""
+        """True if the snapshot listed the job's kind of workload and did not leave the job out."""
         return resource_of(ref) in self.kinds and (self.jobs is None or ref.job_id in self.jobs)
 
     def workload(self, ref: JobRef) -> Document | None:
@@ -171,8 +171,8 @@ class ClusterSnapshot:
         return self.pods.get(ref.job_id, ())
 
     def is_removed(self, ref: JobRef) -> bool:
-        """True if a job without a workload had one: the cluster keeps events about it for an hour.
-        A job that was created after the list has events, too, so its workload is read again."""
+        """True if the workload of a job existed and was removed: the cluster keeps its events for
+        an hour. A job created after the snapshot also has events, so read the workload again."""
         self.context.covered.add(ref.job_id)
         name = names.workload_of(ref.job_id)
         kind = PATHWAYS_HEAD if ref.has_single_controller else HOSTS
@@ -239,8 +239,8 @@ class SnapshotReader:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the last snapshot and the lock, which in a forked process a thread of the parent may
-        hold."""
+        """Drop the last snapshot and the lock, in a forked process: a thread of the parent may hold
+        the lock."""
         self._lock = threading.Lock()
         self._last: ClusterSnapshot | None = None
         self._begun_at = self._failed_at = -1.0

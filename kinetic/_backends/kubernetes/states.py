@@ -120,8 +120,8 @@ def _from_pods(workload: Document, pods: tuple[Pod, ...]) -> Status:
 
 
 def _explain_ends(pods: Sequence[Pod]) -> str:
-    """Explain why ended pods wait for others, or return "". For a while a cluster counts the pods
-    of a dead node as running, and it restarts no host before all have ended."""
+    """Explain why ended pods wait for other pods, or return "". For a while a cluster counts the
+    pods of a dead node as running, and it restarts no host before all pods have ended."""
     rest, lost = [p for p in pods if not p.has_ended], [p for p in pods if p.has_lost_leader]
     leader = next((pod for pod in rest if pod.leads), None)
     if lost and leader is not None:
@@ -247,13 +247,14 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
         return _fail_overdue(job, workload, status), None
     waited_s = job.now - created_at(workload)
     if finding.kind is JobCause.MISSING_SECRET and waited_s < SUBMISSION_S:
-        return Status(status.phase, STARTING), None  # The Secret may still be on its way.
+        return Status(status.phase, STARTING), None  # The submission creates the Secret last.
     explained = _apply_finding(job, finding, status)
     return _fail_overdue(job, workload, explained), finding if waits else None
 
 
 def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
-    """Return the facts for a job that only waits for its new head: it can run without slices."""
+    """Return the facts for a job that waits only for its new head: pods of its slices do not count,
+    because the job can run without them for a while."""
 
     def explain(waits: bool) -> JobDiagnosis | None:
         finding = job.explain(waits)
@@ -285,8 +286,8 @@ def _judge_absent(job: JobFacts) -> Status:
 
 
 def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
-    """Judge a running job: one that lost its leader has failed. The cluster says so only when the
-    other pods have ended, or their node was removed."""
+    """Judge a running job, which has failed if it lost its leader for good. The cluster reports
+    that loss only after the other pods have ended, or the leader's node was removed."""
     lost = pod_failures.why_leaderless(workload, job.pods)
     if lost is None or job.ref.has_head:  # The cluster replaces a head, which then goes on.
         return status
@@ -333,9 +334,9 @@ def _fail_overdue(job: JobFacts, workload: Document, status: Status) -> Status:
 
 
 def waiting_since(workload: Document, pods: Sequence[Pod]) -> float | None:
-    """Return since when the hosts wait to be started, in seconds since the epoch by the cluster's
-    clock; None while the job waits in a queue, which has no limit. Each start has new pods, and a
-    queue that admits a job leaves a condition.
+    """Return the time since which the hosts wait to be started, in seconds since the epoch by the
+    cluster's clock; None while the job waits in a queue, which has no limit. It is the latest of
+    the workload's creation, its admission by a queue, and the creation of its oldest current pod.
 
     Args:
         workload: the Job or JobSet.
@@ -356,8 +357,8 @@ def waiting_since(workload: Document, pods: Sequence[Pod]) -> float | None:
 
 
 def created_at(workload: Document) -> float:
-    """Return when a workload was created, in seconds since the epoch by the cluster's clock. One
-    without a timestamp counts as not having waited at all."""
+    """Return when a workload was created, in seconds since the epoch by the cluster's clock;
+    infinity without a timestamp, as if the workload had not waited at all."""
     at = seconds_of(str(metadata(workload).get("creationTimestamp")))
     return math.inf if at is None else at
 
@@ -373,8 +374,8 @@ def has_leader(pods: Sequence[Pod]) -> bool:
 
 
 def _is_led(pods: Iterable[Pod]) -> bool:
-    """True if the leader still runs, and judges the job itself: a JobSet fails with the first of
-    its Jobs, and then deletes the others."""
+    """True if the leader still runs, and so writes the verdict itself, although the JobSet has
+    failed: it fails with the first of its Jobs, and then deletes the others."""
     return any(pod.leads and pod.stage is Stage.RUNNING and pod.is_ready for pod in pods)
 
 

@@ -112,7 +112,7 @@ def shared_memory(plan: Plan) -> list[Mounted]:
     """Return the folder in memory that processes of a pod share. The default of containers, 64 MB,
     is too little for a data loader. Without a size the pod's memory limits it."""
     if local_folder(plan).rstrip("/") == SHM:
-        return []  # This path is that of local checkpoints already.
+        return []  # Local checkpoints already have a volume at this path.
     size = plan.options.shm or half_of(plan.options.memory)
     volume: Document = {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
     return [Mounted({"name": "shm", "emptyDir": volume}, {"name": "shm", "mountPath": SHM})]

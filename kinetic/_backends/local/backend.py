@@ -238,8 +238,8 @@ class LocalBackend:
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Send the signal to the hosts' workers or agents. Any signal to a machine of a single
-        controller's virtual slice loses the slice."""
+        """Send the signal to the hosts' workers or agents. In a job with a single controller, any
+        signal to a machine of a slice simulates the loss of that slice."""
         real_hosts = [host for host in hosts if host < ref.hosts]
         machines = [host - ref.hosts for host in hosts if host >= ref.hosts]
         killed = liveness.signal_hosts(self.processes(ref), ref, real_hosts, signum, agents=agents)
@@ -247,7 +247,8 @@ class LocalBackend:
         return (*killed, *(ref.hosts + machine for machine in lost))
 
     def _lose_slices(self, ref: JobRef, machines: Sequence[int]) -> Sequence[int]:
-        """Lose the slices with these machines; return the machines that exist."""
+        """Simulate the loss of the slices with these machines; return the machines that exist, or
+        () if no worker of the job listens."""
         if not machines or not ref.has_single_controller:
             return ()
         from kinetic._core.plan import Plan

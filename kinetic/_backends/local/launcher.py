@@ -22,8 +22,8 @@ from kinetic.errors import KineticError, StoreFull, SubmitError
 
 _lock = threading.Lock()
 _zygotes: dict[tuple[object, ...], Zygote] = {}
-MOST_ZYGOTES = 6  # A sweep over variables that take effect at a start needs a zygote for each.
-_lost: list[Zygote] = []  # Freeing them would close descriptors that may be of other files now.
+MOST_ZYGOTES = 6  # A sweep over variables that are read at imports needs a zygote for each value.
+_lost: list[Zygote] = []  # Freeing them would close descriptors that other files may have now.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _SILENT = {
     "GRPC_VERBOSITY": "NONE",
@@ -92,7 +92,8 @@ class Zygote:
 
     @property
     def is_open(self) -> bool:
-        """True while the socket is open: its descriptor may be of another file now."""
+        """True if the descriptor is still the zygote's socket: the program may have closed it, and
+        another file may have the number now."""
         return pipes.is_same(self._socket.fileno(), self._inode)
 
     def launch(self, request: dict[str, Any]) -> int:
@@ -151,7 +152,7 @@ class Zygote:
         return ":\n" + "\n".join(lines) if lines else "."
 
     def try_out(self, limit_s: float) -> str:
-        """Let the zygote import everything and end; return what went wrong, or ""."""
+        """Let the zygote import everything and end; return the error as text, "" on success."""
         self.import_ahead(["sys"])  # Without a request it would not complete its imports.
         self._socket.shutdown(socket.SHUT_WR)
         try:
@@ -203,7 +204,7 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
         except _ZygoteDied:
             _forget(first)
         zygote = _zygote_for(modules, environ)
-        zygote.imports |= first.imports  # Skip these libraries: one may have killed the first.
+        zygote.imports |= first.imports  # Skip them: one of them may have killed the first zygote.
         try:
             return zygote.launch(request)
         except _ZygoteDied as death:
@@ -295,8 +296,8 @@ def _forget(zygote: Zygote) -> None:
 
 
 def _reset_in_fork() -> None:
-    """Replace the lock, which a thread of the parent may hold, and leave the zygotes to the parent.
-    They end with it."""
+    """Replace the lock, which a thread of the parent may hold, and disconnect from the parent's
+    zygotes, which end with the parent."""
     global _lock
     _lock = threading.Lock()
     for zygote in _zygotes.values():

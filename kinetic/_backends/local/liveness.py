@@ -27,7 +27,7 @@ _CHECKS_PER_S = 5000
 
 class JobWatch:
     """A watch that wakes the follower of a job when a host prints, when the verdict is written, and
-    when the supervisor ends, which is later.
+    when the supervisor ends, a moment after the verdict.
 
     Args:
         folder: the job's folder.
@@ -84,7 +84,7 @@ def ending_fd(folder: Path) -> int:
     with contextlib.suppress(OSError, AttributeError):
         if pid := supervisor(lock):
             fd = os.pidfd_open(pid)
-            if locks.record_holder(lock) != pid:  # It ended, and the id may be of another process.
+            if locks.record_holder(lock) != pid:  # It ended; another process may have its id now.
                 os.close(fd)
                 fd = -1
     return fd

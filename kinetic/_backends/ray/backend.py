@@ -108,7 +108,8 @@ def _fail(why: str, exit: Exit | None = None) -> Status:
 
 
 def _was_unable(job: RayJob) -> bool:
-    """True if a driver could not begin for a reason that any machine would have."""
+    """True if a driver could not begin because of its setup (interpreter, packages, environment):
+    it would fail on any machine."""
     return (
         job.error_type in ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
         or job.exit_code in (NO_INTERPRETER, ProgramCode.UNUSABLE)
@@ -311,7 +312,7 @@ def render(plan: Plan, settings: HostSettings) -> Document:
 def environment_of(archive: str) -> dict[str, Any]:
     """Return the runtime environment in which programs can import kinetic."""
     # Without eager_install, only nodes that a job uses install its packages.
-    # Not working_dir: each node unpacks that again, though nodes of one machine share the folder.
+    # Not working_dir: every node would unpack it again, even nodes that share a machine's folder.
     return {
         "py_modules": [f"gcs://{package_of(archive)}"],
         "config": {"eager_install": False},
@@ -427,8 +428,8 @@ class RayBackend:
         return [render(plan, replace(self._settings, archive=blob.digest))]
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Send kinetic, unless the cluster has it, and secrets; then create the entry in the Jobs
-        API, without which nothing starts."""
+        """Send kinetic, unless the cluster has it, and the secrets. Then create the entry in the
+        Jobs API, which starts the driver."""
         (document,) = documents
         plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         lines: list[str] = []
@@ -483,7 +484,7 @@ class RayBackend:
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return "": the leader's report has all that is known."""
+        """Return "": the leader's report has all that is known about the loss."""
         return ""
 
     def why_unready(self, ref: JobRef) -> str:
