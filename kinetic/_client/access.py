@@ -46,7 +46,7 @@ class JobAccess:
 
 
 def open_access(flags: Mapping[str, str | None]) -> JobAccess:
-    """Return access to the store that the settings name, with command-line flags applied. Jobs of
+    """Return access to the configured store; `flags` of the command line override settings. Jobs of
     the same place and store share one backend."""
     from kinetic._config import settings as configuration
     from kinetic._store.open import open_store

@@ -88,7 +88,7 @@ _decorated: list[None] = []
 
 def _warm_up_early(func: Callable[..., Any], options: Options) -> None:
     """Let the backend prepare in the background for the first function that a script or notebook
-    decorates. Errors in settings are ignored: the call raises them.
+    decorates. Errors in settings are ignored here, because the call raises them.
 
     A function of an imported module may never be called, so nothing is prepared for it.
     """

@@ -724,7 +724,8 @@ class JobHandle(Generic[R_co]):
             _log.warning("%s could not be cleaned up: %s", self.job_id, error)
 
     def remove(self, *, k8s: bool, gcs: bool) -> None:
-        """Remove an ended job's resources of the backend (`k8s`) and its records (`gcs`)."""
+        """Remove an ended job's resources from the backend (`k8s`), its records from the store
+        (`gcs`)."""
         if k8s:
             self._backend.cleanup(self.ref)
         if gcs:

@@ -40,7 +40,7 @@ class BatchGrid(NamedTuple):
         name: its display name.
         created_at: when its first job was created, in seconds since the epoch; 0.0 if it has none.
         cells: its inputs.
-        stopped: reason why no more inputs are submitted; "" if they are.
+        stopped: reason why the batch was stopped early; "" if it was not.
         cost: the cost of its jobs, formatted; "" if unknown.
     """
 

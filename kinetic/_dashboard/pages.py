@@ -266,8 +266,8 @@ class Pages:
         return pieces
 
     async def search_output(self, request: Request) -> Response:
-        """Return the matching lines of one host or all hosts. Stop the search once the browser has
-        closed the request, as it does for each new word."""
+        """Return the matching lines of one host or all hosts. Stop the search when the browser
+        closes the request, as it does when the user changes the words."""
         is_abandoned = threading.Event()
         searching = run_in_thread(self._search, request, is_abandoned)
         while not searching.done():
@@ -332,7 +332,7 @@ class Pages:
     # -- actions -----------------------------------------------------------------------------------
 
     def act(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
-        """Return the handler of a button."""
+        """Return the request handler of a button; `act` does its work, in a thread."""
 
         async def answer(request: Request) -> Response:
             ref = await run_in_thread(self._find, request)

@@ -86,7 +86,7 @@ class AttemptBar(NamedTuple):
     Attributes:
         attempt: the attempt.
         begin, ready, end: offsets of its beginning, of the function's start, and of its end.
-        state: its colour.
+        state: its state, which selects its colour.
         length: its duration; "" while it runs.
     """
 

@@ -104,7 +104,8 @@ class LazyGroup(click.Group):
 
 
 def complete_with(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """Return a completion callback that imports a function of `suggestions` when a shell asks."""
+    """Return a completion callback that calls the function `what` of the module `suggestions`, and
+    imports it only then."""
 
     def offer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from kinetic.cli import suggestions

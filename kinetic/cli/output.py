@@ -59,8 +59,8 @@ def traceback_of(problem: BaseException) -> None:
 
 
 def json_number(value: float) -> float | str:
-    """Return a number for JSON. Numbers that are not finite become the words that JavaScript and
-    Python can parse."""
+    """Return a number for JSON. Numbers that are not finite become "NaN", "Infinity" or
+    "-Infinity", which JavaScript and Python can convert back."""
     import math  # Slow to import; few commands need it.
 
     if math.isfinite(value):
@@ -129,7 +129,7 @@ def width() -> int | None:
     """Return the terminal's width in columns; None for a pipe, which takes any width."""
     if not sys.stdout.isatty():
         return None
-    import shutil  # Takes 5 ms.
+    import shutil  # The import takes 5 ms.
 
     return shutil.get_terminal_size().columns
 

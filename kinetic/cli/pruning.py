@@ -28,7 +28,7 @@ from kinetic.cli.context import AppContext
 _DIGEST_DIGITS = 64
 _ENDED = frozenset(status for status in JobStatus if status.ended)
 _FETCHED = re.compile(rb'"source": *("(?:gs|hf)://[^"\\]*")')
-"""Matches a data source that hosts fetch themselves, in a plan."""
+"""Matches, in a plan, the URI of data that hosts fetch themselves."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
@@ -52,8 +52,8 @@ def list_ended_before(app: AppContext, moment: float) -> list[JobRef]:
 
 
 def _end_time(ref: JobRef, standing: JobStanding) -> float:
-    """Return when the job ended; infinity if it has not ended, or if its backend does not
-    answer."""
+    """Return when the job ended, or was submitted if its end was not recorded; infinity if it has
+    not ended, or if its backend does not answer."""
     if standing.ended_at is not None:
         return standing.ended_at
     return ref.created_at if standing.state in _ENDED else float("inf")
@@ -83,7 +83,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     used |= {digest(tree) for tree in used_trees} | _find_in_trees(store, used_trees)
     contents = tuple(
         content
-        # Records first, then packs and blobs: an interrupted sweep must not leave a record alone.
+        # Trees' records come first: an interrupted sweep must not leave one without its content.
         for content in (*trees, *packs, *blobs)
         if digest(content) not in used and content.written_at < older_than
     )
@@ -133,7 +133,7 @@ def digest(content: Entry) -> str:
 
 
 def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
-    """Yield jobs without a reference, because their submission was killed before it wrote one."""
+    """Yield ids of old jobs without a reference: their submission was killed before writing it."""
     for job_id in sorted(jobs.difference(stored.list_ids(store))):
         prefixes = (layout.JobKeys(job_id).prefix, layout.JobKeys(job_id).listing)
         if all(_is_older(store, prefix, older_than) for prefix in prefixes):
@@ -141,7 +141,7 @@ def _orphans(store: Store, jobs: set[str], older_than: float) -> Iterator[str]:
 
 
 def _empty_batches(store: Store, older_than: float, without: Collection[str]) -> Iterator[str]:
-    """Yield batches that have no jobs any more."""
+    """Yield ids of old batches that have no jobs, not counting the jobs in `without`."""
     groups = list(store.parts(layout.GROUPS))
     refs = stored.list_refs(store) if groups else []
     used = {ref.group_id for ref in refs if ref.job_id not in without}
@@ -155,7 +155,7 @@ def _is_older(store: Store, prefix: str, moment: float) -> bool:
 
 
 def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
-    """Return the digests that appear in plans, and those of the URIs of data."""
+    """Return the digests in the plans of jobs, and those of URIs from which hosts fetch data."""
     used: set[str] = set()
     for plan in get_many(store, [layout.JobKeys(job_id).plan for job_id in jobs]).values():
         used |= _digests(plan)

@@ -221,8 +221,8 @@ def _report_failure(problem: BaseException) -> int:
 
 
 def _message_and_hint(problem: BaseException) -> tuple[str, str]:
-    """Return the message and a hint. kinetic's errors explain themselves; any other exception is a
-    bug, so the hint tells how to get its traceback."""
+    """Return the message and a hint. kinetic's errors explain themselves. Any other exception is a
+    bug, so its hint says how to print the traceback."""
     from kinetic.errors import KineticError
 
     suggestions = getattr(problem, "suggestions", ())

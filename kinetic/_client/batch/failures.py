@@ -33,8 +33,8 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
 def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
-    """Return the error of a batch whose `failed` inputs have no value, caused by the first failure.
-    `values` has an entry for each input."""
+    """Return the error of a batch whose `failed` inputs have no value. `values` has an entry for
+    each input. Its cause is the first failure; cancelled and skipped inputs come last."""
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:
@@ -69,8 +69,8 @@ def batch_error(
 
 
 def describe_unsubmitted(failures: Mapping[int, Exception]) -> str:
-    """Return a sentence with the number of inputs without a job and the first one's error; "" for
-    none."""
+    """Return the number of inputs without a job, and the error of the first one, as text; "" if
+    there are none."""
     if not failures:
         return ""
     count = "1 input" if len(failures) == 1 else f"{len(failures):,} inputs"

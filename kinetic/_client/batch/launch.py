@@ -82,7 +82,7 @@ def launch(
     source: JobSource, store: Store, total: int, batch_rules: BatchRules, *, name: str, notes: Any
 ) -> BatchHandle[Any]:
     """Start a batch and return its handle. Jobs are submitted in the background, from copies of the
-    inputs; or at once, before this returns, if nothing limits the number of jobs.
+    inputs. If nothing limits the number of jobs, all are submitted before this function returns.
 
     Raises:
         UsageError: the inputs are too many, or do not fit on the disk; nothing was submitted.
@@ -126,7 +126,7 @@ def _take_back(view: BatchView, submitter: BatchSubmitter) -> None:
             view.records.remove()
     except (KineticError, OSError) as error:
         _log.info("%s could not be removed: %s", group_id, error)
-    finally:  # A second Ctrl-C ends the wait.
+    finally:  # Also after a second Ctrl-C, which ends the wait.
         submitted = view.count_submitted()
         event = f"the submission of {group_id} was interrupted:"
         of_all = f"of its {total:,} {'input' if total == 1 else 'inputs'}"

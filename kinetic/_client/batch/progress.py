@@ -67,7 +67,7 @@ class BatchProgress:
         if not self._redraws:
             with self._view.changes:
                 state, line = self._view.states[index], progress_line(self._view)
-            # Hundreds may be skipped at once: print no line for them, other lines count them.
+            # Hundreds of inputs may be skipped at once: only count them in the lines of others.
             if state is not InputState.SKIPPED:
                 self._write(f"kinetic: {line}; input {index} {state}\n")
         elif self._clock() >= self._draw_at:

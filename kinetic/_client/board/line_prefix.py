@@ -43,7 +43,7 @@ class Prefixer:
             else b"\n" + mark
         )
         self._open_host = None if chunk.data.endswith(b"\n") else chunk.host
-        # One pass in C over the whole chunk. A line end at its very end must not get a prefix.
+        # `replace` is one fast pass over the chunk. A line end at its very end gets no prefix.
         return head + chunk.data[:-1].replace(b"\n", b"\n" + mark) + chunk.data[-1:]
 
     def end(self) -> bytes:
@@ -52,7 +52,8 @@ class Prefixer:
 
     def join_chunks(self, chunks: Iterable[LogChunk | None]) -> Iterator[LogChunk | None]:
         """Join successive chunks that get the same prefix, so that a log of many short lines takes
-        few steps. No output is delayed: a None, or a large size, yields the joined chunk."""
+        few steps. No output is delayed: a None, which means that no output is ready, or a large
+        size yields the joined chunk."""
         if self.times:
             yield from chunks
             return

@@ -335,8 +335,8 @@ def loopback(machine: Machine) -> Finding:
 
 
 def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
-    """Check the folder of the local store; `remote_store` is the address of the configured store if
-    that is another one."""
+    """Check the folder of the local store. `remote_store` is the address of the configured store if
+    it is remote."""
     elsewhere = "or set KINETIC_STORE to a folder of your own."
     if folder.exists and not folder.is_folder:
         return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]

@@ -53,7 +53,7 @@ function replace(id, html) {
   fresh.innerHTML = html;
   renew(element, fresh.content);
 }
-// Replace the children of an element by those of another one. Equal nodes stay, so that focus, selection and pointer do.
+// Replace the children of an element by those of `fresh`. Equal nodes stay, so that focus and selection are not lost.
 function renew(element, fresh) {
   const before = [...element.childNodes], after = [...fresh.childNodes];
   after.forEach((node, n) => {

@@ -357,7 +357,7 @@ def size(
     ramdisk: str | None,
     as_json: bool,
 ) -> int:
-    """Print the formula with its numbers."""
+    """Print the memory that a host needs for local checkpoints, with its formula."""
     if (uri is None) == (params is None):
         raise UsageError("Give either --params or the URI of checkpoints, not both.")
     if uri is not None:
