@@ -1,6 +1,6 @@
-"""Compile check of a simulated run: its programs, compiled for the real slice.
+"""Compile check of a simulated run: compiles the run's programs for the real slice.
 
-The leader of the run leaves its lowered programs in a folder.
+The leader of the run saves its lowered programs in a folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kinetic.errors import CorruptRecord
 SKIPPED = "skipped.json"
 _WORTH_ALL = (CompileVerdict.TOO_LARGE, CompileVerdict.REFUSED)
 MOST_COMPILED = 24
-"""Number of programs to compile, largest first: a training has two or three that matter."""
+"""Number of programs to compile, largest first: a training run has two or three that matter."""
 
 
 def name_files(number: int) -> tuple[str, str]:
@@ -39,7 +39,7 @@ class Skipped(Record, called="The count of programs"):
     Attributes:
         tree: Folder of the source on the host.
         small: Programs of a single operation.
-        beyond: Programs beyond the limit.
+        beyond: Programs that were not saved because of a limit on their number.
     """
 
     tree: str = ""
@@ -54,8 +54,8 @@ class CheckReport(Record, called="The report of the check"):
     Attributes:
         accelerator: The slice.
         reports: Reports of programs, largest program first.
-        small: Lower bound of programs of a single operation, which are not checked.
-        left_out: Lower bound of programs beyond the number that is compiled.
+        small: Lower bound of the number of programs with a single operation, which are not checked.
+        left_out: Lower bound of the number of programs that were left out because of the limit.
     """
 
     accelerator: str
@@ -69,8 +69,8 @@ class CheckReport(Record, called="The report of the check"):
         return all(report.fits for report in self.reports)
 
     def text(self, width: int | None = None) -> str:
-        """Return the check as text: the caller's largest program and those that do not fit in full,
-        and a line for each of the rest."""
+        """Return the check as text: the largest of the caller's programs and those that do not fit
+        in full, and one line for each of the others."""
         own = (n for n, report in enumerate(self.reports) if not hlo.is_library(report.source))
         first = next(own, 0)
         texts = [
@@ -116,7 +116,8 @@ class ProgramCheck:
     def __init__(
         self, folder: Path, target: CompileTarget, compilers: Compilers, *, client_root: str = ""
     ) -> None:
-        """`client_root` is the folder of the source on this machine, for lines in reports."""
+        """Set up the check; `client_root` is the source's folder on this machine, for source
+        lines."""
         self._target = target
         self._compilers = compilers
         self._client_root = client_root

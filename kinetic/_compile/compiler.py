@@ -1,9 +1,9 @@
 """The process that compiles one program with the real compiler.
 
-It may crash or use up all memory without harm to the caller, and has an environment of its own. It
-needs jaxlib and libtpu, but not JAX, which would take a second to import. It reads `program.json`,
-`target.json` and `module.mlir` in a folder, writes `report.json` there, and its stderr has the
-output of the compiler's C++.
+A crash, or a lack of memory, ends only this process, which also has its own environment. It needs
+jaxlib and libtpu, but not JAX, whose import takes a second. It reads `program.json`, `target.json`
+and `module.mlir` in a folder, and writes `report.json` there. Its stderr has the output of the
+compiler's C++ code.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _BUFFERS = 12
 
 
 def main() -> None:
-    """Compile the program in the folder that the command line names, and write the report there.
-    The process ends with its parent."""
+    """Compile the program in the folder named on the command line, and write the report there. The
+    process ends when its parent does."""
     folder = Path(sys.argv[1])
     processes.die_with_parent(int(sys.argv[2]))
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads would spin idly.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads would waste processor time.
     gc.disable()  # Almost all objects live until the process ends.
     compiler = TpuCompiler(*sys.argv[3:])
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
@@ -86,8 +86,8 @@ def compile_program(
 
 
 def _compile(program: LoweredProgram, folder: Path, devices: list[Any]) -> Any:
-    """Have libtpu compile a module, like `jax.stages.Lowered.compile`, and dump its program:
-    `as_text` cannot read the output of a libtpu that is newer than jaxlib, as it often is."""
+    """Compile a module with libtpu, like `jax.stages.Lowered.compile`, and dump the compiled
+    program: `as_text` cannot read the output of a libtpu newer than jaxlib."""
     from jaxlib import _jax, xla_client  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import sdy  # noqa: F401 - registers the dialect with the context
@@ -143,7 +143,8 @@ def _read_dump(folder: Path, pattern: str) -> hlo.Module:
 
 
 def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileReport:
-    """Report a refusal, or by how much a program is too large, if the compiler says that."""
+    """Return the report on a failed compile: with the memory that is lacking if the program is too
+    large, or else with the compiler's message."""
     try:
         lowered = _read_dump(folder, _LOWERED)
     except (OSError, StopIteration):
@@ -162,8 +163,8 @@ def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileR
 
 
 def _lay_out(program: LoweredProgram, devices: list[Any]) -> DeviceLayout:
-    """Return the mesh as the compiled program sees it: libtpu makes a program for one slice, with
-    the partitions of the first."""
+    """Return the mesh from the view of the compiled program, which libtpu makes for one slice: its
+    partitions are those of the first slice."""
     slices = [topologies.find_slice(device) for device in devices]
     own = [at for at, index in enumerate(slices) if index == slices[0]]
     return DeviceLayout(

@@ -1,9 +1,9 @@
 """Cost of one run of a program on one device: operations, bytes of memory, bytes between chips, and
 its largest arrays. Pure.
 
-The compiler's own `cost_analysis` counts the body of a loop once, so that a model whose layers are
-a `scan` looks like one layer. Here each instruction counts as often as it runs. The operations
-inside custom kernels are not counted; their arrays are.
+The compiler's own `cost_analysis` counts the body of a loop once, so a model whose layers are a
+`scan` would count as one layer. Here each instruction counts as often as it runs. Operations inside
+custom kernels are not counted, but their arrays are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _FREE = frozenset(
         *("send", "send-done", "recv", "recv-done", "async-start", "async-update"),
     )
 )
-"""Instructions that move nothing in memory themselves. The instructions of a computation that they
-call do."""
+"""Instructions that read and write no memory themselves; the computations that they call may."""
 _MOVES = _FREE | {"copy"}
 """Instructions that make no new array."""
 _COLLECTIVES = (
@@ -36,14 +35,14 @@ _TAKE_PARTS = ("dynamic-slice", "slice", "gather")
 _PUT_PARTS = ("dynamic-update-slice", "scatter")
 _LEAST_BUFFER = 1 << 20
 _MOST_POSITIONS = 1 << 22
-"""Positions of a window in one dimension to count exactly; beyond this, padding counts as data."""
+"""Limit of window positions to count exactly in one dimension; above it, padding counts as data."""
 Cost = Callable[[str, Instruction], float]
 """Cost of one run of an instruction in the named computation."""
 
 
 def count_runs(module: Module, cost: Cost) -> dict[str, float]:
-    """Return a lower bound of the runs of each computation, fusions included. A loop of unknown
-    length counts once. Of branches, the cheapest counts, and the others 0 times."""
+    """Return a lower bound of how often each computation runs, fusions included. A loop of unknown
+    length counts once; of the branches of a conditional, only the cheapest counts."""
     runs_of: dict[str, dict[str, float]] = {}
 
     def count(name: str) -> dict[str, float]:
@@ -117,8 +116,8 @@ def _count_trips(module: Module, where: Computation, loop: Instruction) -> float
 
 
 def _find_step(body: Computation, index: str) -> int:
-    """Return the constant that the body of a loop adds to an element of its state; 0 if it does
-    something else."""
+    """Return the constant that a loop's body adds to an element of its state; 0 if the body changes
+    the element in another way."""
     element = _find_element(body, _find_root(body), index)
     if element is None or element.opcode != "add":
         return 0
@@ -142,7 +141,7 @@ def _find_element(where: Computation, state: Instruction | None, index: str) -> 
 
 
 def _skip_copies(where: Computation, name: str) -> Instruction | None:
-    """Return the instruction whose result copies and bitcasts pass on."""
+    """Follow copies and bitcasts back to the instruction whose result they pass on."""
     instruction = where.get(name)
     while (
         instruction is not None
@@ -166,8 +165,8 @@ def _read_constant(instruction: Instruction | None) -> int | None:
 
 
 def count_flops(module: Module) -> float:
-    """Return the operations of all matrix multiplications and convolutions. All other computation
-    is small in comparison, and does not run on matrix units."""
+    """Return the operations of all matrix multiplications and convolutions. Other operations are
+    few in comparison, and do not run on matrix units."""
 
     def cost(name: str, instruction: Instruction) -> float:
         is_product = instruction.opcode in ("dot", "convolution")
@@ -177,7 +176,7 @@ def count_flops(module: Module) -> float:
 
 
 def count_kernels(module: Module) -> int:
-    """Return the number of custom kernels, whose multiplications are not counted."""
+    """Return the number of custom kernels, whose operations `count_flops` cannot count."""
     instructions = (one for own in module.computations.values() for one in own.values())
     return sum('"tpu_custom_call"' in one.rest for one in instructions)
 
@@ -212,8 +211,8 @@ def _count_window_flops(instruction: Instruction, lhs: Array, rhs: Array, result
 
 
 class _Window:
-    """One dimension of a convolution's window. Batches of matrices are such dimensions too: with
-    gaps as wide as the window, in which nothing is multiplied."""
+    """One dimension of a convolution's window. The batch of a batched multiplication is such a
+    dimension too: its gaps are as wide as its window, and nothing is multiplied in them."""
 
     def __init__(self, attributes: str, number: int) -> None:
         window = re.search(r"window=\{([^}]*)\}", attributes)
@@ -221,14 +220,14 @@ class _Window:
         self._number = number
 
     def value(self, name: str, default: int) -> int:
-        """Return the value of a field in this dimension."""
+        """Return the value of a window's field, such as "stride", in this dimension."""
         text = self._fields.get(name, "")
         return int(text.split("x")[self._number].split("_")[0]) if text else default
 
 
 def _count_positions(window: _Window, inputs: int, kernel: int, outputs: int) -> int:
-    """Return how often, over all outputs of one dimension, an element of the kernel meets one of
-    the input."""
+    """Return how many multiplications one dimension has: how often, over all outputs, an element of
+    the kernel meets an element of the input."""
     stride, low = window.value("stride", 1), window.value("pad", 0)
     between, dilation = window.value("lhs_dilate", 1), window.value("rhs_dilate", 1)
     if outputs * kernel > _MOST_POSITIONS:
@@ -251,8 +250,8 @@ def _find_array(where: Computation, name: str) -> Array | None:
 
 
 def count_bytes(module: Module) -> float:
-    """Return a lower bound of the bytes read from and written to the chip's memory. An instruction
-    that reads or writes a part of an array counts with that part."""
+    """Return a lower bound of the bytes read from and written to the chip's memory. If an
+    instruction uses only a part of an array, only the bytes of that part count."""
     fused = _find_fused(module)
 
     def cost(name: str, instruction: Instruction) -> float:
@@ -307,8 +306,8 @@ def _count_read_bytes(where: Computation, name: str, inner: Computation, number:
 
 
 def _list_wholes(instruction: Instruction) -> Sequence[str]:
-    """Return the operands of which an instruction reads or writes a part. A scatter has as many of
-    these as updates, with the indices between."""
+    """Return the operands of which the instruction reads or writes only a part. For a scatter these
+    are the first of its operands; indices and as many updates follow."""
     if instruction.opcode == "scatter":
         return instruction.operands[: len(instruction.operands) // 2]
     return instruction.operands[:1] if instruction.opcode in _TAKE_PARTS + _PUT_PARTS else ()
@@ -336,7 +335,8 @@ def _count_written_bytes(where: Computation, instruction: Instruction, inner: Co
 
 
 def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
-    """Return the bytes that an instruction writes into arrays: at most the size of each array."""
+    """Return the bytes that an instruction writes into parts of arrays, at most each array's
+    size."""
     names = _list_wholes(instruction)
     wholes = [_find_array(where, name) for name in names]
     parts = [_find_array(where, name) for name in instruction.operands[-len(names) :]]
@@ -352,8 +352,8 @@ def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
 
 
 def find_buffers(module: Module, most: int) -> list[Buffer]:
-    """Return the largest arrays in the chip's memory, with the lines that made them, or with the
-    names of arguments. Equal arrays from one line count once; all branches have memory."""
+    """Return the largest arrays in the chip's memory, with the source lines that made them, or with
+    argument names. Equal arrays from one line count once; those of all branches are included."""
     buffers: dict[tuple[str, str], Buffer] = {}
     fused = _find_fused(module)
     for name in count_runs(module, lambda *_: 0.0):
@@ -431,7 +431,7 @@ def _describe_transfer(
         return _NOTHING
     size = float(max(_measure_sizes(module.computations[where], instruction)))
     if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
-        kind = "reduce-scatter"  # libtpu's form of one.
+        kind = "reduce-scatter"  # The form that libtpu gives it.
     wire = size * _share_sent(kind, len(group))
     return kind, size, wire, layout.name_axes(group), layout.crosses(group)
 
@@ -439,8 +439,8 @@ def _describe_transfer(
 def _describe_transfer_between(
     instruction: Instruction, layout: DeviceLayout
 ) -> tuple[str, float, float, str, bool]:
-    """Describe a transfer between slices. A slice sends its whole operand, which is one part of the
-    result of a gather."""
+    """Describe a transfer between slices. Each slice sends its whole operand, but the result of a
+    gather has the operands of all slices."""
     transfer = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
     kind = transfer[1].lower().replace("_", "-") if transfer else "send"
     kind = "collective-permute" if kind == "one-to-one" else kind
@@ -452,15 +452,15 @@ def _describe_transfer_between(
 
 
 def _share_sent(kind: str, members: int) -> float:
-    """Return the part of an array that each member must send, whatever the algorithm."""
+    """Return the share of an array that each member must send, whatever the algorithm."""
     if kind.startswith("collective") or kind == "send":
         return 1.0
     return (members - 1) / members * (2 if kind == "all-reduce" else 1)
 
 
 def _measure_sizes(where: Computation, instruction: Instruction) -> Sequence[int]:
-    """Return the bytes of the operands and of the results: the whole array is the result of a
-    gather, and the operand of a scatter."""
+    """Return the bytes of the operands and of the results. One of them is the whole array: the
+    result of a gather, the operand of a scatter."""
     operands = [_find_array(where, name) for name in instruction.operands]
     return (
         sum(array.data_bytes for array in operands if array is not None),

@@ -1,8 +1,7 @@
-"""Parser of the compiler's program as text: computations, instructions, and their source lines.
-Pure.
+"""Parser of the compiler's text form of a program: computations, instructions, source lines. Pure.
 
-XLA has no public reader of this text in Python, and reading its protocol buffers needs classes that
-are rarely installed. Text that is not understood is skipped, never guessed.
+XLA has no public Python reader for this text, and reading its protocol buffers needs classes that
+are rarely installed. Text that the parser does not know is skipped.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Instruction(NamedTuple):
         arrays: Types of its results; several for a tuple.
         operands: Names of instructions.
         rest: Attributes, as text.
-        is_root: True if its result is that of its computation.
+        is_root: True if its result is the result of its computation.
     """
 
     name: str
@@ -95,7 +94,8 @@ class Instruction(NamedTuple):
     is_root: bool = False
 
     def attribute(self, name: str) -> str:
-        """Return the computation or plain word that an attribute names; "" without one."""
+        """Return the computation or word that is the value of an attribute; "" without the
+        attribute."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return match[1] if match else ""
 
@@ -123,8 +123,8 @@ class Module(NamedTuple):
     frames: Mapping[int, tuple[str, int, str, int]]
 
     def find_source(self, instruction: Instruction) -> str:
-        """Return "file:line (function)" of the user's line that made an instruction; "" if
-        unknown."""
+        """Return "file:line (function)" of the user's source line that an instruction comes from;
+        "" if unknown."""
         frame = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         if frame:
             return self._name_frame(int(frame[1]))
@@ -155,8 +155,8 @@ class Module(NamedTuple):
 
 
 def choose_frame(frames: Iterable[tuple[str, str]]) -> str:
-    """Return the text of the innermost frame that is not a library's, or else the innermost; ""
-    without frames.
+    """Return the text of the innermost frame outside of libraries, or else of the innermost frame;
+    "" without frames.
 
     Args:
         frames: File and text of each frame, innermost first.
@@ -226,7 +226,7 @@ def _split_type(text: str) -> tuple[str, str]:
 
 
 def _split_parentheses(text: str) -> tuple[str, str]:
-    """Return the text in the parentheses at the start, and the text after them."""
+    """Return the text inside the parentheses at the start, and the text after them."""
     depth = 0
     for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

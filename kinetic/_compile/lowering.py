@@ -1,10 +1,10 @@
 """Lowering of functions to StableHLO for the compiler, through JAX, without running anything.
 
-The module goes to the compiler's process as the portable artifact that is inside of `jax.export`,
-which jaxlibs of other versions read. `jax.export` itself will not do: it needs the package
-flatbuffers and registered classes for every tree of arguments, drops which arguments are donated
-and what the compiler may choose, and accepts no wrapper but `jax.jit`. The price is the use of
-private parts of JAX, all of them in this module, in `topologies` and in `compiler`.
+The module goes to the compiler's process as the portable artifact inside of a `jax.export`, which
+other versions of jaxlib can read. `jax.export` itself is not used: it needs the package flatbuffers
+and registered classes for all trees in the arguments, loses which arguments are donated and which
+layouts the compiler may choose, and accepts only `jax.jit`. The price is the use of private parts
+of JAX, only in this module, in `topologies` and in `compiler`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAP = (
     "simulated slice (compile_check)."
 )
 _ENTRANCE = "_pjit_lower"
-"""JAX's function through which all programs of a process are lowered, whatever wraps them."""
+"""JAX's private function that lowers every program of a process, whatever wraps the function."""
 _OURS = "_is_of_kinetic"
 _Replacement = Callable[..., Any]
 _install_lock = threading.Lock()
@@ -52,7 +52,7 @@ _PALLAS_CHIPS = {
     "v6e": ("v6e", 1),
     "tpu7x": ("7x", 1),
 }
-"""Pallas's name of the chips of a family, and the number of their cores that are one device."""
+"""By family: Pallas's name of the chips, and the number of their cores that form one device."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -64,8 +64,7 @@ class Lowered(NamedTuple):
 
 
 def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowered:
-    """Lower a function for the chips of a target. Of arrays among the arguments, only the shape
-    counts.
+    """Lower a function for the chips of a target. Only the shapes of array arguments are used.
 
     Raises:
         UsageError: The function cannot be lowered for a TPU.
@@ -121,9 +120,9 @@ def _check_sizes(name: str, leaves: Sequence[Any]) -> None:
 
 
 def _wrap_arrays(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Return a jitted function of the arrays alone, and the arrays. All other arguments are
-    constants, as in Equinox, whose own `lower` takes shapes for constants too. Arguments that a jit
-    within donates stay donated."""
+    """Return a jitted function that takes only the arrays, the arrays' shapes, and no keywords. All
+    other arguments become constants. The wrapper is needed because the `lower` of Equinox turns
+    constants into shapes. Arguments that an inner jit donates are donated here too."""
     import jax
 
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -137,14 +136,14 @@ def _wrap_arrays(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
     call.__name__ = origins.name_function(function)
     call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
-    # JAX's errors name the line of the wrapped function.
+    # Errors of JAX name the source line of `__wrapped__`.
     call.__wrapped__ = origins.unwrap(function)  # type: ignore[attr-defined]
     shapes = [leaves[at] for at in numbers]
     return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
 
 
 def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
-    """Refuse models, layers and optimizers of Keras: what changes in them is no argument."""
+    """Refuse models, layers and optimizers of Keras: their variables are not arguments."""
     for leaf in leaves:
         if _is_from_keras(leaf) and hasattr(leaf, "variables"):
             raise UsageError(
@@ -164,7 +163,7 @@ def _name_arrays(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]
     import jax
 
     own: list[str] = []
-    with contextlib.suppress(TypeError, ValueError):  # It has no signature.
+    with contextlib.suppress(TypeError, ValueError):  # No signature.
         parameters = inspect.signature(function).parameters.values()
         own = [
             parameter.name
@@ -182,7 +181,7 @@ def _name_arrays(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]
 
 
 def _find_donated(call: Any, shapes: Sequence[Any]) -> tuple[int, ...]:
-    """Return the arguments that jitted functions within donate."""
+    """Return the indices of arguments that an inner jitted function donates."""
     import jax
 
     jaxpr = jax.make_jaxpr(call)(*shapes).jaxpr
@@ -241,7 +240,7 @@ def _lower_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
 
 
 def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
-    """Give a program's arguments these names, if the shapes are theirs."""
+    """Rename the arguments of a program, if the shapes that come with the names match."""
     shapes = [aval.shape for _, aval in names]
     if not names or shapes != [getattr(aval, "shape", None) for aval in closed.in_avals]:
         return closed
@@ -251,7 +250,7 @@ def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
 
 @contextlib.contextmanager
 def emulate_chip(family: str) -> Iterator[None]:
-    """Answer Pallas's questions about the local chip for a chip of this family in the block."""
+    """Make Pallas take the local chip for one of this family, in the block."""
     if not any(name.startswith("jax._src.pallas") for name in sys.modules):
         yield
         return
@@ -269,8 +268,8 @@ def emulate_chip(family: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def override_entrance(replacement: Callable[..., Any]) -> Iterator[None]:
-    """Have JAX call this function for each program lowered in the block, with JAX's own function
-    first. Other threads are not affected."""
+    """Have JAX call this function, in the block, for each program that this thread lowers. Its
+    first argument is JAX's own function."""
     _install_entrance()
     token = _replacement_in_context.set(replacement)
     try:
@@ -287,8 +286,8 @@ def replace_entrance(replacement: Callable[..., Any]) -> None:
 
 
 def _install_entrance() -> None:
-    """Replace JAX's function by one that calls a replacement if there is one. It stays for the life
-    of the process: to restore JAX's could undo what another thread has installed since."""
+    """Replace JAX's function by one that calls the current replacement, if any. It is never
+    removed: putting back JAX's function could undo a later change by another thread."""
     from jax._src import pjit
 
     with _install_lock:
@@ -311,8 +310,8 @@ def _install_entrance() -> None:
 
 @functools.cache
 def _hide_frames() -> None:
-    """Have JAX leave out kinetic's frames, like its own, in tracebacks of users' errors and in the
-    source lines of operations."""
+    """Leave kinetic's frames out of the tracebacks of users' errors and out of the source lines of
+    operations, as JAX does with its own frames."""
     from jax._src import source_info_util, traceback_util
 
     own = f"{Path(__file__).parents[1]}/"
@@ -323,7 +322,7 @@ def _hide_frames() -> None:
 def describe(
     computation: Any, target: CompileTarget | None, source: str = "", name: str = ""
 ) -> Lowered:
-    """Return a computation that JAX has lowered, as a program with its bytes."""
+    """Return the program that JAX has lowered, with its serialized module."""
     from jax._src import config
     from jax._src.interpreters import pxla
 
@@ -335,7 +334,7 @@ def describe(
     devices = computation._device_list
     mesh = _find_mesh(about)
     lines = origins.read_origins(lowered.operation.get_asm(enable_debug_info=True))
-    if hlo.is_library(source):  # Equinox and `jax.pmap` jit a function of their own.
+    if hlo.is_library(source):  # Equinox and `jax.pmap` jit their own function.
         name, source = origins.find_own(name, lines) or (name, source)
     program = LoweredProgram(
         name=name or _strip_jit(computation._name),
@@ -355,8 +354,8 @@ def describe(
 
 
 def _serialize(module: Any) -> bytes:
-    """Serialize a module for compilers that may be a month older than this JAX, or any time
-    newer."""
+    """Serialize a module so that compilers up to a month older than this JAX, and all newer ones,
+    can read it."""
     from jax._src.lib import _jax
     from jax._src.lib.mlir.dialects import hlo
 
@@ -381,8 +380,8 @@ def _read_efforts() -> dict[str, Any]:
 
 
 def _digest(module: Any) -> str:
-    """Return the SHA-256 of a module without source lines: an edit that moves lines compiles
-    nothing anew."""
+    """Return the SHA-256 of a module without source lines: an edit that only moves lines does not
+    cause another compile."""
     return hashlib.sha256(module.operation.get_asm(enable_debug_info=False).encode()).hexdigest()
 
 
@@ -404,27 +403,27 @@ def _find_mesh(about: dict[str, Any]) -> Any:
 
 
 def measure_size(aval: Any) -> int:
-    """Return the bytes of a whole abstract value."""
+    """Return the size in bytes of an abstract value, over all its shards."""
     item_bytes = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return math.prod(getattr(aval, "shape", ())) * int(item_bytes)
 
 
 def find_origin(closed: Any) -> tuple[str, str]:
-    """Return the name of the function of a program, and its "file:line" or "". If that function is
-    JAX's own, as for `jax.pmap` or a kernel called outside of `jax.jit`, it is the first function
-    within that is not a library's."""
+    """Return the name of a program's function, and its "file:line" or "". If the function is JAX's
+    own, as for `jax.pmap` or a kernel outside of `jax.jit`, return those of the first inner
+    function that is not a library's."""
     own = (_read_origin(inner) for inner in _walk_programs(closed.jaxpr))
     origin = next((inner for inner in own if not hlo.is_library(inner[1])), None)
     return origin or _read_origin(closed.jaxpr)
 
 
 def count_equations(closed: Any) -> int:
-    """Return the number of equations of a program, with those within it."""
+    """Return the number of equations of a program and of the programs inside it."""
     return sum(len(inner.eqns) for inner in _walk_programs(closed.jaxpr))
 
 
 def _walk_programs(jaxpr: Any) -> Iterator[Any]:
-    """Yield a program and those within it."""
+    """Yield a program and the programs inside it."""
     from jax._src import core
 
     yield jaxpr

@@ -1,5 +1,5 @@
-"""Source lines of a program's operations before it is compiled. With them, a cached report of the
-same program names the current lines. Pure."""
+"""Source lines of a program's operations, read before it is compiled. They replace the old lines in
+a cached report of the same program. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Frame = tuple[str, str, str]
 
 
 def read_origins(text: str) -> tuple[str, ...]:
-    """Return "file:line (function)" of each operation, in order: of the user's line, as in reports;
-    "" if unknown.
+    """Return "file:line (function)" for each operation, in order: the user's source line, as in
+    reports; "" if unknown.
 
     Args:
         text: A StableHLO module with its locations.
@@ -48,7 +48,7 @@ def read_origins(text: str) -> tuple[str, ...]:
 
 
 def _find_end(text: str) -> int:
-    """Return where the operations end and the table of their locations begins."""
+    """Return the index at which the operations end and the table of their locations begins."""
     return text.rfind("\n}") + 1 or len(text)
 
 
@@ -70,7 +70,7 @@ def _read_frames(table: Mapping[str, str], name: str, depth: int = 0) -> Iterato
 def rename_origins(
     report: CompileReport, before: Sequence[str], now: Sequence[str]
 ) -> CompileReport:
-    """Return a report with the current lines of its program, in place of those at the time."""
+    """Return a report with the current source lines instead of those when it was compiled."""
     moved = dict(zip(before, now, strict=False))
     buffers = tuple(
         replace(buffer, source=moved.get(buffer.source, buffer.source)) for buffer in report.buffers
@@ -116,13 +116,14 @@ def is_own(name: str, source: str) -> bool:
 
 
 def is_from_jax(source: str) -> bool:
-    """True if a function is JAX's own."""
+    """True if the function belongs to JAX."""
     return _JAX_FOLDER in source
 
 
 def find_own(name: str, origins: Sequence[str]) -> tuple[str, str] | None:
     """Return the function of this name that operations come from, and its first line. Under
-    `jax.pmap`, whose functions have no name, return the one that most operations come from."""
+    `jax.pmap`, whose functions have no names, return the function that most operations come
+    from."""
     parts = [origin.removesuffix(")").rpartition(" (") for origin in origins]
     own = [(function.rpartition(".")[2], line) for line, _, function in parts
            if not hlo.is_library(line)]  # fmt: skip

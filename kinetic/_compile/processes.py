@@ -1,9 +1,8 @@
-"""Compiler processes, as many at once as memory and processors permit, and the cache of their
-reports.
+"""Compiler processes, as many at once as memory and processors allow, and a cache of their reports.
 
-A compiler that crashes, takes all memory or hangs costs only its own report. A fork of the caller
-would not do: it has the caller's memory and threads, and JAX may have started a backend. A new
-interpreter costs two seconds in front of a compile of ten.
+If a compiler crashes, hangs or takes all memory, only its own report is lost. Compilers are not
+forks of the caller, which have its memory and threads, and perhaps a JAX backend that it has
+started. A new interpreter adds two seconds to a compile of about ten.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from kinetic.version import __version__
 TIMEOUT_S = 600.0
 """Longer than any known program takes to compile."""
 _BYTES_EACH = 3 << 30
-"""Memory of the compiler of a large program, as measured."""
+"""Memory that one compiler of a large program needs, as measured."""
 _ANALYSIS_VERSION = 2
 """Version of the analysis: a change invalidates cached reports."""
 _LAST_WORDS = 1500
@@ -56,7 +55,7 @@ _START = (
     "import sys; sys.path.insert(0, {!r}); import kinetic; del sys.path[0]; "
     "from kinetic._compile import compiler; compiler.main()"
 )
-"""The child's program: it uses this kinetic, which may only be on the path of this process."""
+"""The child's program. It imports this kinetic, which may be found only by this process's path."""
 
 
 class Compiling(NamedTuple):
@@ -65,7 +64,7 @@ class Compiling(NamedTuple):
     Attributes:
         names: Programs that are being compiled.
         remaining: Number of programs that wait for their turn.
-        elapsed_s: Seconds since the first of them started.
+        elapsed_s: Seconds since the first of the running compilers started.
     """
 
     names: tuple[str, ...]
@@ -80,7 +79,7 @@ Watch = Callable[[Compiling | None], None]
 class _Running(NamedTuple):
     """A running compiler.
 
-    Its pipe `ends` is closed when it exits. Its folder is locked while its caller lives.
+    The pipe `ends` closes when the process exits. The folder is locked while the caller lives.
     """
 
     number: int
@@ -95,7 +94,7 @@ class _Running(NamedTuple):
 
 @dataclass(frozen=True)
 class _CacheEntry(Record, called="The kept report"):
-    """A report, and the source lines of its program at the time."""
+    """A report, and the source lines of its program when it was compiled."""
 
     report: CompileReport
     origins: tuple[str, ...] = ()
@@ -124,7 +123,7 @@ class Compilers:
             at_once: Number of processes; by default as many as the machine has room for.
             watch: Shows the progress.
             price: Price of one slice.
-            flags: Environment variables that compilers heed; part of the cache key.
+            flags: Environment variables that affect compilers; part of the cache key.
         """
         self._target = target
         self._cache = cache
@@ -135,8 +134,8 @@ class Compilers:
         self._flags = dict(flags or {})
 
     def compile(self, programs: Sequence[Lowered]) -> Iterator[tuple[int, CompileReport]]:
-        """Yield the index of each program and its report when it is ready. Leaving or interrupting
-        the loop ends the running compilers."""
+        """Yield each program's index and report as soon as the report is ready. If the loop is left
+        or interrupted, the running compilers are ended."""
         waiting, running = list[int](), list[_Running]()
         for index, lowered in enumerate(programs):
             if (report_before := self._read_cache(lowered.program)) is not None:
@@ -147,16 +146,16 @@ class Compilers:
         if waiting:
             _remove_abandoned(Path(tempfile.gettempdir()))
         try:
-            # Start processes in a thread: interrupts only reach the main thread, so a process that
-            # is being started is never lost.
+            # Processes are started in a thread: only the main thread can be interrupted, so an
+            # interrupt never loses a process that is just being started.
             with ThreadPoolExecutor(1) as starter:
-                starter.submit(int).result()  # On exit, the executor waits for started threads.
+                starter.submit(int).result()  # Start the thread now: `with` waits for it.
                 while waiting or running:
                     while waiting and len(running) < self._at_once:
                         index = waiting.pop()
                         try:
                             starter.submit(self._start, index, programs[index], running).result()
-                        except (OSError, StoreError) as error:  # For example a full disk.
+                        except (OSError, StoreError) as error:  # Such as a full disk.
                             why = f"The compiler could not be started: {error}"
                             yield index, self._report_end(programs[index].program, why)
                     for ended in self._wait(running, len(waiting)) if running else ():
@@ -291,8 +290,7 @@ class Compilers:
         return None
 
     def _write_cache(self, program: LoweredProgram, report: CompileReport) -> None:
-        """Cache a report that would be the same next time: none that lacks something because a disk
-        was full. Errors are ignored."""
+        """Cache a report unless it is incomplete because of a full disk. Errors are ignored."""
         path = self._locate_entry(program)
         is_whole = report.verdict is CompileVerdict.TOO_LARGE or (report.fits and not report.detail)
         if path is None or not is_whole:
@@ -311,7 +309,7 @@ def count_at_once() -> int:
 
 
 def _read_last_words(path: Path) -> str:
-    """Return the end of a compiler's output, without log lines and stacks, which have no names."""
+    """Return the end of a compiler's output, without log lines and stack traces."""
     lines = path.read_text(errors="replace").splitlines(keepends=True)
     return "".join(line for line in lines if not _NOISE.match(line))[-_LAST_WORDS:].strip()
 

@@ -1,6 +1,6 @@
-"""The description of a lowered program: one process lowers it, another compiles it.
+"""Description of a lowered program, written by the process that lowers it and read by the compiler.
 
-It is stored as JSON beside the bytes of the StableHLO module, which other versions of JAX can read.
+It is JSON, next to a file with the StableHLO module, which other versions of JAX can read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ EFFORTS = frozenset(
         *("optimization_level", "memory_fitting_level"),
     )
 )
-"""Compiler options for which JAX has settings of the same names, prefixed with `jax_`; since JAX
-0.12 only for the levels."""
+"""Compiler options that are settings of JAX with the prefix `jax_`. Since JAX 0.12, only the
+options for levels are."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class LoweredProgram(Record, called="The description of a program"):
         source: "file:line" of the function; "" if unknown.
         positions: Positions of its devices among those of the slices, in the program's order.
         axes: Axes of its mesh, (name, size); none for one device.
-        inputs_open, outputs_open: For each input or output, True if the compiler chooses how it is
-            split.
-        tuples: True if its arguments are one tuple.
-        shardy: True if its shardings are Shardy's, not GSPMD's.
+        inputs_open, outputs_open: For each input or output, True if the compiler may choose its
+            sharding.
+        tuples: True if all arguments are passed as one tuple.
+        shardy: True if the shardings are for Shardy, False for GSPMD.
         options: Compiler options that the program's author has set.
         digest: SHA-256 of the module's text, without source lines.
         origins: Source line of each of its operations.

@@ -1,5 +1,5 @@
-"""`kinetic.CompileReport`: the compiler's result for a program, as a value, as JSON, as text and
-for notebooks."""
+"""`kinetic.CompileReport`: the compiler's result for a program, as an object, JSON, text and for
+notebooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 
 _PADDING_WORTH = 0.1
-"""Arrays are listed for their padding if it is more than this part of them."""
+"""Share of an array that must be padding for the report to mention it."""
 _ROWS = 6
 _LINES = 8
 """Lines of the compiler's message to show."""
@@ -37,7 +37,7 @@ class MemoryUse:
     Attributes:
         arguments: The program's arguments.
         outputs: Its results.
-        aliased: Part of the results that takes the place of (donated) arguments.
+        aliased: Part of the outputs that reuses the memory of donated arguments.
         temporaries: Memory that it needs while it runs.
         code: The program itself.
         host: Arrays in the host's memory, not part of the others.
@@ -69,7 +69,7 @@ class Buffer:
         array: Type and shape on one device.
         bytes: Size with padding to the chip's tiles.
         data_bytes: Size without padding.
-        what: Name of the argument, or of the operation.
+        what: Name of the argument or operation that the array comes from.
         source: Line that made it; "" if unknown.
     """
 
@@ -165,8 +165,8 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def times_s(self) -> dict[str, float]:
-        """Lower bound, in seconds, of the time that each part of the chip needs for a run, by its
-        name."""
+        """Lower bounds, in seconds, of the time that a run needs on each part of the chip, by the
+        part's name."""
         chip = self.chip
         sent = {
             crossing: sum(c.wire_bytes for c in self.collectives if c.between_slices is crossing)
@@ -183,13 +183,13 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def step_s(self) -> float:
-        """Lower bound of the time of a run, in seconds: all parts of the chip work at once, at
-        their peaks. For matrix units that is the peak of bfloat16; int8 may be faster."""
+        """Lower bound of the time of a run, in seconds, if all parts of the chip work at once, at
+        their peaks. For matrix units the peak is that of bfloat16; int8 may be faster."""
         return max(self.times_s.values())
 
     @property
     def bound(self) -> str:
-        """Part of the chip that sets this bound, such as "memory"."""
+        """Part of the chip that needs the longest time, such as "memory"."""
         times = self.times_s
         return max(times, key=lambda part: times[part])
 
@@ -200,11 +200,11 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def hbm_bytes_there(self) -> int:
-        """Memory of a device that a program may use, in bytes."""
+        """Memory of each device that a program may use, in bytes."""
         return self.memory.available or self.chip.hbm_bytes // self.chip.devices
 
     def text(self, width: int | None = None) -> str:
-        """Return the report as text, with lines cut to `width` characters, or uncut without it."""
+        """Return the report as text, with lines cut to `width` characters; None cuts no lines."""
         return draw_report(self, width)
 
     def __str__(self) -> str:
@@ -216,8 +216,8 @@ class CompileReport(Record, called="The report of the compiler"):
         return f"<pre>{escape(self.text())}</pre>"
 
     def summary(self) -> dict[str, Any]:
-        """Return the report as a JSON object with derived figures; null for those that are
-        unknown."""
+        """Return the report and figures derived from it as a JSON object, with null for unknown
+        ones."""
         is_known = _has_costs(self)
         return self.to_json() | {
             "total_bytes": self.memory.total,
@@ -278,7 +278,7 @@ def summarize(report: CompileReport) -> str:
 
 
 def _has_costs(report: CompileReport) -> bool:
-    """True if the costs of a run are known: the compiler has dumped its program."""
+    """True if the report has the costs of a run, which need a dump of the compiled program."""
     return report.fits and not report.detail
 
 
@@ -297,8 +297,8 @@ def _draw_title(report: CompileReport) -> str:
 
 
 def _draw_detail(report: CompileReport) -> Iterator[str]:
-    """Yield the compiler's message, or the first paragraph of a long one: the arrays that it lists
-    next are shown as figures, and the rest helps nobody."""
+    """Yield the compiler's message. Of a long one, yield only the first paragraph: the report has
+    the arrays that the message lists next."""
     lines = report.detail.strip().splitlines()
     excerpt = lines
     if report.verdict is not CompileVerdict.NOT_COMPILED and len(lines) > _LINES:
@@ -358,7 +358,7 @@ def _draw_collectives(report: CompileReport) -> Iterator[str]:
 
 
 def _draw_time(report: CompileReport) -> Iterator[str]:
-    if not report.step_s:  # No part of the chip has anything to do.
+    if not report.step_s:  # No part of the chip is used.
         return
     yield ""
     yield f"A run takes at least {_format_time(report.step_s)}, bound by {report.bound}:"

@@ -1,5 +1,5 @@
-"""Routes between devices in the mesh: the axes along which a group of them communicates, and
-whether it crosses slices. Pure."""
+"""Routes between devices in the mesh: the axes along which a group of devices communicates, and
+whether the group crosses slices. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """The mesh of a program, as one slice's part of the program sees it.
+    """The mesh of a program from the view of the compiled program, which is for one slice.
 
     Attributes:
         axes: (name, size), in order; none for a program of one device.
         members: Position in the mesh of each partition of the compiled program.
-        slices: Slice of each partition.
-        between_slices: Axes along which slices follow each other, as text.
+        slices: Index of the slice of each partition.
+        between_slices: Names of the axes along which the slices are laid out.
         slice_count: Number of slices.
     """
 
@@ -35,7 +35,7 @@ class DeviceLayout:
     slice_count: int = 1
 
     def read_group(self, attributes: str) -> tuple[int, ...]:
-        """Return the partitions of the first group in an instruction's attributes; none if its
+        """Return the partitions of the first group in an instruction's attributes; () if their
         format is unknown."""
         if match := _PAIRS.search(attributes):
             return (int(match[1]), int(match[2]))
@@ -66,7 +66,7 @@ class DeviceLayout:
 
 
 def name_axes_between(axes: Sequence[tuple[str, int]], slices: Sequence[int]) -> str:
-    """Return the axes along which the slice changes: "data"."""
+    """Return the axes along which devices belong to different slices, such as "data"."""
     sizes, names = [size for _, size in axes], []
     for axis, (name, size) in enumerate(axes):
         step = math.prod(sizes[axis + 1 :])
@@ -101,7 +101,8 @@ def _read_iota_group(
 
 
 def _read_named_group(mesh: str, chosen: str) -> tuple[int, ...]:
-    """Return the group of partition 0 along the chosen axes of a mesh: `'a'=4,'b'=2` and `'b'`."""
+    """Return the partitions that share a group with partition 0, along the chosen axes of a mesh.
+    Example: mesh `'a'=4,'b'=2`, chosen `'b'`."""
     sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)]
     parts = dict(re.findall(r"'([^']+)'(?::\((\d+\)\d+))?", chosen))
     group = [0]
@@ -109,7 +110,7 @@ def _read_named_group(mesh: str, chosen: str) -> tuple[int, ...]:
         if name not in parts:
             continue
         step, length = math.prod(size_of_axis for _, size_of_axis in sizes[axis + 1 :]), size
-        if parts[name]:  # A part of the axis, as "(size outside)size".
+        if parts[name]:  # "(size outside)size": a part of the axis.
             outside, length = (int(number) for number in parts[name].split(")"))
             step *= size // outside // length
         group = [at + step * index for at in group for index in range(length)]

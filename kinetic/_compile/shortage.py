@@ -1,5 +1,5 @@
-"""Parser of the compiler's message about a program that is too large: by how much, and which arrays
-are the largest; or which kernel needs more than a core's own memory. Pure."""
+"""Parser of the compiler's message about a program that is too large. It says by how much, and
+names the largest arrays, or a kernel that needs more than a core's own memory. Pure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _CULPRIT = re.compile(r"(?:on stack for |XLA label: )%?([\w.\-]+) = .*?([a-z][\w
 
 
 def explain_core(message: str, module: Module) -> str:
-    """Name the kernel or fusion that needs more than a core's own memory, and its line. "" if the
-    message is about the chip's memory: only then could a larger slice help.
+    """Name the kernel or fusion that needs more than a core's own memory, and its source line. ""
+    if the message is about the chip's memory, for which a larger slice could help.
 
     Args:
         message: The compiler's message.
@@ -57,13 +57,13 @@ def explain_core(message: str, module: Module) -> str:
 
 
 def read_shortage(message: str) -> MemoryUse:
-    """Return the memory that the program needs and that is available; 0 if the message does not
-    say."""
+    """Return the memory that the program needs, and the memory available; 0 if the message has no
+    figure."""
     return MemoryUse(needed=_find_size(message, _NEEDED), available=_find_size(message, _AVAILABLE))
 
 
 def read_allocations(message: str) -> tuple[Buffer, ...]:
-    """Return the largest arrays that the message lists, in its order; some messages list none."""
+    """Return the largest arrays, in the order of the message; () if it lists none."""
     return tuple(map(_read_allocation, _ALLOCATION.finditer(message)))
 
 

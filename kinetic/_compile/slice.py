@@ -26,9 +26,9 @@ MOST_SIZES = 12
 FIT_WITHIN = "1h"
 """Time limit of a search: a family has up to 20 sizes, and a compile takes minutes."""
 _CHIPS = ("/dev/accel0", "/dev/vfio/0")
-"""Device files, one of which JAX finds on a machine with TPUs."""
+"""Device files of TPU chips: on a machine with TPUs, JAX finds one of these."""
 Built = tuple[Any, ...]
-"""A function and its arguments."""
+"""A function, and the arguments to compile it with."""
 
 
 class CompileSlice:
@@ -78,7 +78,7 @@ class CompileSlice:
 
     @property
     def target(self) -> CompileTarget:
-        """The slices, as a value."""
+        """The slices and their topology."""
         return self._target
 
     @property
@@ -164,7 +164,7 @@ class CompileSlice:
                 with candidate:
                     function, *args = call_build(build)
                     reports.append(candidate.compile(function, *args))
-            except UsageTypeError:  # Also a ValueError, but the same for every size.
+            except UsageTypeError:  # A ValueError too, but about `build` itself.
                 raise
             except ValueError as error:
                 unsuited.append(error)
@@ -218,7 +218,7 @@ def _describe_skip(build: Callable[[], Built], target: CompileTarget, why: str) 
 
 
 def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
-    """Return the slices of a family, smallest first; each number of chips once."""
+    """Return the slices of a family to try, smallest first, one for each number of chips."""
     family = next(family_row for family_row in TPUS if family_row.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:

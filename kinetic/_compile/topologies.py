@@ -1,7 +1,7 @@
-"""The devices of real slices as libtpu describes them to JAX, and the slices that are being
-compiled for.
+"""Devices of real slices, as libtpu describes them to JAX without the chips; and the slices that
+the current context compiles for.
 
-The devices can be compiled for, and hold no arrays.
+Programs can be compiled for these devices, but the devices hold no arrays.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError, UsageError
 
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
-"""libtpu's names of families that differ from kinetic's."""
+"""libtpu's names of families, where they differ from kinetic's."""
 _CHIP_CONFIGS = {"v4": "megacore"}
-"""Chip configurations of families that need one to look as on real machines, where the two cores of
-a v4 are one device. Those of v5p are so by default, and those of v3 and tpu7x are two devices."""
+"""Chip configurations that make libtpu describe a family as on real machines. Two cores of a v4 are
+one device; those of v5p are so by default, and those of v3 and tpu7x are two devices."""
 _HOST_LAYOUTS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
-"""Layout of the chips of a machine, by their number."""
+"""Layout of the chips of a host, by the number of its chips."""
 _QUIET_VARIABLES = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v6e-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-"""Variables for loading libtpu without a chip. By default only one process of a machine may load
-it, and it queries the cloud's metadata server. The other values only matter with a chip."""
+"""Variables for loading libtpu without a chip. By default, only one process of a machine can load
+libtpu, and it queries the cloud's metadata server. The other variables matter only with a chip."""
 CONTAINER = "docker run --platform linux/amd64 -it -v .:/work -w /work python:3.12 bash"
 WITHOUT_LIBTPU = (
     "The TPU compiler is not installed here: pip install 'jax>=0.10' libtpu. There is one "
@@ -121,7 +121,7 @@ def find_compiler() -> TpuCompiler:
     """
     if not is_installed():
         raise PreflightError(WITHOUT_LIBTPU)
-    from importlib import metadata  # Takes 70 ms, which compiler processes should not pay.
+    from importlib import metadata  # Compiler processes save these 70 ms.
 
     spec = importlib.util.find_spec("libtpu")
     jaxlib, libtpu = map(metadata.version, ("jaxlib", "libtpu"))
@@ -150,7 +150,7 @@ def describe(target: CompileTarget, library: str = "") -> tuple[Any, ...]:
     return _describe(target.name, topology.chips_per_host, target.slices, chip_config, library)
 
 
-@functools.cache  # libtpu makes new devices each time, and those of two calls do not mix.
+@functools.cache  # libtpu makes new devices in each call, which cannot be mixed.
 def _describe(
     name: str, chips_per_host: int, slices: int, chip_config: str | None, library: str
 ) -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def _describe(
 
 
 def _load(library: str) -> None:
-    """Load libtpu into this process like JAX does, unless it is loaded: a process can have only
+    """Load libtpu into this process as JAX does, unless it is loaded. A process can load only
     one."""
     from jaxlib import (  # type: ignore[attr-defined]
         _profiler,
@@ -191,14 +191,14 @@ def _load(library: str) -> None:
 
 
 def find_slice(device: Any) -> int:
-    """Return the index of a device's slice; 0 for devices of a single slice, which have none."""
+    """Return the index of a device's slice; 0 for devices of a single slice, which lack it."""
     return int(getattr(device, "slice_index", 0))
 
 
 @contextlib.contextmanager
 def hide_machine() -> Iterator[None]:
-    """Keep libtpu from warning about missing chips while it is loaded, or while JAX searches for
-    them."""
+    """Keep libtpu from printing warnings about missing chips while it is loaded, or while JAX looks
+    for chips."""
     before = {name: os.environ.pop(name, None) for name in _QUIET_VARIABLES}
     os.environ.update(_QUIET_VARIABLES)
     try:
@@ -212,8 +212,8 @@ def hide_machine() -> Iterator[None]:
 
 
 def find_positions(target: CompileTarget | None, devices: Sequence[Any]) -> tuple[int, ...]:
-    """Return the positions of devices among those of the slices. The devices may be simulated ones,
-    in the same order as the real ones."""
+    """Return the positions of devices in the slices. The devices may be simulated; they have the
+    order of the real ones."""
     real = () if target is None else describe(target)
     if devices[0] not in real:
         real = tuple(sorted(devices[0].client.devices(), key=lambda d: (d.process_index, d.id)))

@@ -1,1 +1,1 @@
-"""Declared data: collected from calls, sent once, and unpacked once for all jobs of a machine."""
+"""Declared data: found in calls, sent once, and unpacked once per machine for all its jobs."""

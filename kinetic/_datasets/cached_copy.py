@@ -8,9 +8,9 @@ machine.
     data/<digest>.new/          being built; the next builder removes or completes the leftovers
                                 of a killed one
 
-One process builds while the others wait; the kernel frees the lock of a process that dies. A copy
-appears in one step. It has no links to the store's contents: a job that runs as root may change a
-copy, and the next job then builds it again.
+One process builds a copy while others wait; if it dies, the kernel frees its lock. A finished copy
+appears in one step. It shares no files with the store: a job that runs as root may change a copy,
+which is then built again for the next job.
 """
 
 # ruff: noqa: PTH101, PTH118
@@ -84,8 +84,8 @@ def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: 
         root: Folder of all copies.
         digest: Name of the copy, in hex digits.
         fill: Writes the content into a folder, and removes write permission at the end.
-        source: URI that the content is fetched from, which plans name in place of the digest. With
-            it, `fill` continues after an interruption: the folder may have complete files.
+        source: URI to fetch the content from; plans have it instead of the digest. `fill` then
+            continues an interrupted fetch: the folder may already have complete files.
 
     Raises:
         StoreError: The host's disk cannot be written to; StoreFull if it is full.
@@ -96,7 +96,7 @@ def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: 
             with hold_lock(root, digest):
                 if not _is_intact(path):
                     _build(path, fill, source)
-        with suppress(OSError):  # For `prune`; a read-only host cannot set it.
+        with suppress(OSError):  # `prune` reads the time. Fails on a read-only host.
             os.utime(path)
     except OSError as error:
         kind = StoreFull if error.errno in _FULL else StoreError
@@ -162,8 +162,8 @@ def size_bytes(copy: CachedCopy) -> int:
 
 
 def _build(path: Path, fill: Callable[[str], None], source: str) -> None:
-    """Build under another name, then rename, so that no unfinished copy is visible. The caller
-    holds the lock."""
+    """Build the copy under another name, then rename it, so that an unfinished copy is never
+    visible. The caller holds the lock."""
     new = Path(f"{path}{_BUILDING}")
     if not source:
         _discard(new)
@@ -209,9 +209,9 @@ def _is_intact(path: Path) -> bool:
 
 
 def _seal(files: str) -> str:
-    """Return a digest of names, sizes, inodes and times, which every accidental change alters.
-    Contents are not read, and only the first files of a very large copy count: every starting host
-    computes it."""
+    """Return a digest of names, sizes, inodes and times, which any accidental change alters.
+    Contents are not read, and of a very large copy only the first files count, because every host
+    computes the digest when it starts."""
     digest = hashlib.sha256()
     for rel, info in sorted(islice(_walk(files), _MOST_SEALED)):
         fields = (
@@ -241,7 +241,7 @@ def _walk(top: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _retire(path: Path) -> None:
-    """Rename a copy away in one step, then remove it."""
+    """Rename a copy in one step, so that no job can find it, then remove it."""
     old = Path(f"{path}{_REMOVING}")
     _discard(old)
     with suppress(FileNotFoundError):
@@ -262,7 +262,7 @@ def _discard(folder: Path) -> None:
 @contextmanager
 def hold_lock(root: Path, digest: str) -> Iterator[None]:
     """Hold the lock of one digest; wait while another process holds it."""
-    root.mkdir(exist_ok=True, mode=0o700)  # Not its parents: the store may have been removed.
+    root.mkdir(exist_ok=True, mode=0o700)  # Without parents: the store may have been removed.
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         locks.hold_record(descriptor, start=int(digest[:15], 16), length=1)

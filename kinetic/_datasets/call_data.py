@@ -18,7 +18,7 @@ from kinetic._store.base import Store
 from kinetic.errors import SourceChanged, UsageError, UsageTypeError
 
 _DEEPEST = 100
-"""Deepest nesting of containers to search; also ends circles."""
+"""Limit of the nesting of containers to search; it also ends circles."""
 _RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
 
 
@@ -27,8 +27,8 @@ class CallData:
     """The data that a call needs.
 
     Attributes:
-        data: Entries of the plan: volumes first, then the data in the call, by its numbers in the
-            pickle.
+        data: Entries of the plan: volumes first, then the data in the call, in the order of their
+            numbers in the pickle.
         bundles: Contents to send, with the `Data` that they come from.
     """
 
@@ -37,7 +37,7 @@ class CallData:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings for the caller before the data leaves the machine."""
+        """Warnings for the caller, to show before the data is sent."""
         return tuple(
             f"{data!r}: {warning}" for data, bundle in self.bundles for warning in bundle.warnings
         )
@@ -131,7 +131,7 @@ def _make_dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
     trusts_code, writable = data.hf_trust_remote_code, data.writable
     if mount and not data.is_dir:
-        # `mount` is a folder for the file, unless it ends in the file's name or has an extension.
+        # Unless `mount` ends in the file's name or has an extension, it is a folder for the file.
         file, last = posixpath.basename(data.path), posixpath.basename(mount)
         if last != file and not posixpath.splitext(last)[1]:
             mount = f"{mount}/{file}"
@@ -152,9 +152,9 @@ def find_data(value: object) -> Iterator[Data]:
 
 
 def localize(value: Any) -> Any:
-    """Replace each `Data` in lists, tuples, dicts and sets by its local path, for a call in this
-    process. In other objects a `Data` stays, and can be opened as a path. A value without `Data` is
-    returned unchanged."""
+    """Replace each `Data` in lists, tuples, dicts and sets by its local path, to call the function
+    in this process. Other objects keep their `Data`, which can be opened as a path. A value without
+    `Data` is returned unchanged."""
     return _localize(value, set())
 
 
@@ -201,8 +201,8 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
 
 
 def _check_changes(data: Data, changes: Changes) -> None:
-    """Allow changes until the data is first sent; from then on it stands for the sent content.
-    Existing parts must be readable."""
+    """Raise if the content has changed since the data was first sent, or a part is not readable.
+    Before the data is first sent, changes are allowed."""
     if data.was_sent:
         raise SourceChanged(
             f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store "

@@ -1,8 +1,8 @@
 """Declared data in Cloud Storage: a folder or a single object of a bucket.
 
-Each host lists the objects and fetches exactly the generations in the listing: many at once, each
-checked by its CRC32C and resumed after a broken connection. All jobs that share the host's disk
-share one copy. A later fetch continues an interrupted one.
+Each host lists the objects, and fetches exactly the generations that it has listed. Many are
+fetched at once; each is checked by its CRC32C, and resumed if the connection breaks. Jobs on the
+same disk share one copy. A later fetch continues an interrupted one.
 """
 
 # ruff: noqa: PTH118
@@ -28,7 +28,7 @@ _AT_ONCE = 16
 _PATIENCE_S = 120.0
 _CHECK_PATIENCE_S = 5.0
 _TRIES = 3
-"""Attempts, for a folder in which objects are being replaced."""
+"""Number of attempts, if objects of the folder are replaced during the fetch."""
 
 
 def check(
@@ -38,8 +38,8 @@ def check(
     may_be_empty: bool = False,
     patience_s: float = _CHECK_PATIENCE_S,
 ) -> None:
-    """Refuse data that does not exist, as far as this machine can tell. Without permission here,
-    the check is left to the hosts.
+    """Raise if the data does not exist. If this machine may not read the bucket, the check is left
+    to the hosts.
 
     Raises:
         UsageError: The bucket, object or folder does not exist.
@@ -59,7 +59,7 @@ def check(
 
 
 def provide(source: str, *, is_dir: bool, root: Path) -> Path:
-    """Return a folder with the content of the folder, or with the single object.
+    """Return a local folder with the content of a bucket's folder, or with the single object.
 
     Args:
         source: The URI.
@@ -84,13 +84,13 @@ class _Replaced(StoreError):
 
 @dataclass(frozen=True)
 class _FolderListing:
-    """The files of a folder by their path in it, and its folders, parents first."""
+    """The files of a folder by relative path, and its subfolders, parents first."""
 
     files: dict[str, BucketObject]
     folders: tuple[str, ...]
 
     def digest(self, source: str) -> str:
-        """Return a digest of this content and its source."""
+        """Return a digest of the source, and of the files' names and generations."""
         digest = hashlib.sha256(source.encode())
         for rel, blob in sorted(self.files.items()):
             digest.update(repr((rel, blob.generation, blob.crc32c, blob.size_bytes)).encode())
@@ -165,7 +165,7 @@ def _fill(bucket: Bucket, listing: _FolderListing, dest: str) -> None:
     def fetch(item: tuple[str, BucketObject]) -> None:
         rel, blob = item
         path = Path(dest, rel)
-        if path.is_file():  # Fetched before: files appear in one step.
+        if path.is_file():  # Fetched before: a file appears only when complete.
             return
         try:
             with files.write_atomically(path) as sink:

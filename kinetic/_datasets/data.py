@@ -20,7 +20,7 @@ from kinetic.errors import DataNotFound, UsageError, UsageTypeError
 if TYPE_CHECKING:
     from kinetic._source.bundle import Bundle
 
-    _Path = str  # To a type checker it is the path that the function receives.
+    _Path = str  # Type checkers see the path that the function gets.
 else:
     _Path = object
 
@@ -46,7 +46,7 @@ class Data(_Path):
     `volumes={"/data": Data(...)}`. Data is read-only on hosts, except for a `writable` folder of a
     bucket.
 
-    An instance stands for the content at its first use. Make a new instance to send changes.
+    An instance stands for the content at its first use. To send changes, make a new instance.
 
     Args:
         path: A local path, relative to the working directory, or a gs:// or hf:// URI.
@@ -159,7 +159,7 @@ class Data(_Path):
         return f"Data({', '.join(arguments)})"
 
     def __fspath__(self) -> str:
-        """Return the local path: code that opens the data works here as on a host."""
+        """Return the local path, so that code which opens the data also works on the caller."""
         if not self.is_local:
             raise UsageError(
                 f"{self._path} has no path on this machine. Pass it to a function that runs as a "
@@ -168,8 +168,8 @@ class Data(_Path):
         return self._path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The path need not exist on another machine, so nothing is checked again. The packed
-        # content is not sent with the instance.
+        # Another machine may not have the path, so nothing is checked when this is unpickled. The
+        # packed content is not part of the pickle.
         facts = (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code, self._writable)
         return _rebuilt, facts
 
@@ -187,7 +187,7 @@ class Data(_Path):
             return self._hash
 
     def pack(self, *, cache_dir: Path, exclude: tuple[Path, ...] = ()) -> Bundle:
-        """Return the content of local data, ready to be sent; packed once."""
+        """Pack local data, and return its content; packed only once per instance."""
         with self._lock:
             if self._bundle is None:
                 from kinetic._source import bundle
@@ -203,8 +203,8 @@ class Data(_Path):
         return self._was_sent
 
     def note_sent(self, changed: Bundle | None) -> None:
-        """Record that the data was sent; `changed` is the content that was sent if it had
-        changed."""
+        """Record that the data was sent; `changed` is the content that was sent, if it differs from
+        the packed content."""
         with self._lock:
             self._bundle, self._was_sent = changed or self._bundle, True
 
@@ -280,8 +280,8 @@ def _is_gcs_folder(text: str, rest: str) -> bool:
 
 
 def _check_hub_name(text: str, rest: str, fuse: bool) -> str:
-    """Return the part after hf://. Also accepts the hub's own form,
-    hf://datasets/owner/name@revision."""
+    """Return the part after hf://. The hub's own form, hf://datasets/owner/name@revision, is also
+    accepted."""
     from urllib.parse import parse_qsl
 
     if fuse:
@@ -323,9 +323,9 @@ def _check_hub_name(text: str, rest: str, fuse: bool) -> str:
 def _hash_content(path: Path, *, is_dir: bool) -> str:
     """Return one digest for names and contents; times, owners and permissions do not count.
 
-    Two levels: the digest of a file covers its path in the folder, a NUL and its content; the whole
-    digest covers a word that distinguishes folders from files, and the files' digests sorted by
-    path.
+    The digest has two levels. A file's digest covers its relative path, a NUL and its content. The
+    whole digest covers a word that is different for folders and files, and the files' digests,
+    sorted by path.
 
     Raises:
         UsageError: A part of the data cannot be read.
@@ -343,7 +343,7 @@ def _hash_content(path: Path, *, is_dir: bool) -> str:
 
 
 def _walk_files(root: str) -> Iterator[tuple[str, str]]:
-    """Yield (path in the folder, path) of each file, following links but not circles of them."""
+    """Yield relative and full path of each file. Follows links, except into a circle."""
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while todo:
         rel, ancestors = todo.pop()

@@ -1,12 +1,12 @@
 """Declared data of the Hugging Face hub: the only module that uses `huggingface_hub` and
 `datasets`.
 
-If the job's environment has the package `datasets`, the folder on the host is the output of
+If the job's environment has the package `datasets`, the folder on the host is made by
 `save_to_disk`, to be read with `datasets.load_from_disk`. Otherwise it has the files of the
-repository, and a split or a configuration in the URI is an error.
+repository; then the URI must not name a split or a configuration.
 
-The work is done in a child process: the imports of these packages, and code that comes with a data
-set, stay out of the agent.
+The work is done in a child process, to keep these packages, and code that comes with a data set,
+out of the agent.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _REQUIRED = (
     "{name}` here; for a cluster add it to the project's requirements, or to the image."
 )
 ANSWER_S = 20.0
-"""Time for the hub to accept a connection, and to send more data."""
+"""Limit of the time in which the hub must accept a connection, or send more data, in seconds."""
 _CHECK_S = 5.0
 _VALID_S = 60.0
-"""Time for which an answer is reused, for the jobs of a batch."""
+"""Time for which a response of the hub is reused by the jobs of a batch, in seconds."""
 _checked: dict[tuple[str, str | None], float] = {}
 _SILENT = (
     "{} could not be read: the hub did not answer within {:g} s. Submit the job again when it "
@@ -45,13 +45,13 @@ _CHILD = "import sys; sys.path.append({!r}); from kinetic._datasets import hub; 
 
 
 def check(source: str, *, token: str | None, answer_s: float = _CHECK_S) -> None:
-    """Refuse a data set that the hub does not have, if `huggingface_hub` is installed here. Checks
-    that fail for another reason are left to the hosts.
+    """Raise if the hub does not have the data set. Without `huggingface_hub`, or if the check fails
+    for another reason, it is left to the hosts.
 
     Args:
         source: The URI.
         token: Token of the hub; "" for this machine's login, None for no login at all.
-        answer_s: Time that the hub may be silent.
+        answer_s: Time in seconds that the hub may be silent.
 
     Raises:
         UsageError: The data set or revision does not exist, or is private.
@@ -63,7 +63,7 @@ def check(source: str, *, token: str | None, answer_s: float = _CHECK_S) -> None
         return
     try:
         request = _make_request(source, False if token is None else token, answer_s)
-        # Splits and configurations need `datasets`, on hosts only.
+        # Only hosts have the package `datasets`, which splits and configurations need.
         _run_in_child("resolve", request | {"split": "", "config_name": ""})
     except NotFound as error:
         raise UsageError(f"kinetic.Data({source!r}): {error}") from error
@@ -93,7 +93,7 @@ def provide(
         root: Folder of all copies on this host.
         token: Token of the hub, for private data sets; "" for the host's login.
         trusts_code: Let the data set run its own code while it is loaded.
-        answer_s: Time that the hub may be silent.
+        answer_s: Time in seconds that the hub may be silent.
 
     Raises:
         NotFound: The data set or revision does not exist, or is private.
@@ -104,7 +104,7 @@ def provide(
     key = f"{source}\0{resolved['commit']}\0{resolved['saved']}\0{trusts_code}"
 
     def fill(dest: str) -> None:
-        for folder, _, _ in os.walk(dest):  # Left over from an interrupted fetch.
+        for folder, _, _ in os.walk(dest):  # Left by an interrupted fetch.
             Path(folder).chmod(0o700)
         _run_in_child("fetch", request | resolved | {"dest": dest})
         _protect(dest)
@@ -161,8 +161,8 @@ def main() -> None:
 
 
 def _is_silence(error: BaseException | None) -> bool:
-    """True if no answer came in time. Decided by the names of errors: the hub's package has changed
-    its HTTP library twice."""
+    """True if the hub did not answer in time. Errors are recognized by name, because the hub's
+    package has changed its HTTP library twice."""
     while error is not None:
         if "Timeout" in type(error).__name__:
             return True
@@ -171,8 +171,8 @@ def _is_silence(error: BaseException | None) -> bool:
 
 
 def _limit_waits(limit_s: float) -> None:
-    """Limit the time that any connection of this process waits. The hub's package passes no limit
-    to most requests, so the limit is set on sockets."""
+    """Limit the time that connections of this process wait for data. The limit is set on sockets,
+    because the hub's package passes none to most requests."""
     plain = socket.socket.settimeout
 
     def settimeout(own: socket.socket, value: float | None, /) -> None:
@@ -183,7 +183,7 @@ def _limit_waits(limit_s: float) -> None:
 
 
 def _resolve(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the revision's current commit, and whether `datasets` is installed to save it."""
+    """Return the current commit of the revision, and True if `datasets` is installed."""
     source = request["source"]
     if find_spec("huggingface_hub") is None:
         raise StoreError(_REQUIRED.format(source=source, name="huggingface_hub"))
@@ -239,5 +239,5 @@ def _fetch(request: dict[str, Any]) -> dict[str, Any]:
         local_dir=dest,
         token=token,
     )
-    shutil.rmtree(dest / ".cache", ignore_errors=True)  # State of interrupted downloads.
+    shutil.rmtree(dest / ".cache", ignore_errors=True)  # Files of interrupted downloads.
     return {}
