@@ -1,4 +1,5 @@
-"""The attempts of a job, read from the store. Attempts are starts of the gang, numbered from 1."""
+"""Read the attempts of a job from the store. An attempt is one start of its gang, numbered from
+1."""
 
 from __future__ import annotations
 
@@ -73,5 +74,5 @@ def read_reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[Ho
             data = store.get(layout.HostKeys(job_id, attempt, host).report)
             hosts_reports.append(HostReport.read(data))
         except (NotFound, CorruptRecord):
-            continue  # The judge counts a host without a report as lost.
+            continue  # `judge` counts a host without a report as lost.
     return hosts_reports

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 LEAST_PAUSE_S = 0.05
 FRESH_S = 86400.0
-"""An object that was written or renewed within this time need not be renewed, which saves a
-call."""
+"""An object that was written or renewed within this many seconds is not renewed again, which saves
+a call."""
 
 
 class Entry(NamedTuple):
@@ -101,8 +101,8 @@ class Store(Protocol):
         ...
 
     def renew(self, key: str) -> bool:
-        """Protect the key from a sweep; return whether it exists. It then counts as written within
-        the last `FRESH_S`, except in a folder, where the lock of submissions protects it."""
+        """Protect the key from a sweep, and return whether it exists. It then counts as written
+        within the last `FRESH_S`; in a folder, the lock of submissions protects it instead."""
         ...
 
     def parts(self, prefix: str) -> Iterator[str]:
@@ -158,7 +158,7 @@ class Watchable(Protocol):
 
 @runtime_checkable
 class Unmetered(Protocol):
-    """A store whose calls may be free: then callers poll as fast as it answers."""
+    """A store that can say that its calls are free, so that callers poll as fast as it answers."""
 
     is_unmetered: bool
 
@@ -170,13 +170,13 @@ def is_unmetered(store: Store) -> bool:
 
 def pause_of(store: Store, took_s: float, usual_s: float) -> float:
     """Return the pause between polls of a store, in seconds, given how long the last poll took.
-    Free calls are made more often, but a slow store is idle at least half of the time."""
+    Free calls are made more often, but a pause is at least as long as the last poll."""
     return min(max(LEAST_PAUSE_S, took_s), usual_s) if is_unmetered(store) else usual_s
 
 
 def pause_after(silence_s: float, least_s: float, most_s: float) -> float:
-    """Return the pause between polls after a silence, in seconds: a tenth of it, so that news
-    arrive at most a tenth later than they could."""
+    """Return the pause between polls after a time without news, in seconds: a tenth of that time,
+    within the given limits."""
     return min(max(least_s, silence_s / 10), most_s)
 
 

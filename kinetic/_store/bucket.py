@@ -31,20 +31,19 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 CHUNK_BYTES = 16 << 20
-"""The part of a large object that is in memory while it is sent. A pack fits in one chunk."""
+"""The size of the chunks in which a large object is sent. A pack fits in one chunk."""
 _LARGE_AT_ONCE = 8
-"""The most large objects that are sent at the same time."""
+"""The limit of large objects that are sent at the same time."""
 _SMALL_BYTES = 8 << 20
-"""The library sends more than this in chunks."""
+"""The library sends objects larger than this in chunks."""
 _RESTARTS = 3
-"""The most starts of a transfer that cannot be resumed."""
+"""The limit of starts of a transfer that cannot be resumed."""
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 120.0
-"""For how long a failing request is repeated."""
+"""Seconds for which a failing request is repeated."""
 _FIRST_PATIENCE_S = 20.0
-"""For how long it is repeated before the service has ever answered: this machine may have no
-network."""
+"""The same while the service has never answered: this machine may have no network."""
 _RENEWED = "kinetic-renewed"
 """The metadata key with the time of the last renewal, for people: kinetic does not read it."""
 _FIELDS = "items(name,size,crc32c,generation,updated),nextPageToken"
@@ -84,8 +83,8 @@ class Bucket:
 
     Args:
         name: its name.
-        at_once: the most requests at the same time.
-        patience_s: for how long a failing request is repeated.
+        at_once: the limit of requests at the same time.
+        patience_s: seconds for which a failing request is repeated.
     """
 
     def __init__(self, name: str, *, at_once: int = 1, patience_s: float = _PATIENCE_S) -> None:
@@ -143,7 +142,7 @@ class Bucket:
             except _vendor().NotFound:
                 if not tries.failed:
                     raise
-                return False  # The object was replaced before the download could resume.
+                return False  # The object was replaced, so the download could not resume.
         return blob.crc32c in (None, _encode_digest(digest))
 
     def write(self, name: str, stream: ProgressStream, size_bytes: int, *, if_absent: bool) -> bool:
@@ -188,7 +187,7 @@ class Bucket:
                     self._upload(content, generation, tries.retry())
                     return True
                 except _vendor().PreconditionFailed:
-                    # An earlier try may have written the object, and its answer was lost.
+                    # An earlier try may have written the object although its answer was lost.
                     return bool(tries.failed or starts > 1) and self._has(content)
                 except Exception as error:
                     if starts == _RESTARTS or not bucket_errors.may_restart(error):
@@ -294,7 +293,7 @@ class Bucket:
             except _vendor().NotFound as error:
                 if bucket_errors.lacks_bucket(error):
                     raise
-                return bool(tries.failed)  # An earlier try deleted it, and its answer was lost.
+                return bool(tries.failed)  # A failed try may have deleted it: its answer was lost.
             return True
 
     @property
@@ -403,7 +402,7 @@ def _connect(name: str, at_once: int) -> _Connections:
 
 
 def _read_error(response: Any, **_options: Any) -> None:
-    """Read the body of an error, which the library does not: the connection would stay busy."""
+    """Read the body of an error response. Otherwise its connection would stay busy."""
     if not response.ok:
         response.content  # noqa: B018 - the property reads the body
 
@@ -446,9 +445,9 @@ _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _close_in_fork() -> None:
-    """Close a fork's copies of connections: urllib3 would close them when its pools are collected,
-    and by then their descriptors may belong to other files."""
-    # Suppressed, because Python would print an error into the program's output.
+    """Close a fork's copies of connections. Otherwise urllib3 would close them when its pools are
+    garbage-collected, and their descriptors may belong to other files by then."""
+    # Suppress errors: Python would print them into the program's output.
     with suppress(AttributeError, OSError, RuntimeError):
         for session in list(_sessions):
             for adapter in session.adapters.values():

@@ -117,7 +117,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a connection broke, without the urllib3 objects in the library's message."""
+    """Return why a connection broke, leaving out the urllib3 objects in the library's message."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", None)
     return str(reason).rpartition(">: ")[2] if isinstance(reason, Exception) else str(error)

@@ -1,9 +1,9 @@
 """The record of a cancellation: `jobs/<job_id>/cancelled.json`.
 
-Clusters stop pods for many reasons and never say which. The record tells that somebody cancelled
-the job, so it must not outlive a cancellation that the cluster refused: otherwise the job would end
-as cancelled at its next eviction. It is written before the cluster is asked, marked as agreed once
-the cluster has accepted the request, and removed if the cluster refused it.
+Clusters stop pods for many reasons and never say which. The record says that somebody cancelled the
+job. It is written before the cluster is asked to stop the job, marked as agreed once the cluster
+has accepted, and removed if the cluster refused: otherwise the job would end as cancelled at its
+next eviction.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, StoreError
 
 AGREED_WITHIN_S = 5.0
-"""The longest wait for the mark: the cluster may stop a job's pods before its answer reaches the
-process that cancelled the job and then writes the mark."""
+"""The longest wait for the mark, in seconds: the cluster may stop a job's pods before the process
+that cancelled the job gets the cluster's answer and writes the mark."""
 _POLL_S = 0.25
 _REQUESTED, _AGREED = b'{"agreed": false}\n', b'{"agreed": true}\n'
 _log = logging.getLogger("kinetic.following")
@@ -42,7 +42,7 @@ def request(store: Store, job_id: str, stop: Callable[[], object]) -> None:
         stop()
     except BaseException:
         with contextlib.suppress(StoreError, NotFound):
-            if store.get(key) == _REQUESTED:  # No other caller's request was agreed to meanwhile.
+            if store.get(key) == _REQUESTED:  # Keep the mark of another caller who succeeded.
                 store.delete(key)
         raise
     with contextlib.suppress(StoreError):

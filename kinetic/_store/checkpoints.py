@@ -1,8 +1,8 @@
-"""The checkpoints in a folder or bucket, read without Orbax: kinetic's own, and those that other
+"""Checkpoints in a folder or bucket, read without Orbax: kinetic's own, and those that other
 programs wrote with Orbax. Checkpoints in other formats are recognized, but never changed.
 
-In a folder a step gets its name when it is whole. In a bucket, or if Orbax is configured so, it is
-written in place, and is whole once it has its commit marker.
+In a folder, a step gets its final name when it is complete. In a bucket, or if Orbax is configured
+so, a step is written in place, and is complete once it has its commit marker.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kinetic.errors import CheckpointError, NotFound, StoreError
 _MARKER = "commit_success.txt"
 _RECORD, _METRICS, _ABOUT = "kinetic/metadata", "metrics/metrics", "_CHECKPOINT_METADATA"
 _BELOW = "checkpoints"
-"""The folder of a job's checkpoints, below its output folder."""
+"""Name of the folder in a job's output folder that holds its checkpoints."""
 _TRAINING = "kinetic-training"
-"""A file beside the steps, with a random token that identifies the training."""
+"""A file next to the steps, with a random token that identifies the training."""
 
 
 ORBAX, ANOTHER = "Orbax", "another program"
@@ -35,7 +35,7 @@ UNFINISHED = ".orbax-checkpoint-tmp"
 _RECORD_ITEM, _STATE_ITEM = "kinetic", "state"
 """Items of kinetic's own checkpoints."""
 _TREE_FILES = ("_METADATA", "manifest.ocdbt")
-"""Orbax writes at least one of them into the folder of a pytree."""
+"""Files of which Orbax writes at least one into the folder of a pytree."""
 _PROCESS_PREFIX = "ocdbt.process_"
 _NUMBERED = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.-]*[_-])?(\d+)", re.ASCII)
 _FLAX_MESSAGE = re.compile(r"checkpoint_\d+", re.ASCII)
@@ -50,7 +50,7 @@ _OTHER_FORMATS = {
     ".ckpt": "PyTorch",
     "pytorch_model.bin": "PyTorch",
 }
-"""Other programs, by the endings of their files."""
+"""Programs that write checkpoints without Orbax, by the endings of their files."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class Checkpoints:
 
     @property
     def _is_certain(self) -> bool:
-        """True if this is certainly a folder of checkpoints. Other folders can have numbered
-        subfolders, too, such as one per host."""
+        """True if this is certainly a folder of checkpoints. Numbered subfolders alone do not prove
+        it: another folder may have one per host."""
         layouts = (layout_of(name, self._files[name]) for name in self._names if name)
         return self.is_one or self.has_owner or any(layout.program != ANOTHER for layout in layouts)
 
@@ -163,8 +163,8 @@ class Checkpoints:
 
     @property
     def program(self) -> str:
-        """The other program that wrote the checkpoints; "" for kinetic, and if there are none. A
-        folder that a job has owned is kinetic's until it has a step of another program."""
+        """The program that wrote the checkpoints; "" for kinetic, or if there are none. A folder
+        that a job has leased counts as kinetic's until it has a step of another program."""
         if self.is_one:
             return layout_of("", self._keys).program or "kinetic"
         if not self._names:
@@ -229,8 +229,9 @@ class Checkpoints:
         return wanted[-1]
 
     def remove(self, steps: Iterable[Step]) -> None:
-        """Remove steps. Each one loses its commit before its files. Removing the newest step
-        begins a new training: hosts still hold that of the removed one in memory."""
+        """Remove steps; each step stops counting as committed before its files are removed.
+        Removing the newest step begins a new training, so that hosts do not go on from the local
+        checkpoints that they still have of the old one."""
         folder = folder_of(self._store)
         steps = list(steps)
         newest = max((step.step for step in self.steps() if step.is_committed), default=None)
@@ -284,8 +285,8 @@ class Checkpoints:
         )
 
     def _was_renamed(self, step: int, about: dict[str, Any]) -> bool:
-        """True if a step without a marker was written by an Orbax before 0.12.3, which renames
-        whole steps and writes no marker. Otherwise it was written in place and cut off."""
+        """True if a step without a marker is complete: Orbax before 0.12.3 renamed complete steps
+        and wrote no marker. Otherwise the step was written in place and cut off."""
         if "init_timestamp_nsecs" in about and about.get("commit_timestamp_nsecs") is None:
             return False
         marked = [name for name in self._names if _MARKER in self._files.get(name, ())]
@@ -302,7 +303,7 @@ class Checkpoints:
 def _explain_errors(where: str) -> Iterator[None]:
     try:
         yield
-    except StoreError as error:  # Its advice is about kinetic's own store.
+    except StoreError as error:  # Leave its advice out: it is about kinetic's own store.
         why = getattr(error.__context__, "strerror", None) or str(error)
         raise CheckpointError(f"The folder {where} cannot be read: {why}.") from error
 
@@ -325,8 +326,8 @@ def layout_of(name: str, files: Collection[str]) -> Layout:
 
 
 def _is_one(files: Collection[str], *, has_steps: bool) -> bool:
-    """True if these are the files of a single checkpoint. `has_steps`: some of the folders have
-    names of steps."""
+    """True if these are the files of a single checkpoint. `has_steps` says whether some of their
+    folders have names of steps."""
     if any(file in files for file in (*_TREE_FILES, _ABOUT)):
         return True
     whole = layout_of("", files)
@@ -343,7 +344,8 @@ def number_of(name: str) -> int | None:
 
 
 def _name_other(files: Collection[str]) -> str:
-    """Return the program that wrote the checkpoints in a folder without Orbax's; "" if unknown."""
+    """Return the program that wrote these files if they are checkpoints in a format other than
+    Orbax's; "" if unknown."""
     names = [file for file in files if file.count("/") < 2]
     if any(_FLAX_MESSAGE.fullmatch(name) for name in names):
         return "flax.training"

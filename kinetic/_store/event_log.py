@@ -92,7 +92,7 @@ class EventLog:
 
 
 def _append(path: Path, line: str) -> None:
-    # O_NONBLOCK: a FIFO in its place must not block the leader.
+    # O_NONBLOCK: if the path is a FIFO, opening it must not block the leader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     try:

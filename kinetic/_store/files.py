@@ -21,8 +21,8 @@ _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP, errno.ELOOP)
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 CHUNK_BYTES = 1 << 20
 _FEW_INODES = 8
-"""With fewer free inodes a disk counts as out of inodes: the failed write may have been of several
-files."""
+"""A disk with fewer free inodes counts as out of inodes, because the write that failed may have
+needed several."""
 
 
 def make_below(folder: Path, base: Path) -> None:

@@ -4,12 +4,12 @@ A submission sends only the content that the store lacks, and then writes its pl
 content. A sweep between the two steps would remove that content as unused. The lock is the
 kernel's: it is released however its process ends.
 
-A store without a folder has no lock, and a lease could outlive its holder or expire too early.
-Submissions to it renew the existing content that they rely on (`Store.renew`). A sweep removes
-content that is in no plan and was not written or renewed for `content_age_s`; it begins with the
-records of trees, which vouch for the rest. It lists content before it reads plans. So a job loses
-content to a sweep only if the content was a week old, was renewed after that list, and its plan was
-written after the plans were read. The job's host then reports the missing content and asks to
+A store without a folder has no lock, and a lease could outlive its holder or expire too early. So
+submissions renew the existing content that they need (`Store.renew`). A sweep first lists content
+and then reads plans; it removes content that no plan names and that was not written or renewed for
+`content_age_s`, first the records of trees, whose existence means that their content exists. So a
+job loses content to a sweep only if the content was old, was renewed after the list, and its plan
+was written after plans were read. The job's host then reports the missing content and asks to
 submit the job again.
 """
 
@@ -57,7 +57,7 @@ def lock_for_sweep(store: Store) -> Iterator[None]:
 def _hold_lock(store: Store, *, exclusive: bool) -> Iterator[None]:
     folder = folder_of(store)
     descriptor = None if folder is None else _open(str(folder))
-    if descriptor is None:  # no folder, or not created yet: nothing to sweep
+    if descriptor is None:  # The store has no folder, or none yet: nothing to lock.
         yield
         return
     try:

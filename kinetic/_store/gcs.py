@@ -23,7 +23,7 @@ from kinetic.errors import UsageError
 
 _AT_ONCE = 32
 _DELETED_AT_ONCE = 8
-"""Few, because removing many jobs makes many of these calls at once."""
+"""A small number, because removing many jobs makes many calls of `delete` at once."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MAX_NAME_BYTES = 1024
 
@@ -33,7 +33,7 @@ class GcsStore:
 
     Args:
         uri: gs://bucket or gs://bucket/prefix.
-        patience_s: for how long a failing request is repeated.
+        patience_s: seconds for which a failing request is repeated.
 
     Raises:
         UsageError: the URI is not the address of a bucket.
@@ -105,8 +105,8 @@ class GcsStore:
         return sum(at_once(self._bucket.delete, names, _DELETED_AT_ONCE))
 
     def renew(self, key: str) -> bool:
-        """Count the key as written recently; return whether it exists. Takes a second request if
-        the object was not written or renewed for a day."""
+        """Make the key count as written recently, and return whether it exists. A second request is
+        needed only if the object was not written or renewed for a day."""
         return self._bucket.renew(self._name(key), FRESH_S)
 
     def parts(self, prefix: str) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""Finding jobs: the references in a store.
+"""Find jobs by the references in a store.
 
-Reading the reference of each job is fast in a folder and slow over a network. So other stores also
-have empty objects whose keys encode the reference and, later, the end of a job: listing the keys
-lists the jobs. These entries are a cache: a missing, damaged or stale one only makes a list slower.
+Reading the reference of each job is fast in a folder and slow over a network. So stores without a
+folder also have empty objects whose keys encode the reference and, later, the end of a job: to list
+the jobs, it is enough to list these keys. The objects are a cache: if one is missing, damaged or
+stale, a list only takes longer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _MOST_IDS = 5
 _REF, _END = "ref-", "end-"
 _LONGEST_KEY_BYTES = 900
-"""Buckets take 1024."""
+"""Limit of an entry's key; buckets allow 1024 bytes."""
 
 
 class JobListing(NamedTuple):
@@ -83,7 +84,7 @@ def remove(store: Store, job_id: str) -> None:
     """Remove a job: its records and its reference."""
     store.delete(layout.JobKeys(job_id).prefix)
     _unlist(store, job_id)
-    # The reference goes after the records, so that an interrupted removal can be repeated.
+    # Remove the reference after the records, so that an interrupted removal can be repeated.
     store.delete(layout.JobKeys(job_id).ref)
     # Another process may have judged the job meanwhile, and written its outcome.
     store.delete(layout.JobKeys(job_id).prefix)
@@ -127,8 +128,8 @@ def find(store: Store, text: str) -> JobRef:
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
-    """Find a job in order to stop or remove it: like `find`, but in a folder the reference may be
-    damaged or lost.
+    """Find a job in order to stop or remove it. Like `find`, but in a folder, a job whose reference
+    is damaged or lost counts as a job of the local backend.
 
     Raises:
         NotFound, UsageError: as in `find`.
@@ -156,7 +157,7 @@ def _check_id(text: str) -> str:
 
 
 def _keys(store: Store) -> list[str]:
-    """Return the keys of all references, including those whose entry is not a file."""
+    """Return the keys of all references, including damaged ones that are not files."""
     return [*store.list(layout.REFS), *_list_misplaced(store)]
 
 

@@ -1,10 +1,10 @@
 """The right to write a folder of checkpoints, which one process has at a time.
 
-One record names the owner: its job, process, machine and a beat, a number that it counts up while
-it lives. An owner whose record has not changed for `SILENT_S` is dead. In a folder of this machine
-the owner also locks the record's file and needs no beat: the kernel frees the lock however the
-owner ends. A beat only replaces the previous beat, so an owner that was suspended never overwrites
-its successor's record.
+A record names the owner: its job, process and machine, and a beat, a number that the owner counts
+up while it lives. An owner whose record has not changed for `SILENT_S` is dead. In a folder, the
+owner also locks the record's file, which the kernel unlocks however the owner ends; beats are
+needed only if the folder may be shared by machines. A beat replaces only the owner's previous beat,
+so an owner that was suspended never overwrites its successor's record.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ RECORD = "kinetic-owner.json"
 KEY = f"kinetic-owner/{RECORD}"
 BEAT_S = 10.0
 SILENT_S = 35.0
-"""An owner without a new beat for so long is dead."""
+"""An owner that has written no beat for this many seconds is dead."""
 _SAME_JOB_S = 20.0
-"""The longest wait for the end of the same job's previous attempt."""
+"""The longest wait for the end of the same job's previous attempt, in seconds."""
 _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}
-"""The leases of this process. Its own record locks do not exclude it, and opening and closing a
-locked file again would free its lock."""
+"""The leases of this process. A process is not excluded by its own record locks, and would free a
+lock by opening and closing the locked file again."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Owner:
 
 
 class Lease:
-    """A right to write that one process has until it releases it.
+    """The right to write a folder, which one process has until it releases it.
 
     Args:
         record: the record of the owner.
         target: the folder or URI that the owner alone may write, as messages name it.
         me: the process that acquires the lease.
-        sleep: waits so many seconds.
+        sleep: function that waits for the given number of seconds.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Lease:
             owner, _ = self._record.read()
             if owner is None or owner.job_id != self._me.job_id or waited_s >= _SAME_JOB_S:
                 raise self._in_use(owner)
-            self._sleep(_POLL_S)  # The previous attempt of this job is being ended.
+            self._sleep(_POLL_S)  # The owner is the previous attempt of this job, which is ending.
             waited_s += _POLL_S
         try:
             owner, before = self._watch_owner()
@@ -126,7 +126,7 @@ class Lease:
         return owner
 
     def _watch_owner(self) -> tuple[Owner | None, Any]:
-        """Return the record once its owner is dead; raise `CheckpointInUse` at its next beat."""
+        """Return the record once its owner is dead; raise `CheckpointInUse` if a beat arrives."""
         owner, content = self._record.read()
         if owner is None or not self._record.needs_beats or owner.job_id == self._me.job_id != "":
             return owner, content
@@ -153,7 +153,7 @@ class Lease:
         """Check that this process still has the lease.
 
         Raises:
-            CheckpointInUse: another process has taken it over.
+            CheckpointInUse: another process has taken the lease over.
             CheckpointError: the folder or the record was removed.
         """
         if self._lost:
@@ -173,7 +173,7 @@ class Lease:
 
     @contextlib.contextmanager
     def _end(self) -> Iterator[bool]:
-        """Stop the beats, which would overwrite the next owner's record. Yield whether this process
+        """Stop the beats, which could overwrite the next owner's record. Yield whether this process
         was the owner until now."""
         self._ended.set()
         with self._writing:
@@ -192,7 +192,7 @@ class Lease:
             return False
         owner, _ = self._record.read()
         if owner is not None and owner.token == self._me.token:
-            self._written = owner  # The answer to an earlier beat was lost.
+            self._written = owner  # An earlier beat was written, but the answer was lost.
             return False
         writer = "another process" if owner is None else str(owner)
         self._lost = (
@@ -203,8 +203,8 @@ class Lease:
 
 
 def count_up(beat: Callable[[int], object], ended: threading.Event, every_s: float) -> None:
-    """Call `beat` with 1, 2, ... every so many seconds until it returns True or `ended` is set. A
-    failed beat is skipped: the next one may succeed."""
+    """Call `beat` with 1, 2, ... every `every_s` seconds until it returns True or `ended` is set. A
+    beat that fails is skipped, because the next one may succeed."""
     for number in itertools.count(1):
         if ended.wait(every_s):
             return
@@ -234,7 +234,8 @@ class InFolder:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORD
-        self._name = f"{os.getpid()} {os.path.realpath(self._path)}"  # A fork inherits no lock.
+        # With the process id, because a forked process does not inherit the lock.
+        self._name = f"{os.getpid()} {os.path.realpath(self._path)}"
         self._fd = -1
         self.needs_beats = machine.is_shared_folder(folder)
 
@@ -267,8 +268,9 @@ class InFolder:
         return self._name in _own or locks.is_record_held(self._path)
 
     def exists(self) -> bool:
-        """True if the locked file still has its name. Network file systems may renumber a file or
-        fail for a moment: then also True, since the next write meets a real failure."""
+        """True if the locked file has not been removed or replaced. Also True on a network file
+        system that renumbers the file or fails for a moment: the next write notices a real
+        failure."""
         try:
             named = self._path.stat()
         except FileNotFoundError:
@@ -284,8 +286,8 @@ class InFolder:
         return True
 
     def renew(self, before: Owner, owner: Owner) -> bool:
-        """Write the owner if the record is still this process's; return whether it is. A network
-        file system may have given the lock to a machine that has taken the folder over."""
+        """Write the owner if the record still belongs to this process, and return whether it does.
+        A network file system may have given the lock to another machine meanwhile."""
         current = self.read()[0]
         is_own = current is not None and current.token == before.token
         if not is_own or not locks.try_hold_record(self._fd):
@@ -294,15 +296,15 @@ class InFolder:
         return True
 
     def _write(self, owner: Owner) -> None:
-        """Write in place, so that readers on other machines never read an empty record: that would
-        mean no owner."""
+        """Write in place, so that readers on other machines never read an empty record, which would
+        mean that there is no owner."""
         content = _encode_owner(owner)
         os.pwrite(self._fd, content, 0)
         os.ftruncate(self._fd, len(content))
 
     def free(self, *, remove: bool) -> None:
-        """Unlock the file; with `remove`, empty it first. The file stays, because processes that
-        wait for its lock have it open."""
+        """Unlock the file; with `remove`, empty it first. The file is not deleted, because
+        processes that wait for its lock have it open."""
         if self._fd >= 0:
             if remove:
                 os.ftruncate(self._fd, 0)
@@ -336,19 +338,20 @@ class InStore:
         return True
 
     def replace(self, before: Any, owner: Owner) -> bool:
-        """Write the owner if the content is still `before`: one of several processes wins."""
+        """Write the owner if the content is still `before`, so that only one of several processes
+        succeeds."""
         content = _encode_owner(owner)
         if before is None:
             return self._store.put(KEY, content, if_absent=True)
         return self._store.swap(KEY, before, content)
 
     def renew(self, before: Owner, owner: Owner) -> bool:
-        """Write the owner if the record is the one that this process wrote last; return whether it
-        is. An owner that was suspended must not overwrite its successor."""
+        """Write the owner if the record is the one that this process wrote last, and return whether
+        it is. An owner that was suspended must not overwrite its successor."""
         return self._store.swap(KEY, _encode_owner(before), _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
-        """Delete the record, with `remove`."""
+        """Delete the record if `remove` is True."""
         if remove:
             self._store.delete(KEY)
 

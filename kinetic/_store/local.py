@@ -46,7 +46,7 @@ class LocalStore:
     """
 
     calls_at_once = 1
-    """A call takes microseconds: threads would only contend."""
+    """One, because calls take microseconds, and threads would only wait for each other."""
 
     def __init__(self, root: Path, *, existing: bool = False, sweeps: bool = True) -> None:
         self._existing = existing
@@ -135,7 +135,7 @@ class LocalStore:
             try:
                 try:
                     _fill(temporary, data)
-                except FileNotFoundError:  # the first write, or the store was removed
+                except FileNotFoundError:  # This is the first write, or the store was removed.
                     self._make_temporary()
                     _fill(temporary, data)
                 written = self._publish(temporary, key, if_absent)
@@ -195,7 +195,7 @@ class LocalStore:
         hidden = f"{self._text}/{_TEMPORARY}/{os.getpid()}-{os.urandom(8).hex()}"
         try:
             os.rename(path, hidden)
-        except OSError:  # removed meanwhile, or a mount point
+        except OSError:  # The folder was removed meanwhile, or is a mount point.
             return path
         return hidden
 
@@ -281,7 +281,7 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
             raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
         raise
     except OSError as error:
-        error.__suppress_context__ = True  # An earlier failed try says nothing to the user.
+        error.__suppress_context__ = True  # The error of an earlier try does not help users.
         if error.errno in files.FULL:
             raise StoreFull(
                 f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some space, "

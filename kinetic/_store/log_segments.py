@@ -1,10 +1,10 @@
 """A host's output in the store: two files in a folder, or numbered objects.
 
-An agent always writes files, on its own disk if the store is no folder. From there a thread sends
-the new output: at once after a quiet moment, otherwise about every second, or as fast as the store
-answers if its calls are free. The newest segment is rewritten with more output until it is large
-or old, so a job of several days makes thousands of objects instead of millions, and a follower
-reads everything new in one poll. A killed agent loses at most the output since it last sent.
+An agent always writes files. If the store is not a folder, the files are on the host's disk, and a
+thread sends new output to the store: at once after a quiet moment, otherwise about every second, or
+as fast as the store answers if its calls are free. The newest segment is rewritten with more output
+until it is large or old. So a job of several days makes thousands of objects instead of millions,
+and a follower reads all new output in one poll. A killed agent loses the output that was not sent.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from kinetic.errors import CorruptRecord, NotFound, StoreError
 _log = logging.getLogger("kinetic.storage")
 
 PAUSE_S = 0.5
-"""The pause between the first `FEW` segments."""
+"""The pause between the first `FEW` segments, in seconds."""
 FEW = 40
-"""This many segments are never rewritten if calls are paid for: the output of the first minute."""
+"""The first segments, about a minute of output, are never rewritten if calls cost money."""
 LONGEST_PAUSE_S = 1.0
 """The pause between later segments. A bucket allows one write per second to the same object:
 https://cloud.google.com/storage/quotas#objects"""
 SEGMENT_BYTES = 4 << 20
 GROWS_BYTES = 1 << 14
 GROWS_S = 10.0
-"""A segment that is larger or older than this is final."""
+"""A segment that is larger or older than these limits (bytes, seconds) is final."""
 REREAD_EVERY_S = 10.0
-"""The pause between a reader's reads of a segment that should be final: a slow store may have
-taken long to write it."""
+"""Seconds after which a reader reads the newest segment again although it should be final, because
+a slow store may have written it late."""
 RECORDS_AT_ONCE = SEGMENT_BYTES // 64
 BACK_BYTES = 1 << 16
 """The size of a piece when a file is read from its end."""
@@ -47,9 +47,9 @@ BACK_BYTES = 1 << 16
 def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
     """Return the output of one host in one attempt, which may not exist yet.
 
-    `log_key` is the key that the log has in a folder. `read` returns the segments that follow an
-    offset, in order: as many as are read at once, none at the end. With `to_end` it also returns
-    bytes without a record, which is right only after the writer has ended.
+    `log_key` is the key that the log has in a folder. The result's `read` returns some of the
+    segments after an offset, in order, and none at the end. With `to_end` it also returns bytes
+    without a record, which may be used only after the writer has ended.
     """
     if (folder := folder_of(store)) is None:
         return ObjectLog(store, log_key)
@@ -57,9 +57,9 @@ def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
 
 
 class FileLog:
-    """Output in a folder: one growing segment in two files. Bytes without a record, after a damaged
-    or truncated index, are read with `to_end` only. A log without an index, such as metrics, is
-    read as it is."""
+    """Output in a folder: one growing segment in two files. Bytes that have no record, because the
+    index is damaged or truncated, are read only with `to_end`. A log that has no index, such as
+    metrics, is read as it is."""
 
     def __init__(self, log: Path, index: Path) -> None:
         self._paths = (log, index)
@@ -69,7 +69,7 @@ class FileLog:
         self._open()
 
     def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
-        """Return a segment of at most about `SEGMENT_BYTES`, but of at least one chunk."""
+        """Return the next segment, of at least one chunk and at most about `SEGMENT_BYTES`."""
         if not self._open():
             return ()
         records, most = self._read_ahead(offset), offset + SEGMENT_BYTES
@@ -83,7 +83,7 @@ class FileLog:
         return (Segment(offset, tuple(covered), data),)
 
     def _read_ahead(self, offset: int) -> list[Record]:
-        """Return the records after the offset, up to the first damaged one."""
+        """Return the next records after the offset, up to the first damaged one."""
         if self._index < 0:
             return []
         if offset != self._offset:
@@ -128,7 +128,7 @@ class FileLog:
         return low * RECORD.size
 
     def _open(self) -> bool:
-        """Open the files that exist by now; return whether the log does."""
+        """Open those of the two files that exist by now, and return whether the log exists."""
         if self._log < 0:
             self._log = _open_existing(self._paths[0])
         if self._index < 0:
@@ -170,8 +170,8 @@ class ObjectLog:
         self._damaged: set[int] = set()
 
     def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
-        """Poll the store once: for as many listed segments as it reads at once; after the last one,
-        for the next segment and for the newest one, if that may have grown."""
+        """Read the next listed segments, as many as the store reads at once. After the last one,
+        poll for a next segment, and for more output in the newest one if it may have grown."""
         if self._begins is None:
             all_begins = list_begins(self._store, self._log_key)
             self._begins = all_begins[max(sum(begin <= offset for begin in all_begins) - 1, 0) :]
@@ -198,8 +198,8 @@ class ObjectLog:
         return [self._newest, offset]
 
     def _get(self, begins: Sequence[int]) -> tuple[list[Segment], int | None]:
-        """Return the segments before the first missing or damaged one, and the offset of that one
-        if it is damaged."""
+        """Return the segments before the first missing or damaged one, and the offset of a damaged
+        one, or None."""
         keys = {begin: key_of(self._log_key, begin) for begin in begins}
         contents = get_many(self._store, list(keys.values()))
         segments: list[Segment] = []
@@ -265,7 +265,7 @@ class SegmentWriter:
         store: the destination.
         log_key: the key that the log would have in a folder.
         files: `log` and `log.idx`, opened for reading only.
-        clock: seconds; for tests.
+        clock: returns seconds; replaced by tests.
     """
 
     def __init__(
@@ -335,8 +335,9 @@ class SegmentWriter:
         with self._lock:
             try:
                 while (segment := self._pending or self._next(to_end)) is not None:
-                    # A retry sends the same segment: the store may have accepted it despite the
-                    # error. It must not grow later either: the first try may still be under way.
+                    # A retry sends the same segment, because the store may have accepted it despite
+                    # the error. The segment must not grow later either, because the first try may
+                    # still be under way and overwrite it.
                     is_first_try, self._pending = self._pending is None, segment
                     self._put(segment, may_grow=is_first_try)
                     self._pending = None
@@ -346,7 +347,8 @@ class SegmentWriter:
             return True
 
     def _next(self, to_end: bool) -> Segment | None:
-        """Return the next segment, or the newest one with the output that followed it."""
+        """Return a segment with the new output: the newest one extended by it, if it may still
+        grow, else a new one. None if there is no new output."""
         segments, newest = self._files.read(self._read_to, to_end=to_end), self._newest
         if not segments:
             return None
@@ -361,7 +363,7 @@ class SegmentWriter:
         if self._newest is not None:
             self._store.put(key, content)
         elif not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
-            # Written by an earlier agent that was killed: continue after its output.
+            # An earlier agent, which was killed, wrote this segment: continue after its output.
             self._base = _last_segment(self._store, self._log_key).end - self._read_to
             return  # _next returns the same output again, with the new base
         self._read_to = segment.end - self._base

@@ -1,7 +1,7 @@
-"""Many calls of a store at once.
+"""Many calls to a store at the same time.
 
-Threads hide the latency of a store's calls (`Store.calls_at_once` > 1). For a folder there are
-none: they would only make calls slower.
+Threads hide the latency of a store's calls (`Store.calls_at_once` > 1). Calls to a folder use no
+threads, which would only make them slower.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def put_many(
 ) -> set[str]:
     """Write contents by key, in no order; return the keys that this call wrote.
 
-    If one of them fails, any others may have been written.
+    If a call fails, any of the other keys may have been written.
     """
     items = list(contents.items())
     wrote = at_once(lambda item: store.put(*item, if_absent=if_absent), items, store.calls_at_once)
@@ -70,15 +70,15 @@ def put_content(store: Store, key: str, parts: Sequence[bytes]) -> bool:
     """Write content under its digest's key, or renew an existing object; return whether this call
     wrote."""
     while not store.put(key, iter(parts), if_absent=True):
-        if store.renew(key):  # else a sweep removed it in between
+        if store.renew(key):  # If False, a sweep has removed the object since `put`.
             return False
     return True
 
 
 def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
-    """Call `act` with each item on this many threads; return the results in order. The first
-    exception propagates, and no further items are begun. After the end of the main thread Python
-    allows no pools, so the calls are made one after another."""
+    """Call `act` with each item, on this many threads, and return the results in order. The first
+    exception propagates, and portions of items that have not begun are dropped. After the end of
+    the main thread Python allows no pools, so calls are made one after another."""
     if threads < 2 or len(items) < 2 or (pool := _open_pool(threads)) is None:
         return [act(item) for item in items]
     size = -(-len(items) // (threads * 8))

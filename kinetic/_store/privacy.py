@@ -59,8 +59,8 @@ def fault_of(root: str, facts: os.stat_result) -> str:
 
 
 def _writers(facts: os.stat_result) -> str:
-    """Name who else can write to the folder, or return "". The sticky bit does not help: others
-    can still add files."""
+    """Name the others who can write to the folder; "" if nobody else can. The sticky bit makes no
+    difference, because others can still add files."""
     if facts.st_mode & stat.S_IWOTH:
         return "everybody"
     if facts.st_mode & stat.S_IWGRP and not _is_own_group(facts.st_gid):

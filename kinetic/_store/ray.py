@@ -1,9 +1,9 @@
 """A store in a folder of a Ray cluster's head, reached through the cluster's dashboard alone.
 
-The folder lies below the head's logs, which the dashboard shows, so reading needs nothing but the
-cluster. Each change is a request to the store server (`_host.ray.store_server`), a program on the
-head that acts like `LocalStore`; so the store keeps the promises of a folder. It lives as long as
-the head.
+The folder is in the folder of the head's logs, which the dashboard can read, so that reads need no
+program of kinetic's. Each change is a request to the store server (`_host.ray.store_server`), a
+program on the head that acts like `LocalStore`, so that the store keeps the promises of a folder.
+The store is lost with the head.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from kinetic.errors import (
 )
 
 PART_BYTES = 8 << 20
-"""The size of one request for larger content: requests lie in the memory of the control store."""
+"""Larger content is sent in requests of this size, because Ray's control store holds requests in
+memory."""
 ANSWERED_WITHIN_S = 60.0
 _RESEND_PAUSE_S = 1.0
 _REVIVE_AFTER_S = 5.0
-"""The silence after which the store server may have ended."""
+"""Seconds without an answer after which the store server may have ended."""
 _RESTART_TAKES_S = 25.0
 _AT_ONCE = 8
 _POLLS_S = (0.01, 0.02, 0.05, 0.1)
@@ -141,7 +142,7 @@ class RayStore:
         with _translate_errors("list", self._uri):
             try:
                 return self._api.list_logs(self._find_head(), pattern)
-            except BackendUnavailable:  # the head may have been replaced
+            except BackendUnavailable:  # The head may have been replaced.
                 self._head = ""
                 return self._api.list_logs(self._find_head(), pattern)
 
@@ -150,7 +151,7 @@ class RayStore:
             heads = [node for node in self._api.nodes() if node.is_head]
             if not heads:
                 raise BackendUnavailable(f"The Ray cluster at {self._api.address} has no head.")
-            # Ray may report a head as dead that is only slow.
+            # Prefer a live head, but accept another: Ray may report a slow head as dead.
             self._head = max(heads, key=lambda node: node.is_alive).node_id
         return self._head
 
@@ -181,7 +182,7 @@ class RayStore:
         return int(self._ask({"do": "delete", "prefix": ray_protocol.path_of(prefix)}))
 
     def renew(self, key: str) -> bool:
-        """Count the key as written now; return whether it exists."""
+        """Make the key count as written now, and return whether it exists."""
         return bool(self._ask({"do": "renew", "key": ray_protocol.path_of(key)}))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
@@ -218,8 +219,8 @@ class RayStore:
             self._sleep(_RESEND_PAUSE_S)
 
     def _find_response(self, request_id: str) -> Sequence[str] | StoreError:
-        """Return the paths of the response's file, at most one. An unavailable dashboard is
-        returned as an error, not raised: the store server may have the request all the same."""
+        """Return the paths of the response's file, at most one. If the dashboard is unavailable,
+        return the error instead of raising it, because the store server may have the request."""
         try:
             return self._list(f"{ray_protocol.RESPONSES}/{request_id}=*")
         except StoreError as error:

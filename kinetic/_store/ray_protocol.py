@@ -17,12 +17,12 @@ from kinetic._store.base import check_key
 from kinetic.errors import UsageError
 
 FOLDER = "kinetic"
-"""Lies in the folder of the head's logs."""
+"""The store's folder in the folder of the head's logs."""
 CONTENT = f"{FOLDER}/store"
 RESPONSES = f"{FOLDER}/responses"
 UPLOADS = f"{FOLDER}/uploads"
 SERVER = f"{FOLDER}/server.json"
-"""The store server holds the record lock of this file while it runs."""
+"""The file whose record lock the store server holds while it runs."""
 PACKAGE_PREFIX = "kinetic-request-"
 LONGEST_NAME = 120
 """The longest response, in characters, that is sent as a file's name. A name has at most 255
@@ -30,7 +30,7 @@ bytes."""
 _IN_FILE = "@"
 _CONTINUATION = "\x1f"
 _PART_LENGTH = 60
-"""The most characters of a key's part in the name of one file or folder: at most 240 bytes."""
+"""Limit of the characters of a key's part in one file name: they have at most 240 bytes."""
 
 Request = Mapping[str, Any]
 

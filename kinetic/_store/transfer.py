@@ -1,4 +1,4 @@
-"""Sources and targets of transfers to and from a store that is no folder."""
+"""Sources and targets of transfers to and from a store that is not a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kinetic._store import files
 from kinetic.errors import StoreError, StoreFull
 
 IN_MEMORY_BYTES = 16 << 20
-"""The most that is held in memory of content that comes in parts; more of it goes to disk."""
+"""Content that arrives in parts is held in memory up to this size; larger content goes to disk."""
 
 
 class Memory(io.BytesIO):
@@ -46,7 +46,7 @@ class ProgressStream:
 
 @contextmanager
 def open_stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
-    """Open the data of a `put` as a seekable stream; content in parts goes to disk if large."""
+    """Open the data of a `put` as a seekable stream; large content in parts goes to disk."""
     if isinstance(data, Path):
         try:
             file = files.open_regular(data)
