@@ -34,7 +34,7 @@ Pause = Callable[[int], Iterator[None]]
 Watch = Callable[[int, Sequence[int]], AbstractContextManager[Pause]]
 """Watches the output of the given hosts in the given attempt."""
 AskStatus = Callable[[Sequence[JobRef]], Mapping[str, Status]]
-"""`Backend.status`."""
+"""Returns the status of jobs by id, like `Backend.status`."""
 
 
 class LogReader:

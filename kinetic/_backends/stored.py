@@ -21,7 +21,7 @@ from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
 ANSWERED_WITHIN_S = 30.0
-"""Leaders poll for requests at least every ten seconds."""
+"""Longest wait for a leader's answer: leaders poll for requests at least every ten seconds."""
 _POLL_S = 0.25
 
 

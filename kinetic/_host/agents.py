@@ -83,7 +83,7 @@ class Agents:
                 processes.exit_with(functools.partial(self._be_agent, identity, read_end, words))
             self.pids[pid] = identity.host
         os.close(read_end)
-        # The kernel closes it however this process dies, and the agents read end-of-file.
+        # However this process dies, the kernel closes the pipe, and the agents read end-of-file.
         self._alive = write_end
 
     def _make_fork_server(
@@ -101,7 +101,7 @@ class Agents:
         return ForkServer(run, f"kinetic-forks {self._plan.job_id}", without=[write_end])
 
     def fork_again(self, index: int, place: HostAssignment | None = None, start: int = 1) -> None:
-        """Start a host again that has ended, with its assignment or to wait for one.
+        """Restart a host that has ended. Without an assignment, its agent waits for one.
 
         Raises:
             OSError: no process could be forked.

@@ -164,8 +164,8 @@ class Hosts(ABC):
         """Kill the agents of these hosts, by default of all hosts."""
 
     def kill_programs(self, indices: Collection[int]) -> Collection[int]:
-        """Kill the programs of these hosts as the loss of a machine would; return those that ran.
-        Only for hosts with `takes_orders`."""
+        """Kill the programs of these hosts as the loss of a machine would; return the hosts whose
+        programs ran. Only for hosts with `takes_orders`."""
         return ()
 
     # -- events of the gang ------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Hosts(ABC):
         """Note that a host's agent has ended or is about to, according to the gang."""
 
     def note_late(self, indices: Collection[int]) -> None:
-        """Count those of these hosts as dead that do not wait for the next attempt yet."""
+        """Count these hosts as dead, unless they already wait for the next attempt."""
         for index in indices:
             if not self.are_ready([index]):
                 self.note_gone(index, is_taken_away=False)
@@ -326,16 +326,16 @@ class JoinedHosts(ForkedHosts):
         self._is_incomplete = False
 
     def all_gone(self) -> bool:
-        """True if the own agent has been reaped and all waiting agents know of their dismissal."""
+        """True if this program's agent was reaped and all waiting agents know that they may go."""
         waiting = self._others - self._informed - self._dead if self.stay else ()
         return super().all_gone() and not waiting
 
     def end(self, indices: Collection[int]) -> None:
-        """Kill the own agent if it is one of these; the other agents end with their gang."""
+        """Kill this program's agent if its host is among them; other agents end with their gang."""
         super().end([index for index in indices if index not in self._others])
 
     def restart(self, indices: Collection[int]) -> None:
-        """Fork a new own agent; only the backend can restart the other programs."""
+        """Fork a new agent for this program's host; only the backend can restart other programs."""
         if self._is_incomplete or not self._others.isdisjoint(self._dead):
             raise NeedsNewPrograms
         super().restart([index for index in indices if index not in self._others])

@@ -1,8 +1,8 @@
 """The state of a job for a pod that a cluster may have restarted, read from the store.
 
-A cluster restarts pods without saying how the earlier ones ended, but their records in the store
-do. A job with a verdict has ended, and its function must never run again. An attempt that has begun
-and has no outcome lost its leader.
+A cluster restarts pods without saying how earlier pods ended, but the records in the store say so.
+A job with a verdict has ended, and its function must never run again. An attempt that has begun and
+has no outcome lost its leader.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Story:
         self._lines.append(f"kinetic: {text}")
 
     def flush(self) -> None:
-        """Add the lines to the log of the last attempt, which is the one that people read now."""
+        """Add the lines to the log of the last attempt, because users read that log now."""
         if not self._lines:
             return
         key, text = layout.HostKeys(self._job_id, self.attempt, 0).log, "\n".join(self._lines)

@@ -24,7 +24,7 @@ LOCAL_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _SCHEMES = ("http", "https", "ray")
 _OTHER_PORTS = (6379, 10001)
-"""Ports of the head's control store and of Ray Client, which users often have at hand."""
+"""Ports of the head's control store and of Ray Client, which users may take for the dashboard's."""
 _TOKEN_FILE = "~/.ray/auth_token"
 
 

@@ -67,7 +67,7 @@ CONNECTIONS = 32
 """The most idle connections in the pool; more are opened as needed."""
 PAGE = 500
 CLOSED_WITHIN_S = 5.0
-"""The client waits up to three seconds for the last frame of a port-forward."""
+"""The longest wait for the end of a port-forward: the client waits three seconds for a frame."""
 MOST_RESTARTS = 2
 """The most restarts of a list whose later pages have expired."""
 SHARED_BY = ("KUBECONFIG", "HOME", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")

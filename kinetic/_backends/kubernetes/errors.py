@@ -96,7 +96,7 @@ class Conflict(SubmitError):
     """The object exists already, or has changed since it was read."""
 
     was_repeated = False
-    """True if the call was a retry, so that the object may be its own."""
+    """True if the call was a retry, so that an earlier try may have created the object."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class ApiCall:
 
 MAY_PASS = frozenset({429, 500, 502, 503, 504})
 OLD_JOBSET = "onJobFailureMessagePatterns"
-"""A field of JobSets since 0.10, in the refusal of an older version."""
+"""A field that JobSets have since 0.10: older versions name it when they refuse a JobSet."""
 _TOO_LARGE = "request is too large"
 _USER = re.compile(r'User "([^"]+)"')
 

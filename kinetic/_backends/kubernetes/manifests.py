@@ -43,13 +43,13 @@ _TAKEN_AWAY = (
     _exits_with(ProgramCode.TAKEN_AWAY),
     {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
 )
-"""Conditions of pods that the cluster took away. The leader exits with this code for other pods,
-too."""
+"""Conditions of pods that the cluster took away. The leader also exits with this code if the
+cluster took another pod of the gang away."""
 _HOST_RESTARTS = 1000
 """The most failures of each pod of an elastic job's slice: a failed Job is not restarted, and its
 JobSet fails with it. `max_failures=` ends the job long before; evictions do not count."""
 _FREE = [{"action": "Ignore"} | condition for condition in _TAKEN_AWAY]
-"""Rules that replace pods that the cluster took away at once, and without counting."""
+"""Rules for pods that the cluster took away: replace them at once, without counting a failure."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | condition for condition in _TAKEN_AWAY)]
 
 

@@ -52,7 +52,7 @@ _ENABLE_NETWORKS = (
     "or remove network_devices=."
 )
 _WITHOUT_DRY_RUN = "does not support dry run"
-"""Part of the refusal of a webhook with side effects: then the dry run says nothing."""
+"""Substring of the error if a webhook has side effects: a dry run cannot check the job then."""
 LIMITED_MEMORY = (
     "kinetic: the cluster limits pods that request no memory to %s, as GKE's Autopilot does, and "
     'ends those that use more. If JAX and your model need more, request it: memory="8Gi".'

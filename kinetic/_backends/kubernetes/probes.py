@@ -30,7 +30,7 @@ _NO_CONTROLLER = (
     "only their definition is installed. No controller fills in the defaults of a JobSet, so none "
     "would start its hosts"
 )
-"""A controller's webhook sets `spec.successPolicy`, which has no default in the definition."""
+"""Shown if `spec.successPolicy` is not set, which only the controller's webhook does."""
 
 
 def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:

@@ -16,7 +16,7 @@ from kinetic._backends.kubernetes.observed import (
 
 _NEVER = ("ExceedsMaxQuota", "Misconfigured")
 _OTHER_FLAVOR_FITS = "unused quota"
-"""In a message about several alternative flavors: one of them may still fit."""
+"""Substring of a message about several alternative flavors, one of which may still fit."""
 _NEVER_WORDS = ("doesn't exist", "maximum capacity", "insufficient quota")
 
 

@@ -79,8 +79,8 @@ RIGHTS = (
     *_rights(DEVICE_CLASSES, "get", Need.CHECKS),
     *_rights(CHECKPOINT_CONFIGURATIONS, "list", Need.CHECKS),
 )
-"""Every permission that kinetic uses. Jobs need those in `VITAL`; without the others explanations
-are missing, and the doctor says so."""
+"""Every permission that kinetic uses. Jobs run only with the needs in `VITAL`; without the rest,
+explanations are missing, and `kinetic doctor` says so."""
 
 
 VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)

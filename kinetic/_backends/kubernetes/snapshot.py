@@ -63,7 +63,7 @@ class ClusterContext:
         """Create the context of the given jobs without calling the cluster."""
         self._api = api
         self.covered = set(jobs)
-        """The jobs in question, with those that were created since the list."""
+        """The jobs that callers read, including jobs created since the list."""
         self.selection = Selector(labels=names.selector(jobs))
         self._lock = threading.RLock()
         self._listed: dict[str, Sequence[Document] | None] = {}
@@ -318,7 +318,7 @@ def share_reader(api: Api) -> SnapshotReader:
 
 
 _readers: WeakValueDictionary[int, SnapshotReader] = WeakValueDictionary()
-"""By the id of the connection. A reader keeps its connection alive, so ids are not reused."""
+"""Readers by `id()` of their connections, which they keep alive, so that ids are not reused."""
 _lock = threading.Lock()
 
 

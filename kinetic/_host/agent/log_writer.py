@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 20
 DRAIN_BYTES = 1 << 22
-"""More than the capacity of a pipe."""
+"""Most bytes that `drain` reads: more than the capacity of a pipe."""
 LINE_LIMIT_BYTES = 1 << 16
 """A longer line is written in pieces."""
 LAST_LINE_BYTES = 200
@@ -50,8 +50,8 @@ CLOSE_S = 5.0
 
 
 class HostLog:
-    """The two files of one host in one attempt. Their folder is made if need be, but not the job's
-    folder, `within`: the job may have been removed."""
+    """The two files of one host in one attempt. Their folder is created if need be, but not the
+    job's folder, `within`: the job may have been removed."""
 
     def __init__(
         self,

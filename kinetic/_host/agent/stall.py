@@ -16,7 +16,7 @@ from kinetic._core.values import dataclass
 BUSY_SHARE = 0.10
 MAIN_SHARE = 0.0003
 STARVED_SHARE = 0.5
-"""Above the share for which idle threads wait that wake up now and then on a busy machine."""
+"""Share of waiting for a processor above which a worker is starved; idle threads wait less."""
 _MAIN_FLOOR_NS = 1_000_000
 _BUSY_FLOOR_S = 0.1
 MISSED_S = 3.5

@@ -28,7 +28,7 @@ from kinetic._system import memory_folder
 from kinetic.errors import KineticError, SetupFailed, StoreError, name_some
 
 REFORM_FILE = "reform-requested"
-"""A file in the host's folder that exists when the function of an elastic job should leave."""
+"""A file in the host's folder that asks the function of an elastic job to end its attempt."""
 KEPT_BYTES, MOST_KEPT = 1 << 30, 10_000
 """Limits on the bytes and files that a host keeps from its work folder."""
 _NAMED = 3
@@ -125,7 +125,7 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
 
 
 def request_reform(space: Workspace) -> None:
-    """Tell the function to leave, because a lost slice is back."""
+    """Ask the function to end its attempt, because a lost slice is back."""
     (space.root / REFORM_FILE).touch()
 
 

@@ -41,7 +41,7 @@ from kinetic.errors import KineticError, SubmitError
 
 TELL_EVERY_S = 2.0
 DRAINING_EVERY_S = 1.0
-"""Interval at which Ray is asked for draining nodes; it takes about a millisecond."""
+"""Interval between two calls that list draining nodes; a call takes about a millisecond."""
 MOST_STARTS, START_AGAIN_S = 3, 2.0
 """Limit of reservations of a slice that loses a machine before its hosts start, and the pause
 between them: a fault that ends actors on every machine must not repeat forever."""

@@ -32,7 +32,7 @@ def end_descriptors(channel: Channel, stacks_fd: int, stacks_signal: int) -> Non
 
 
 def run(act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that runs the user's code. A child that it forks and that returns exits."""
+    """Call `act`, which runs the user's code. If `act` forks, its return ends the child."""
     own_pid, error = os.getpid(), None
     try:
         return act(*args, **kwargs)

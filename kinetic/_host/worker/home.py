@@ -2,8 +2,8 @@
 path on all hosts of the gang if the machine allows mounts.
 
 Programs keep local checkpoints at one path on all hosts. As in the ramdisk of GKE's multi-tier
-checkpointing, a file in the folder gives the host's index among JAX's processes: programs that keep
-checkpoints in it read that file.
+checkpointing, a file in the folder contains the host's index among JAX's processes, for programs
+that keep checkpoints in the folder.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Home:
         return {"KINETIC_LOCAL_DIR": self.place if moved_in else self.folder}
 
     def write_rank(self, world: World) -> None:
-        """Write this process's rank in this attempt's world of JAX, and remove that of an earlier
-        attempt first.
+        """Write this process's rank in this attempt's world of JAX. First remove the rank of an
+        earlier attempt.
 
         Raises:
             OSError: the file cannot be written, for example because the memory is full.

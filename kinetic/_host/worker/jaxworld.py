@@ -21,7 +21,7 @@ from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 from kinetic._system import machine, processes
 
 STARTUP = str(Path(__file__).parent / "startup")
-"""First on the PYTHONPATH of every program that a function starts."""
+"""Folder that is first on the PYTHONPATH of every program that a function starts."""
 _THREADS_PER_DEVICE = 4
 """Two threads are enough for a loop in one thread; launches in other threads and callbacks may
 occupy more."""

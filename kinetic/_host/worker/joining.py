@@ -50,9 +50,9 @@ _ALL_COMPILED = {
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
-"""JAX's heartbeat timeout, long in workers: their agents notice a dead host in milliseconds, while
-JAX would abort healthy processes, and counts the time that a machine sleeps. Shorter in a program:
-it may die without its agent's notice, as the child of a shell for example."""
+"""JAX's heartbeat timeout. It is long in workers, whose agents notice a dead host in milliseconds:
+JAX would abort healthy processes, and counts the time that a machine sleeps. It is shorter in a
+program, whose death the agent may not notice, for example if the program is a shell's child."""
 _BEYOND_S = 60
 """Extra time before JAX gives up: the gang gives up first, and names the missing host."""
 

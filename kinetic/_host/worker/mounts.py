@@ -1,12 +1,12 @@
 """Data at fixed paths: mounts in the worker's own namespace, read-only unless the data is writable.
 
-A process that may not mount (any but root's) first enters a user namespace, where it may, and drops
-these rights at the end: the function runs with its user's rights and cannot undo the mounts.
+A process that may not mount (any but root's) first enters a user namespace, in which it may. At the
+end it drops these rights: the function runs with its user's rights and cannot undo the mounts.
 
 A target that does not exist is created as an empty folder (or file) and stays, as with Docker, so
-that the function can write next to it. If that is not permitted, and directly below the root, the
-nearest existing folder above the target is covered by one in memory, with the same entries and the
-missing one.
+that the function can write next to it. If that is not permitted, or directly below the root, the
+nearest existing folder above the target is covered by a folder in memory with the same entries and
+the missing entry.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH103, PTH115, PTH116, PTH118, PTH120, PTH211

@@ -83,8 +83,8 @@ def poll_s(world: World) -> float:
 
 
 def _use_virtual(slices: VirtualSlices) -> None:
-    """Have pathwaysutils count lost virtual slices as lost. The processor that they share would
-    answer its probes."""
+    """Have pathwaysutils count lost virtual slices as lost. Its own probes would get an answer,
+    because all virtual slices share the processor."""
     from pathwaysutils.elastic import elastic
 
     answering = elastic.DefaultSliceHealthChecker.validate

@@ -36,7 +36,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 _Handler = Callable[[int, types.FrameType | None], Any]
 _ours: dict[int, tuple[_Handler, Any]] = {}
-"""The worker's handler and the one that it replaced, by signal."""
+"""The worker's handler and the handler that it replaced, by signal."""
 _forking = threading.local()
 
 

@@ -32,12 +32,12 @@ def renew() -> None:
 
 
 def keep_order(out: TextIO, err: TextIO) -> None:
-    """Have alternating writes to two streams, each over its own pipe, be read in order.
+    """Keep the order of writes that alternate between two streams, each with its own pipe.
 
-    The pipes have one reader, so a writer that changes streams waits until the previous stream's
-    pipe has been read. Further writes to the same stream cost nothing: only the `write` of the
-    stream that was not written to last is replaced. The wait is bounded, and happens only once for
-    a reader that does not read. A descriptor that is no longer the pipe is ignored.
+    One reader reads both pipes, so a writer that changes streams first waits until the pipe of the
+    previous stream is empty. Further writes to the same stream cost nothing: only the `write` of
+    the other stream is replaced. The wait is bounded, and happens only once for a reader that does
+    not read. A descriptor that is no longer the pipe is ignored.
     """
     pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
 

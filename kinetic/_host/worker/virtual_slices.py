@@ -28,7 +28,7 @@ from kinetic._host.worker.joining import JoinError, World
 from kinetic._system import pipes
 
 PATIENCE_S = 0.2
-"""Time for which a sweep waits for threads inside arrays, before it is tried again."""
+"""Time for which a sweep waits until no thread uses an array, before it is tried again."""
 SWEEP_S = 0.02
 """Interval between two sweeps for arrays on lost slices."""
 STARTING_S = 1.0

@@ -44,8 +44,7 @@ _ORBAX = "/orbax/checkpoint/"
 _ENDS_SAVES = "save_finalize"
 """Prefix of the name of Orbax's thread that finishes a save."""
 _REMOVED = "kinetic-removed.json"
-"""File beside the steps that lists kinetic's steps being removed: a kill may leave a part of
-them."""
+"""File next to the steps that lists kinetic's steps being removed: a kill may leave parts."""
 _log = logging.getLogger(__name__)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 _AT_ONCE_BYTES = 1 << 28
 """Size of one transfer, on each device, which holds it twice for a moment."""
 _LEAST_BYTES = 1 << 20
-"""Below this size, every host reads for itself: that is faster than sending."""
+"""Size below which every host reads an array itself, because that is faster than sending."""
 _SIZE = re.compile(r"\d+")
 
 

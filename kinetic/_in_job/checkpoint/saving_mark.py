@@ -15,7 +15,7 @@ from kinetic._core.preemption import SAVING, VARIABLE
 from kinetic._in_job import slices
 
 _POLL_S = 0.1
-"""Shorter than the second between two reads of the agent."""
+"""Pause between two checks for the end of a save; the agent reads the mark once a second."""
 
 
 class SavingMark:

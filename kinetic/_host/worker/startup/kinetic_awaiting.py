@@ -41,8 +41,8 @@ _awaited: dict[str, list[Callable[[], object]]] = {}
 
 
 def act_when_imported(name: str, act: Callable[[], object]) -> None:
-    """Call `act` once a module has been imported. A module has one finder for all callbacks: two
-    would find each other."""
+    """Call `act` once a module has been imported. All callbacks of a module share one finder: two
+    finders would find each other."""
 
     def act_all() -> None:
         while _awaited[name]:

@@ -1,7 +1,7 @@
-"""The first module that a Python program on a host imports: it attaches `joining` to JAX once the
-program has imported that.
+"""The first module that a Python program on a host imports: it attaches `joining` to JAX as soon
+as the program imports JAX.
 
-It reads KINETIC_WORLD. It shadows the user's own sitecustomize, and so runs that at the end.
+It reads KINETIC_WORLD. It shadows the user's own sitecustomize, and so runs that file at the end.
 """
 
 from __future__ import annotations
