@@ -9,7 +9,7 @@ _shadows.warn_of_hidden_modules()  # Before other imports, which hidden modules 
 
 from kinetic.version import __version__  # noqa: E402
 
-TYPE_CHECKING = not __name__  # False, in a way that jedi (Jupyter, vim) does not evaluate.
+TYPE_CHECKING = not __name__  # False, but jedi (Jupyter, vim) cannot tell, and completes the names.
 if TYPE_CHECKING:
     from kinetic import collections as collections
     from kinetic import credentials as credentials

@@ -211,7 +211,7 @@ def instructions(ref: JobRef, debugger: Debugger, port: int, local_root: str, *,
 
 
 def read(store: Store, ref: JobRef) -> Debugger | None:
-    """Return the record of the newest attempt's debugger; None if the host has not written it."""
+    """Return the record of the newest attempt's debugger; None if it is missing or damaged."""
     try:
         key = layout.AttemptKeys(ref.job_id, attempts.find_newest(store, ref.job_id)).debugger
         return Debugger.read(store.get(key))

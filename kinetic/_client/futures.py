@@ -74,8 +74,8 @@ class AwaitedJob(Protocol):
 
 J = TypeVar("J", bound=AwaitedJob)
 OnEnd = Callable[[AwaitedJob, Outcome | BaseException], object]
-"""Takes a job and its end: the verdict, `NotFound` if its records were removed, or another error if
-the job can no longer be watched."""
+"""A callback for the end of a job. Its second argument is the verdict, `NotFound` if the records
+were removed, or another error if the job can no longer be watched."""
 
 
 def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:

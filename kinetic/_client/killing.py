@@ -12,7 +12,7 @@ from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
 _MANY = 1 << 16
-"""Upper bound for slices of a single controller, whose number a reference does not have."""
+"""Limit for a slice's index with a single controller: the reference has no number of slices."""
 
 
 def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:

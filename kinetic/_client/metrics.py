@@ -47,14 +47,14 @@ class RowsReader:
                 yield chunk, self.take(chunk)
 
     def take(self, chunk: LogChunk) -> list[Rows]:
-        """Take a chunk of a host's log; return the rows that it completes."""
+        """Decode a chunk of a host's log; return the rows that it completes."""
         self._after[chunk.host] = chunk.end
         decoder = self._decoders.setdefault((chunk.end.attempt, chunk.host), RowDecoder())
         return decoder.feed(chunk.data)
 
 
 class MetricsReader(RowsReader):
-    """Adds the rows that hosts log to one `Recording`; `hosts` and `attempt` are None for all."""
+    """Reads rows into one `Recording`: those of `hosts` in one `attempt`; None stands for all."""
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ def document_options(function: Callable[..., Any]) -> None:
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     if function.__doc__ is not None:  # Python's -OO removes docstrings.
         words = "\n".join(_describe_option(parameter.name) for parameter in parameters)
-        text = inspect.cleandoc(function.__doc__)  # as Python 3.13 does itself
+        text = inspect.cleandoc(function.__doc__)  # Python 3.13 does this itself.
         function.__doc__ = text.replace("\nRaises:", f"\nArgs:\n{words}\n\nRaises:")
 
 
@@ -145,7 +145,7 @@ def _check_together(options: Options) -> None:
     """Refuse options that contradict each other or do not suit the accelerator.
 
     Raises:
-        UsageError: names the options, and the one to remove.
+        UsageError: the message names the options, and the one to remove.
     """
     if options.controller == "single":
         _check_pathways(options.topology)

@@ -138,7 +138,7 @@ class BoardWatch:
         self._next_at = time.monotonic() + pause_s
 
     def _list_jobs(self) -> None:
-        """List the jobs that were added or removed, newest first."""
+        """Add rows for new jobs and drop those of removed jobs; keep the newest job first."""
         ids = set(index.list_ids(self._access.store))
         new = ids - self._rows.keys()
         if not new and len(ids) == len(self._rows):

@@ -123,7 +123,7 @@ def _read_static(name: str) -> str:
 
 
 class Pages:
-    """The handlers of all addresses."""
+    """The request handlers of all routes."""
 
     def __init__(self, access: JobAccess, is_ending: Callable[[], bool]) -> None:
         self._access = access

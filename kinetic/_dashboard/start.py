@@ -37,17 +37,19 @@ def dashboard(port: int = 0) -> DashboardServer:
     A notebook shows the pages in the cell's output.
 
     Args:
-        port: the port to listen on; 0 for any free port.
+        port: The port to listen on; 0 for any free port.
 
     Returns:
         The server, with `url` and `close()`; the same server for each call until it is closed.
 
     Raises:
-        PreflightError: the extra `dashboard` is not installed.
-        UsageError: the port is in use.
+        PreflightError: The extra `dashboard` is not installed.
+        UsageError: The port is in use.
 
     Example:
+        ```python
         kinetic.dashboard()
+        ```
     """
     with hide_frames:
         check_packages()

@@ -250,7 +250,7 @@ class BatchHandle(Generic[R_co]):
         failed: dict[int, BaseException],
     ) -> None:
         """Read the values and errors of ended inputs in parallel, and free their jobs' resources as
-        `cleanup` says. An error goes into `values` and `failed`."""
+        `cleanup` says. An input's error is stored in both `values` and `failed`."""
         view, threads = self._view, self._view.records.store.calls_at_once
 
         def fetch(index: int) -> bytes | BaseException | None:

@@ -23,9 +23,9 @@ from kinetic._store.base import Store
 from kinetic.errors import UsageError, UsageTypeError, a_type, text_of
 
 UNKNOWN_ROOM = 64
-"""The number of concurrent jobs for a backend that does not know its capacity."""
+"""The number of concurrent jobs on a backend that does not report its capacity."""
 IN_MEMORY_BYTES = 64 * 1024**2
-"""Larger pickles, counted together, are stored in a temporary file."""
+"""If the pickles of all calls are larger than this, they are stored in a temporary file."""
 
 
 class JobSource(Protocol):

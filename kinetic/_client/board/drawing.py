@@ -28,7 +28,7 @@ _MOST_HOSTS = 1024
 _MOST_CHIPS = 16
 _WIDEST_ROW = 8
 _NARROWEST_PX = 80
-"""Width of "63 returned", so that hosts line up in columns."""
+"""Minimum width of a host, enough for "63 returned", so that hosts line up in columns."""
 _FRAME = (
     "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;max-width:100%;"
     "overflow-wrap:anywhere"

@@ -96,7 +96,7 @@ def checkpoint() -> None:
 
 
 def _find_folder(app: AppContext, name: str) -> str:
-    """Return the folder for a name: a folder, a URI or the id of a job."""
+    """Return the name itself if it is a folder or a URI; for a job's id, its output folder."""
     if re.fullmatch(r"job-[0-9a-f]+", name) and not os.path.exists(name):  # noqa: PTH110
         folder = app.find(name).output_dir
         if not folder:

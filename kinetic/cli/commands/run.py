@@ -149,7 +149,7 @@ _TYPES: dict[Takes, Any] = {
     Takes.SWITCH: bool,
 }
 _COLLECT: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAMES: list}
-"""Types of options with several values."""
+"""Types that collect the values of repeatable options."""
 
 
 @click.command(
@@ -231,7 +231,7 @@ def run(
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
-    """Refuse options that would have no effect."""
+    """Refuse elastic options with a single controller, where they would have no effect."""
     rules = ("max_failures", "slice_timeout", "start_wait", "on_slice_loss")
     option = next((name for name in rules if options[name] is not None), None)
     if option is not None and options["controller"] == "single":
