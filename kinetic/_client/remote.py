@@ -265,7 +265,7 @@ class RemoteCallable(Generic[P, R_co]):
         submission.warn(target, planned.warnings, planned.plan.output_dir)
         if "kinetic._client.handle" not in sys.modules:
             load = functools.partial(importlib.import_module, "kinetic._client.handle")
-            threading.Thread(target=load, daemon=True).start()  # Imported while the backend works.
+            threading.Thread(target=load, daemon=True).start()  # Import it while the backend works.
         ref = submission.submit(planned, target.backend, target.store)
         planning.forget_member()
         try:
@@ -277,7 +277,7 @@ class RemoteCallable(Generic[P, R_co]):
             raise
 
     def _find_target(self, options: Options, args: Any, kwargs: Any) -> Target:
-        """Check the call's arguments, and return its target."""
+        """Check the arguments of a call; return the place, backend and store of its job."""
         from kinetic._client.planning import target_of
 
         self._check_place()

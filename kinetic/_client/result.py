@@ -253,7 +253,7 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
-    """Return the folders from which the caller imported that exist on this machine."""
+    """Return the folders of the caller's import path that exist here, without those on ours."""
     plan = board.plan(ref)
     if plan is None or not plan.client_root:
         return []

@@ -305,8 +305,8 @@ def _style(words: str) -> str:
 
 
 def failure(problem: BaseException) -> None:
-    """Print the exception of a job: like Python, with the frames of the host; for kinetic's own
-    errors only the message."""
+    """Print the exception of a failed job: as Python does, with the frames of the host; of
+    kinetic's own errors, print only the message."""
     import traceback
 
     if isinstance(problem, KineticError):

@@ -198,8 +198,8 @@ def result(
 
 
 def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
-    """Print the error of a failed job as the call would raise it. `is_printed`: the leader's output
-    has already been printed."""
+    """Print the error of a failed job as the call would raise it; with `is_printed`, without the
+    leader's last lines, because they have been printed already."""
     problem = handle.error(is_printed=is_printed)
     if problem is not None:
         output.failure(problem)
@@ -207,7 +207,7 @@ def print_failure(handle: JobHandle[Any], *, is_printed: bool = False) -> int:
 
 
 def _spell_numbers(value: Any) -> Any:
-    """Replace floats that are not finite by their names, as metrics do: "NaN", "Infinity"."""
+    """Replace floats that are not finite by "NaN", "Infinity" or "-Infinity", at any depth."""
     if isinstance(value, dict):
         return {key: _spell_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -228,7 +228,11 @@ def _print_value(value: Any, as_json: bool) -> None:
 
 
 def _simplify(value: Any) -> Any:
-    """Return arrays and array scalars as lists and numbers."""
+    """Return an array as lists of numbers, an array scalar as a number.
+
+    Raises:
+        TypeError: the value is neither.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"it contains {a_type(value)}")
