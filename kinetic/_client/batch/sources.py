@@ -25,7 +25,7 @@ from kinetic.errors import UsageError, UsageTypeError, a_type, text_of
 UNKNOWN_ROOM = 64
 """The number of concurrent jobs on a backend that does not report its capacity."""
 IN_MEMORY_BYTES = 64 * 1024**2
-"""If the pickles of all calls are larger than this, they are stored in a temporary file."""
+"""Calls whose pickles are larger together are stored in a temporary file."""
 
 
 class JobSource(Protocol):
