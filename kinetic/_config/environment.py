@@ -33,8 +33,7 @@ _PROCESS_VARIABLES = """
 """Variables that any process needs. Those in the last lines give access to buckets and hubs: they
 may hold the path of a file with credentials, but never the credentials themselves."""
 MACHINE_BOUND = frozenset(_MACHINE_VARIABLES.split())
-"""Variables that describe this machine: a prefix with "*" does not capture them, an exact name
-does."""
+"""Variables that describe this machine: an exact name captures them, a prefix with "*" does not."""
 _INHERITED = frozenset(_PROCESS_VARIABLES.split())
 _HOST_VARIABLES = frozenset(
     [

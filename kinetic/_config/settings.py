@@ -282,8 +282,7 @@ def load(
 
 
 def _keep_store_on_head(settings: Settings, env: Environ) -> Settings:
-    """Put the store on the Ray cluster's head, because the laptop and the cluster may share no
-    storage."""
+    """Put the store on the Ray cluster's head, because caller and cluster may share no storage."""
     from kinetic._ray import address
 
     store = f"ray+{address.resolve_address(settings.address or '', env)}"

@@ -16,8 +16,7 @@ class _Named(logging.Formatter):
 
 
 def show(level: str) -> None:
-    """Show messages from this level on, through the program's own handlers if it has any, else on
-    stderr."""
+    """Show messages from this level on, through the program's own handlers or else on stderr."""
     global _ours
     logger = logging.getLogger("kinetic")
     logger.setLevel(level)

@@ -52,8 +52,7 @@ class Act(Enum):
     EXIT = auto()
     """Let the worker exit the way a script does."""
     RUN_EXIT_HANDLERS = auto()
-    """Let the worker run its exit handlers without waiting for other hosts in JAX: its world of JAX
-    is broken."""
+    """Let the worker exit without waiting for other hosts in JAX, as its world of JAX broke."""
     REQUEST_REFORM = auto()
     """Tell the function that a slice is back."""
     SAY_LATE = auto()
@@ -154,8 +153,7 @@ class AgentMachine:
         return []
 
     def on_death(self, *, has_end: bool) -> list[Act]:
-        """Handle the worker's death; `has_end` is True if it had already sent how the function
-        ended."""
+        """Handle the worker's death; `has_end` is True if it had sent how the function ended."""
         self._has_end |= has_end
         self.note_reaped()
         return [Act.CONCLUDE]

@@ -16,9 +16,9 @@ from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
-"""When the hosts join one world of JAX; see `Options`."""
+"""The time at which the hosts join one world of JAX; see `Options`."""
 Controller = Literal["single", "multi"]
-"""Whether one process or one process per host runs the function; see `Options`."""
+"""The kind of controller: one process runs the function, or one per host; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
 """The reaction of an elastic job to the loss of a slice; see `Options`."""
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
@@ -81,8 +81,7 @@ def reservation(name: str, value: object) -> str | None:
 
 
 def local_storage(name: str, value: object) -> str | None:
-    """Check "multi-tier" or an optional size of memory, and return the size as clusters write
-    it."""
+    """Check "multi-tier" or an optional size of memory, and return it as clusters write it."""
     storage = text(name, value)
     if storage in (None, MULTI_TIER):
         return storage

@@ -15,8 +15,7 @@ class DebuggerState(StrEnum):
     WAITING = "waiting"
     """The debugger listens, and the function has not started on any host."""
     RELEASED = "released"
-    """The debugger listens, and the function has started: an editor attached, or none did in
-    time."""
+    """The debugger listens, and the function has started, with or without an editor."""
     CLOSED = "closed"
     """The leader's function has ended."""
 

@@ -24,8 +24,7 @@ class EventKind(StrEnum):
     """A host failed while the gang was running; `exit` says how."""
     STOP = "stop"
     STALLED = "stalled"
-    """`hosts` have made no progress, or waited for others, for too long; their stacks are
-    requested."""
+    """`hosts` made no progress or waited for others for too long; their stacks are requested."""
     RESUMED = "resumed"
     """Hosts that were stalled make progress again."""
     WAITING = "waiting"
@@ -40,8 +39,7 @@ class EventKind(StrEnum):
     RETRY = "retry"
     """The next attempt begins."""
     FORMED = "formed"
-    """An attempt of an elastic job begins on `slices`; `hosts` are its hosts' indices in the
-    job."""
+    """An attempt of an elastic job begins on `slices`; `hosts` are indices in the whole job."""
     SLICE_LOST = "slice_lost"
     """`slices` of an elastic job are lost; () when an attempt failed although all hosts live."""
     AWAITED = "awaited"
@@ -80,8 +78,7 @@ class GangEvent(NamedTuple):
     ago_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `from_json` turns back into an equal event, without empty
-        fields."""
+        """Return a JSON object without empty fields; `from_json` restores an equal event."""
         always: dict[str, Any] = {
             "time": self.time,
             "attempt": self.attempt,

@@ -33,8 +33,7 @@ class Exit(StrEnum):
     STOPPED = "stopped"
     """The agent ended the function because another host had failed."""
     REFORMED = "left"
-    """The function ended so that an elastic job can take in a slice that is back, in its next
-    attempt."""
+    """The function ended so that an elastic job's next attempt can use a slice that is back."""
     NEVER_JOINED = "never_joined"
     AGENT_LOST = "agent_lost"
     """The agent died or fell silent."""
@@ -86,16 +85,13 @@ class ProgramCode(IntEnum):
     UNUSABLE = 2
     """This host could not start."""
     START_AGAIN = 3
-    """On host 0: the next attempt is due, but a host is missing, so the cluster must restart all
-    hosts."""
+    """On host 0: the next attempt lacks a host, so the cluster must restart all hosts."""
     WORKER_LOST = 4
     """On a host of an elastic job: its worker was killed between two attempts."""
     TAKEN_AWAY = 43
-    """On host 0: like START_AGAIN, but because the cluster took a host away, so that the attempt
-    does not count."""
+    """On host 0: like START_AGAIN, but the cluster took a host away; the attempt does not count."""
     CODE_FAILED = 42
-    """The report was delivered, and the function itself failed on this host; a restart would not
-    help."""
+    """The report was delivered: the function itself failed here, so a restart would not help."""
 
 
 CAUSE_RANK = 1

@@ -146,8 +146,7 @@ def _explain_echo(evidence: Evidence, error: RemoteError) -> str:
 
 
 def _cut_to_own(error: BaseException) -> None:
-    """End the traceback of a broken collective at the user's own line; the host's log has all
-    frames."""
+    """End the traceback of a broken collective at the user's own line; logs have all frames."""
     at, last = error.__traceback__, None
     while at is not None:
         last = at if not _LIBRARY.search(at.tb_frame.f_code.co_filename) else last

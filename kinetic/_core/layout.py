@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Self, overload
 
 SCHEMA_VERSION = 2
-"""Version of this layout and of plans. Version 1 had no attempts: hosts were in the job's
-folder."""
+"""Version of this layout and of plans. In version 1, hosts were in the job's folder."""
 JOBS = "jobs"
 REFS = "refs"
 LISTED = "listed"
@@ -101,8 +100,7 @@ class AttemptKeys:
     """The leader's answers to orders, until they are read."""
 
     def order(self, request_id: str) -> str:
-        """Return the key of an order. The order is removed when it is answered, or when its caller
-        gives up."""
+        """Return the key of an order, which is removed when answered or given up."""
         return f"{self.orders}/{request_id}.json"
 
     def order_answer(self, request_id: str) -> str:

@@ -92,8 +92,7 @@ class RowDecoder:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Rows]:
-        """Return the rows of lines that are complete now; successive rows with the same names are
-        joined."""
+        """Return the rows of complete lines; successive rows with the same names are joined."""
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest if len(rest) < LONGEST_LINE_BYTES else b""
         lines = [line for line in lines if line]

@@ -89,8 +89,7 @@ SLICE_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Options(documents.Record, called="The options of the job"):
-    """The options of one decorated function, all valid. `accelerator` and `spot` become the
-    topology."""
+    """The valid options of a decorated function. `accelerator` and `spot` become the topology."""
 
     topology: Topology = field(
         metadata={
@@ -368,8 +367,7 @@ class Options(documents.Record, called="The options of the job"):
         return replace(self, **defaults)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object without defaults, which `from_json` turns back into an equal
-        value."""
+        """Return a JSON object without defaults; `from_json` turns it back into an equal value."""
         return documents.drop_defaults(self)
 
 

@@ -157,8 +157,7 @@ SNAPSHOT = Method("Snapshot", None, dict[str, Any])
 
 
 def write(message: Any) -> bytes:
-    """Encode a message. Bytes are returned as they are: the server encodes views once for all
-    watchers."""
+    """Encode a message. Return bytes as they are: views are encoded once for all watchers."""
     if isinstance(message, bytes):
         return message
     return json.dumps(documents.to_document(message), separators=(",", ":")).encode()

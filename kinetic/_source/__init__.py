@@ -1,2 +1,1 @@
-"""The source tree of a call: choosing its files, sending them to a store, unpacking them on
-hosts."""
+"""The source tree of a call: choose its files, send them to a store, unpack them on hosts."""

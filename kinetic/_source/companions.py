@@ -146,8 +146,7 @@ def _add(merged: Scan, scanned: Scan, root: str, top: str) -> None:
 
 
 def _rebase_path(rel: str, root: str, top: str) -> str:
-    """Return a path relative to the root as a path relative to `top`; "" if it lies outside
-    `top`."""
+    """Convert a path relative to the root to one relative to `top`; "" if it is not below `top`."""
     path = os.path.normpath(os.path.join(root, rel))
     return os.path.relpath(path, top) if path != top and _is_inside(path, top) else ""
 

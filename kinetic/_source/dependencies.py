@@ -159,14 +159,12 @@ def for_hosts(
 def of_kinetic(
     installed: Mapping[str, str], *, bucket: bool = True, also: Collection[str] = ()
 ) -> Requirements:
-    """Return the packages that kinetic needs in an image that already has the project's
-    requirements."""
+    """Return the packages that kinetic itself needs in an image with the project's requirements."""
     return Requirements((*_own(installed, bucket), *also))
 
 
 def _list_met(lines: Collection[str]) -> set[str]:
-    """Return the names of the packages that these lines require on hosts, ignoring lines for other
-    systems."""
+    """Return the names of packages that these lines require on hosts, which run Linux."""
     return {find_name(line) for line in lines if _is_met(line)}
 
 

@@ -109,8 +109,7 @@ def packages(folders: Collection[str]) -> list[Package]:
 
 
 def _editable_project(text: str | None) -> str:
-    """Return the folder in an installation's `direct_url.json`; "" if the package is not
-    editable."""
+    """Return the folder in a `direct_url.json`; "" if the package is not installed editable."""
     from urllib.parse import unquote, urlsplit
 
     try:
@@ -148,8 +147,7 @@ def find_hooked(folders: Collection[str]) -> list[str]:
 
 
 def _list_editable() -> Iterator[tuple[Path, str]]:
-    """Yield the `direct_url.json` of each editable package except kinetic, and the package's
-    folder."""
+    """Yield the `direct_url.json` and the folder of each editable package except kinetic."""
     for site_folder in _site_folders():
         for about in sorted(Path(site_folder).glob("*.dist-info/direct_url.json")):
             with suppress(OSError):

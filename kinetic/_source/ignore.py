@@ -86,8 +86,7 @@ class IgnoreRules:
         return re.compile(rf"(?:{'|'.join(sorted(parts))})\Z", re.DOTALL) if parts else None
 
     def decide(self, path: str, name: str, *, is_folder: bool) -> bool | None:
-        """Return True to leave out, False to keep, None if no rule matches. The last matching rule
-        decides."""
+        """Return True to leave out, False to keep, None if no rule matches. The last rule wins."""
         # Most files match no rule: two combined expressions are faster than trying each rule.
         if not (
             (self._names and self._names.match(name)) or (self._paths and self._paths.match(path))
@@ -145,8 +144,7 @@ def _shell(pattern: str) -> str:
 
 
 def leads_to_hidden(root: str, target: str) -> bool:
-    """True if a link's target looks secret or is in a hidden folder, such as the keys in
-    `~/.ssh`."""
+    """True if a link's target looks secret or is in a hidden folder, such as `~/.ssh`."""
     below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
     return looks_secret(target.rpartition("/")[2]) or any(
         part.startswith(".") for part in below.split("/")

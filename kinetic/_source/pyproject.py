@@ -128,8 +128,7 @@ class Pyproject:
             yield from requirements_txt.read_lines(self.file.parent / name, editable)
 
     def _list_extra(self, name: str, including: tuple[str, ...] = ()) -> Iterator[str]:
-        """Yield the requirements of an extra, including the project's other extras that it
-        names."""
+        """Yield the requirements of an extra and of the project's extras that it includes."""
         table = self._table("project", "optional-dependencies")
         key = self._find_key(name, table, "extra")
         for text in table.get(key, ()) if key not in including else ():

@@ -282,8 +282,7 @@ class _Upload:
             self.list_sizes += [len(index.data), *map(len, lists)]
 
     def _amend_tree(self) -> Bundle:
-        """Return the tree with the files that were sent, without missing files and the links to
-        them."""
+        """Return the tree as it was sent, without missing files and links to them."""
         bundle = self._bundle
         _log.info(
             "%s: files changed during the upload: %s",

@@ -1,5 +1,4 @@
-"""Read the attempts of a job from the store. An attempt is one start of its gang, numbered from
-1."""
+"""Read the attempts of a job (starts of its gang, numbered from 1) from the store."""
 
 from __future__ import annotations
 

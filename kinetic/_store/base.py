@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 LEAST_PAUSE_S = 0.05
 FRESH_S = 86400.0
-"""An object that was written or renewed within this many seconds is not renewed again, which saves
-a call."""
+"""Age in seconds up to which an object is not renewed again, which saves a call."""
 
 
 class Entry(NamedTuple):
@@ -131,8 +130,7 @@ def folder_of(store: Store) -> Path | None:
 
 
 def is_near(store: Store) -> bool:
-    """True if the store is a folder of this machine: its calls take microseconds and cost
-    nothing."""
+    """True if the store is a folder of this machine, so that calls take microseconds."""
     return isinstance(store, Files)
 
 

@@ -143,8 +143,7 @@ class Checkpoints:
             self._names = [""]
 
     def _is_step(self, name: str) -> bool:
-        """True for the folder of a step: its name is a number, or ends with one and it has
-        pytrees."""
+        """True if a folder's name is a number, or ends with one and the folder has pytrees."""
         if number_of(name) is None:
             return False
         return name[0].isdigit() or bool(layout_of(name, self._files[name]).trees)

@@ -296,8 +296,7 @@ class InFolder:
         return True
 
     def _write(self, owner: Owner) -> None:
-        """Write in place, so that readers on other machines never read an empty record, which would
-        mean that there is no owner."""
+        """Write in place: to readers on other machines, an empty record would mean no owner."""
         content = _encode_owner(owner)
         os.pwrite(self._fd, content, 0)
         os.ftruncate(self._fd, len(content))

@@ -35,8 +35,7 @@ from kinetic.errors import (
 )
 
 PART_BYTES = 8 << 20
-"""Larger content is sent in requests of this size, because Ray's control store holds requests in
-memory."""
+"""Size of requests that send larger content: Ray's control store holds them in memory."""
 ANSWERED_WITHIN_S = 60.0
 _RESEND_PAUSE_S = 1.0
 _REVIVE_AFTER_S = 5.0

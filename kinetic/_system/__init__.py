@@ -1,2 +1,1 @@
-"""Facts from the kernel about processes, files and sockets, and from the environment about
-proxies."""
+"""Facts from the kernel (processes, files, sockets), and proxies from the environment."""

@@ -30,8 +30,7 @@ def hold(fd: int, *, shared: bool = False) -> None:
 
 
 def try_hold(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file or folder unless it is locked already. Return True if this call locked
-    it."""
+    """Lock an open file or folder unless it is locked. Return True if this call locked it."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True

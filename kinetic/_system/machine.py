@@ -70,8 +70,7 @@ def loopback_fault() -> str:
 
 
 def boot_id() -> str:
-    """Return an id of this machine since its last boot, the same in all its containers; "" if
-    unknown."""
+    """Return an id of this boot of the machine, the same in all its containers; "" if unknown."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

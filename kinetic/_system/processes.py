@@ -29,8 +29,7 @@ _EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit at once if the parent is already
-    dead."""
+    """Have the kernel kill this process when its parent dies; exit if it is dead already."""
     if _LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -39,8 +38,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 @contextlib.contextmanager
 def dying_with(parent_pid: int) -> Iterator[None]:
-    """Die with the parent while the block runs, but outlive it afterwards, to clean up. 0 means no
-    parent."""
+    """Die with the parent (0: none) while the block runs; outlive it afterwards, to clean up."""
     if parent_pid:
         die_with_parent(parent_pid)
     try:
@@ -233,8 +231,7 @@ def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process ("R", "S", "Z", ...); "" if it has been
-    reaped."""
+    """Return the kernel's letter for a process's state ("R", "S", "Z"); "" if it was reaped."""
     fields = _read_stat(pid)
     return fields[0] if fields else ""
 
@@ -254,8 +251,7 @@ def _read_stat(pid: int) -> list[str]:
 
 
 def name(pid: int) -> str:
-    """Return the kernel's name of a process, the beginning of its program's name; "" if it has been
-    reaped."""
+    """Return the kernel's name of a process, cut from its program's name; "" if it was reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""
@@ -432,8 +428,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time (user and system) of a process and of its reaped children, in
-    seconds; 0.0 if unknown."""
+    """Return the seconds of processor time of a process and its reaped children; 0.0 if unknown."""
     ticks = map(int, _read_stat(pid)[11:15])
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
@@ -452,8 +447,7 @@ def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def starved_s(pid: int) -> float:
-    """Return the seconds that the threads of a process have waited for a processor, in total; 0.0
-    if unknown."""
+    """Return the total seconds that a process's threads waited for a processor; 0.0 if unknown."""
     waited_ns = 0
     for thread in _list_threads(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -114,8 +114,7 @@ def preferred_families(kind: str) -> tuple[Family, ...]:
 
 
 def catalog_rows() -> tuple[Topology, ...]:
-    """Return every named slice in the order of the tables; of the larger 3-D slices only the common
-    sizes."""
+    """Return every named slice in table order; of the larger 3-D slices only the common sizes."""
     return tuple(_list_rows())
 
 

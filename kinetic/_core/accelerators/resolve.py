@@ -234,8 +234,7 @@ def _list_shapes(family: TpuFamily) -> str:
 
 
 def _suggest_counts(available: Sequence[int], number: int) -> list[int]:
-    """Return the count itself if available, else the next lower and higher one, nearer one
-    first."""
+    """Return the count if available, else the next lower and the next higher one, nearer first."""
     if number in available:
         return [number]
     below = [count for count in available if count < number][-1:]

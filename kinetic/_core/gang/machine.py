@@ -388,7 +388,7 @@ class Gang:
             self._stop_failed()
 
     def _blame_absent(self) -> None:
-        """If the first failure is an eviction, blame hosts that never joined: a cluster that loses
+        """Blame hosts that never joined if the first failure is an eviction: a cluster that loses
         such a host evicts the others. With `first_sign_s`, hosts are known to exist, so those that
         have not joined yet are not blamed."""
         rank, host = self._window.first

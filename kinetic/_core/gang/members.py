@@ -76,8 +76,7 @@ class Member:
 
     @property
     def stood_s(self) -> float:
-        """Seconds for which the host has stood still, including while its worker starts or
-        joins."""
+        """Seconds that the host has stood still, including while its worker starts or joins."""
         stands = self.beat is not None and (
             self.is_gathering or self.beat.state is Activity.RUNNING
         )
@@ -207,8 +206,7 @@ class Roster:
         )
 
     def find_stalled(self, limit_s: float) -> tuple[int, ...]:
-        """Return the busy hosts that have been stalled for this long, without those that start or
-        join."""
+        """Return the busy hosts stalled for this long, leaving out hosts that start or join."""
         return tuple(
             i
             for i, m in enumerate(self._members)

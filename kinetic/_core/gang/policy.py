@@ -144,8 +144,7 @@ def loss_of(outcome: Outcome, slices: Sequence[int]) -> Loss | None:
 
 
 def slices_to_end(outcome: Outcome, per_slice: int) -> tuple[int, ...]:
-    """Return the slices with a host that died or gave no sign of life; `per_slice` is the number of
-    hosts of a slice."""
+    """Return the slices (of `per_slice` hosts) with a host that died or gave no sign of life."""
     silent = (Exit.HANG, Exit.NEVER_JOINED)
     hosts = (r.host for r in outcome.reports if r.exit.kind.fatal or r.exit in silent)
     return tuple(sorted({host // per_slice for host in hosts}))
