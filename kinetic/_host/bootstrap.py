@@ -139,7 +139,7 @@ def install(folder: str, digest: str) -> None:
 
 
 def uv_options(text: str) -> list[str]:
-    """Return the options of the list that uv reads only on its command line."""
+    """Return the options in a list of requirements that uv accepts only on its command line."""
     options = ["--prerelease=allow"] if re.search("(?m)^--pre$", text) else []
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", text)
     return options + [f"--allow-insecure-host={host}" for host in hosts]

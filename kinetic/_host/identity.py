@@ -221,7 +221,7 @@ def _secrets(env: Mapping[str, str], *, leads: bool) -> _Secrets:
 
 def _target(coordinator: str, address: str, *, leads: bool) -> str:
     """Return the address at which this host reaches the leader. The leader listens on its own
-    address: several may share a machine, and the cluster may not resolve its name yet."""
+    address: several leaders may share a machine, and its name may not be resolved yet."""
     if not leads:
         return coordinator
     port = coordinator.rpartition(":")[2]
@@ -235,7 +235,7 @@ HIDDEN_FROM_FUNCTION = frozenset(
         *("HOSTS_PER_SLICE", "JOB_INDEX", "POD_INDEX", "SCRATCH", "SIMULATED", "STORE", "TEE"),
         *("TLS_CERTIFICATE", "TLS_KEY", "TLS_KEY_DIR", "TOKEN", "UNREACHABLE_AFTER_S"),
         *("JOIN_TIMEOUT_S", "PARENT", "RESTARTS", "ROLE"),
-        # Of the bootstrap.
+        # Variables of the bootstrap.
         *("IMAGE_REQUIREMENTS", "IMAGE_RUNTIME", "POD_PATIENCE_S"),
         *("REQUIREMENTS", "RUNTIME", "VERSION"),
     )

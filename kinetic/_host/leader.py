@@ -315,7 +315,7 @@ class Leader:
         return decision
 
     def _fail(self, loss: Loss) -> None:
-        """Count the failure of an attempt, and end the rest of the slices that it has lost."""
+        """Count the failure of an attempt, and end the remaining hosts of its lost slices."""
         slices = tuple(sorted({*loss.slices, *self._find_dead()}))
         self._policy.note_failure(replace(loss, slices=slices), time.monotonic())
         self._story.tell_news()
@@ -419,7 +419,7 @@ class Leader:
         elif self._hosts.announced:
             self._story.close()
             os._exit(ProgramCode.TAKEN_AWAY)  # The hosts wait for the head that replaces this one.
-        else:  # The own agent reports it, and the gang decides which pod was lost first.
+        else:  # This host's agent reports it, and the gang decides which pod was lost first.
             self._needs_programs |= self._policy.forming
             self._hosts.take_away()
             self._wake()
@@ -456,7 +456,7 @@ class Leader:
         self._wake()
 
     def _lose(self, which: int, why: str) -> None:
-        """Count a slice as lost that takes part in no attempt."""
+        """Count a slice that takes part in no attempt as lost."""
         # A cluster may start and lose hosts while their slice is away: that is no new loss.
         counts = not self._hosts.announced or self._policy.state_of(which) is not SliceState.AWAY
         self._policy.lose_slice(which, why, time.monotonic(), counts=counts)

@@ -94,8 +94,8 @@ class _HostProgram(ABC):
 
     def run(self) -> int:
         """Take part in the job; return the exit code once this program is no longer needed."""
-        # Blocked until `await_signal` or the leader's event loop takes it: agents must learn of it,
-        # and the leader decides which host is to blame.
+        # SIGTERM stays blocked until `await_signal` or the leader's event loop takes it: agents
+        # must learn of it, and the leader decides which host is to blame.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             if self._is_judged():
@@ -212,7 +212,7 @@ class _Leading(_HostProgram):
         if self._identity.role == "head":
             return self._make_led(plan, self._store)
         is_alone = plan.hosts == 1
-        # A pod that replaces this one must see that it began.
+        # A pod that replaces this one must see that this attempt has begun.
         if is_alone and self._identity.is_pod:
             begun = GangEvent(EventKind.BEGUN, 0)
             verdicts.write_event(self._store, plan.job_id, attempt, begun)

@@ -389,7 +389,7 @@ def _with_values(
 
 class _LossNotes:
     """The last known reasons why the cluster took hosts away, and why jobs waited. A JobSet deletes
-    ended pods when it starts others or has failed, often before anyone asks how they ended."""
+    old pods when it starts new ones or has failed, often before anyone asks how they ended."""
 
     def __init__(self) -> None:
         self._losses: dict[tuple[str, int], str] = {}

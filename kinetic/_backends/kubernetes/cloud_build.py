@@ -144,8 +144,7 @@ class CloudBuild:
             )
 
     def _read_code(self, url: str) -> int:
-        """Return the status code of a response. A refusal raises no error, because the build may
-        succeed all the same."""
+        """Return the status code of a response, even of a refusal: the build may still succeed."""
         try:
             return self._calls.call("GET", url, allowed=(404,))[0]
         except ServiceRefused as error:

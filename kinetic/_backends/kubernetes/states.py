@@ -253,8 +253,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
 
 
 def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
-    """Return the facts for a job that waits only for its new head: pods of its slices do not count,
-    because the job can run without them for a while."""
+    """Return the facts for a job that waits only for its new head: its slices may follow later."""
 
     def explain(waits: bool) -> JobDiagnosis | None:
         finding = job.explain(waits)

@@ -92,8 +92,7 @@ class Zygote:
 
     @property
     def is_open(self) -> bool:
-        """True if the descriptor is still the zygote's socket: the program may have closed it, and
-        another file may have the number now."""
+        """True if the descriptor is still the zygote's socket: another file may have its number."""
         return pipes.is_same(self._socket.fileno(), self._inode)
 
     def launch(self, request: dict[str, Any]) -> int:

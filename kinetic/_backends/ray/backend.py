@@ -108,8 +108,7 @@ def _fail(why: str, exit: Exit | None = None) -> Status:
 
 
 def _was_unable(job: RayJob) -> bool:
-    """True if a driver could not begin because of its setup (interpreter, packages, environment):
-    it would fail on any machine."""
+    """True if a driver could not begin because of its interpreter, packages or environment."""
     return (
         job.error_type in ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
         or job.exit_code in (NO_INTERPRETER, ProgramCode.UNUSABLE)

@@ -158,8 +158,8 @@ class Reporter:
             self._say_after_output(f"kinetic: processes of pools were killed: {pids}")
 
     def log_failure(self, report: HostReport, discarded: Message) -> None:
-        """End the host's log like that of any failing program. Log an exception even if the
-        worker's last message is `discarded`: saving may have failed."""
+        """End the host's log as the output of any failing program ends. Log an exception even if
+        the worker's last message is `discarded`: saving may have failed."""
         raised = discarded.get("error")
         if raised and report.error is None and not raised["type_name"].endswith(ENDS_QUIETLY):
             self._say_after_output(raised["traceback"].rstrip())

@@ -131,7 +131,7 @@ def _import_late(caller: socket.socket | None = None) -> None:
         if caller is not None and _has_request(caller, 0.0):
             break
         importlib.import_module(name)
-    # Workers clear it, too, which would copy its pages in each of them.
+    # Workers also clear this cache; a full one would have its pages copied in each worker.
     sys.path_importer_cache.clear()
     gc.freeze()  # Otherwise the first collection in a child would copy every page.
 

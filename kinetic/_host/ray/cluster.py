@@ -1,5 +1,5 @@
 """Reserves a job's machines from Ray, and starts the actors of its hosts on them. Runs in the job's
-driver; Ray ends everything that a driver has reserved or started together with the driver.
+driver: when a driver ends, Ray ends everything that the driver has reserved or started.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Reservation:
 
     def _choose_slice(self, until: float, is_wanted: Callable[[], bool]) -> dict[str, str]:
         """Return labels that only the machines of one free TPU slice have. Reserve that slice by
-        the resource of its first machine, like Ray's trainer, which takes seconds to start two
+        the resource of its first machine. Ray's trainer does so too, but spends seconds on two
         workers that read the slice's name."""
         pod_type = _pod_type_of(self._needs.topology)
         if not self._needs.topology.multi_host:  # This excludes single machines of larger slices.

@@ -210,7 +210,7 @@ class RayHosts(RemoteHosts):
                 raise NoLongerWanted
             self._soon(self._on_placed, start, places)
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the leader must hear of it
-            start.reservation.release()  # `_release` may have run before it was complete.
+            start.reservation.release()  # `_release` may have run before all was reserved.
             why = f"Ray could not start its hosts: {cluster.describe_death(error)}"
             self._soon(self._on_lost, start, "" if isinstance(error, NoLongerWanted) else why)
         finally:

@@ -160,7 +160,7 @@ def _mount_data(start: Start) -> None:
         )
     except KineticError as error:
         raise _NoValueError({"event": Exit.SETUP_FAILED, "detail": str(error)}) from error
-    # The kernel resets this when a process changes its credentials.
+    # The kernel resets this setting when a process changes its credentials.
     processes.die_with_parent(os.getppid())
 
 

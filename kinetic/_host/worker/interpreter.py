@@ -24,8 +24,8 @@ PLAIN = str(Path(__file__).parent / "plain")
 
 
 def customize() -> None:
-    """Run the user's sitecustomize and usercustomize if the zygote has not, because they start
-    threads, which a fork would not have."""
+    """Run the user's sitecustomize and usercustomize if the zygote skipped them: they may start
+    threads, which its forks would not have."""
     if PLAIN not in sys.path:
         return
     sys.path.remove(PLAIN)

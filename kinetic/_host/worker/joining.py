@@ -241,8 +241,8 @@ class _Attachment:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Undo a program's request for virtual CPUs: like on real chips, it has no effect on
-        simulated ones."""
+        """Undo a program's request for virtual CPUs: it must not change simulated chips, as it
+        would not change real ones."""
         requested = _cpu_devices()
         if self._devices in (-1, requested):
             return
@@ -347,7 +347,7 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
             return
         if uses_proxies(os.environ):
             pass_by_proxies(os.environ, [world.address])
-        configure({"jax_check_proxy_envs": False})  # Its warning does not know the exemptions.
+        configure({"jax_check_proxy_envs": False})  # JAX's warning ignores the exemptions.
         if world.simulated and world.processes > 1:
             if not jax.config.jax_cpu_collectives_implementation:
                 configure({"jax_cpu_collectives_implementation": "gloo"})

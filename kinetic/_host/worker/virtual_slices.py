@@ -113,7 +113,7 @@ class _Turns:
         self._own = threading.local()
 
     def wrap(self, use: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls `use`, which uses arrays, while none are replaced."""
+        """Return a function that calls `use`, a function on arrays, while no array is replaced."""
 
         def in_turn(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._own, "inside", False):

@@ -31,8 +31,7 @@ _ending: list[Callable[[bool], object]] = []
 
 
 def on_end(finish: Callable[[bool], object]) -> None:
-    """Have `finish` called after the function has ended, before its end is reported. The argument
-    is True if the function returned."""
+    """Have `finish` called before the function's end is reported, with True if it returned."""
     _ending.append(finish)
 
 
