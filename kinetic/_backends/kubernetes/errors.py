@@ -68,7 +68,7 @@ class Busy(BackendUnavailable):
 
 @_show_as_base
 class Expired(BackendUnavailable):
-    """The resource version that a watch or a list continues from is gone."""
+    """The resource version from which a watch or a list should continue has expired."""
 
 
 @_show_as_base

@@ -2,7 +2,7 @@
 
 In: workloads (Job, JobSet) and pods as plain documents. Out: `GangShape`, `Pod`. Pure.
 
-This module handles some traps once for all: a container ends about a second before its pod's phase
+This module handles some traps in one place: a container ends about a second before its pod's phase
 says so; conditions stay in the list with status False; a pod on a dead node stays "running"; names
 of pods are random and are reused after a restart, so labels tell a pod's host.
 """

@@ -5,8 +5,8 @@ In: a Job or JobSet as the API server sends it (None without one), its pods, `Jo
 
 The workload alone is not enough: while a program winds down, a Job's numbers are the same as while
 it starts, and a JobSet's `ready` drops as soon as the first host has finished. The pods make the
-answer exact; one list call fetches those of all jobs. Only the store tells whether a job that lost
-its leader goes on, and whether a job without a workload was cancelled.
+answer exact; one list call fetches the pods of all jobs. Only the store says if a job that lost
+its leader goes on, and if a job without a workload was cancelled.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def _spool() -> IO[bytes]:
 
 def _settings_of_zygote(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the variables that take effect when modules are imported, and those by which agents
-    fetch data: a zygote serves only callers with equal ones."""
+    fetch data: a zygote serves only callers with equal values of these."""
     return tuple(
         sorted(
             (k, v)

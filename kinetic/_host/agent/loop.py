@@ -152,7 +152,7 @@ class Agent:
             self._selector.register(fd, selectors.EVENT_READ, handler)
 
     def _prepare(self) -> None:
-        # This may take long, and the loop that sees the supervisor's death does not run yet.
+        # Preparing may take long, and the loop that sees the supervisor's death does not run yet.
         parent = self._supervisor if self._alive_fd >= 0 else 0
         try:
             with processes.dying_with(parent):

@@ -182,8 +182,8 @@ class StoreServer:
         return self._store.put(key, data[old_bytes:])
 
     def _renew(self, key: str) -> bool:
-        """Set an object's time to now, to renew a lease: clients cannot lock files of this store,
-        unlike those in a shared folder."""
+        """Set an object's time to now, which protects it from a sweep. Clients have no lock on this
+        store that would protect it, unlike on a shared folder."""
         if not self._store.has(key):
             return False
         os.utime(self._store.path(key))

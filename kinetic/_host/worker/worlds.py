@@ -89,4 +89,4 @@ def _is_writer(thread: threading.Thread) -> bool:
         return False
     import asyncio
 
-    return bool(asyncio.all_tasks(runner._loop))  # It lives on until its result is read.
+    return bool(asyncio.all_tasks(runner._loop))  # The thread lives on until its result is read.

@@ -430,7 +430,7 @@ def _remove_empty_steps(directory: str) -> None:
 
 
 def _replace_damaged_metrics(directory: str) -> None:
-    """Replace damaged metrics of kinetic's steps by empty ones: Orbax could not open the folder.
+    """Replace damaged metrics of kinetic's steps by empty ones, so that Orbax can open the folder.
     Other processes read the metrics only after a barrier."""
     from etils import epath
 
