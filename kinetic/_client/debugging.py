@@ -288,9 +288,9 @@ def _wait_for_debugger(
 
 def _open_listener(port: object) -> socket.socket:
     if isinstance(port, bool) or not isinstance(port, int):
-        raise UsageTypeError(f"local_port must be a whole number; it is {port!r}.")
+        raise UsageTypeError(f"local_port must be a whole number; got {port!r}.")
     if not 0 <= port < 1 << 16:
-        raise UsageError(f"local_port must be between 0 and 65535; it is {port}.")
+        raise UsageError(f"local_port must be between 0 and 65535; got {port}.")
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:

@@ -245,8 +245,9 @@ class RemoteCallable(Generic[P, R_co]):
         target = self._find_target(options, args, kwargs)
         if member is not None and member.store_uri != target.store.uri:
             raise UsageError(
-                f"The batch uses the store {member.store_uri}, but the function submits to "
-                f"{target.store.uri}: pass project= and cluster= to map. Nothing was submitted."
+                f"map uses the store {member.store_uri}, but the function's own project= and "
+                f"cluster= select {target.store.uri}. Pass the same project= and cluster= to map. "
+                "Nothing was submitted."
             )
         target.warm_up(options)
         planned = planning.plan_call(

@@ -82,8 +82,8 @@ def _log() -> logging.Logger:
 @functools.cache
 def _warn_once(names: str) -> None:
     _log().warning(
-        "kinetic: capture_env_vars takes variables that look like secrets (%s). Their values are "
-        "sent separately from the plan, as with secrets=[...].",
+        "kinetic: capture_env_vars= matches variables that look like secrets: %s. They are sent as "
+        "secrets. Narrow the pattern if the job does not need them.",
         names,
     )
 

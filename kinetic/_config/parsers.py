@@ -51,7 +51,7 @@ def number(variable: str, value: Any) -> float:
         parsed = math.nan
     if not math.isfinite(parsed) or parsed < 0 or isinstance(value, bool):
         raise UsageError(
-            f"{variable} must be a number that is not negative, for example 30; it is {value!r}."
+            f"{variable} must be a number that is not negative, for example 30; got {value!r}."
         )
     return parsed
 
@@ -60,7 +60,7 @@ def positive(variable: str, value: Any) -> float:
     """Check a number above 0."""
     parsed = number(variable, value)
     if parsed == 0:
-        raise UsageError(f"{variable} must be more than 0; it is {value!r}.")
+        raise UsageError(f"{variable} must be more than 0; got {value!r}.")
     return parsed
 
 
@@ -73,7 +73,7 @@ def flag(variable: str, value: Any) -> bool:
     """Parse yes or no."""
     text = str(value).strip().lower()
     if text not in _SWITCH:
-        raise UsageError(f"{variable} must be 1 or 0; it is {value!r}.")
+        raise UsageError(f"{variable} must be 1 or 0; got {value!r}.")
     return _SWITCH[text]
 
 
@@ -82,7 +82,7 @@ def one_of(*names: str) -> Callable[[str, Any], str]:
 
     def parse(variable: str, value: Any) -> str:
         if str(value) not in names:
-            raise UsageError(f"{variable} must be {' or '.join(names)}; it is {value!r}.")
+            raise UsageError(f"{variable} must be {' or '.join(names)}; got {value!r}.")
         return str(value)
 
     return parse
@@ -122,6 +122,6 @@ def level(variable: str, value: Any) -> str:
     )
     if text not in levels:
         raise UsageError(
-            f"{variable} must be DEBUG, INFO, WARNING, ERROR or CRITICAL; it is {value!r}."
+            f"{variable} must be DEBUG, INFO, WARNING, ERROR or CRITICAL; got {value!r}."
         )
     return text

@@ -114,7 +114,7 @@ def _check_values(name: str, values: Mapping[str, Any]) -> dict[str, str]:
     for setting, value in values.items():
         if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
             raise UsageError(
-                f"{setting} of the profile {name!r} must be a word without blanks; it is {value!r}."
+                f"{setting} of the profile {name!r} must be a word without blanks; got {value!r}."
             )
     return {setting: values[setting] for setting in FIELDS if setting in values}
 

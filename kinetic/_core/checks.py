@@ -52,7 +52,7 @@ def text(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise UsageTypeError(f"{name} must be a string, or None; it is {value!r}.")
+        raise UsageTypeError(f"{name} must be a string, or None; got {value!r}.")
     if not value.strip() or "\0" in value:
         raise UsageError(f"{name} must not be empty; leave it out to use the default.")
     return value
@@ -68,8 +68,8 @@ def cluster_name(name: str, value: object) -> str | None:
     cluster = text(name, value)
     if cluster is not None and not _IN_CLUSTER.fullmatch(cluster):
         raise UsageError(
-            f"{name} must be a name of at most 63 letters, digits, dots, - and _, as clusters have "
-            f"them; it is {cluster!r:.80}."
+            f"{name} must have at most 63 letters, digits, '.', '-' and '_', and begin and end "
+            f"with a letter or digit; got {cluster!r:.80}."
         )
     return cluster
 
@@ -108,7 +108,7 @@ def size(name: str, value: object, other: str = "", advice: str = "") -> str | N
     written = _SIZE.fullmatch(amount)
     if written is None or not float(written[1]):
         raise UsageError(
-            f'{name} must be a size with its unit, such as "60Gi" or "60000Mi"{other}; it is '
+            f'{name} must be a size with its unit, such as "60Gi" or "60000Mi"{other}; got '
             f"{amount!r:.80}. {advice}".rstrip()
         )
     return written[1] + written[2]
@@ -119,11 +119,11 @@ def processors(name: str, value: object) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise UsageTypeError(f"{name} must be a number of processors such as 4; it is {value!r}.")
+        raise UsageTypeError(f"{name} must be a number of processors, such as 4; got {value!r}.")
     written = value.strip() if isinstance(value, str) else f"{value:.3f}".rstrip("0").rstrip(".")
     if not _PROCESSORS.fullmatch(written) or not float(written.removesuffix("m")):
         raise UsageError(
-            f'{name} must be a number of processors, such as 4, 0.5 or "500m"; it is {value!r:.80}.'
+            f'{name} must be a number of processors, such as 4, 0.5 or "500m"; got {value!r:.80}.'
         )
     return written
 
@@ -134,7 +134,7 @@ def component_flags(name: str, value: object) -> dict[str, list[str]]:
         return {}
     if not isinstance(value, Mapping):
         raise UsageTypeError(
-            f'{name} must be a dict such as {{"proxy-server": {{"xla_flag": "true"}}}}; it is '
+            f'{name} must be a dict such as {{"proxy-server": {{"xla_flag": "true"}}}}; got '
             f"{value!r}."
         )
     unknown = next((each for each in value if each not in COMPONENTS), None)
@@ -154,7 +154,10 @@ def _split_arguments(name: str, flags: object) -> list[str]:
         try:
             arguments = shlex.split(flags)
         except ValueError as error:
-            raise UsageError(f"{name} cannot be split: {error}: {flags!r:.80}.") from None
+            raise UsageError(
+                f"{name} must be one line of flags, quoted as in a shell; got {flags!r:.80} "
+                f"({error})."
+            ) from None
     elif isinstance(flags, Mapping):
         arguments = [
             f"--{str(flag).removeprefix('--')}={str(v).lower() if isinstance(v, bool) else v}"
@@ -162,12 +165,12 @@ def _split_arguments(name: str, flags: object) -> list[str]:
         ]
     else:
         raise UsageTypeError(
-            f'{name} must be a dict of flags and their values, or text such as "--flag=1"; it is '
+            f'{name} must be a dict of flags and their values, or text such as "--flag=1"; got '
             f"{flags!r:.80}."
         )
     wrong = next((each for each in arguments if not _FLAG.fullmatch(each)), None)
     if wrong is not None or not _is_system_text("".join(arguments)):
-        raise UsageError(f"{name}: {wrong!r:.80} is not a flag, such as --flag=1.")
+        raise UsageError(f"{name} must have flags such as --flag=1; got {wrong!r:.80}.")
     return arguments
 
 
@@ -178,7 +181,7 @@ def network_devices(name: str, value: object) -> str | None:
     if isinstance(value, str) and value.isascii() and value.isdigit():  # from a flag or variable
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f'{name} must be a number such as 2, or "all"; it is {value!r}.')
+        raise UsageTypeError(f'{name} must be a number such as 2, or "all"; got {value!r}.')
     return str(count(name, value, least=1))
 
 
@@ -187,9 +190,9 @@ def image(name: str, value: object) -> str | None:
     checked = text(name, value)
     if checked is not None and not _IMAGE.fullmatch(checked):
         raise UsageError(
-            f"{name} is not the name of an image: {checked!r}. Write it as for `docker pull`, such "
-            'as "us-docker.pkg.dev/project/repository/image:tag", with small letters before the '
-            'tag; or "bundled" or "prebuilt".'
+            f'{name} must be "bundled", "prebuilt" or an image as for `docker pull`, such as '
+            '"us-docker.pkg.dev/project/repository/image:tag" (lower-case before the tag); got '
+            f"{checked!r}."
         )
     return checked
 
@@ -215,7 +218,7 @@ def _choose(name: str, value: object, choices: tuple[C, ...]) -> C:
         if value == choice:
             return choice
     *others, last = (f'"{choice}"' for choice in choices)
-    raise UsageError(f"{name} must be {', '.join(others)} or {last}; it is {value!r}.")
+    raise UsageError(f"{name} must be {', '.join(others)} or {last}; got {value!r}.")
 
 
 def path_text(name: str, value: object) -> str | None:
@@ -223,7 +226,7 @@ def path_text(name: str, value: object) -> str | None:
     path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     if path is not None and not _is_system_text(path):
         raise UsageError(
-            f"{name} is not a path: {path!r:.80} contains a NUL or an unpaired surrogate."
+            f"{name} must be a path without NUL or unpaired surrogates; got {path!r:.80}."
         )
     return path
 
@@ -231,9 +234,9 @@ def path_text(name: str, value: object) -> str | None:
 def count(name: str, value: object, *, least: int) -> int:
     """Check a whole number that is not below `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f"{name} must be a whole number; it is {value!r}.")
+        raise UsageTypeError(f"{name} must be a whole number; got {value!r}.")
     if value < least:
-        raise UsageError(f"{name} must be {least} or more; it is {value}.")
+        raise UsageError(f"{name} must be {least} or more; got {value}.")
     return value
 
 
@@ -243,8 +246,7 @@ def slices(name: str, value: object) -> int | tuple[int, int]:
         return count(name, value, least=1)
     if isinstance(value, str) or len(value) != 2:
         raise UsageTypeError(
-            f"{name} must be a number, or two: the least and the most, as in (1, 2); it is "
-            f"{value!r}."
+            f"{name} must be a number, or the least and the most, as in (1, 2); got {value!r}."
         )
     least, most = (count(f"{name}[{index}]", each, least=1) for index, each in enumerate(value))
     is_flag = name.startswith("--")
@@ -281,15 +283,14 @@ def seconds(name: str, value: object) -> float | None:
     try:
         duration = in_seconds(value)
     except ValueError:
-        raise UsageError(f"{name}: {value!r} is not a length of time. {_DURATIONS}") from None
+        raise UsageError(f"{name} must be a duration; got {value!r}. {_DURATIONS}") from None
     if duration is None:
         raise UsageTypeError(
-            f"{name} must be a number of seconds, text or a timedelta; it is {value!r}. "
-            f"{_DURATIONS}"
+            f"{name} must be a number of seconds, text or a timedelta; got {value!r}. {_DURATIONS}"
         )
     if not 0 < duration <= sys.float_info.max:  # also of NaN, and of numbers that no float can hold
         raise UsageError(
-            f"{name} must be more than 0 seconds and finite; it is {value}. None means no limit."
+            f"{name} must be more than 0 seconds and finite; got {value}. None means no limit."
         )
     return float(duration)
 
@@ -299,20 +300,22 @@ def budget(name: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise UsageTypeError(f"{name} must be a number or text; it is {value!r}. {_BUDGETS}")
+        raise UsageTypeError(f"{name} must be a number or text; got {value!r}. {_BUDGETS}")
     try:
         dollars = float(value.strip().removeprefix("$") if isinstance(value, str) else value)
     except (ValueError, OverflowError):
-        raise UsageError(f"{name}: {value!r} is not an amount of dollars. {_BUDGETS}") from None
+        raise UsageError(
+            f"{name} must be an amount of dollars; got {value!r}. {_BUDGETS}"
+        ) from None
     if not 0 < dollars <= sys.float_info.max:  # also of NaN
-        raise UsageError(f"{name} must be more than 0 dollars and finite; it is {value!r}.")
+        raise UsageError(f"{name} must be more than 0 dollars and finite; got {value!r}.")
     return dollars
 
 
 def switch(name: str, value: object) -> bool:
     """Check a boolean."""
     if not isinstance(value, bool):
-        raise UsageTypeError(f"{name} must be True or False; it is {value!r}.")
+        raise UsageTypeError(f"{name} must be True or False; got {value!r}.")
     return value
 
 
@@ -320,17 +323,17 @@ def joins(name: str, value: object) -> Joins:
     """Check the moment at which the hosts join one world of JAX."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):
         return cast("Joins", value)
-    raise UsageTypeError(f'{name} must be "lazy", "program", True or False; it is {value!r}.')
+    raise UsageTypeError(f'{name} must be "lazy", "program", True or False; got {value!r}.')
 
 
 def variable(where: str, name: object) -> str:
     """Check the name of an environment variable."""
     if not isinstance(name, str):
-        raise UsageTypeError(f"{where} names variables with strings, and {name!r} is not a string.")
+        raise UsageTypeError(f"{where} must name variables with strings; got {name!r}.")
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{where}: {name!r} cannot be the name of an environment variable (letters, digits and "
-            "_)."
+            f"{where} must name environment variables, which have letters, digits and '_'; got "
+            f"{name!r}."
         )
     return name
 
@@ -351,20 +354,21 @@ def variables(name: str, value: object) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; it is {value!r}.')
+        raise UsageTypeError(f'{name} must be a dict such as {{"SEED": "1"}}; got {value!r}.')
     for key, content in value.items():
         if variable(name, key) in HOST_VARIABLES:
             option = "--output-dir" if name.startswith("--") else "output_dir="
-            way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else "Leave it out."
+            way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else f"Remove {key}."
             raise UsageError(f"{name}: each host sets {key} itself. {way}")
         if not isinstance(content, str):
             raise UsageTypeError(
-                f"{name}[{key!r}] must be a string; it is {content!r}. Write {str(content)!r}."
+                f"{name}[{key!r}] must be a string; got {content!r}. Write {str(content)!r} "
+                "instead."
             )
         if not _is_system_text(content):
             raise UsageError(
-                f"{name}[{key!r}] contains a NUL or an unpaired surrogate, which no "
-                f"environment can hold: {content!r:.80}."
+                f"{name}[{key!r}] must be text without NUL or unpaired surrogates; got "
+                f"{content!r:.80}."
             )
         variable_size(f"{name}[{key!r}]", key, content)
     return dict(value)
@@ -393,9 +397,7 @@ def names(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        raise UsageTypeError(
-            f'{name} must be a list of names such as ["HF_TOKEN"]; it is {value!r}.'
-        )
+        raise UsageTypeError(f'{name} must be a list of names such as ["HF_TOKEN"]; got {value!r}.')
     return tuple(dict.fromkeys(variable(name, each) for each in value))
 
 
@@ -404,7 +406,7 @@ def patterns(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        raise UsageTypeError(f'{name} must be a list such as ["SEED", "WANDB_*"]; it is {value!r}.')
+        raise UsageTypeError(f'{name} must be a list such as ["SEED", "WANDB_*"]; got {value!r}.')
     checked = tuple(value)
     for pattern in checked:
         if pattern != "*":

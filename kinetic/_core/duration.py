@@ -57,8 +57,7 @@ def patience_s(timeout: object) -> float:
     if patience is None or not patience <= math.inf:
         raise UsageTypeError(
             'timeout must be a number of seconds, text such as "90s" or "1h30m", a timedelta, or '
-            "None to wait without limit; "
-            f"it is {timeout!r}."
+            f"None to wait without limit; got {timeout!r}."
         )
     return float(min(patience, 1e300))
 

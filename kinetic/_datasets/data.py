@@ -263,7 +263,8 @@ def _is_gcs_folder(text: str, rest: str) -> bool:
     bucket, _, inside = rest.partition("/")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
         raise UsageError(
-            f"Data({text!r}): {bucket!r} cannot be the name of a bucket. Write gs://bucket/path."
+            f"Data({text!r}): {bucket!r} is not a valid bucket name. Bucket names have 3 to 222 "
+            "lower-case letters, digits, '-', '_' and '.'."
         )
     if any(part in (".", "..") for part in inside.split("/")):
         raise UsageError(f"Data({text!r}): write the path without '.' and '..'.")

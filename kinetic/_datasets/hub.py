@@ -201,12 +201,12 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
         info = api.dataset_info(request["repo"], revision=request.get("revision"))
     except RevisionNotFoundError as error:
         raise NotFound(
-            f"hf://{request['repo']} has no revision {request.get('revision')!r}. Check its name."
+            f"hf://{request['repo']} has no revision {request.get('revision')!r}. Check ?revision=."
         ) from error
     except RepositoryNotFoundError as error:
         raise NotFound(
-            f"There is no data set hf://{request['repo']}, or it is private. Check its name; for a "
-            "private one pass your token with secrets=['HF_TOKEN']."
+            f"The data set hf://{request['repo']} does not exist, or is private. Check the name; "
+            "for a private data set, pass your token with secrets=['HF_TOKEN']."
         ) from error
     return {"commit": info.sha, "saved": saved}
 

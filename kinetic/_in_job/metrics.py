@@ -51,8 +51,8 @@ class _Log:
             return True
         if self.sender is not None:
             self.sender.say(
-                f"there are more than {MOST_NAMES} names; further names are dropped. Give a metric "
-                "the same name at all steps."
+                f"more than {MOST_NAMES} metrics were logged, so metrics with further names are "
+                "dropped. Give a metric the same name at all steps."
             )
         return False
 

@@ -99,7 +99,7 @@ def explain_refusal(
     if status == 404 or "file is not found" in message.lower() or "no such file" in message.lower():
         return NotFound(f"Not found on the Ray cluster at {address}: {message}.")
     if 400 <= status < 500 or "already exists" in message:
-        return SubmitError(f"The Ray cluster at {address} refuses: {message}.")
+        return SubmitError(f"The Ray cluster at {address} refused the request: {message}.")
     return BackendUnavailable(
         f"The Ray cluster at {address} failed to answer (HTTP {status}): {message}. Try again "
         "later. Submitted jobs are not affected."

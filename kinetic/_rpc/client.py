@@ -125,10 +125,12 @@ class _Caller:
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             return UsageError(error.details() or f"The coordinator refused {method.name}.")
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-            return CoordinatorLost(f"The coordinator at {self.target}: {error.details()}")
+            return CoordinatorLost(
+                f"The coordinator at {self.target} refused this host: {error.details()}"
+            )
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return CoordinatorLost(
-                f"The coordinator at {self.target} refused the token: it belongs to another job."
+                f"The coordinator at {self.target} refused the token, which belongs to another job."
             )
         return CoordinatorLost(
             f"{method.name} failed at the coordinator at {self.target}: {error.code().name}, "

@@ -301,7 +301,7 @@ class _AuthenticatedHandlers:
         if not hmac.compare_digest(authorization, self._authorization):
             return _make_refusal(grpc.StatusCode.UNAUTHENTICATED, "The token is not this job's.")
         if (job_id := metadata.get(codec.JOB, "")) != self._job_id:
-            words = f"it leads {self._job_id}; the caller belongs to {job_id or 'no job'}."
+            words = f"it leads {self._job_id}, but the host belongs to {job_id or 'no job'}."
             return _make_refusal(grpc.StatusCode.FAILED_PRECONDITION, words)
         return (
             self._refuse_other_start(metadata.get(codec.RESTARTS, ""))
@@ -312,14 +312,18 @@ class _AuthenticatedHandlers:
     def _refuse_other_start(self, restarts: str) -> Any:
         if self._restarts is None or restarts in ("", str(self._restarts)):
             return None
-        words = f"this leader is of restart {self._restarts}, the caller of restart {restarts}."
+        words = (
+            f"the leader belongs to restart {self._restarts}, but the host to restart {restarts}."
+        )
         return _refuse_other(f"{self._job_id}: {words}", restarts, self._restarts)
 
     def _refuse_other_attempt(self, attempt: str) -> Any:
         current = self._attempt()
         if attempt in ("", str(current)):
             return None
-        words = f"{self._job_id} is at attempt {current}; the caller belongs to {attempt}."
+        words = (
+            f"{self._job_id} is at attempt {current}, but the host belongs to attempt {attempt}."
+        )
         return _refuse_other(words, attempt, current)
 
 

@@ -123,7 +123,10 @@ def build(
     """
     top = os.path.realpath(root)
     if not os.path.isdir(top):
-        raise UsageError(f"The project's folder {root} does not exist.")
+        raise UsageError(
+            f"The project folder {root} does not exist. Set KINETIC_PACKAGE_ROOT to the folder of "
+            "your project."
+        )
     options = walk.ScanOptions(
         _list_left_out(top, exclude, cache_dir),
         frozenset(map(str, outputs)),

@@ -118,7 +118,7 @@ class LocalStore:
             raise self._not_found(key) from error
 
     def _not_found(self, key: str) -> NotFound:
-        return NotFound(f"The store {self._text} has nothing under {key!r}.")
+        return NotFound(f"The store {self._text} has no object {key!r}.")
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False

@@ -132,7 +132,7 @@ class RayStore:
                     write(part)
             exists = exists or self.has(key)
         if not exists:
-            raise NotFound(f"The store {self._uri} has nothing under {key!r}.")
+            raise NotFound(f"The store {self._uri} has no object {key!r}.")
         if len(self._existing) >= _MOST_EXISTING:
             self._existing.clear()
         self._existing.add(key)

@@ -83,7 +83,7 @@ class MemoryStore:
         with self._space.lock:
             content = self._space.objects.get(key)
         if content is None:
-            raise NotFound(f"The store {self.uri} has nothing under {key!r}.")
+            raise NotFound(f"The store {self.uri} has no object {key!r}.")
         return content
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:

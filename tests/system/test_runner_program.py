@@ -238,7 +238,7 @@ def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
     with said.open("wb") as output, gang.port:
         old = gang.start(0, KINETIC_POD_INDEX="0", KINETIC_RESTARTS="0")
         new = gang.start(1, output, KINETIC_POD_INDEX="1", KINETIC_RESTARTS="1")
-        refused = "this leader is of restart 0, the caller of restart 1"
+        refused = "the leader belongs to restart 0, but the host to restart 1"
         wait_until(lambda: refused in said.read_text(), "it does not wait")
         old.kill()
         old.wait()

@@ -382,7 +382,7 @@ def test_ids_of_jobs_follow_from_the_batch(store):
     [
         ({"max_concurrent": 0}, "max_concurrent must be 1 or more"),
         ({"max_concurrent": 1.5}, "max_concurrent must be a whole number"),
-        ({"max_concurrent": "all"}, "or None for all at once; it is 'all'"),
+        ({"max_concurrent": "all"}, "or None for all at once; got 'all'"),
         ({"fail_fast": 1}, "fail_fast must be True or False"),
     ],
 )

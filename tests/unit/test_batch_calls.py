@@ -169,7 +169,7 @@ def test_a_job_that_would_go_to_another_store_than_its_batch_is_refused(
         return add.run_async(x)
 
     results = collections.map(submit, [1]).results(timeout=PATIENCE_S, return_exceptions=True)
-    assert "pass project= and cluster= to map" in str(results[0])
+    assert "Pass the same project= and cluster= to map" in str(results[0])
 
 
 def test_map_tells_what_does_not_submit(backend):

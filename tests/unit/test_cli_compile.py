@@ -40,12 +40,12 @@ def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("steps_of_a_test.py", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
-        ("steps_of_a_test.py:", "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
-        ("steps_of_a_test.py:built", "has no function built. Its functions are: build."),
-        ("steps_of_a_test.py:LAYERS", "has no function LAYERS. Its functions are: build."),
+        ("steps_of_a_test.py", "must be named FILE.py:FUNCTION or MODULE:FUNCTION"),
+        ("steps_of_a_test.py:", "must be named FILE.py:FUNCTION or MODULE:FUNCTION"),
+        ("steps_of_a_test.py:built", "has no function 'built'. Its functions are: build."),
+        ("steps_of_a_test.py:LAYERS", "has no function 'LAYERS'. Its functions are: build."),
         ("absent.py:build", "The file absent.py does not exist"),
-        ("absent:build", "The module absent does not exist. To name a file, write its .py"),
+        ("absent:build", "The module 'absent' does not exist. For a file, write absent.py"),
     ],
 )
 def test_what_is_not_there_is_said(named: str, message: str) -> None:

@@ -162,10 +162,10 @@ def test_the_first_messages_may_be_read_by_several_threads_at_once():
 def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, opened):
     served = serve(1, attempt=2)
     stranger = opened(Agent(replace(served.endpoint, job_id="job-0000000b"), 0))
-    with pytest.raises(CoordinatorLost, match="leads job-00c0ffee; the caller belongs to job-0000"):
+    with pytest.raises(CoordinatorLost, match="leads job-00c0ffee, but the host belongs to job-0"):
         stranger.join("a", "x")
     late = opened(Agent(replace(served.endpoint, attempt=1), 0))
-    with pytest.raises(CoordinatorLost, match="is at attempt 2; the caller belongs to 1"):
+    with pytest.raises(CoordinatorLost, match="is at attempt 2, but the host belongs to attempt 1"):
         late.heartbeat(Heartbeat(0))
     assert served.events == []
     assert opened(Agent(replace(served.endpoint, attempt=2), 0)).join("a", "x").ready
@@ -215,16 +215,18 @@ def test_hosts_join_the_leader_of_their_own_start_only(serve, opened):
     early = opened(Agent(replace(served.endpoint, restarts=2), 0, clock=Hurried()))
     with pytest.raises(
         CoordinatorLost,
-        match=r"not answered for 30 s .*leader is of restart 1, the caller of restart 2",
+        match=r"not answered for 30 s .*leader belongs to restart 1, but the host to restart 2",
     ):
         early.join("a", "x")
     asking = opened(ControlClient(replace(served.endpoint, restarts=2), clock=Hurried()))
-    with pytest.raises(CoordinatorLost, match=r"not answered for 5 s .*of restart 1"):
+    with pytest.raises(CoordinatorLost, match=r"not answered for 5 s .*belongs to restart 1"):
         asking.snapshot()
     late = opened(Agent(replace(served.endpoint, restarts=0), 0))
-    with pytest.raises(CoordinatorLost, match="leader is of restart 1, the caller of restart 0"):
+    with pytest.raises(
+        CoordinatorLost, match="leader belongs to restart 1, but the host to restart 0"
+    ):
         late.join("a", "x")
-    with pytest.raises(CoordinatorLost, match="is of restart 1"):
+    with pytest.raises(CoordinatorLost, match="belongs to restart 1"):
         late.report(ended(0))
     assert served.events == []
     assert opened(Agent(replace(served.endpoint, restarts=1), 0)).join("a", "x").ready

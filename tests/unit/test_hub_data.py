@@ -142,7 +142,9 @@ def test_a_disk_that_was_full_at_the_end_does_not_spoil_the_next_try(
 
 @pytest.mark.starts_processes
 def test_what_is_not_there_is_named(endpoint, tmp_path):
-    with pytest.raises(NotFound, match="no data set hf://owner/none, or it is private"):
+    with pytest.raises(
+        NotFound, match="The data set hf://owner/none does not exist, or is private"
+    ):
         hub.provide("hf://owner/none", root=tmp_path)
     with pytest.raises(NotFound, match="no revision 'v9'"):
         hub.provide("hf://owner/images?revision=v9", root=tmp_path)
@@ -159,7 +161,10 @@ def test_what_is_not_there_is_refused_before_the_job(endpoint):
     requests = [line for line in endpoint.requests if REPO in line]
     assert requests == [f"GET {REPO}/revision/main"], "an answer is reused"
     assert "Bearer hf_mine" in endpoint.tokens
-    for source, why in {"none": "no data set", "images?revision=v9": "no revision 'v9'"}.items():
+    for source, why in {
+        "none": "The data set hf://owner/none does not exist",
+        "images?revision=v9": "no revision 'v9'",
+    }.items():
         with pytest.raises(UsageError, match=why):
             hub.check(f"hf://owner/{source}", token="")
 
@@ -192,7 +197,7 @@ def test_nothing_is_written_for_data_that_is_not_there(endpoint, tmp_path):
     data = (Dataset(source="hf://owner/none", is_dir=True),)
     shipped = planned(dataclasses.replace(about, data=data), payload)
     store = LocalStore(tmp_path / "store")
-    with pytest.raises(UsageError, match="it is private"):
+    with pytest.raises(UsageError, match="is private"):
         submission.submit(shipped, FakeBackend(store), store)
     assert not (tmp_path / "store").exists()
 

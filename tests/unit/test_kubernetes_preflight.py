@@ -58,7 +58,7 @@ REFUSALS: list[tuple[tuple[str, str], KineticError, str]] = [
     ),
     (("get", "kinetic"), NotFound("no"), "service account kinetic does not exist in namespace ml"),
     (("get", "localqueues"), NotInstalled("no"), "has no Kueue, so the job would start at once"),
-    (("get", "team-a"), NotFound("no"), "There is no queue team-a in namespace ml"),
+    (("get", "team-a"), NotFound("no"), "The queue 'team-a' does not exist in namespace 'ml'"),
     (("get", preflight.MULTI_TIER_DRIVER), NotFound("no"), "HighScaleCheckpointing"),
     (("get", preflight.GCSFUSE_DRIVER), NotFound("no"), "enable the add-on GcsFuseCsiDriver"),
     (("list", "checkpointconfigurations"), NotInstalled("no"), "has no CheckpointConfiguration"),

@@ -51,7 +51,12 @@ FAULTS: list[tuple[dict[tuple[str, str], KineticError], str, Level, str]] = [
     ({("delete", "pods"): NO}, "rights", Level.WARN, "`kinetic jobs kill`: delete pods"),
     ({("get", "kinetic"): NotFound("no")}, "service account", Level.PROBLEM, "does not exist"),
     ({("get", "localqueues"): NotInstalled("no")}, "Kueue", Level.PROBLEM, "has no Kueue"),
-    ({("get", "team-a"): NotFound("no")}, "Kueue", Level.PROBLEM, "There is no queue team-a"),
+    (
+        {("get", "team-a"): NotFound("no")},
+        "Kueue",
+        Level.PROBLEM,
+        "The queue 'team-a' does not exist",
+    ),
     ({("get", "csidrivers"): NotFound("no")}, "multi-tier", Level.PROBLEM, "is not enabled"),
     ({("get", "deviceclasses"): NotFound("no")}, "network devices", Level.PROBLEM, "no network"),
 ]

@@ -141,7 +141,7 @@ def test_names_without_end_are_dropped_and_the_others_kept(logged, capfd):
     for step, values in logged.rows():
         by_step.setdefault(step, {}).update(values)
     assert by_step == {0: {"loss": 1.0, **many}, **{step: {"loss": 2.0} for step in (1, 2, 3)}}
-    assert capfd.readouterr().err.count("there are more than 10000 names") == 1
+    assert capfd.readouterr().err.count("more than 10000 metrics were logged") == 1
 
 
 def test_outside_of_a_job_it_says_so_once_and_checks_all_the_same(monkeypatch, capfd):
@@ -272,8 +272,8 @@ def test_a_full_disk_is_told_once_and_the_next_lines_are_whole(logged, monkeypat
     kinetic.log(step=3, loss=3.0)
     assert logged.rows() == [(0, {"loss": 1.0}), (3, {"loss": 3.0})]
     err = capfd.readouterr().err
-    assert err.count("values are lost: the disk is full.") == 1
-    assert err.count("values are lost: No space left on device.") == 1
+    assert err.count(f"the disk of {logged.path} is full. Free some space.") == 1
+    assert err.count("cannot be written to: No space left on device.") == 1
 
 
 def test_a_job_that_was_removed_disturbs_nobody(tmp_path, monkeypatch, capfd):
@@ -465,4 +465,4 @@ def test_what_a_thread_raises_is_said_and_does_not_end_it(logged, monkeypatch, c
         time.sleep(0.01)
     kinetic.log(step=1, loss=1.0)
     assert (1, {"loss": 1.0}) in logged.rows()
-    assert "values could not be written: RuntimeError: no such thing" in capfd.readouterr().err
+    assert "metrics could not be written: RuntimeError: no such thing" in capfd.readouterr().err

@@ -174,7 +174,7 @@ def test_options_that_cannot_work(tmp_path, options):
 
 
 def test_outside_of_jobs_there_is_no_folder_by_default():
-    with pytest.raises(UsageError, match="Give it directory="):
+    with pytest.raises(UsageError, match="Pass directory="):
         kinetic.Checkpointer()
 
 

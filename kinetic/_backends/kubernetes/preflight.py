@@ -127,7 +127,9 @@ def _try_to_create(api: Api, document: Document) -> None:
             _log.warning(LIMITED_MEMORY, limit)
     except NotInstalled as error:
         if resource == CLAIM_TEMPLATES:
-            raise PreflightError(f"{error} {_ENABLE_NETWORKS}") from error
+            raise PreflightError(
+                f"network_devices= cannot be used: {error} {_ENABLE_NETWORKS}"
+            ) from error
         raise
     except Refused as error:
         if _WITHOUT_DRY_RUN not in str(error):
@@ -166,14 +168,14 @@ def check_queue(api: Api, name: str) -> Document | None:
             continue
         except NotFound as error:
             raise PreflightError(
-                f"There is no queue {name} in namespace {api.namespace}. List the queues with "
-                f"`kubectl get localqueues -n {api.namespace}`, then {other}"
+                f"The queue {name!r} does not exist in namespace {api.namespace!r}. List the "
+                f"queues with `kubectl get localqueues -n {api.namespace}`, then {other}"
             ) from error
         except PreflightError:
             return None
     raise PreflightError(
         f"The cluster has no Kueue, so the job would start at once instead of waiting in the queue "
-        f"{name}. Ask an administrator for Kueue, or {other}"
+        f"{name!r}. Ask an administrator for Kueue, or {other}"
     )
 
 

@@ -250,8 +250,8 @@ def check_places(plan: Plan, needed: Sequence[str]) -> None:
         hidden = [folder for folder in needed if Path(folder).is_relative_to(mount)]
         if hidden:
             raise UsageError(
-                f"volumes: data at {mount} would hide {hidden[0]}, which jobs need. Choose another "
-                "path, such as /data."
+                f"volumes: data mounted at {mount} would hide {hidden[0]}, which jobs need. Choose "
+                "another path for the data, such as /data."
             )
 
 
@@ -262,5 +262,6 @@ def _check_output_dir(path: str) -> None:
         return
     why = f"you may not write to {existing}" if existing.is_dir() else f"{existing} is a file"
     raise UsageError(
-        f"The output folder {path} cannot be created: {why}. Set output_dir= to a folder."
+        f"The output folder {path} cannot be created: {why}. Set output_dir= to a folder that "
+        "you can write to."
     )

@@ -26,7 +26,8 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
     if index in view.errors:
         return view.errors[index]
     return NotFound(
-        f"The records of {batch.job_id(index)} of input {index} of {batch.group_id} were removed."
+        f"Input {index} of {batch.group_id} has no result: the records of its job, "
+        f"{batch.job_id(index)}, were removed. Submit the input again."
     )
 
 

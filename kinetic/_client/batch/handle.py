@@ -376,7 +376,7 @@ class BatchHandle(Generic[R_co]):
                 rest_s = min(deadline - time.monotonic(), _FOR_EVER_S)
                 if rest_s <= 0:
                     raise WaitTimeout(
-                        f"{self._describe_ends()} within {patience:g} s. It keeps running; "
+                        f"After {patience:g} s, {self._describe_ends()}. The batch keeps running; "
                         f"{describe_reattaching(self.group_id)}"
                     )
                 view.wait_for_event(
@@ -398,7 +398,7 @@ class BatchHandle(Generic[R_co]):
         except KeyboardInterrupt:
             rest = "; this process still submits the rest" * self._view.is_submitting
             console.notice(
-                f"\nkinetic: {self._describe_ends()}, the others keep running{rest}; "
+                f"\nkinetic: {self._describe_ends()}, the other inputs keep running{rest}; "
                 f"{describe_reattaching(self.group_id)}",
                 repeat=True,
             )

@@ -37,7 +37,7 @@ def list_calls(inputs: Iterable[Any], mode: str = "auto") -> list[CallArguments]
         raise UsageError(f"There is no input_mode {mode!r}. Modes are: {', '.join(MODES)}.")
     if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
         raise UsageTypeError(
-            f"inputs must be a list with one entry for each call; it is {a_type(inputs)}."
+            f"inputs must be a list with one entry for each call; got {a_type(inputs)}."
         )
     return [_make_call(index, item, mode) for index, item in enumerate(inputs)]
 
@@ -64,7 +64,7 @@ def _make_call(index: int, item: Any, mode: str) -> CallArguments:
 
 def _check_kind(index: int, item: Any, kinds: Any, wanted: str) -> Any:
     if not isinstance(item, kinds):
-        raise UsageTypeError(f"inputs[{index}] must be {wanted}; it is {a_type(item)}.")
+        raise UsageTypeError(f"inputs[{index}] must be {wanted}; got {a_type(item)}.")
     return item
 
 

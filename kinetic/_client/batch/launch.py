@@ -50,7 +50,7 @@ def check_rules(
     limit = None if max_concurrent == "auto" else max_concurrent
     if isinstance(limit, str):
         raise UsageTypeError(
-            'max_concurrent must be a whole number, "auto", or None for all at once; it is '
+            'max_concurrent must be a whole number, "auto", or None for all at once; got '
             f"{limit!r}."
         )
     return BatchRules(
@@ -75,7 +75,7 @@ def check_tags(notes: object) -> Any:
         return dict(notes)
     if isinstance(notes, list | tuple) and all(isinstance(text, str) for text in notes):
         return list(notes)
-    raise UsageTypeError(f"tags must be a dict of strings or a list of strings; it is {notes!r}.")
+    raise UsageTypeError(f"tags must be a dict of strings or a list of strings; got {notes!r}.")
 
 
 def launch(

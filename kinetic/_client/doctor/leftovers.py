@@ -69,12 +69,12 @@ def probe(
     local = [ref for ref in refs if ref.backend == LOCAL.backend]
     ended, orphans = _find_ended(store, local, now)
     if orphans:
-        text = f"{_count(len(orphans), 'job')} ended without a verdict, because the supervisor was "
+        text = f"{_count(len(orphans), 'job')} ended without a result, because a supervisor was "
         findings.append(
             warn(
                 "orphans",
                 f"{text}killed: {name_some(orphans, _NAMED_AT_MOST)}.",
-                "`kinetic jobs wait ID` judges a job by its hosts' reports.",
+                "`kinetic jobs wait ID` computes the result from the reports of the job's hosts.",
             )
         )
     strays = [

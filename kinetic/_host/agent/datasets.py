@@ -130,7 +130,10 @@ def _by_cluster(data: Dataset, folder: str) -> tuple[str, list[Mount]]:
     """Return the path and the mounts of data that the cluster mounts in this host's pod."""
     source = folder if data.is_dir else f"{folder}/{Path(data.source).name}"
     if not Path(source).exists():
-        raise SetupFailed(f"The data {data.source} is not mounted on this host, at {source}.")
+        raise SetupFailed(
+            f"kinetic.Data({data.source!r}) is not mounted on this host, at {source}. Check that "
+            f"{data.source} still exists, then submit the job again."
+        )
     if data.mount in ("", source):
         return source, []
     return _mount_at(source, data.mount, writable=data.writable)
@@ -143,8 +146,8 @@ def _mount_at(source: str, target: str, *, writable: bool = False) -> tuple[str,
 def _source(data: Dataset) -> str:
     if not Path(data.source).exists():
         raise SetupFailed(
-            f"The data {data.source} is not mounted on this host. Remove fuse=True to have it "
-            "copied."
+            f"kinetic.Data({data.source!r}) is not mounted on this host. Remove fuse=True to have "
+            "the data copied."
         )
     return data.source
 

@@ -158,8 +158,8 @@ class StoreServer:
         at = request.get("at", size)
         if at > size:
             raise StoreError(
-                f"The upload was interrupted for more than {PARTS_LIVE_S:g} s, so its parts were "
-                "removed and nothing was written. Send the file again."
+                f"The upload {request['upload']} was interrupted for more than {PARTS_LIVE_S:g} s, "
+                "so nothing was written. Try again."
             )
         with upload.open("r+b" if upload.exists() else "xb") as file:
             file.seek(at)

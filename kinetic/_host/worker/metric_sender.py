@@ -79,7 +79,9 @@ class Sender:
     def add(self, row: MetricRow) -> None:
         """Queue a row, or drop it if too many wait."""
         if len(self._rows) >= MOST_ROWS and not self._await_room():
-            self.say(f"{MOST_ROWS} rows wait to be written: more are dropped until there is room.")
+            self.say(
+                f"{MOST_ROWS} rows wait to be written, so new rows are dropped. Log less often."
+            )
             return
         self._rows.append(row)
         if self._at_once and not row.waits:
@@ -139,7 +141,7 @@ class Sender:
             if rows and self._devices.is_due(now):
                 self._write_rows(_sample_devices(now))
         except Exception as error:  # noqa: BLE001
-            self.say(f"values could not be written: {type(error).__name__}: {error}")
+            self.say(f"metrics could not be written: {type(error).__name__}: {error}")
 
     def _take_ready(self) -> Iterator[MetricRow]:
         while self._rows:
@@ -166,7 +168,7 @@ class Sender:
     def _report_lost(self, name: str, error: Exception) -> None:
         deleted = "has been deleted" in str(error)
         why = (
-            "its array was donated to a later step, and so deleted, before it could be read. Log a "
+            "its array was donated to a later step and deleted before it could be read. Log a "
             "value that is not donated"
             if deleted
             else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -188,11 +190,11 @@ class Sender:
         except FileNotFoundError:  # The job was removed.
             return
         except OSError as error:
-            self.say(f"values are lost: {error.strerror}.")
+            self.say(f"metrics are lost: {self._path} cannot be written to: {error.strerror}.")
             return
         self._is_cut = written < len(data)
         if self._is_cut:
-            self.say("values are lost: the disk is full.")
+            self.say(f"metrics are lost: the disk of {self._path} is full. Free some space.")
 
     def say(self, text: str, *, key: str = "") -> None:
         """Print a warning on stderr, once for each text or `key`."""

@@ -52,13 +52,15 @@ def persistent_folder(path: str | os.PathLike[str] | None) -> str:
     """
     if path is not None:
         if not os.fspath(path):
-            raise UsageError("directory= is empty: give the path of a folder, or a URI.")
+            raise UsageError(
+                "directory= must be the path of a folder, or a URI; got an empty path."
+            )
         return _outside_work_folder("directory", path)
     output = slices.read_variable("KINETIC_OUTPUT_DIR")
     if not output:
         raise UsageError(
             "Checkpointer() has no folder to save to: KINETIC_OUTPUT_DIR is not set outside jobs. "
-            "Give it directory=."
+            "Pass directory= to Checkpointer()."
         )
     return persistent.join_path(output, _FOLDER)
 
@@ -85,11 +87,11 @@ def check_keep(
     """
     for name, value in (("keep", newest), ("keep_every", every), ("keep_best", count)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise UsageTypeError(f"{name}= must be a number (an int), not {value!r}.")
+            raise UsageTypeError(f"{name}= must be a whole number; got {value!r}.")
         if value is not None and value < 1:
-            raise UsageError(f"{name}= must be at least 1; it is {value}.")
+            raise UsageError(f"{name}= must be at least 1; got {value}.")
     if best_is not in ("min", "max"):
-        raise UsageError(f'best_is= must be "min" or "max", not {best_is!r}.')
+        raise UsageError(f'best_is= must be "min" or "max"; got {best_is!r}.')
     return Keep(newest, every, best or "", best_is, count)
 
 
@@ -105,7 +107,9 @@ def read_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
         try:
             numbers[str(name)] = float(content)
         except (TypeError, ValueError) as error:
-            raise UsageTypeError(f"metrics= takes numbers; {name!r} is {a_type(value)}.") from error
+            raise UsageTypeError(
+                f"metrics={{{name!r}: …}} must be a number; got {a_type(value)}."
+            ) from error
     return numbers
 
 
@@ -144,8 +148,8 @@ def check_cadence(every: object, at_least_every: Duration | None, local_every: o
     every_s = _parse_seconds("at_least_every", at_least_every)
     if isinstance(every, float):  # Probably `steps / 10`: steps are meant, not seconds.
         raise UsageTypeError(
-            f'every= must be a number of steps (an int) or a length of time with a unit ("10m"), '
-            f"not {every!r}."
+            f'every= must be a whole number of steps, or a duration with a unit such as "10m"; got '
+            f"{every!r}."
         )
     if isinstance(every, int | None) and not isinstance(every, bool):
         steps = _check_steps("every", every)
@@ -160,9 +164,11 @@ def _check_steps(name: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageTypeError(f"{name}= must be a number of steps or None, not {value!r}.")
+        raise UsageTypeError(f"{name}= must be a whole number of steps, or None; got {value!r}.")
     if value < 1:
-        raise UsageError(f"{name}= must be at least 1 step; it is {value}. None switches it off.")
+        raise UsageError(
+            f"{name}= must be at least 1 step; got {value}. None switches these saves off."
+        )
     return value
 
 
@@ -175,7 +181,7 @@ def _parse_seconds(name: str, value: object) -> float | None:
         seconds = None
     if seconds is None or not seconds > 0:
         raise UsageError(
-            f'{name}= must be a length of time, such as "10m", "1h30m" or a timedelta, not '
+            f'{name}= must be a duration above zero, such as "10m", "1h30m" or a timedelta; got '
             f"{value!r}."
         )
     return seconds

@@ -127,7 +127,9 @@ def find_function(reference: str) -> Callable[[], Any]:
     """
     place, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():
-        raise UsageError(f"{reference!r} is not FILE.py:FUNCTION or MODULE:FUNCTION.")
+        raise UsageError(
+            f"The function must be named FILE.py:FUNCTION or MODULE:FUNCTION; got {reference!r}."
+        )
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
@@ -137,13 +139,13 @@ def find_function(reference: str) -> Callable[[], Any]:
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
         candidates = f" Its functions are: {', '.join(own)}." if own else ""
-        raise UsageError(f"{place} has no function {name}.{candidates}")
+        raise UsageError(f"{place} has no function {name!r}.{candidates}")
     return function
 
 
 def _import_file(path: Path) -> Any:
     if not path.is_file():
-        raise UsageError(f"The file {path} does not exist.")
+        raise UsageError(f"The file {path} does not exist. Check its path.")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None
@@ -164,7 +166,7 @@ def _import_module(name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise UsageError(
-            f"The module {name} does not exist. To name a file, write its .py."
+            f"The module {name!r} does not exist. For a file, write {name}.py."
         ) from error
 
 
