@@ -346,7 +346,7 @@ HOST_VARIABLES = frozenset(
         *("JOB_ID", "HOST_INDEX", "HOSTS", "ACCELERATOR", "ATTEMPT", "SLICE_INDEX", "OUTPUT_DIR"),
     )
 ) | {"PYTHONHOME", "PYTHONPLATLIBDIR"}
-"""Variables that every host sets itself, and those of its interpreter."""
+"""Variables that every host sets itself, and variables of the host's Python interpreter."""
 
 
 def variables(name: str, value: object) -> dict[str, str]:

@@ -156,8 +156,8 @@ def _cut_to_own(error: BaseException) -> None:
 
 
 def _describe_site(traceback: str) -> str:
-    """Return the line of the user's code at which a formatted traceback ends, as the end of a
-    sentence; "" if unknown."""
+    """Return the end of a sentence that names the last line of the user's code in a formatted
+    traceback; "" if unknown."""
     frames = _FRAME.findall(traceback)
     if not frames:
         return ""
@@ -189,7 +189,7 @@ def _build_message(evidence: Evidence, first: HostReport | None) -> list[str]:
 
 
 def _build_headline(evidence: Evidence, first: HostReport | None) -> str:
-    """Return one sentence on what happened, and to which host."""
+    """Return one sentence that says which host failed, and how."""
     outcome = evidence.outcome
     if _choose_class(outcome) is errors.SupervisorLost:
         why = outcome.reason or "the job's supervisor was killed"
@@ -257,7 +257,7 @@ def _name_host(evidence: Evidence, first: HostReport) -> str:
 
 
 def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
-    """Return a line on the blamed hosts that failed in another way than the first one."""
+    """Return a line about the blamed hosts that failed in another way than the first host."""
     alike = _list_alike(evidence, first)
     others = [
         r

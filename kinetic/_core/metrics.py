@@ -142,8 +142,8 @@ def _join_rows(documents: Sequence[Any]) -> list[Rows]:
 
 
 def _clean(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Replace characters that could control a terminal. Names are not refused because of them, as
-    Python versions differ on which characters are printable.
+    """Replace characters that could control a terminal. Names with such characters are accepted,
+    because Python versions differ on which characters are printable.
 
     Raises:
         ValueError: a name is empty or too long.
@@ -218,8 +218,8 @@ class _Columns:
 
 
 class FigureCadence:
-    """The schedule of a host's own figures: none in the first second, as short jobs need none, then
-    often, and at last every 10 s, so that a job of days stores few."""
+    """The schedule for measuring a host: not in the first second, because short jobs need no
+    figures, then often, and finally every 10 s, so that long jobs store few figures."""
 
     def __init__(self, now: float) -> None:
         self._begun, self._due_at = now, now + _FIRST_S

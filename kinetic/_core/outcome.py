@@ -292,9 +292,9 @@ def judge_leaderless(
 
     Promises: (1) a gang whose hosts have all returned has succeeded; (2) a gang that never ran,
     or that was cancelled, ended as the backend says; (3) otherwise host 0 is to blame, whatever the
-    other hosts reported, as they had lost their leader; (4) a failure that host 0 itself reported
-    stands, and under a head so does the failure of any function; (5) a host that the backend cannot
-    start is to blame, and hosts that waited for it are not.
+    other hosts reported, because they had lost their leader; (4) a failure that host 0 itself
+    reported stands, and if a head led the gang, so does the failure of any function; (5) a host
+    that the backend cannot start is to blame, and hosts that waited for it are not.
     """
     outcome = judge(hosts, reports, now=now, attempt=attempt)
     if outcome.ok:
@@ -362,7 +362,8 @@ def name_of(hosts: Sequence[int], of: int) -> str:
 
 
 def name_hosts(hosts: Iterable[int]) -> str:
-    """Return "host 3" or "hosts 0, 2-5"; of very many, the first and the number of the rest."""
+    """Return "host 3" or "hosts 0, 2-5"; if there are very many, name the first and count the
+    others."""
     runs = _find_runs(sorted(set(hosts)))
     names = ", ".join(
         str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RUNS]

@@ -99,8 +99,8 @@ class Limits:
             that hosts wait in JAX for others.
         timeout_s: time from the start of the function until the job is stopped; in an elastic job
             the sum of all attempts, without waits between them.
-        budget_s: time that the budget pays for on all slices, for all attempts together; it lasts
-            longer on fewer slices.
+        budget_s: time that the budget pays for if all slices run, over all attempts; the budget
+            lasts longer on fewer slices.
         budget: text about the budget for users: "budget of $50.00 ($43.20 an hour, your price)".
         hang_timeout_s: longest time that a host may be stalled.
         grace_s: time between SIGTERM and SIGKILL when the job is cancelled or times out.
@@ -175,7 +175,7 @@ class Plan(Record, called="The plan of the job"):
         payload: the pickled function and arguments.
         function: the pickled function, if the payload holds only arguments because the calls of a
             batch share it; else None.
-        runtime: kinetic itself, as an archive, for hosts whose image lacks it; else None.
+        runtime: archive of kinetic itself, for hosts whose image lacks kinetic; else None.
         requirements: packages that such hosts install, as a requirements.txt; else None.
         tree: the source tree, or None when nothing is shipped.
         data: data declared with `kinetic.Data`; the payload refers to it by index.

@@ -203,8 +203,8 @@ class AgentClient:
         return view
 
     def heartbeat(self, beat: Heartbeat) -> bool:
-        """Send one heartbeat without retries, as the next one supersedes it. Return True if it
-        arrived.
+        """Send one heartbeat, without retries because the next one replaces it. Return True if the
+        heartbeat arrived.
 
         Raises:
             CoordinatorLost: no call has succeeded for `unreachable_after_s`.

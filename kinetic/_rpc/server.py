@@ -371,7 +371,7 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
 
 
 def _explain_refusal(path: Path) -> str:
-    """Return why a Unix socket cannot be bound at a path, as gRPC's error does not say it."""
+    """Return why a Unix socket cannot be bound at a path: gRPC's error does not say why."""
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         return f": a Unix socket's path may have at most {_MOST_PATH_BYTES} bytes"
     try:

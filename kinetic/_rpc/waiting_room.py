@@ -43,12 +43,12 @@ class WaitingRoom:
 
     A host is identified by its index, which is the same in all attempts, and the number of its
     start: only the latest start counts. If the leader starts the hosts, it decides which start
-    counts; otherwise (`announced`) an unknown number is that of a new start.
+    counts; otherwise (`announced`) an unknown number means that the host was restarted.
     """
 
     def __init__(self, listener: Listener, *, announced: bool = False, leave: bool = False) -> None:
-        """With `leave`, a host whose connection breaks counts as lost, as nothing else may notice
-        it."""
+        """With `leave`, a host counts as lost if its connection breaks and it does not ask again,
+        because nothing else may notice its loss."""
         self._listener = listener
         self._announced = announced
         self._leave = leave

@@ -28,7 +28,7 @@ class Installation:
     Attributes:
         runtime: kinetic's archive.
         requirements: the list, as a requirements.txt.
-        contents: both, by digest.
+        contents: the bytes of both, by digest.
     """
 
     runtime: Blob
@@ -70,7 +70,7 @@ def of(
 
 
 def of_base(kind: str, *, cache_dir: Path) -> Installation:
-    """Return what an image without a project contains, for one kind of accelerator."""
+    """Return the packages to install in an image without a project, for a kind of accelerator."""
     requirements = dependencies.for_hosts(dependencies.Declared(), kind, _find_versions())
     return _make_installation(requirements, cache_dir)
 

@@ -1,4 +1,4 @@
-"""The project of a function: its folder, and the folders in it that matter.
+"""The project of a function: the folder to ship, and the folders in it that hosts need.
 
 In: the folder of the function's file, and the state of the process (cwd, home, sys.path). Out:
 `Project`.

@@ -44,7 +44,7 @@ _log = logging.getLogger("kinetic.packaging")
 _WHOLE_BYTES = 64 << 20
 _LOGGED_PATHS = 5
 _MOST_DELTAS = 8
-"""Maximum number of packs of changes besides a tree's base: a host makes one call for each."""
+"""Limit of packs of changes in addition to a tree's base: a host makes one call for each pack."""
 
 Changes = Mapping[str, File | None]
 """Files that changed since they were packed, by path: the file that was sent instead, or None if it

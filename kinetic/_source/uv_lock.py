@@ -33,7 +33,7 @@ def find_uv() -> str:
 
 
 def has_project(lock: Path, name: str) -> bool:
-    """True if the lock is that of the named project or of a workspace that has it as a member."""
+    """True if the lock belongs to the named project, or to a workspace with it as a member."""
     content = requirements_txt.read_file(lock)
     members = _MEMBERS.search(content)
     return name in (re.findall(r'"(.+)"', members[1]) if members else _ROOT.findall(content))

@@ -152,8 +152,8 @@ class ScanOptions:
         only: paths to take, relative to the root; () for all.
         imported: real paths of folders that editable packages are imported from. Modules in them
             (also generated ones and extensions built in place) are taken even if git ignores them.
-        everything: leave out only `exclude`: no ignore file, default or limit applies, as for
-            declared data.
+        everything: leave out `exclude` and nothing else: for declared data, to which no ignore
+            file, default or limit applies.
         asks_git: leave out paths that git ignores.
     """
 

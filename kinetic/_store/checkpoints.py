@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def item(self) -> str | None:
-        """The item with the state: the only pytree; None if there is none, or more than one."""
+        """The item with the state: the checkpoint's only pytree; None unless it has exactly one."""
         if not self.program:
             return _STATE_ITEM
         return self.trees[0] if len(self.trees) == 1 else None

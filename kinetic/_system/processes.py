@@ -369,7 +369,7 @@ def name_limit(error: BaseException) -> str:
 
 
 def find_limit() -> str:
-    """Return the name and value of the lowest limit of processes and threads, as text."""
+    """Return text with the name and value of the lowest limit on processes and threads."""
     import resource
 
     limits = {"ulimit -u": resource.getrlimit(resource.RLIMIT_NPROC)[0] if os.geteuid() else -1}

@@ -25,7 +25,7 @@ def replace_closed() -> None:
 
 
 def escape() -> None:
-    """Make stdout print letters that its encoding lacks as escapes, as stderr does."""
+    """Make stdout print letters that it cannot encode as escapes, as stderr does by default."""
     with contextlib.suppress(AttributeError):  # A program may have replaced stdout.
         if sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -111,7 +111,7 @@ class Calls:
         return GiveUp(too_few(self.rules, self.failures, lost, len(answering)))
 
     def describe_failure(self) -> str:
-        """Return the last failure as a line of the log."""
+        """Return a line about the last failure for the log."""
         last, number, most = self.failures[-1], len(self.failures), self.rules.max_failures
         what = f"{name_slices(last.slices)} lost" if last.slices else "a computation broke"
         limit = f"of at most {most}" if number <= most else f"and max_failures is {most}"

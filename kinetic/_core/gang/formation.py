@@ -22,7 +22,7 @@ def make_policy(
     taken_away: int = 0,
 ) -> AttemptPolicy:
     """Return the policy for the attempts of a job from this one on. `retries` is the number of
-    remaining retries, by default that of the plan."""
+    remaining retries; None for the plan's number."""
     retries = plan.options.retries if retries is None else retries
     if (elastic := plan.elastic_gang) is not None:
         away_s = plan.limits.slice_away_s
@@ -48,8 +48,8 @@ def first_assignment(plan: Plan, policy: AttemptPolicy) -> HostAssignment:
 
 
 def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float) -> GangSpec:
-    """Return the specification of the current attempt's gang. All attempts share the budget, and
-    those of an elastic job also the timeout."""
+    """Return the specification of the current attempt's gang. All attempts of a job share the
+    budget, and all attempts of an elastic job also share the timeout."""
     limits = plan.limits
     spec = GangSpec(
         hosts=plan.hosts,

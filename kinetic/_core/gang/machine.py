@@ -334,7 +334,8 @@ class Gang:
         return True
 
     def _count_failure(self, report: HostReport) -> None:
-        """Count a report as a failure; after the stop, as the cause of the first failure."""
+        """Count a report as a failure; after a stop, let it replace the first failure if it is a
+        more likely cause."""
         rank, failures = self._window.rank_of(report, self._now), self._window.failures
         if rank > CONSEQUENCE_RANK or (rank, report.host) in failures:
             return

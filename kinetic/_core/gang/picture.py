@@ -113,9 +113,9 @@ class GangPicture:
         return sum(seconds for _, seconds in self._runs(now))
 
     def paid_s(self, slices: int, now: float) -> float:
-        """Return the seconds that all slices could have run for the cost of the attempts so far.
-        Cost counts from the time at which the function may start, because the events do not say
-        when the machines started."""
+        """Return the seconds for which all slices together cost as much as the attempts so far.
+        Cost is counted from the time at which the function may start, because the events do not
+        say when the machines started."""
         runs = self._runs(now)
         return sum(seconds * (len(run.slices) or slices) / slices for run, seconds in runs)
 

@@ -35,7 +35,7 @@ class Stop:
 
 
 def describe_standstill(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec) -> str:
-    """Return words on the hosts that are stalled, and for how long."""
+    """Return text that says which hosts are stalled, and for how long."""
     longest = max(m.beat.stalled_s for i in stalled if (m := hosts[i]).beat is not None)
     return (
         f"{name_by_slice(stalled, spec)} stood still for {longest:.0f} s (hang_timeout is "
