@@ -325,7 +325,7 @@ def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, cap
     left = ["first-0", "first-1", "second-0", "second-1"]
     assert look(runs) == ("str", left, "written")
     assert not os.path.exists(TOP)
-    with pytest.raises(errors.UsageError, match="Leave fuse=True out"):
+    with pytest.raises(errors.UsageError, match="Remove fuse=True"):
         look(kinetic.Data("gs://bucket/runs/", fuse=True))
 
 
@@ -400,7 +400,7 @@ def test_where_mounting_is_forbidden_it_says_what_to_do(folder, disk_path):
 
 def test_what_only_a_cluster_mounts_is_refused_here_before_anything_is_created(home):
     call = kinetic.run(accelerator="cpu")(len)
-    with pytest.raises(errors.UsageError, match="Leave fuse=True out"):
+    with pytest.raises(errors.UsageError, match="Remove fuse=True"):
         call(kinetic.Data("gs://bucket/images/", fuse=True))
     assert not (home / "jobs").exists()
 

@@ -49,8 +49,8 @@ def on_ray(ray_cluster, home, monkeypatch):
 def list_left(cluster):
     """List the actors and placement groups that exist."""
     api = JobsApi(cluster.address, cluster.token)
-    actors = api._ask_state("/api/v0/actors", {"detail": "1", "limit": "1000"})["result"]
-    groups = api._ask_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
+    actors = api._call_state("/api/v0/actors", {"detail": "1", "limit": "1000"})["result"]
+    groups = api._call_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
     own = [each["class_name"] for each in actors if each["state"] != "DEAD"]
     return [*(name for name in own if name == "HostActor"), *_find_held(groups)]
 
@@ -315,7 +315,7 @@ def find_reserved(cluster):
     """Return the name of the slice of several hosts that a job has reserved; "" if there is
     none."""
     api = JobsApi(cluster.address, cluster.token)
-    groups = api._ask_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
+    groups = api._call_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
     held = [g["bundles"] for g in groups if g["state"] == "CREATED" and len(g["bundles"]) > 1]
     labels = {node.node_id: node.labels for node in api.nodes()}
     return labels[held[0][0]["node_id"]]["ray.io/tpu-slice-name"] if held else ""
