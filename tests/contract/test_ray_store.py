@@ -233,7 +233,7 @@ def test_a_store_server_without_requests_looks_ever_more_seldom(tmp_path, monkey
     monkeypatch.setattr(server, "tidy", lambda: None)
     monkeypatch.setattr(server, "work", work)
     with pytest.raises(StopIteration):
-        server_module._keep(server)
+        server_module._serve(server)
     busy = sum(at < 1 for at in polled_at)
     assert busy == pytest.approx(200, rel=0.1)
     assert len(polled_at) - busy < 150
