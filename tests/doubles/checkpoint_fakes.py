@@ -1,4 +1,4 @@
-"""Hosts that are threads of one process and implement `Peers`, and a state to save."""
+"""Fake hosts for tests of checkpoints: threads of one process that implement `Peers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE_S = 100.0
 
 
 class Crowd:
-    """The barriers and the board that the hosts share."""
+    """The barriers and the board that all hosts share."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -29,7 +29,7 @@ class Crowd:
 
 
 class Together:
-    """One host of several."""
+    """One of several hosts; implements `Peers`."""
 
     def __init__(self, crowd: Crowd, index: int) -> None:
         self._crowd = crowd
@@ -71,7 +71,7 @@ class Together:
 
 
 def on_all(hosts: list[Together], act: Callable[[Together], Any]) -> list[Any]:
-    """Let the hosts act at the same time; return their results or exceptions."""
+    """Call `act` for all hosts at the same time, each in a thread; return results or exceptions."""
     results: list[Any] = [None] * len(hosts)
 
     def run(host: Together) -> None:

@@ -1,9 +1,9 @@
-"""A training that brings its own distribution: `JaxTrainer` of Ray Train, on slices of a cluster.
+"""A program with its own distributed training: Ray Train's `JaxTrainer`, on slices of a cluster.
 
     python jax_trainer.py NUM_WORKERS TOPOLOGY STEPS
 
-Arguments: the number of workers, or the least and the most ("1,2"); the topology of a slice of v6e;
-the number of steps. It prints a line for each step, with its loss and time.
+Arguments: the number of workers, or the smallest and largest number ("1,2"); the topology of a v6e
+slice; the number of steps. The program prints each step's loss and time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import sys
 import tempfile
 
-os.environ["RAY_DEDUP_LOGS"] = "0"  # Otherwise Ray drops lines that differ in numbers only.
-# A busy machine needs more than Ray's own minute.
+os.environ["RAY_DEDUP_LOGS"] = "0"  # Otherwise Ray drops lines that differ only in numbers.
+# On a busy machine, workers need more than Ray's limit of a minute to start.
 os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
 
 import ray

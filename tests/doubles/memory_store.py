@@ -1,8 +1,8 @@
-"""A store in the memory of one process: a store without a folder, for tests and benchmarks.
+"""A store in the memory of one process, for tests and benchmarks.
 
-With a delay it behaves like a remote store: every call takes that long, and many may run at once.
-It counts its calls. No address opens it; the double of Cloud Storage (`gcs`) is a store that other
-processes reach.
+With a delay it behaves like a remote store: every call takes that long, and many can run at once.
+It counts its calls. No address opens it: use the double of Cloud Storage (`gcs`) for a store that
+other processes can reach.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 32
 
 
 class _Space:
-    """The content of one name, shared by all stores of that name."""
+    """The content that all stores of one name share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -73,7 +73,7 @@ class MemoryStore:
 
     @property
     def calls_at_once(self) -> int:
-        """The number of calls to make at once: many if there is a delay."""
+        """The number of calls that clients should make at once: many if there is a delay."""
         return _AT_ONCE if self._delay_s else 1
 
     def get(self, key: str) -> bytes:
@@ -93,8 +93,8 @@ class MemoryStore:
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
     ) -> bool:
-        """Write bytes, the content of a local file, or parts from an iterator; return whether this
-        call wrote."""
+        """Write bytes, the content of a local file, or parts from an iterator; return True if this
+        call wrote the key, False if it existed."""
         check_key(key)
         content = read_whole(data)
         self._travel("put")
@@ -113,7 +113,7 @@ class MemoryStore:
             return key in self._space.objects
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below the prefix, sorted, with a call for each page."""
+        """Yield the keys below the prefix, sorted; counts a call for each page."""
         if prefix:
             check_key(prefix)
         return self._pages(f"{prefix}/" if prefix else "")
@@ -141,7 +141,7 @@ class MemoryStore:
         return len(keys)
 
     def renew(self, key: str) -> bool:
-        """Count the key as written now; return whether it exists."""
+        """Set the key's time of writing to now; return False if it does not exist."""
         check_key(key)
         self._travel("renew")
         with self._space.lock:
@@ -161,14 +161,14 @@ class MemoryStore:
         """Yield the keys below the prefix like `list`, with sizes and times."""
         check_key(prefix)
         for _ in self._pages(f"{prefix}/"):
-            pass  # Only to count its calls.
+            pass  # Only counts the calls.
         with self._space.lock:
             objects, written = self._space.objects, self._space.written
             keys = sorted(key for key in objects if _is_in(key, prefix))
             return iter([Entry(key, len(objects[key]), written[key]) for key in keys])
 
     def swap(self, key: str, old: bytes, new: bytes) -> bool:
-        """Write `new` if the content of the key is `old`; return whether this call wrote."""
+        """Write `new` if the content of the key is `old`; return True if it was written."""
         check_key(key)
         self._travel("swap")
         with self._space.lock:

@@ -1,12 +1,12 @@
 """A real Ray cluster on this machine: a head with its dashboard, and raylets for the hosts of
 simulated TPU slices.
 
-The cluster runs in namespaces of its own (network, processes, mounts). Ray insists on the machine's
-own address, and there that is the loopback. When the first process of the namespaces ends, all
-others end with it, even if the tests were killed. The tests run outside. A listening socket belongs
-to the network in which it was created: this module creates it outside, and the program inside
+The cluster runs in its own network, process and mount namespaces. Ray always uses the machine's
+address, which is the loopback there. All processes end when the first process of the namespaces
+does, even if the tests were killed. The tests run outside. A listening socket belongs to the
+network in which it was created: this module creates one outside, and the program inside
 (`ray_nodes`) accepts its connections and relays them to the dashboard. Both sides share folders and
-the Unix sockets in them; through one such socket the tests control the nodes.
+the Unix sockets in them; one of these sockets controls the nodes.
 
 All tests of a run, in all its processes, share one cluster, which ends with the run.
 """
@@ -72,7 +72,7 @@ V6E_16 = SliceShape("v6e-16", "4x4", hosts=4)
 
 @dataclass(frozen=True)
 class GivenCluster:
-    """A cluster that the tests do not run.
+    """An existing cluster, which the tests neither start nor end.
 
     Attributes:
         address: the address of its dashboard.
@@ -108,21 +108,21 @@ class RayCluster:
         return [self.add_node(**shape.node(name, worker)) for worker in range(shape.hosts)]
 
     def kill_node(self, index: int) -> None:
-        """Kill only the raylet of a node, like `kill -9`. This cluster notices after 2 s; with
-        Ray's defaults that takes more than a minute."""
+        """Kill only the raylet of a node, like `kill -9`. This cluster notices that after 2 s; with
+        Ray's defaults it would take more than a minute."""
         self._ask("kill_node", index)
 
     def drain_node(self, index: int, deadline_s: int = 600) -> None:
         """Announce, like an autoscaler, that a node's machine will be preempted. Ray ends the node
-        if it is idle, or becomes so."""
+        as soon as it is idle."""
         self._ask("drain_node", (index, deadline_s))
 
     def remove_node(self, index: int) -> None:
-        """End all programs of a node for good, like a machine that is switched off."""
+        """End all programs of a node for good, as if its machine were switched off."""
         self._ask("remove_node", index)
 
     def nodes(self) -> dict[int, bool]:
-        """Return the started nodes by index, and whether their raylets are alive."""
+        """Return the started nodes by index: True if the raylet is alive."""
         return {int(index): alive for index, alive in self._ask("nodes", None).items()}
 
     def mend(self) -> None:
@@ -130,7 +130,7 @@ class RayCluster:
         self._ask("mend", None)
 
     def run_inside(self, command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command in the cluster's network and among its processes."""
+        """Run a command in the network and process namespaces of the cluster."""
         program = next(_children_of(self.pid))
         inside = ["nsenter", "-n", "-p", "-m", *_user_of(program), "-t", str(program), *command]
         return subprocess.run(inside, text=True, capture_output=True, check=False, **settings)
@@ -149,7 +149,7 @@ def _children_of(pid: int) -> Iterator[int]:
 
 
 def _user_of(pid: int) -> list[str]:
-    """Return the options of nsenter for the user namespace of a process, if it has its own."""
+    """Return the options of nsenter to join a process's user namespace, if it has its own."""
     theirs, ours = (os.readlink(f"/proc/{process}/ns/user") for process in (pid, "self"))
     return [] if theirs == ours else ["-U", "--preserve-credentials"]
 
@@ -158,7 +158,7 @@ def _user_of(pid: int) -> list[str]:
 
 
 def why_impossible() -> str:
-    """Return why this machine cannot run a cluster, or ""."""
+    """Return the reason why this machine cannot run a cluster, or ""."""
     try:
         import ray  # noqa: F401
     except ImportError:
@@ -175,11 +175,11 @@ def _unshare() -> list[str]:
 
 
 def share_cluster(folder: Path, owner: int, *, sends_output: bool) -> RayCluster:
-    """Return the cluster of this run of tests, and start it if needed.
+    """Return the cluster of this run of tests; start it if needed.
 
     Args:
         folder: a folder that all processes of the run share.
-        owner: the process with which the cluster ends.
+        owner: the id of the process with which the cluster ends.
         sends_output: see `start_cluster`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def share_cluster(folder: Path, owner: int, *, sends_output: bool) -> RayCluster
 
 
 def end_shared_cluster(folder: Path) -> None:
-    """End the cluster of this run of tests, if it was started."""
+    """End the cluster of this run of tests, if it has one."""
     record = folder / "cluster"
     if record.exists():
         cluster_folder = Path(record.read_text())
@@ -216,13 +216,12 @@ def start_cluster(
     """Start a cluster that ends with a process.
 
     Args:
-        owner: the id of the process; by default this one.
+        owner: the id of that process; by default this one.
         slices: shapes of slices by name; by default one slice of v6e-16.
         variables: further environment variables of Ray's programs, such as RAY_AUTH_MODE.
-        sends_output: send the output of actors to their drivers; the program that does so takes a
-            tenth of a processor.
+        sends_output: send the output of actors to their drivers; takes a tenth of a processor.
     """
-    # A short path: Ray's sockets have long names, and a socket's path has at most 107 bytes.
+    # The path must be short: Ray adds long names of sockets, whose paths have at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="kr-", dir=_find_base()))
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     life = os.pidfd_open(owner or os.getpid())
@@ -260,7 +259,7 @@ def start_cluster(
 
 
 def _find_base() -> str:
-    """Return a folder in memory if there is space: a busy disk is slow with many small files."""
+    """Return a folder in memory if it has space: on a busy disk, many small files are slow."""
     memory = Path("/dev/shm")
     with contextlib.suppress(OSError):
         if shutil.disk_usage(memory).free > LEAST_BYTES and os.access(memory, os.W_OK):
@@ -269,7 +268,7 @@ def _find_base() -> str:
 
 
 _programs: dict[Path, subprocess.Popen[bytes]] = {}
-"""The running programs, because Python warns about a `Popen` that is freed before its end."""
+"""The running programs: Python would warn about a `Popen` that is freed before its program ends."""
 
 
 def end_cluster(folder: Path, pid: int) -> None:
@@ -286,7 +285,7 @@ def end_cluster(folder: Path, pid: int) -> None:
 
 
 def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of Ray's programs, without the variables that mark tests' jobs."""
+    """Return the environment for Ray's programs, without those that mark jobs of tests."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     own = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
@@ -296,15 +295,15 @@ def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         "TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
-        # Otherwise each node has a Python process in reserve, which takes memory.
+        # Otherwise each node keeps an idle Python process, which takes memory.
         "RAY_enable_worker_prestart": "0",
         "RAY_prestart_worker_first_driver": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_metrics_report_interval_ms": "60000",
-        # Ray gives workers and jobs a niceness of 15: during other tests they would hardly run.
+        # By default, workers and jobs have a niceness of 15: next to other tests they would starve.
         "RAY_worker_niceness": "0",
-        # A busy machine may take a minute to answer. If nobody listens any more, each try fails at
-        # once, so a death is noticed in 2 s; with Ray's defaults that takes 15 s and more.
+        # A busy machine may take a minute to answer. If nothing listens any more, each attempt
+        # fails at once, so a death is noticed in 2 s; with Ray's defaults that takes at least 15 s.
         "RAY_health_check_timeout_ms": "60000",
         "RAY_health_check_period_ms": "500",
         "RAY_health_check_failure_threshold": "4",

@@ -1,4 +1,4 @@
-"""`make demo-ray`: run a script with a real Ray cluster on this machine, which ends with it."""
+"""`make demo-ray`: run a script with a real Ray cluster here, which ends with the script."""
 
 from __future__ import annotations
 

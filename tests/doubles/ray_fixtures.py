@@ -1,5 +1,5 @@
-"""Fixtures of pytest: a Ray cluster that is started once for all tests of a run, or the existing
-cluster that `make test-ray` names. A test has the cluster for itself, or shares it with others.
+"""Pytest fixtures: a Ray cluster that is started once for all tests of a run, or the existing
+cluster that `make test-ray` names. A test has the cluster to itself, or shares it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `make test-ray`, and run them first, one after the other. A cluster takes a
-    quarter of a processor while it runs, and tests that wait for it block a worker of pytest."""
+    """Mark the tests of `make test-ray`, and run them first, one after the other: a running cluster
+    takes a quarter of a processor, and a test that waits for it blocks one of pytest's workers."""
     for item in items:
         if {"ray_cluster", "common_ray", "any_ray"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("ray")
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """End the cluster after the last of its tests, in whichever process that runs."""
+    """End the cluster after the last test that uses it, in the process that runs this test."""
     yield
     if item.get_closest_marker("ray") is not None and not REAL:
         folder = _folder_of_run(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def _shared_ray(_run_folder: Path, request: pytest.FixtureRequest) -> RayCluster
     if problem := why_impossible():
         pytest.skip(problem)
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    # Only trainers read the output of actors from their drivers.
+    # Only trainers need the output of actors in their drivers.
     has_trainers = any(item.get_closest_marker("release") for item in request.session.items)
     return share_cluster(_run_folder, owner, sends_output=has_trainers)
 
@@ -93,7 +93,7 @@ def _open_cluster(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> 
 def ray_cluster(
     request: pytest.FixtureRequest, _run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RayCluster]:
-    """A cluster with a head and the four nodes of a slice of v6e-16, for one test at a time. Killed
+    """A cluster with a head and the four nodes of a v6e-16 slice, for one test at a time. Killed
     nodes are replaced after the test. The environment has the cluster's token, not its address."""
     cluster = _open_cluster(request, monkeypatch)
     with _take_turn(_run_folder / "in-use", fcntl.LOCK_EX):
@@ -108,8 +108,8 @@ def ray_cluster(
 def common_ray(
     request: pytest.FixtureRequest, _run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RayCluster]:
-    """The same cluster, shared by several tests at a time. A test must end no node, reserve no
-    slice, and read its own jobs only. Each of the five nodes has one processor."""
+    """The same cluster, for several tests at a time. A test must not end a node or reserve a slice,
+    and may read only its own jobs. Each of the five nodes has one processor."""
     cluster = _open_cluster(request, monkeypatch)
     with _take_turn(_run_folder / "in-use", fcntl.LOCK_SH):
         yield cluster
@@ -117,14 +117,14 @@ def common_ray(
 
 @pytest.fixture
 def ray_store_turn(common_ray: RayCluster, _run_folder: Path) -> Iterator[RayCluster]:
-    """The store on the head of the cluster, for one test at a time."""
+    """The cluster, whose head has a store that only one test at a time uses."""
     with _take_turn(_run_folder / "store-in-use", fcntl.LOCK_EX):
         yield common_ray
 
 
 @pytest.fixture
 def any_ray(request: pytest.FixtureRequest) -> RayCluster | GivenCluster:
-    """The cluster that `make test-ray` names, or the tests' own one, shared with other tests."""
+    """The cluster that `make test-ray` names, or else the tests' own, shared with other tests."""
     if REAL:
         return GivenCluster(REAL)
     return request.getfixturevalue("common_ray")  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
-"""The program inside the namespaces of the tests' Ray cluster, started by `ray_cluster`. It starts
-the head and nodes, obeys orders, and relays connections to the dashboard.
+"""Program that runs inside the namespaces of the tests' Ray cluster, started by `ray_cluster`. It
+starts the head and the nodes, carries out orders, and relays connections to the dashboard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 READY_WITHIN_S = 240.0
 TOKEN = "token-of-the-tests-0123456789abcdef"
 OBJECT_STORE_BYTES = 80 << 20
-"""The least size that Ray accepts."""
+"""The smallest size that Ray accepts."""
 DASHBOARD_PORT = 8265
 FIRST_PORT = 20_000
 LISTEN_PORT = "dashboard_agent_listen_port"
@@ -35,8 +35,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: Path, listener_fd: int, life_fd: int) -> None:
-    """Run a cluster until the process of `life_fd` ends. As the first process of its namespace it
-    also reaps orphans."""
+    """Run a cluster until the process behind `life_fd` ends. As the first process of its namespace,
+    this program also reaps orphans."""
     _die_with_parent()
     _raise_loopback()
     (folder / "ray").mkdir()
@@ -103,8 +103,8 @@ class _Running:
         self._started[index] = (node, settings)
 
     def _identify(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Choose the ports of a node's agents and write them to the files in which agents report
-        them: a raylet kills itself if that takes more than 15 s. Nobody else uses this network."""
+        """Choose the ports of a node's agents, and write them to the files in which agents report
+        their ports: a raylet kills itself if none comes in 15 s. Nobody else uses this network."""
         ports = {name: next(self._ports) for name in _PORTS}
         node_id = os.urandom(28).hex()
         report = f"{LISTEN_PORT}_{node_id}", str(ports[LISTEN_PORT])
@@ -154,7 +154,7 @@ class _Running:
         return True
 
     def _await_death(self, node: Any) -> None:
-        """Wait until Ray notices that a node is dead: until then it sends work to the node."""
+        """Wait until Ray has noticed that a node is dead; until then it would send work there."""
         deadline = time.monotonic() + READY_WITHIN_S
         while node.node_id in self._cluster.global_state._live_node_ids():
             if time.monotonic() > deadline:
@@ -171,7 +171,7 @@ class _Running:
 
 
 def _wait_longer_for_raylets() -> None:
-    """Raise the 30 s after which Ray gives up a raylet: a busy machine takes as long."""
+    """Raise the limit of 30 s for the start of a raylet, which a busy machine can exceed."""
     from ray._private import services
 
     find = services.get_node
@@ -189,14 +189,14 @@ def _wait_longer_for_raylets() -> None:
 
 
 def _write_port(folder: Path, name: str, port: str) -> None:
-    """Write the file in which an agent reports its port, before the agent does."""
+    """Write the file in which an agent would report its port, before it does so."""
     while not (session := next(folder.glob("session_2*/"), None)):
         time.sleep(0.01)
     (session / name).write_text(port)
 
 
 def _await_agent(node_id: str) -> None:
-    """Wait until the dashboard reaches its agent on a node."""
+    """Wait until the dashboard can reach its agent on a node."""
     query = f"/api/v0/logs?node_id={node_id}&glob=nothing"
     request = urllib.request.Request(
         f"http://127.0.0.1:{DASHBOARD_PORT}{query}", headers={"authorization": f"Bearer {TOKEN}"}
@@ -209,7 +209,7 @@ def _await_agent(node_id: str) -> None:
 
 
 def _end_after(folder: Path, life_fd: int) -> None:
-    """Wait for the end of the owner; then end all processes and remove the folder."""
+    """Wait until the owner ends; then end all processes and remove the folder."""
     select.select([life_fd], [], [])
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -1,7 +1,7 @@
-"""A Kubernetes API server for tests, with its controllers, its scheduler and nodes whose pods are
+"""A Kubernetes API server for tests, with controllers, a scheduler, and nodes whose pods are
 processes of this machine.
 
-The official client reaches it over a kubeconfig, and gets the answers of a real control plane.
+The official client connects with a kubeconfig, and gets the responses of a real control plane.
 
 The modules: `fake` (the interface for tests), `server` and `routes` (HTTP), `store` (objects and
 their history), `jobs` and `jobsets` (controllers), `collector` (deletion), `scheduler`, `kubelet`

@@ -1,7 +1,7 @@
-"""Admission, between a request to create an object and the store: webhooks and quotas.
+"""Admission: the webhooks and quotas that check a new object before it is stored.
 
-The pod webhook implements exclusive topology: the first pod of a Job takes a node pool, and the
-others follow it.
+The pod webhook implements exclusive topology: the first pod of a Job takes a node pool, and its
+other pods must run there too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Admission:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.refusals: list[str] = []
-        """The messages with which a webhook refuses the next pods; the Job tries again."""
+        """Messages with which a webhook refuses the next pods; the Job controller retries."""
 
     def create_pod(self, pod: Object) -> Object:
         """Create a pod for the Job controller."""
@@ -62,7 +62,7 @@ class Admission:
             meta["name"] = meta["generateName"][:58] + random_suffix()
 
     def place(self, pod: Object) -> None:
-        """Let a pod share its node pool with its own Job's pods only."""
+        """Restrict a pod to a node pool that no other Job uses."""
         meta, spec = pod["metadata"], pod["spec"]
         annotations, labels = meta.get("annotations") or {}, meta.get("labels") or {}
         topology, key = annotations.get(EXCLUSIVE), labels.get(JOB_KEY)
@@ -154,7 +154,7 @@ def _required(expressions: list[Object], topology: str) -> Object:
 
 
 def _usage(resource: Resource, obj: Object) -> dict[str, float]:
-    """Return the amounts that an object takes of quotas, by resource name."""
+    """Return the amounts that count against quotas for an object, by resource name."""
     usage = {COUNTED[resource]: 1.0} if resource in COUNTED else {}
     if resource is PODS:
         for container in obj["spec"]["containers"]:

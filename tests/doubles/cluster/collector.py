@@ -1,4 +1,4 @@
-"""Deletion: the effect of a DELETE on an object and on the objects that it owns.
+"""Deletion of an object, and of the objects that it owns.
 
 The collector also removes finished objects after their time to live.
 """
@@ -47,7 +47,7 @@ class Collector:
         grace_s: float | None = None,
         uid: str | None = None,
     ) -> tuple[Object, bool]:
-        """Delete an object; return its last version, and whether it is removed already."""
+        """Delete an object; return its last version, and True if it is already removed."""
         with self._store.lock:
             held = self._store.get(resource, namespace, name)
             if held is None:
@@ -106,7 +106,7 @@ class Collector:
     def _heard(self, change: Change) -> None:
         obj, resource = change.object, change.resource
         if change.type == "DELETED":
-            # A pod's finalizer goes first, as if the Job controller were quicker.
+            # The delay lets the Job controller remove the finalizers of pods first.
             lag = CACHE_LAG_S if resource in (JOBS, JOB_SETS) else 0.0
             self._engine.add("owner", obj["metadata"]["uid"], lag)
         for owner in owner_uids(obj):
@@ -190,7 +190,7 @@ class Collector:
 
 
 def _time_left(obj: Object) -> float | None:
-    """Return the seconds until a finished object is deleted; None if it is not to be deleted."""
+    """Return the seconds until a finished object is deleted; None if it has no time to live."""
     ttl = dig(obj, "spec", "ttlSecondsAfterFinished")
     if ttl is None or "deletionTimestamp" in obj["metadata"]:
         return None

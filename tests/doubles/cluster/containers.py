@@ -1,7 +1,7 @@
-"""Containers as processes: their state, their output and their ends.
+"""Containers as processes: their states, outputs and exits.
 
-The log of a `Container` can be read and followed. A thread calls `on_news` when a container started
-or ended.
+The log of a `Container` can be read and followed. A thread calls `on_news` when a container has
+started or ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from doubles.cluster.objects import nano_stamp
 
 LINE_LIMIT, BYTE_LIMIT = 80, 2048
-"""The most lines and bytes of a log in the message of a failed container."""
+"""The largest part of a failed container's log in its message: lines and bytes."""
 READ_BYTES = 1 << 16
 CHECK_S = 0.2
 ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -45,7 +45,7 @@ class Log:
             *whole, self._rest = (self._rest + data).split(b"\n")
             now = time.time_ns()
             for line in whole:
-                # No two lines may have the same time.
+                # Every line needs a different time.
                 at = max(now, self._lines[-1][0] + 1) if self._lines else now
                 self._lines.append((at, line + b"\n"))
             if whole:
@@ -68,7 +68,7 @@ class Log:
         follow: bool = False,
     ) -> Iterator[bytes]:
         """Yield the lines as they come; with `follow`, until the container ends. An empty piece
-        comes now and then, so that the server notices a reader that has disconnected."""
+        comes now and then, so that the server can notice a client that has disconnected."""
         with self._changed:
             held = self._lines
             position = next((i for i, (at, _) in enumerate(held) if at >= since_ns), len(held))
@@ -86,14 +86,14 @@ class Log:
                 return
 
     def end(self) -> str:
-        """Return the last lines, which explain a failure."""
+        """Return the last lines of the output, for the message of a failed container."""
         with self._changed:
             text = b"".join(line for _, line in self._lines[-LINE_LIMIT:])[-BYTE_LIMIT:]
         return text.decode(errors="replace")
 
 
 class Container:
-    """A process that stands for a container."""
+    """A container, whose processes run on this machine."""
 
     def __init__(self) -> None:
         self.log = Log()
@@ -117,8 +117,8 @@ class Container:
 
 
 class _Shims:
-    """A process from which the shims are forked, with modules such as JAX imported. It is started
-    for the first cluster and ends with this process."""
+    """The process from which shims are forked, after it has imported modules such as JAX. It is
+    started for the first cluster, and ends with this process."""
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
@@ -127,7 +127,7 @@ class _Shims:
         self._process: subprocess.Popen[bytes] | None = None
 
     def fork(self) -> socket.socket:
-        """Fork a shim; return the socket to it."""
+        """Fork a shim; return the socket for messages to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.send(b"x", [theirs.fileno()])
@@ -167,12 +167,12 @@ _shims = {True: _Shims("numpy", "jax"), False: _Shims()}
 
 
 def has_jax(env: dict[str, str]) -> bool:
-    """True if this is the environment of one of several hosts: only those may import JAX."""
+    """True for a host of a gang of several: only such a host may import JAX in advance."""
     return int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_CREDENTIALS" in env
 
 
 class Program:
-    """A host that was forked instead of started, with the interface of `subprocess.Popen`."""
+    """A host that was forked from a shim, with the interface of `subprocess.Popen`."""
 
     def __init__(self, wanted: dict[str, Any], output: int, fds: tuple[int, ...]) -> None:
         blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
@@ -192,7 +192,7 @@ class Program:
 
 
 class Runtime:
-    """A runtime that starts containers, which all end with it."""
+    """Starts containers, and ends all of them when it is closed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -206,7 +206,7 @@ class Runtime:
         self._thread.start()
 
     def _shim(self, env: dict[str, str]) -> socket.socket:
-        """Return the socket to the shim for such containers; fork it for the first one."""
+        """Return the socket to the shim for containers with this environment; fork it if needed."""
         with self._lock:
             if (key := has_jax(env)) not in self._wires:
                 self._wires[key] = _shims[key].fork()
@@ -247,7 +247,7 @@ class Runtime:
         """End all containers."""
         for wire in self._wires.values():
             wire.shutdown(socket.SHUT_WR)
-            wire.recv(1)  # waits until the other end is closed
+            wire.recv(1)  # Returns when the other end is closed.
             wire.close()
         os.close(self._waker)
         self._thread.join()
@@ -286,7 +286,7 @@ class Runtime:
                 if done < 2:
                     open_ends[id(container)] = done
                     continue
-                # Report the end only after the output was read to its end.
+                # Report an exit only after all output was read.
                 if container.exit is None and container.error is None:
                     container.exit, container.signal = 137, int(signal.SIGKILL)
                 container.ended_at = time.time()
@@ -303,5 +303,5 @@ class Runtime:
         else:
             container.signal = int(news["signal"])
             container.exit = int(news["exit"])
-            return False  # reported once the output is complete
+            return False  # Reported once the output is complete.
         return True

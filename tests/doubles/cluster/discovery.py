@@ -1,4 +1,4 @@
-"""Discovery: the groups, versions and resources of the API, and the targets of paths."""
+"""Discovery: the groups, versions and resources of the API, and the resource that a path names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def target_of(parts: list[str]) -> Target:
 
 
 class Discovery:
-    """The resources that are installed now."""
+    """The resources that are installed at the moment."""
 
     def __init__(self) -> None:
         self.custom: set[Resource] = {JOB_SETS}

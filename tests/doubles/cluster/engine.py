@@ -1,7 +1,7 @@
-"""The thread of all controllers, which handles one item after the other.
+"""The thread in which all controllers handle their items, one after the other.
 
-An item that already waits is not added again; an item that is added while it is being handled is
-handled once more.
+An item that is waiting is not added a second time. An item that is added while it is being handled
+is handled once more.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Engine:
             try:
                 self._handlers[name](key)
             except Refused as refused:
-                if refused.code != 404:  # The object changed meanwhile.
+                if refused.code != 404:  # 404: the object was removed meanwhile.
                     self.add(name, key, RETRY_S)
             except Exception:
                 self.crashes.append(f"{name} {key}\n{traceback.format_exc()}")

@@ -1,6 +1,6 @@
-"""The environment of a container, exactly as in its pod, and the addresses of pods.
+"""The environment of a container, as in a real pod, and the addresses of pods.
 
-There is no DNS: names of pods in values are replaced by addresses.
+There is no DNS: host names of pods in variables are replaced by addresses.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Lead = Callable[[list[str]], str]
 
 
 class NotReady(Exception):
-    """The reason why a container cannot be created."""
+    """Raised if a container cannot be created yet; the message is the reason."""
 
 
 class Addresses:
-    """The loopback addresses of pods, by host name, before the pods run. While earlier pods with
-    the name still run, `lead` chooses among all their addresses, the oldest first."""
+    """The loopback address of each pod, by host name, assigned before the pod runs. A name can have
+    several pods: if earlier ones still run, `lead` chooses among all addresses, oldest first."""
 
     def __init__(self) -> None:
         self._next = [random.randrange(16, 250), random.randrange(256), 1]
@@ -42,7 +42,7 @@ class Addresses:
         return self._named(pod, host, subdomain)
 
     def with_addresses(self, pod: Object, value: str, lead: Lead) -> str:
-        """Replace the names of pods of the same subdomain in a value by addresses."""
+        """Replace host names of pods of the same subdomain in a value by their addresses."""
         subdomain = pod["spec"].get("subdomain")
         if not subdomain or f".{subdomain}" not in value:
             return value
@@ -80,7 +80,7 @@ class Addresses:
 
 
 def command_of(container: Object, env: dict[str, str], image: list[str]) -> list[str]:
-    """Return the argv: the command, or the image's, and the arguments."""
+    """Return the argv: the command, or else the image's entrypoint, then the arguments."""
     words = [*(container.get("command") or image), *(container.get("args") or ())]
     return [expanded(word, env) for word in words]
 

@@ -1,6 +1,6 @@
-"""The cluster for tests: start it, read its state, break it.
+"""The cluster for tests: start it, read its state, and make its parts fail.
 
-Everything ends with `close`.
+`close` ends everything.
 
     with FakeCluster([CPU_POOL]) as cluster:
         config.load_kube_config(str(cluster.kubeconfig))
@@ -78,9 +78,9 @@ class FakeCluster:
             namespaces: the namespaces; the first one is the kubeconfig's.
             service_accounts: accounts in each namespace.
             timings: the delays of the cluster.
-            job_sets: whether JobSet is installed.
+            job_sets: install JobSet.
             environ: variables of the image; pods get nothing else of this process's environment.
-            deaf: whether processes ignore SIGTERM unless they handle it, like PID 1.
+            deaf: ignore SIGTERM in processes that do not handle it, as PID 1 does.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=os.environ.get("TMPDIR")))
         self.kubeconfig = self.folder / "kubeconfig"
@@ -89,8 +89,8 @@ class FakeCluster:
         self.store = Store()
         self.engine = Engine()
         self.recorder = Recorder(self.store)
-        # Listeners act in this order: a pod has its node before its Job is handled again, and a
-        # JobSet handles each state of its Jobs.
+        # Listeners act in this order: a pod gets its node before its Job is handled again, and the
+        # JobSet controller handles every state of its Jobs.
         self.scheduler = Scheduler(self.store, self.engine, self.recorder)
         self.collector = Collector(self.store, self.engine)
         self.admission = Admission(self.store)
@@ -164,8 +164,8 @@ class FakeCluster:
     def write_kubeconfig(
         self, path: Path, *, token: str | None = None, exec_plugin: bool = False
     ) -> Path:
-        """Write a kubeconfig for the administrator, or for the user of `token` ("" for none). With
-        `exec_plugin` the token comes from a program, which clients run again when it has expired.
+        """Write a kubeconfig for the administrator, or for the user of `token` ("" for no user).
+        With `exec_plugin`, a program prints the token, and clients run it again on expiry.
         """
         token = self._token if token is None else token
         user: Object = {"token": token} if token else {}
@@ -193,14 +193,14 @@ class FakeCluster:
             "users": [{"name": "tester", "user": user}],
             "contexts": [{"name": "fake", "context": context}],
         }
-        path.write_text(json.dumps(document))  # JSON is YAML
+        path.write_text(json.dumps(document))  # JSON is also YAML.
         path.chmod(0o600)
         return path
 
     def set_image(
         self, entrypoints: Mapping[str, list[str]], environ: Mapping[str, str] | None = None
     ) -> None:
-        """Set the entrypoints of images, by parts of their names, and the variables of all."""
+        """Set the entrypoints of images, by parts of the images' names, and variables for all."""
         self.kubelet.entrypoints |= entrypoints
         self.kubelet.image_environ |= environ or {}
 
@@ -212,7 +212,7 @@ class FakeCluster:
         return token
 
     def restrict(self, permission: Permission) -> None:
-        """Give the kubeconfig's user this permission instead of all."""
+        """Give the kubeconfig's user this permission instead of all permissions."""
         self.api.users[ADMIN] = permission
         self.api.used.clear()
 
@@ -221,7 +221,7 @@ class FakeCluster:
         return {(verb, noun) for user, verb, noun in self.api.used if user == ADMIN}
 
     def refused(self) -> list[str]:
-        """Return the calls of the kubeconfig's user that were refused."""
+        """Return the refused calls of the kubeconfig's user."""
         return sorted(f"{verb} {noun}" for user, verb, noun in self.api.refused if user == ADMIN)
 
     def expire_token(self) -> None:
@@ -229,7 +229,7 @@ class FakeCluster:
         self.api.tokens.pop(self._token, None)
 
     def renew_token(self) -> str:
-        """Make a new token for the administrator, in the kubeconfig and for the exec plugin."""
+        """Make a new token for the administrator; update kubeconfig and exec plugin."""
         self._token = f"token-{len(self.api.tokens) + int(time.time())}"
         self.api.tokens[self._token] = ADMIN
         (self.folder / "token").write_text(self._token)
@@ -260,7 +260,7 @@ class FakeCluster:
         self._define(JOB_SETS)
 
     def remove_job_sets(self) -> None:
-        """Remove the definition of JobSets, and with it every JobSet; open watches end."""
+        """Remove the definition of JobSets and with it all JobSets; open watches end."""
         self.api.discovery.custom.discard(JOB_SETS)
         for obj in self.store.all(JOB_SETS):
             self.delete("jobsets", obj["metadata"]["name"], namespace=obj["metadata"]["namespace"])
@@ -285,7 +285,7 @@ class FakeCluster:
         )
 
     def install_kueue(self, quotas: dict[str, dict[str, str]], namespace: str = "") -> Kueue:
-        """Install queues by name, with their quotas: `{"lq": {"google.com/tpu": "4"}}`."""
+        """Install Kueue with queues by name and their quotas: `{"lq": {"google.com/tpu": "4"}}`."""
         self.api.discovery.custom.update(QUEUES)
         namespace = namespace or self.namespace
         kueue = Kueue(self.store, self.engine, self.recorder, namespace, quotas)
@@ -297,7 +297,7 @@ class FakeCluster:
         self.store.create(QUOTAS, {"metadata": meta, "spec": {"hard": hard}})
 
     def admit_with(self, check: Callable[[Resource, Object], None]) -> None:
-        """Call `check` with each object that clients create; it may change or refuse the object."""
+        """Call `check` with each object that clients create, to change or refuse the object."""
         self.api.admitting.append(check)
 
     # --- reading
@@ -403,18 +403,18 @@ class FakeCluster:
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Fields from clients that the API does not know, which are typing errors, mostly."""
+        """Fields that the API does not know in clients' requests, mostly spelling mistakes."""
         return self.api.unknown
 
     @property
     def crashes(self) -> list[str]:
-        """Errors of the double itself."""
+        """Errors in the code of the double."""
         return self.engine.crashes + self.server.crashes
 
     # --- breaking
 
     def stop_server(self) -> None:
-        """Stop the API server; pods go on."""
+        """Stop the API server; pods continue to run."""
         self.server.stop()
 
     def start_server(self, *, new_port: bool = False) -> None:
@@ -425,13 +425,13 @@ class FakeCluster:
             self.write_kubeconfig(self.kubeconfig)
 
     def restart_server(self, down_s: float = 0.0) -> None:
-        """Restart the API server on its port: all connections break, but no object is lost."""
+        """Restart the API server on the same port: connections break, but objects stay."""
         self.server.stop()
         time.sleep(down_s)
         self.server.start()
 
     def compact(self) -> None:
-        """Drop the history: a watch that continues from an earlier version gets 410."""
+        """Drop the history: a watch that continues from an earlier version gets status 410."""
         self.store.compact()
 
     def delete(
@@ -469,7 +469,7 @@ class FakeCluster:
         os.kill(pid, number)
 
     def lose_node(self, name: str) -> None:
-        """Let a machine lose power: its processes end, and nobody reports it."""
+        """Simulate a power failure of a machine: its processes end, and nothing reports that."""
         self.nodes.lose(name)
         for pod in list(self.kubelet.pods.values()):
             if pod.node == name:
@@ -481,7 +481,7 @@ class FakeCluster:
         self.store.remove(NODES, "", name)
 
     def hold_back(self, prefix: str) -> None:
-        """Do not schedule pods whose names match a pattern, and give no reason."""
+        """Leave pods whose names match the pattern unscheduled, without a reason."""
         self.scheduler.held.add(prefix)
 
     def let_go(self, prefix: str) -> None:

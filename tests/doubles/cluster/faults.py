@@ -1,7 +1,7 @@
-"""Failures between a client and the API server, on request of a test.
+"""Failures between a client and the API server, as requested by a test.
 
-A test gives rules for the next requests (another answer, a delay, a closed connection) and breaks
-open streams.
+A test adds rules for the next requests (an error, a delay, a closed connection), and breaks open
+streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALL = "*"
 
 @dataclass
 class Rule:
-    """A rule: which requests fail, how many of them, and how."""
+    """A rule: the requests that it applies to, how many of them fail, and how they fail."""
 
     verb: str
     resource: str
@@ -31,7 +31,7 @@ class Rule:
 
 @dataclass
 class Break:
-    """The end of an open stream: regular, within a line, or within a chunk of the transfer."""
+    """A break of an open stream: a proper end, or one within a line or a chunk of the transfer."""
 
     where: str = "end"
 
@@ -48,7 +48,7 @@ class Stream:
 @dataclass
 class Faults:
     """All rules of a test. Verbs are those of the API (get, list, watch, create, delete ...), and
-    "try" for dry runs; resources are plurals ("jobs", "pods/log"). Both may be patterns."""
+    "try" for a dry run; resources are plurals ("jobs", "pods/log"). Both may be patterns."""
 
     _rules: list[Rule] = field(default_factory=list)
     _streams: list[Stream] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Faults:
         retry_after: int | None = None,
         after: bool = False,
     ) -> None:
-        """Answer the next requests with this status; with `after`, carry them out all the same."""
+        """Answer the next requests with this status; with `after`, carry them out first."""
         reason, text = {
             409: ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
             429: ("TooManyRequests", "Too many requests, please try again later."),
@@ -82,7 +82,7 @@ class Faults:
         self._add(Rule(verb, resource, times, refused=refused, after=after))
 
     def plain(self, code: int, text: str, *, times: int = 1, verb: str = ALL) -> None:
-        """Answer the next requests with text instead of a Status, like a load balancer."""
+        """Answer the next requests with plain text, like a load balancer, not with a Status."""
         self._add(Rule(verb, ALL, times, refused=Refused(code, text)))
 
     def slow(self, delay_s: float, *, times: int = 1, verb: str = ALL, resource: str = ALL) -> None:
@@ -91,7 +91,7 @@ class Faults:
     def reset(
         self, *, times: int = 1, verb: str = ALL, resource: str = ALL, after: bool = False
     ) -> None:
-        """Close the connections of the next requests; with `after`, carry the requests out."""
+        """Close the connections of the next requests; with `after`, carry them out first."""
         self._add(Rule(verb, resource, times, reset=True, after=after))
 
     def clear(self) -> None:
@@ -99,12 +99,12 @@ class Faults:
             self._rules.clear()
 
     def drop_watches(self, resource: str = ALL, *, where: str = "end") -> int:
-        """Break open watches at the `end` of an event, in a `line` or in a `chunk`; return how
-        many."""
+        """Break open watches at the `end` of an event, in a `line` or in a `chunk`; return the
+        number of watches."""
         return self._drop("watch", resource, where)
 
     def drop_logs(self, *, where: str = "end") -> int:
-        """Break open log streams in the same ways; return how many."""
+        """Break open log streams, like `drop_watches`; return the number of streams."""
         return self._drop("log", ALL, where)
 
     def _drop(self, verb: str, resource: str, where: str) -> int:
@@ -123,7 +123,7 @@ class Faults:
     # --- for the server
 
     def before(self, verb: str, resource: str) -> list[Rule]:
-        """Return the rules for this request, and use each of them up once."""
+        """Return the rules that apply to this request, and count it against each of them."""
         with self._lock:
             matching = [
                 rule

@@ -19,7 +19,7 @@ _REASONS |= {412: "conditionNotMet", 429: "rateLimitExceeded", 503: "backendErro
 
 
 class Refusal(Exception):
-    """An answer with an error."""
+    """The error response to a request."""
 
     def __init__(self, status: int, message: str = "") -> None:
         super().__init__(status, message)
@@ -85,10 +85,10 @@ class Buckets:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.page_size = PAGE
-        """The most names of a page."""
+        """The largest number of names on a page."""
         self._objects: dict[str, dict[str, Object]] = {}
         self.lifecycle: dict[str, list[dict[str, object]]] = {}
-        """The rules by bucket, which are returned but have no effect."""
+        """Lifecycle rules by bucket, which can be read but have no effect."""
         self._generations = itertools.count(int(time.time() * 1e6))
 
     def create(self, bucket: str) -> None:
@@ -192,7 +192,7 @@ class Buckets:
             del objects[name]
 
     def _find_target(self, bucket: str, name: str, query: dict[str, str]) -> Object:
-        """Return the object that a request changes; the caller holds the lock."""
+        """Return the object that a request changes. The caller must hold the lock."""
         existing = self._of(bucket).get(name)
         if existing is None or query.get("generation") not in (None, str(existing.generation)):
             raise Refusal(404, f"No such object: {bucket}/{name}")
@@ -216,7 +216,7 @@ class Buckets:
                 entries[name] = item
             else:
                 entries[name[: cut + len(delimiter)]] = None
-        # The service sorts by UTF-8 bytes, which is the order of code points.
+        # The service sorts by UTF-8 bytes, which gives the same order as code points.
         rest = [name for name in sorted(entries) if name > after or not after]
         document: dict[str, object] = {"kind": "storage#objects"}
         page_names = rest[:size]
@@ -244,7 +244,7 @@ def check_name(name: str) -> None:
 def check_preconditions(
     current: Object | None, query: dict[str, str], reading: bool = False
 ) -> None:
-    """Refuse a request whose preconditions do not hold, with 304 if a reader has the object."""
+    """Refuse a request whose preconditions fail; with 304 if a reader has this generation."""
     numbers = {
         "Generation": current.generation if current else 0,
         "Metageneration": current.metageneration if current else 0,

@@ -1,7 +1,8 @@
 """Google Cloud Storage on this machine: the part of its JSON API that its Python client uses.
 
-Clients find it by STORAGE_EMULATOR_HOST. It logs the requests, and fails as a test requests. The
-answers were compared with Google's own conformance server (googleapis/storage-testbench).
+Clients find it by STORAGE_EMULATOR_HOST. The double logs the requests, and a test can make requests
+fail. Its responses were compared with Google's own conformance server
+(googleapis/storage-testbench).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from doubles.gcs.objects import Refusal, crc32c
 from doubles.gcs.state import Double, Request, Upload
 
 QUANTUM = 256 * 1024
-"""All parts of a resumable upload except the last one are multiples of this."""
+"""Every part of a resumable upload but the last must be a multiple of this size, in bytes."""
 _PIECE = 64 * 1024
 
 PERMISSIONS = {
@@ -36,11 +37,11 @@ PERMISSIONS = {
     "delete": "storage.objects.delete",
     "patch": "storage.objects.update",
 }
-"""The permissions of calls. The parts of an upload need none."""
+"""The permission that each call needs. Parts of an upload need none."""
 
 
 class _Cut(Exception):
-    """The connection ends here."""
+    """Raised to close the connection."""
 
 
 @contextlib.contextmanager
@@ -135,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             getattr(self, f"_{self.call}")()
         except Refusal as refusal:
             self._body()
-            if self.call == "media":  # The error of a download is plain text.
+            if self.call == "media":  # Downloads report errors as plain text.
                 self._answer(refusal.status, refusal.message.encode(), {}, "text/html")
             else:
                 self._json(refusal.document(), refusal.status)
@@ -286,7 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(308, b"", received)
 
     def _receive(self, upload: Upload, begin: int) -> None:
-        """Store the bytes that arrive, without those that are stored already."""
+        """Store the bytes that arrive, except those that an earlier request has stored."""
         whole = upload.result.data if upload.result else upload.data
         if begin > len(whole):
             raise Refusal(
@@ -370,7 +371,7 @@ def _parts(kind: str, body: bytes) -> tuple[dict[str, object], str, bytes]:
     if not body.startswith(mark) or len(sections) < 3:
         raise Refusal(400, "Missing end boundary in multipart body.")
     head, _, text = sections[0].removeprefix(mark).partition(b"\r\n\r\n")
-    # Content may hold the boundary's bytes only at its end.
+    # The content may contain the boundary: only the last one ends it.
     head, _, data = (b"\r\n" + mark).join(sections[1:-1]).partition(b"\r\n\r\n")
     matched = re.search(rb"content-type: *([^\r\n]+)", head, re.IGNORECASE)
     return json.loads(text), matched[1].decode() if matched else "", data
@@ -386,7 +387,7 @@ def _check_hash(header: str, data: bytes) -> None:
 
 
 def main(buckets: list[str], announce: Callable[[str], object] = print) -> None:
-    """Serve buckets with these names until the process ends."""
+    """Serve the named buckets until the process ends."""
     with serving(*buckets) as double:
         announce(double.uri)
         threading.Event().wait()

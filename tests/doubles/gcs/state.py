@@ -1,4 +1,4 @@
-"""The state of the storage double: its buckets, its log of requests, and the faults to come."""
+"""State of the storage double: its buckets, its log of requests, and its pending faults."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Request:
 
 @dataclass
 class Fault:
-    """A fault that the next requests of a kind meet.
+    """A fault that the next requests of a kind suffer.
 
     Attributes:
-        calls: the kinds of requests; () for all.
-        times: how many requests meet it.
-        status, message: the answer.
-        cut_after: the connection ends after this many bytes of the body, in either direction.
-        lost: the request is done, but the connection ends without an answer.
-        stored_bytes: the most bytes of a chunk that are stored.
-        damaged: a bit of the content is flipped on its way.
-        abandoned: the connection ends when the request has arrived, which is done nevertheless.
-        gate: the answer waits for this event.
-        only: a part of the names of the objects that meet the fault.
+        calls: the kinds of requests; () for all kinds.
+        times: the number of requests that suffer the fault.
+        status, message: the error response.
+        cut_after: close the connection after this many bytes of the body, in either direction.
+        lost: carry out the request, but close the connection without a response.
+        stored_bytes: store at most this many bytes of a chunk.
+        damaged: flip a bit of the content on its way.
+        abandoned: close the connection when the request has arrived, but carry the request out.
+        gate: send the response only when this event is set.
+        only: a substring that the object's name must have.
     """
 
     calls: tuple[str, ...]
@@ -70,7 +70,7 @@ class Upload:
 
 
 class Double:
-    """The service: its buckets, its log of requests, and the faults to come."""
+    """The storage double: its buckets, its log of requests, and its pending faults."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -79,10 +79,10 @@ class Double:
         self.denied: set[str] = set()
         """The permissions that callers lack."""
         self.peers: set[int] = set()
-        """The ports from which requests came, one for each connection."""
+        """The client ports of requests, one for each connection."""
         self.uploads: dict[str, Upload] = {}
         self.before: Callable[[str, str], None] | None = None
-        """Called before each answer, with the kind of request and the object's name."""
+        """Called before each response, with the kind of request and the object's name."""
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._busy = 0
@@ -90,7 +90,7 @@ class Double:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Count a request as being worked on during the `with` block."""
+        """Count a request as being handled during the `with` block."""
         with self._lock:
             self._busy += 1
         try:
@@ -101,7 +101,7 @@ class Double:
                 self._done.notify_all()
 
     def idle(self, patience_s: float) -> bool:
-        """Wait until no request is being worked on; return False if that took too long."""
+        """Wait until no request is being handled; return False after `patience_s` seconds."""
         with self._done:
             return self._done.wait_for(lambda: not self._busy, patience_s)
 
