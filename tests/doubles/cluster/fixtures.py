@@ -1,8 +1,8 @@
-"""Fixtures of pytest: a new double of a cluster, or the existing cluster that `make test-cluster`
+"""Pytest fixtures: a new double of a cluster, or the existing cluster that `make test-cluster`
 names.
 
-A test's mark `cluster(pools=..., **settings)` has arguments of `FakeCluster`. The cluster is
-checked and ended after the test.
+The mark `cluster(pools=..., **settings)` of a test has arguments for `FakeCluster`. After the test,
+the cluster is checked and ended.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from doubles.cluster.real import RealCluster
 
 _ENVIRON = dict(os.environ)
-"""The environment before tests get one of their own."""
+"""The environment of this run, before tests change theirs."""
 REAL = _ENVIRON.get("KINETIC_TEST_KUBECONFIG", "")
 """The kubeconfig of the cluster that `make test-cluster` names."""
 SHARES_FILES = not REAL or "KINETIC_POD_PYTHON" in _ENVIRON
-"""True if pods are processes of this machine."""
+"""True if pods are processes of this machine, and so can read its files."""
 LEFT_WITHIN_S = 120.0
-"""The longest time that a cluster may take to remove deleted objects."""
+"""The longest time, in seconds, that a cluster may take to remove deleted objects."""
 _SETTINGS = (
     "KINETIC_CLUSTER",
     "KINETIC_NAMESPACE",
@@ -89,9 +89,9 @@ def any_cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster | RealCl
 def on_cluster(
     any_cluster: FakeCluster | RealCluster, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeCluster | RealCluster]:
-    """The cluster, named by the settings of the test's process. The caller has only the documented
-    rights, and must try nothing else. After the test no objects of jobs may be left, however the
-    jobs ended."""
+    """The cluster, named by the settings of the test's process. The user has only the documented
+    rights, and must attempt nothing else. After the test, no objects of jobs may remain, however
+    the jobs ended."""
     from doubles.cluster.fake import FakeCluster
     from doubles.cluster.roles import submitter
 
@@ -109,7 +109,7 @@ def on_cluster(
 
 
 def settings_of(cluster: FakeCluster | RealCluster, home: Path) -> dict[str, str]:
-    """Return the variables of a caller whose jobs go to a cluster.
+    """Return the environment variables of a caller who submits jobs to a cluster.
 
     If pods are processes of this machine, the store is a folder that they share; otherwise the
     environment names it."""

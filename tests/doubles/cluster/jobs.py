@@ -1,7 +1,7 @@
-"""The Job controller: the pods of Jobs, their ends, and the Jobs' conditions.
+"""The Job controller: creates the pods of Jobs, counts their ends, and sets the Jobs' conditions.
 
-States follow each other as in Kubernetes 1.36: terminated pods are first noted as uncounted, then
-lose their finalizer, then count. FailureTarget comes first, and Failed once all pods have ended.
+The order of states is that of Kubernetes 1.36: an ended pod is first noted as uncounted, then loses
+its finalizer, then counts. FailureTarget is set first, and Failed once all pods have ended.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Jobs:
 
 
 class _Sync:
-    """One pass over one Job."""
+    """One pass over one Job, to bring its pods and its status up to date."""
 
     def __init__(self, jobs: Jobs, key: tuple[str, str], job: Object) -> None:
         self._jobs, self.key, self.job = jobs, key, job
@@ -95,7 +95,7 @@ class _Sync:
     # --- the pass
 
     def run(self) -> None:
-        for outcome in ("succeeded", "failed"):  # noted last time, and without finalizer now
+        for outcome in ("succeeded", "failed"):  # Noted in the last pass, no finalizer now.
             if uids := self.uncounted.pop(outcome, None):
                 self.counted_now = True
                 self.status[outcome] = self.status.get(outcome, 0) + len(uids)
@@ -108,7 +108,7 @@ class _Sync:
         elif not self.leaving:
             later = self._manage()
         if later:
-            return  # The scheduler handles the first pod before there are more.
+            return  # The scheduler handles the first pod before more are created.
         self._note_numbers()
         counted = self._note_terminated(verdict)
         if verdict is not None:
@@ -121,7 +121,7 @@ class _Sync:
             self._jobs._store.update(
                 PODS, meta["namespace"], meta["name"], without_finalizer(TRACKING), uid=meta["uid"]
             )
-        if over and verdict is not None:  # Otherwise the next pass counts the noted pods.
+        if over and verdict is not None:  # Otherwise, the next pass counts the noted pods.
             self._finish(verdict)
 
     def _put(self, kind: str, reason: str, message: str, status: str = "True") -> bool:
@@ -180,7 +180,7 @@ class _Sync:
         return None
 
     def _restarts(self) -> int:
-        """Count the restarts inside of pods, if the restart policy is OnFailure."""
+        """Count the restarts of containers if the restart policy is OnFailure."""
         if self.spec["template"]["spec"]["restartPolicy"] != "OnFailure":
             return 0
         return sum(
@@ -234,7 +234,7 @@ class _Sync:
             self._say("SuccessfulDelete", f"Deleted pod: {meta['name']}")
 
     def _manage(self) -> bool:
-        """Create and delete pods; return whether another pass has more to do."""
+        """Create and delete pods; return True if another pass is needed."""
         if self.suspended:
             self._remove_active()
             if self._put("Suspended", "JobSuspended", "Job suspended"):
@@ -253,7 +253,7 @@ class _Sync:
         return later
 
     def _wanted(self) -> list[int | None]:
-        """Return the indexes of the missing pods."""
+        """Return the indexes for which pods are missing."""
         parallelism, completions = self.spec["parallelism"], self.spec.get("completions")
         busy = len(self.active)
         replaces_late = self.spec["podReplacementPolicy"] == "Failed"
@@ -279,7 +279,7 @@ class _Sync:
         if wait_s > 0:
             self._jobs._engine.add("job", self.key, wait_s)
             return False
-        batch = wanted if self.active else wanted[:1]  # slow start: one, then the rest
+        batch = wanted if self.active else wanted[:1]  # Slow start: one, then the rest.
         for index in batch:
             try:
                 pod = self._jobs._admission.create_pod(self._pod(index))
@@ -292,7 +292,7 @@ class _Sync:
         return len(batch) < len(wanted)
 
     def _backoff(self) -> float:
-        """Return the seconds to wait before a failed pod is replaced."""
+        """Return the seconds to wait before the next pod replaces a failed one."""
         uid = self.job["metadata"]["uid"]
         ended = [p for p in self.pods if p["status"].get("phase") == "Failed"]
         fresh = [p for p in ended if p in self.tracked]
@@ -339,7 +339,7 @@ class _Sync:
     # --- counts
 
     def _note_terminated(self, verdict: Verdict | None) -> list[Object]:
-        """Note the ended pods; return those whose finalizer may be removed now."""
+        """Note the ended pods as uncounted; return those whose finalizer may be removed."""
         done: list[Object] = []
         over = verdict is not None or self.leaving
         completed = self._completed()
@@ -396,7 +396,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def _ranges(indexes: set[int]) -> str:
-    """Return indexes in the notation of a Job: "0,1", but "0-2"."""
+    """Format indexes as in a Job's status: "0,1", but "0-2"."""
     parts: list[list[int]] = []
     for index in sorted(indexes):
         if parts and parts[-1][-1] == index - 1:
@@ -407,7 +407,7 @@ def _ranges(indexes: set[int]) -> str:
 
 
 def _matches(rule: Object, pod: Object) -> str:
-    """Return why a rule of a podFailurePolicy applies to a pod, or ""."""
+    """Return the reason why a rule of a podFailurePolicy applies to a pod; "" if it does not."""
     meta, status = pod["metadata"], pod["status"]
     if wanted := rule.get("onExitCodes"):
         if status.get("phase") != "Failed" and not _deleting(pod):

@@ -1,8 +1,7 @@
-"""The validation of JobSets by the API: its definition first, then the rules of its webhook.
+"""Validation of JobSets: first by the schema of their definition, then by their webhook's rules.
 
-Unknown fields are removed and returned. Fields and types are those of
-tests/golden/kubernetes/jobset-fields.json; the rules are those of JobSet 0.12 with its default
-feature gates.
+Unknown fields are removed, and their paths returned. The fields and types are those in
+tests/golden/kubernetes/jobset-fields.json, the rules those of JobSet 0.12 with default gates.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FIELDS = json.loads(
 )["spec"]
 REQUIRED = {
     "spec.coordinator": ["replicatedJob"],
-    "spec.failurePolicy.rules[]": ["action"],  # the webhook fills in names
+    "spec.failurePolicy.rules[]": ["action"],  # The webhook fills in the names.
     "spec.successPolicy": ["operator"],
     "spec.startupPolicy": ["startupPolicyOrder"],
     "spec.replicatedJobs[].dependsOn[]": ["name", "status"],
@@ -43,14 +42,14 @@ UNCHECKED = (
 )
 WEBHOOK = 'admission webhook "vjobset.kb.io" denied the request: '
 FIXED = ("failurePolicy", "network", "startupPolicy", "successPolicy")
-"""Fields that may be set later, but not changed."""
+"""Fields that a client may add after the creation, but not change."""
 FOR_QUEUES = (("metadata", "annotations"), ("metadata", "labels"))
 FOR_QUEUES += (("spec", "nodeSelector"), ("spec", "tolerations"), ("spec", "schedulingGates"))
-"""Fields that may change in the pods of a suspended JobSet."""
+"""Fields of pods that may change while a JobSet is suspended."""
 
 
 def unknown_fields(obj: Object) -> list[str]:
-    """Remove fields that the definition does not know, except those of pods; return their paths."""
+    """Remove fields that the definition does not have, except in pods; return their paths."""
     unknown = _drop(obj, {"apiVersion", "kind", "metadata", "spec", "status"}, "")
     return unknown + _unknown(obj.get("spec") or {}, FIELDS, "spec")
 
@@ -92,7 +91,7 @@ def check(name: str, obj: Object) -> None:
 
 
 def _misfits(value: Any, kind: Any, at: str) -> Iterator[Cause]:
-    """Yield a cause for each value whose type is not that of the definition."""
+    """Yield a cause for each value that does not have the type in the definition."""
     if isinstance(kind, list):
         if value not in kind:
             options = ", ".join(f'"{k}"' for k in kind)
@@ -149,7 +148,7 @@ def _groups(spec: Object) -> list[str]:
 
 
 def _names(name: str, spec: Object) -> Iterator[Cause]:
-    """Yield causes for names of Jobs, pods or the Service that are not labels of DNS."""
+    """Yield a cause for each name of a Job, pod or Service that is not a valid DNS label."""
     subdomain = dig(spec, "network", "subdomain", default="")
     if subdomain and (why := _no_label(subdomain, ".spec.network.subdomain is too long")):
         yield Cause("spec.network.subdomain", f'Invalid value: "{subdomain}": {why}')
@@ -277,7 +276,7 @@ def check_update(name: str, before: Object, after: Object) -> None:
 
 
 def _as_before(jobs: list[Object], before: list[Object]) -> None:
-    """Undo the changes that are allowed in the pods of a suspended JobSet."""
+    """Undo the changes in pods that are allowed while a JobSet is suspended."""
     old = {job["name"]: job for job in before}
     for job in jobs:
         if job["name"] not in old:

@@ -58,7 +58,7 @@ class JobSets:
 
 
 class _Sync:
-    """One pass over one JobSet."""
+    """One pass over one JobSet, to bring its Jobs and its status up to date."""
 
     def __init__(self, of: JobSets, key: tuple[str, str], job_set: Object) -> None:
         self.of, self.key, self.job_set = of, key, job_set
@@ -191,7 +191,7 @@ class _Sync:
         self.events.append((rule, message, True))
 
     def _action(self, policy: Object) -> tuple[str, str]:
-        """Return the policy's action for the first failed Job that a rule matches."""
+        """Return the action of the failure policy for the first failed Job that matches a rule."""
         for index, rule in enumerate(policy.get("rules") or ()):
             for job in sorted(self.failed, key=_failed_at):
                 held = condition(job, "Failed")

@@ -17,7 +17,7 @@ class Resource:
     kind: str
     namespaced: bool = True
     counted: bool = False
-    """True if objects have a `metadata.generation`."""
+    """True if its objects have a `metadata.generation`, which counts changes of the spec."""
     custom: bool = False
     """True if a custom resource definition defines it."""
 

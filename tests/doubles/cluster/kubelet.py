@@ -1,6 +1,6 @@
-"""The kubelets of all nodes, which run pods as processes and report their states.
+"""The kubelets of all nodes: they run pods as processes and report the pods' states.
 
-A lost node reports nothing.
+A node that a test has lost reports nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ START_ERROR = (
 )
 FORCED_GRACE_S = 1.0
 Place = tuple[str, str, str]
-"""A pod's namespace, name and uid."""
+"""The namespace, name and uid of a pod."""
 
 
 @dataclass
 class Pod:
-    """The kubelet's state of one pod."""
+    """The state of one pod on its node."""
 
     place: Place
     node: str
@@ -52,7 +52,7 @@ class Pod:
     killing: bool = False
     phase: str = PENDING
     due: dict[str, float] = field(default_factory=dict)
-    """The times of the next tries, by step."""
+    """The time of the next attempt of each step."""
     oom: bool = False
 
 
@@ -81,9 +81,9 @@ class Kubelet:
         self.pods: dict[str, Pod] = {}
         self.lost_nodes: set[str] = set()
         self.missing_images: set[str] = {"does-not-exist"}
-        """Parts of names of images that no registry has."""
+        """Parts of names: images with one of these are in no registry."""
         self.entrypoints: dict[str, list[str]] = {}
-        """The entrypoints of images, by parts of their names; others run a shell."""
+        """The entrypoints of images, by a part of the name; other images run a shell."""
         self._images: dict[str, set[str]] = {}
         engine.handle("pod", self._sync)
         engine.handle("kill", self._kill)
@@ -95,7 +95,7 @@ class Kubelet:
         self.runtime.close()
 
     def log_of(self, uid: str, container: int) -> list[Log]:
-        """Return the logs of a container, that of its last start at the end."""
+        """Return the logs of a container, one for each start, the latest last."""
         pod = self.pods.get(uid)
         return pod.logs[container] if pod else []
 
@@ -236,7 +236,7 @@ class Kubelet:
         return True
 
     def _start_one(self, obj: Object, pod: Pod, index: int) -> bool:
-        """Start a container; return whether its new state must be reported."""
+        """Start a container; return True if its new state must be reported now."""
         state, spec = pod.states[index], obj["spec"]["containers"][index]
         if not self._is_due(pod, f"start {index}"):
             return False
@@ -286,8 +286,8 @@ class Kubelet:
         return False
 
     def _resolve(self, addresses: list[str], ports: list[int]) -> str:
-        """Return the address for a name that pods with these addresses have had, the oldest first:
-        a relay to the first of them that still runs, or the last address."""
+        """Return the address to use for a host name. `addresses` are those of the pods with this
+        name, oldest first. If an earlier one still runs, return a relay to it, else the last."""
 
         def target() -> str:
             alive = {
@@ -306,7 +306,7 @@ class Kubelet:
         return next((argv for part, argv in self.entrypoints.items() if part in image), ["sh"])
 
     def _may_pull(self, obj: Object, pod: Pod, index: int) -> bool:
-        """True if the image has a valid name, and is present or may be pulled."""
+        """True if the name of the image is valid, and the image is present or may be pulled."""
         state, spec = pod.states[index], obj["spec"]["containers"][index]
         image = state.image
         present = image in self._images.setdefault(pod.node, set())
@@ -356,7 +356,7 @@ class Kubelet:
         return True
 
     def _fail_pull(self, pod: Pod, index: int) -> None:
-        """Report ErrImagePull and ImagePullBackOff in turns, for ever."""
+        """Report ErrImagePull and ImagePullBackOff alternately, without end."""
         state, image = pod.states[index], pod.states[index].image
         what = f"start {index}"
         error = (
@@ -380,7 +380,7 @@ class Kubelet:
     # --- ends
 
     def _notice_ends(self, obj: Object, pod: Pod) -> None:
-        """Report the containers that have started, ended or failed to start."""
+        """Report containers that have started or ended, or that failed to start."""
         changed = False
         for index, container in enumerate(pod.running):
             state = pod.states[index]
@@ -401,12 +401,12 @@ class Kubelet:
         codes = [s.terminated["exitCode"] for s in pod.states if s.terminated]
         if "deletionTimestamp" not in obj["metadata"]:
             if changed:
-                self._report(pod)  # The containers have ended, but the phase is still the old one.
+                self._report(pod)  # The containers have ended, but the phase has not changed yet.
                 if any(codes) and obj["spec"]["restartPolicy"] == "OnFailure":
                     self._restart(pod)
                     return
                 self._retry(pod, "settled", self._timings.settle_s)
-                return  # Other controllers see this state, too.
+                return  # Let other controllers see this state first.
             if not self._is_due(pod, "settled"):
                 return
         pod.phase = FAILED if any(codes) else SUCCEEDED
@@ -436,7 +436,7 @@ class Kubelet:
         state.state = {"terminated": ended | {"containerID": state.id}}
 
     def _restart(self, pod: Pod) -> None:
-        """Restart failed containers, the first time without a delay."""
+        """Restart failed containers; the first restart is without a delay."""
         for index, state in enumerate(pod.states):
             if not state.terminated or state.terminated["exitCode"] == 0:
                 continue
@@ -498,7 +498,7 @@ class Kubelet:
         grace_s = float(dig(obj, "metadata", "deletionGracePeriodSeconds", default=0))
         left_s = pod.due["term"] + max(grace_s, FORCED_GRACE_S) - time.monotonic()
         if left_s > 0.002:
-            return  # The deletion was changed since.
+            return  # The deletion has changed since this was scheduled.
         for container in pod.running:
             if container is not None:
                 container.kill(signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Kueue: workloads with a queue's label are suspended until their whole request fits.
+"""Kueue: a workload in a queue is suspended until all of its resources fit in the quota.
 
-A Workload object says why its job waits; admitted workloads are resumed. Queues have one flavor and
-a quota, without borrowing or preemption.
+A Workload object has the reason for which its job waits; when it is admitted, the job is resumed.
+Queues have one flavor and a quota, without borrowing or preemption.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLAVOR = "default-flavor"
 
 
 class Kueue:
-    """Admission by quota. `quotas` are those of the local queues, by resource."""
+    """Admission by quota. `quotas` has the quota of each local queue, by resource."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Kueue:
     ) -> None:
         self._store, self._engine, self._recorder = store, engine, recorder
         self.paused = False
-        """While true, no new workload is admitted."""
+        """Admit no new workload while this is true."""
         for name, quota in quotas.items():
             self._add_queue(namespace, name, quota)
         engine.handle("queues", self._sync)
@@ -62,7 +62,7 @@ class Kueue:
 
     @staticmethod
     def suspend(resource: Resource, obj: Object) -> None:
-        """Suspend new workloads of queues, like Kueue's webhook."""
+        """Suspend a new object that has a queue, like Kueue's webhook."""
         if resource in (JOBS, JOB_SETS) and LABEL in (obj["metadata"].get("labels") or {}):
             obj["spec"]["suspend"] = True
 
@@ -209,7 +209,7 @@ def _queue(owner: Object) -> str:
 
 
 def _request(owner: Object) -> Counter[str]:
-    """Return the sum of the requests of all pods of a workload."""
+    """Return the resources that all pods of a workload request together."""
     total: Counter[str] = Counter()
     groups = [(1, owner)]
     if owner["kind"] == "JobSet":

@@ -1,4 +1,4 @@
-"""Lives of objects, reduced to the parts that two runs of the same request have in common.
+"""The life of an object: the sequence of its states, reduced to what is the same in every run.
 
 In: rows of (resource, event type, object) in order. Out: for each object the sequence of its
 states, without names, times, numbers that depend on timing, and repetitions.
@@ -17,11 +17,11 @@ Row = tuple[str, str, Object]
 INDEX = "batch.kubernetes.io/job-completion-index"
 NEW_SHAPE, OLD_SHAPE = "eventTime", "count"
 PASSING = ("Pulling", "Pulled")
-"""The reasons of events that depend on the images of a node."""
+"""Reasons of events that depend on the images that a node already has."""
 
 
 def lives(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Return the states of each object in order, by a name that is the same in both runs."""
+    """Return the states of each object in order, by a name that does not differ between runs."""
     by_name: dict[str, list[str]] = {}
     uids: dict[str, dict[str, str]] = {}
     for plural, kind, obj in rows:
@@ -140,7 +140,7 @@ def _event(obj: Object) -> tuple[str, str]:
 
 
 def difference(actual: dict[str, list[str]], wanted: dict[str, list[str]]) -> str:
-    """Return the differences of two sets of lives, or ""."""
+    """Describe the differences between two sets of lives; "" if there are none."""
     lines: list[str] = []
     for name in sorted(actual.keys() | wanted.keys()):
         changes = difflib.ndiff(wanted.get(name, []), actual.get(name, []))

@@ -1,4 +1,4 @@
-"""Small Jobs and JobSets for tests of the cluster's double: a name and a shell command each."""
+"""Small Jobs and JobSets for tests of the double: each runs a shell command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOPOLOGY = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke
 def pod_template(
     command: str, *, env: dict[str, str] | None = None, grace_s: int = 1, **spec: Any
 ) -> Object:
-    """Return a template with one container that runs a shell command; $IP is the pod's address."""
+    """Return a pod template with one container that runs a shell command; $IP is its address."""
     entries: list[Object] = [{"name": k, "value": v} for k, v in (env or {}).items()]
     entries.append({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     container = {

@@ -1,7 +1,7 @@
-"""Relays for a name that two pods have: DNS resolves it to the older pod until that has ended.
+"""Relays for a host name that two pods have: DNS resolves it to the older pod until that pod ends.
 
-A pod that starts while the earlier pod of a name still ends gets the relay's address for the name;
-all other pods get the address of the pod itself.
+A pod that starts while an earlier pod with the name is still ending gets the address of a relay.
+All other pods get the address of the pod itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Target = Callable[[], str]
 
 
 class Relay:
-    """A relay of connections from one address to another one, which may change."""
+    """Relays connections to a target address, which may change."""
 
     def __init__(self, address: str, ports: list[int], target: Target) -> None:
         self.address = address
@@ -25,7 +25,7 @@ class Relay:
             serve.start()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)

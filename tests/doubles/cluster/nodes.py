@@ -25,7 +25,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class NodePool:
-    """A pool of equal nodes. With `accelerator` they are TPU hosts, with labels like on GKE."""
+    """A pool of equal nodes. With `accelerator`, they are TPU hosts with the labels of GKE."""
 
     name: str
     nodes: int = 1
@@ -101,7 +101,7 @@ V6E_4X4 = NodePool("tpu-v6e-4x4", 4, "tpu-v6e-slice", "4x4", 4, machine="ct6e-st
 
 
 class Nodes:
-    """The node life cycle: mark lost nodes, evict their pods, remove the pods of deleted nodes."""
+    """The node controller: marks lost nodes, evicts their pods, removes those of deleted nodes."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Nodes:
         store.listeners.append(self._heard)
 
     def lose(self, node: str) -> None:
-        """Let the node's kubelet be silent from now on."""
+        """Stop the reports of the node's kubelet."""
         self._lost.add(node)
         self._engine.add("node lost", node, self._timings.node_grace_s)
 

@@ -26,7 +26,7 @@ def clone(value: Any) -> Any:
 
 
 def dig(value: Any, *path: str | int, default: Any = None) -> Any:
-    """Return the value at a path, or `default` if a part of the path is absent or null."""
+    """Return the value at a path; `default` if a part of the path is missing or null."""
     for part in path:
         try:
             value = value[part]
@@ -36,7 +36,7 @@ def dig(value: Any, *path: str | int, default: Any = None) -> Any:
 
 
 def merged(old: Any, patch: Any) -> Any:
-    """Apply a merge patch (RFC 7386): null removes, objects merge, other values replace."""
+    """Return the object with a merge patch (RFC 7386): null removes, objects merge."""
     if not isinstance(patch, dict):
         return clone(patch)
     result = dict(old) if isinstance(old, dict) else {}
@@ -49,7 +49,7 @@ def merged(old: Any, patch: Any) -> Any:
 
 
 def strategically_merged(old: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch: lists of named objects are merged by their name or type."""
+    """Return the object with a strategic merge patch, which merges lists by name or type."""
     if isinstance(patch, list) and isinstance(old, list):
         for key in ("name", "type", "uid"):
             if all(isinstance(item, dict) and key in item for item in [*old, *patch]):
@@ -73,8 +73,8 @@ def strategically_merged(old: Any, patch: Any) -> Any:
 
 
 def json_patched(document: Any, operations: Iterable[Object]) -> Any:
-    """Apply a JSON patch (RFC 6902) without move and copy; raise KeyError, IndexError or ValueError
-    if it does not fit."""
+    """Return the document with a JSON patch (RFC 6902, without move and copy). Raise KeyError,
+    IndexError or ValueError if the patch does not fit."""
     document = clone(document)
     for operation in operations:
         parts = [p.replace("~1", "/").replace("~0", "~") for p in operation["path"].split("/")[1:]]
@@ -134,7 +134,7 @@ def field_selector(text: str) -> Callable[[Object], bool]:
 
 
 def quantity(text: str | float) -> float:
-    """Return the number of a quantity; raise ValueError for other text."""
+    """Convert a quantity, such as "4Gi", to a number; raise ValueError if it is malformed."""
     matched = QUANTITY.match(str(text))
     if matched is None:
         raise ValueError(text)
@@ -147,7 +147,7 @@ def plain_number(value: float) -> str:
 
 
 def stamp(at: float | None = None) -> str:
-    """Return a time in whole seconds, as in most of the API."""
+    """Format a time as a timestamp in whole seconds, as most of the API does; by default now."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
@@ -161,7 +161,7 @@ def nano_stamp(ns: int) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return the time of a stamp, without fractions of a second."""
+    """Parse a timestamp into seconds since the epoch, dropping fractions."""
     import calendar
 
     return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
@@ -184,7 +184,7 @@ def condition(obj: Object, kind: str) -> Object | None:
 
 
 def set_condition(status: Object, new: Object) -> bool:
-    """Add or replace a condition; return whether more than its times has changed."""
+    """Add or replace a condition; return True if more than its times has changed."""
     held = status.setdefault("conditions", [])
     for index, old in enumerate(held):
         if old["type"] == new["type"]:

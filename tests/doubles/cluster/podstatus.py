@@ -1,4 +1,4 @@
-"""The status of a pod, as a kubelet reports it: from the pod and its containers' states. Pure."""
+"""Status of a pod as its kubelet reports it, from the pod and its containers' states. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def status_of(
     elif unready:
         message = f"containers with unready status: [{' '.join(unready)}]"
         because = {"reason": "ContainersNotReady", "message": message}
-    # A container that will be restarted is not the pod's end.
+    # If a container will be restarted, the pod has not ended.
     restarts = phase == RUNNING and pod["spec"]["restartPolicy"] == "OnFailure"
     if over and restarts and finished == "PodFailed":
         message = f"containers with unready status: [{' '.join(unready)}]"

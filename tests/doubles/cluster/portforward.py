@@ -16,7 +16,7 @@ BINARY, CLOSE = 0x2, 0x8
 
 
 def forward(request: Request) -> Answer:
-    """Switch protocols and relay the bytes."""
+    """Switch to a WebSocket and relay bytes between the client and the port."""
     port = int(request.query["ports"])
     key = request.headers["sec-websocket-key"]
     proof = base64.b64encode(hashlib.sha1((key + GUID).encode()).digest()).decode()
@@ -39,7 +39,7 @@ def _relay(client: socket.socket, port: int) -> None:
     except OSError as error:
         _send(client, b"\1" + str(error).encode())
         with contextlib.suppress(OSError):
-            while _receive(client) is not None:  # The client closes first.
+            while _receive(client) is not None:  # Until the client closes.
                 pass
         return
     with far:
@@ -69,7 +69,7 @@ def _send(client: socket.socket, data: bytes, code: int = BINARY) -> None:
 
 
 def _receive(client: socket.socket) -> bytes | None:
-    """Return the bytes of channel 0 in the next frame; None at the end."""
+    """Return the bytes for channel 0 in the next frame; None at the end of the stream."""
     first, second = _read(client, 2)
     size = second & 0x7F
     if size >= 126:

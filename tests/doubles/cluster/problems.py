@@ -1,4 +1,4 @@
-"""Refusals of the API: one exception, `Refused`, and a function for each kind of answer."""
+"""Error responses of the API: the exception `Refused`, and a function for each kind of error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from doubles.cluster.kinds import Resource
 
 @dataclass
 class Refused(Exception):
-    """A failed request: the HTTP status, the body, and further headers."""
+    """Raised to refuse a request; has the HTTP status, the body, and further headers."""
 
     code: int
     body: dict[str, Any] | str
@@ -19,7 +19,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Cause:
-    """One fault of an object: the field, the API's sentence and its reason."""
+    """One error in an object: the field, the API's sentence about it, and the reason."""
 
     field: str
     message: str
@@ -30,7 +30,7 @@ class Cause:
 
 
 def status(code: int, reason: str, message: str, **more: Any) -> dict[str, Any]:
-    """Return the Status of a failure."""
+    """Return the Status object of a failed request."""
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     body |= {"message": message} | ({"reason": reason} if reason else {}) | more
     return body | {"code": code}
@@ -91,7 +91,7 @@ def bad_request(message: str) -> Refused:
 
 
 def invalid(resource: Resource, name: str, causes: list[Cause], before: str = "") -> Refused:
-    """Return a 422 with a cause for each fault."""
+    """Return a 422 response that lists these causes."""
     sentences = list(dict.fromkeys(cause.sentence() for cause in causes))
     text = sentences[0] if len(sentences) == 1 else f"[{', '.join(sentences)}]"
     kind = resource.kind + (f".{resource.group}" if resource.group else "")

@@ -1,4 +1,4 @@
-"""Parsing of requests: verb, body, selectors and options; and some common refusals."""
+"""Parsing of requests into verb, body, selectors and options, and the refusal of malformed ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""An existing cluster, with the part of `FakeCluster` that reads objects and deletes pods.
+"""An existing cluster, with the methods of `FakeCluster` that read objects and delete pods.
 
-The current context of its kubeconfig names the cluster and the namespace, and its user has the
-documented roles: only kinds that this user may list are seen. Tests that inject faults are marked
-`double` and do not run here.
+The kubeconfig's current context names the cluster and the namespace. Its user has the
+documented roles, so only kinds that these allow to list are visible. Tests that inject faults have
+the mark `double`, and do not run here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RealCluster:
     """A namespace of a cluster. Objects that existed at the start are ignored."""
 
     def __init__(self, path: str | Path) -> None:
-        """Connect with the current context of a kubeconfig, or of several with ":" between."""
+        """Connect with the current context of one kubeconfig, or of several separated by ":"."""
         self.kubeconfig = os.pathsep.join(
             str(Path(part).absolute()) for part in str(path).split(os.pathsep)
         )
@@ -52,7 +52,7 @@ class RealCluster:
         self._before = set(self._names())
 
     def objects(self, plural: str) -> list[Document]:
-        """Return all objects of a kind in the namespace; none if the kind is not installed, or the
+        """Return all objects of a kind in the namespace; [] if the kind is not installed, or the
         user may not list it."""
         kind = KINDS[plural]
         if kind in CREATED_KINDS and kind not in self._kinds:
@@ -76,11 +76,11 @@ class RealCluster:
         self._api.delete_pod(name, {"gracePeriodSeconds": 0} if force else {})
 
     def evict_pod(self, name: str) -> None:
-        """Evict a pod, like a drain of its node."""
+        """Evict a pod, as when its node is drained."""
         self._api.evict_pod(name)
 
     def may_evict(self) -> bool:
-        """True if the user may evict pods, which the documented roles do not allow."""
+        """True if the user may evict pods; the documented roles do not allow it."""
         return self._api.may_evict()
 
     def wait_for(
@@ -115,7 +115,7 @@ class RealCluster:
 
 
 class _Api(HttpApi):
-    """The connection, with three calls that kinetic does not need."""
+    """The connection, with three API calls that kinetic itself does not use."""
 
     def may_evict(self) -> bool:
         attributes = {"verb": "create", "resource": "pods", "subresource": "eviction"}

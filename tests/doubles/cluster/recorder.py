@@ -1,4 +1,4 @@
-"""Events, in the two shapes that components write. A repeated event counts the first one up."""
+"""Events, in the two formats that components use. A repeated event raises the first one's count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEW_SHAPE = {
     "kueue-admission": ("Reconciling", "Reconciling"),
     "jobset-controller": ("Reconciling", "Reconciling"),
 }
-"""The components that use `eventTime`, with their actions in normal events and in warnings."""
+"""The components whose events have `eventTime`, with the actions of normal events and warnings."""
 
 
 class Recorder:

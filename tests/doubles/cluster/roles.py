@@ -1,5 +1,5 @@
-"""The documented roles, from docs/how-to/kubernetes.md. In tests of the product, the user of the
-double has these rights and no others.
+"""The roles documented in docs/how-to/kubernetes.md. In tests of the product, the double's user has
+these rights and no others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Grant = tuple[str, str]
 
 
 def documented() -> list[dict[str, Any]]:
-    """Return the documents in the page's first block of YAML."""
+    """Return the YAML documents in the first code block of the page."""
     import yaml
 
     block = PAGE.read_text().partition("```yaml\n")[2].partition("```")[0]
@@ -35,7 +35,7 @@ def grants_of(kind: str) -> set[Grant]:
 
 
 def submitter(namespace: str) -> Callable[[str, str, str], bool]:
-    """Return the permission of a user with both roles, the Role bound in `namespace`."""
+    """Return the permission function for a user with both roles, the Role bound in `namespace`."""
     local, everywhere = grants_of("Role"), grants_of("ClusterRole")
 
     def may(verb: str, noun: str, of: str) -> bool:

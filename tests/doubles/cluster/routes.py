@@ -1,6 +1,6 @@
-"""The API: the effect of each request.
+"""The API: carries out requests.
 
-This module checks permissions, applies faults and logs every request.
+This module also checks permissions, applies faults, and logs every request.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ PATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "application/apply-patch+yaml": merged,
 }
 Permission = Callable[[str, str, str], bool]
-"""Tells if a user may do a verb on a resource ("jobs.batch", "pods/log") in a namespace."""
+"""Returns True if a user may use a verb on a resource ("jobs.batch", "pods/log") in a namespace."""
 
 
 class Api:
@@ -86,16 +86,15 @@ class Api:
         self.requests: list[Request] = []
         self.used: set[tuple[str, str, str]] = set()
         self.refused: set[tuple[str, str, str]] = set()
-        """Users with verbs and resources ("list", "jobs.batch") that were allowed, or refused."""
+        """Calls that were allowed and refused: user, verb, resource ("list", "jobs.batch")."""
         self.unknown: list[str] = []
         """Fields of created objects that the API does not know."""
         self.webhook_down = False
         self.job_set_controller = True
-        """False if only the definition of JobSet is installed."""
+        """False if JobSet's definition is installed, but its controller does not run."""
         self.protected_pods: set[str] = set()
         self.admitting: list[Callable[[Resource, Object], None]] = []
-        """Functions that are called with each object before its creation, to change or refuse it.
-        """
+        """Functions to call with each object before its creation, which may change or refuse it."""
         self._lock = threading.Lock()
 
     # --- permissions
@@ -250,7 +249,7 @@ class Api:
             meta["continue"] = base64.urlsafe_b64encode(json.dumps(token).encode()).decode()
             meta["remainingItemCount"] = len(objects) - start - limit
         items = objects[start : start + limit] if limit else objects[start:]
-        if not resource.custom:  # Typed lists omit kind and version in items.
+        if not resource.custom:  # Typed lists have no kind and version in items.
             items = [{k: v for k, v in i.items() if k not in ("kind", "apiVersion")} for i in items]
         kind = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
         return Answer(200, kind | {"metadata": meta, "items": items})
@@ -457,7 +456,7 @@ class Api:
         return Answer(201, success())
 
     def disrupt(self, namespace: str, name: str, reason: str, message: str) -> None:
-        """Set the condition that a pod is about to be removed, with the reason."""
+        """Set the condition, with a reason, that a pod will soon be removed."""
 
         def change(obj: Object) -> None:
             set_condition(

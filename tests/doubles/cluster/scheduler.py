@@ -1,6 +1,6 @@
-"""The scheduler: it gives each pod a node, or a reason why there is none.
+"""The scheduler: assigns a node to each pod, or reports the reason why no node fits.
 
-Events are in the words of kube-scheduler. Each pod is scheduled on its own: there are no gangs.
+Events use the words of kube-scheduler. Each pod is scheduled on its own, without gangs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scheduler:
     def __init__(self, store: Store, engine: Engine, recorder: Recorder) -> None:
         self._store, self._engine, self._recorder = store, engine, recorder
         self.held: set[str] = set()
-        """Patterns of names of pods that get no node and no reason."""
+        """Patterns: pods with matching names are not scheduled, and no reason is reported."""
         self._waiting: set[tuple[str, str]] = set()
         engine.handle("schedule", self._sync)
         store.listeners.append(self._heard)
@@ -149,7 +149,7 @@ def _key(pod: Object) -> tuple[str, str]:
 def _obstacles(
     pod: Object, node: Object, nodes: list[Object], pods: list[Object]
 ) -> tuple[list[str], bool]:
-    """Return why a pod does not fit on a node, and whether removing pods could not change that."""
+    """Return the reasons why a pod does not fit on a node, and True if an eviction cannot help."""
     spec = pod["spec"]
     taints = [t for t in node["spec"].get("taints") or () if t["effect"] != "PreferNoSchedule"]
     if node["spec"].get("unschedulable"):

@@ -1,6 +1,6 @@
-"""HTTP: connections, requests and answers of the API server.
+"""HTTP of the API server: connections, requests and responses.
 
-Connections stay open. For clients, `stop` and `start` are a restart of the server.
+Connections stay open. To clients, `stop` and `start` look like a restart of the server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """The answer to a request: an object, text, or pieces that are sent as they come."""
+    """The response to a request: an object, text, or pieces that are sent as they are produced."""
 
     code: int = 200
     body: Any = None
@@ -54,7 +54,7 @@ class Answer:
     content_type: str = "application/json"
     stream: Stream | None = None
     upgrade: Callable[[socket.socket], None] | None = None
-    """A function that takes the connection over."""
+    """A function that takes over the connection."""
 
 
 class LeftError(Exception):
@@ -74,7 +74,7 @@ class Server:
         self.port = 0
 
     def start(self) -> None:
-        """Listen, on the earlier port if there was one."""
+        """Start to listen, on the same port as before if the server was stopped."""
         server = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -88,7 +88,7 @@ class Server:
             request_queue_size = 512
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                pass  # A client has disconnected; crashes are answered with 500.
+                pass  # The client has disconnected. Crashes are answered with 500.
 
         self._listener = Listener(("127.0.0.1", self.port), Handler)
         self.port = self._listener.server_address[1]
@@ -134,7 +134,7 @@ class Server:
                 self._open.discard(connection)
 
     def _respond(self, connection: socket.socket, request: Request) -> bool:
-        """Answer one request; return whether the connection stays open."""
+        """Answer one request; return True if the connection stays open."""
         try:
             answer = self._answer(request)
         except Refused as refused:
@@ -144,7 +144,7 @@ class Server:
             message = "the test double itself failed; see FakeCluster.crashes"
             answer = Answer(500, status(500, "InternalError", message))
         request.code = answer.code
-        if answer.code == 0:  # means no answer at all
+        if answer.code == 0:  # No response at all.
             _reset(connection)
             return False
         if answer.upgrade is not None:
@@ -193,13 +193,13 @@ class Server:
 
     @staticmethod
     def _break(connection: socket.socket, where: str, piece: bytes) -> None:
-        """Break a stream in the way that a test requests; the rest is not sent."""
+        """Break a stream as a test has requested; the rest is not sent."""
         half = piece[: max(len(piece) // 2, 1)] or b'{"type":"MODI'
         if where == "end":
             connection.sendall(b"0\r\n\r\n")
-        elif where == "line":  # a whole chunk, which is half a line; then a plain end
+        elif where == "line":  # A complete chunk with half a line, then a proper end.
             connection.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(half), half))
-        elif where == "chunk":  # the transfer itself is cut short
+        elif where == "chunk":  # The transfer itself is cut off.
             connection.sendall(b"%x\r\n%b" % (len(half) * 2 + 10, half))
         if where == "reset":
             _reset(connection)
@@ -257,6 +257,6 @@ def _has_left(connection: socket.socket) -> bool:
 
 
 def _reset(connection: socket.socket) -> None:
-    """Close without an answer, so that the client sees a reset."""
+    """Close the connection without a response, so that the client sees a reset."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

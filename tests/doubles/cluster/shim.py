@@ -1,17 +1,15 @@
-"""The container runtime: programs that start the processes of containers, started by
-`containers.Runtime`.
+"""The container runtime: programs that `containers.Runtime` starts, and that start containers.
 
-In: a socket whose messages bring the socket of a cluster. Each message on a cluster's socket is the
-path of a JSON file (argv, env, cwd), with two pipes, for output and for news. Out: lines of JSON on
-the second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal": n}`. A message on
-the first socket with more than a socket requests a host: see `start`.
+Messages on the first socket bring the socket of a cluster. Each message on a cluster's socket is
+the path of a JSON file (argv, env, cwd) with two pipes, for output and for news. The program writes
+lines of JSON to the second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal":
+n}`. A message on the first socket with more than a socket requests a host: see `start`.
 
-Each cluster has a process, and each container a small one that adopts all its descendants. When the
-container's first process ends, all of them end, as in a pid namespace; also when the tests are
-killed. This program imports the modules of kinetic's hosts once, with the modules that are named at
-the start, so that the first process of such a pod is a fork instead of a program. Hosts with
-variables that take effect during imports are started as programs, and so are hosts that execute the
-next attempt.
+Each cluster has a process, and each container has a small one that adopts all its descendants. They
+all end with the container's first process, as in a pid namespace, or if the tests are killed. This
+program imports the modules of kinetic's hosts, and those named when it starts, once: the first
+process of such a pod is then a fork instead of a new program. A host is started as a program if its
+variables take effect during imports, or if it executes the next attempt.
 """
 
 import ctypes
@@ -67,7 +65,7 @@ def import_ahead(modules):
     for module in PRELOADED:
         importlib.import_module(module)
     jaxworld.preload(modules)
-    setproctitle.getproctitle()  # finds the space for titles, before variables are set
+    setproctitle.getproctitle()  # Finds the space for titles before variables are set.
     assert jaxworld.is_fork_safe()
     gc.freeze()
 
@@ -90,8 +88,8 @@ def serve(wire):
 
 
 def start(wanted, output, news, *kept):
-    """Become the host that `containers.Program` requests. It is not contained: its descendants
-    outlive it if it is killed."""
+    """Become the host that `containers.Program` requests. This process is not a container: if it is
+    killed, its descendants stay alive."""
     signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
     os.write(news, str(os.getpid()).encode())
     become(wanted, output, news, kept)
@@ -137,7 +135,7 @@ def become(wanted, output, failing, kept=()):
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
                 signal.signal(number, signal.SIG_DFL)
-        if wanted["deaf"]:  # like the first process of a container, which has no default handlers
+        if wanted["deaf"]:  # As PID 1 of a container, for which signals have no default effect.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.chdir(wanted["cwd"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -157,14 +155,14 @@ def become(wanted, output, failing, kept=()):
 
 
 def needs_no_interpreter(wanted):
-    """True for a host of kinetic that would import the modules that this program has imported."""
+    """True for a host of kinetic that needs only the modules that this program has imported."""
     is_host = wanted["argv"] == [sys.executable, "-m", RUNNER]
     rest = dict(wanted["env"].items() - OBEYED)
     return is_host and not any(name.startswith(READ_AT_IMPORT) for name in rest)
 
 
 def run_here(wanted):
-    """Continue like an interpreter that was started with this command."""
+    """Run the command like a newly started interpreter."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -193,7 +191,7 @@ def tell(news, what):
 
 
 def kill_all():
-    """End every descendant. This process adopts orphans, so in the end all are its children."""
+    """End every descendant. Orphans become children of this process, so it kills its children."""
     while True:
         for pid in children():
             try:

@@ -1,7 +1,7 @@
-"""Objects, their versions and their history.
+"""Objects of the cluster, with their versions and their history.
 
-Objects are shared: never change the results of `get` and `all`. Listeners are called with each
-change, in order, while the lock is held: they only add items to the engine.
+Objects are shared: never change what `get` and `all` return. Listeners are called for each change,
+in order, while the lock is held, so they may only add items to the engine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEPT_EVENTS = 5_000
 
 @dataclass
 class Change:
-    """One event of a watch: the object, and its previous version."""
+    """One event of a watch: the new object, and the version before the change."""
 
     version: int
     type: str
@@ -43,7 +43,7 @@ class Change:
     _line: bytes | None = field(default=None, repr=False)
 
     def line(self) -> bytes:
-        """Return the event as a watch sends it, encoded once for all watches."""
+        """Return the event as a line of a watch; encoded only once for all watches."""
         if self._line is None:
             self._line = event_line(self.type, self.object)
         return self._line
@@ -94,8 +94,8 @@ class Store:
     def concerned(
         self, change: Change, resource: Resource, children: Resource
     ) -> tuple[str, str] | None:
-        """Return the namespace and name of the object of this kind that a change concerns, because
-        it has changed itself, or one of its children has."""
+        """Return the namespace and name of the object of kind `resource` that a change concerns:
+        the changed object itself, or its owner."""
         target: Object | None = None
         if change.resource is resource and change.type != "DELETED":
             target = change.object
@@ -113,7 +113,7 @@ class Store:
             return [uid for uid, keys in self._owned.items() if keys]
 
     def since(self, resource: Resource, version: int) -> list[Change] | None:
-        """Return the changes after a version; None if they are no longer stored."""
+        """Return the changes after a version; None if the history does not reach back to it."""
         with self.lock:
             if version < self._compacted[resource]:
                 return None
@@ -141,7 +141,7 @@ class Store:
     # --- writing
 
     def create(self, resource: Resource, obj: Object, *, dry: bool = False) -> Object:
-        """Store a new object, with the metadata that the server adds."""
+        """Store a new object, with the metadata that a server adds."""
         with self.lock:
             meta = obj["metadata"]
             if not meta.get("name") and meta.get("generateName"):
@@ -171,8 +171,8 @@ class Store:
         version: str | None = None,
         uid: str | None = None,
     ) -> Object:
-        """Change a copy of an object and store it, unless nothing differs. An object that is being
-        deleted is removed when it has no finalizer left."""
+        """Store a changed copy of an object, unless it is equal. Remove an object that is being
+        deleted once it has no finalizers."""
         with self.lock:
             old = self._objects[resource].get((namespace, name))
             if old is None or (uid is not None and old["metadata"]["uid"] != uid):
@@ -183,7 +183,7 @@ class Store:
             new = change(new) or new
             if new == old and "deletionTimestamp" not in old["metadata"]:
                 return old
-            bound = resource is PODS  # by a subresource, which does not change the generation
+            bound = resource is PODS  # Binding a pod does not change its generation.
             if resource.counted and not bound and new.get("spec") != old.get("spec"):
                 new["metadata"]["generation"] = old["metadata"].get("generation", 1) + 1
             if new != old:

@@ -1,4 +1,4 @@
-"""Watches and logs: answers in pieces. An empty piece comes if nothing has happened for a while."""
+"""Watches and logs, sent in pieces. While nothing happens, empty pieces are sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from doubles.cluster.store import Change, Store, event_line
 from doubles.cluster.timings import Timings
 
 CHECK_S = 0.2
-"""The pause between checks of a quiet stream: for a disconnected client, or a fault."""
+"""Seconds between checks of a quiet stream for a disconnected client or a fault."""
 DEFAULT_TIMEOUT_S = 2400.0
 END_OF_LIST = "k8s.io/initial-events-end"
 Test = Callable[[Object], bool]
@@ -79,7 +79,7 @@ def watch(
 
 
 def _line(change: Change, concerns: Test) -> bytes | None:
-    """Return the event for a watch with these selectors, or None."""
+    """Return the event as a watch with these selectors sees it, or None."""
     now = concerns(change.object)
     before = change.before is not None and concerns(change.before)
     if change.type == "MODIFIED" and now != before:
@@ -105,7 +105,7 @@ def log(
     name: str,
     open_stream: Callable[[], Stream],
 ) -> Answer:
-    """Return the log of a container, whole or followed."""
+    """Return a container's log up to now, or until the container ends."""
     pod, query = store.get(PODS, namespace, name), request.query
     if pod is None:
         raise not_found(PODS, name)

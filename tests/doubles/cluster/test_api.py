@@ -1,4 +1,4 @@
-"""kinetic's calls and diagnosis against the double's API server."""
+"""kinetic's API calls, and its explanations of pods and errors, against the double."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The same request leads to the same states as on a real control plane.
+"""A request causes the same states on the double as on a real control plane.
 
-Requests were recorded with every state that followed (Kubernetes 1.36, JobSet 0.12). Here they are
-sent with short programs in place of the recorded ones, and the states of each object are compared.
+Requests and the states that followed were recorded with Kubernetes 1.36 and JobSet 0.12. The tests
+send the requests with short programs instead of the recorded ones, and compare the states.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Step = Callable[["Run"], None]
 
 
 class Run:
-    """A recorded request on a cluster."""
+    """A recorded request that was sent to a cluster."""
 
     def __init__(self, cluster: FakeCluster, request: Object) -> None:
         self.cluster, self.request = cluster, request
@@ -76,7 +76,7 @@ class Run:
 
 
 def ended(run: Run) -> None:
-    """Complete, Completed or Failed; and what follows that."""
+    """Wait until the object is Complete, Completed or Failed, and until nothing more follows."""
 
     def look() -> bool:
         obj = run.cluster.object(run.plural, run.name)
@@ -92,7 +92,7 @@ def gone(run: Run) -> None:
 def running(count: int) -> Step:
     def step(run: Run) -> None:
         run.until(lambda: [p["status"]["phase"] for p in run.pods()].count("Running") == count)
-        if ENDLESS in json.dumps(run.request):  # its traps are set, then
+        if ENDLESS in json.dumps(run.request):  # Its signal handlers are set then.
             run.until(
                 lambda: all(
                     run.cluster.log(p["metadata"]["name"])
@@ -182,14 +182,14 @@ def out_of_memory(run: Run) -> None:
 
 @dataclass
 class Case:
-    """A recording: what the pods do, in which order things happen, what is left out."""
+    """A recording: the pods' commands, the order of events, and the states not to compare."""
 
     program: str = "sleep 0.2"
     steps: tuple[Step, ...] = (ended,)
     change: dict[str, Any] = field(default_factory=dict)
     deaf: bool = False
     without: str = ""
-    """States and Events with this in them are not compared: whether they come depends on speed."""
+    """States and Events that contain this text are not compared, because they depend on speed."""
     pools: tuple[NodePool, ...] = (CPU_POOL, V6E_4X4)
     quota: dict[str, str] = field(default_factory=dict)
 
@@ -267,8 +267,8 @@ CASES = {
 
 
 TRIES = 10
-"""Programs take real time: on a busy machine two of them may end in one moment, and a state between
-is not seen."""
+"""Number of attempts: on a busy machine, two programs may end at the same moment, so that a
+recorded state between their ends does not occur."""
 
 
 @contextmanager
@@ -303,7 +303,7 @@ def pod_specs(obj: Any) -> Iterator[Object]:
 
 
 def played(name: str) -> str:
-    """Let the recorded objects live once; return how their states differ from the recorded."""
+    """Play a recording once; describe how the states differ from the recorded ones."""
     with prepared(name) as (run, case, expected):
         run.create()
         for step in case.steps:

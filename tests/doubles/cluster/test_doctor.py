@@ -1,4 +1,4 @@
-"""`kinetic doctor` where the settings name a cluster and a bucket."""
+"""`kinetic doctor` with settings that name a cluster and a bucket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_CLUSTERS = {"cluster", "JobSet", "rights", "service account", "node pools", "
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no zygote, and find no fault with this machine."""
+    """Start no zygote, and report no problem of this machine."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 

@@ -1,6 +1,6 @@
-"""Faults of the double: answers, streams, tokens, the server, pods and nodes that fail on request.
+"""Faults of the double: requests, streams, tokens, the server, pods and nodes fail on request.
 
-Checked is what the official client sees of them.
+The tests check the effects that the official client sees.
 """
 
 from __future__ import annotations

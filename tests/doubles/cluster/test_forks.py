@@ -1,4 +1,4 @@
-"""The child of a forked process that follows jobs sees the cluster, too."""
+"""A child forked from a process that follows jobs can also use the cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rules of JobSet: the double accepts all that kinetic renders, and refuses what JobSet refuses.
+"""Rules of JobSet: the double accepts what kinetic renders, and refuses what JobSet refuses.
 
-The golden documents get 201; a JobSet with one error gets 422 with the field's name.
+The golden documents get status 201. A JobSet with one error gets 422 with the field's path.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def api() -> Any:
 
 
 def small() -> Object:
-    """A JobSet with all parts that have rules, and nothing wrong."""
+    """A valid JobSet with all parts that have rules."""
     document = job_set("small", "true", hosts=2, slices=2)
     spec = document["spec"]
     head = copy.deepcopy(spec["replicatedJobs"][0]) | {"name": "head", "replicas": 1}
@@ -57,7 +57,7 @@ def small() -> Object:
 
 
 def put(document: Object, path: str, value: object) -> None:
-    """Set what a path such as spec.replicatedJobs.0.name leads to; None takes it away."""
+    """Set the value at a path such as spec.replicatedJobs.0.name; None removes it."""
     *parts, last = path.split(".")
     for part in parts:
         document = document[int(part)] if part.isdigit() else document.setdefault(part, {})
@@ -74,7 +74,7 @@ def test_what_is_rendered_is_taken(api: HttpApi, name: str) -> None:
         rendered["metadata"].pop("namespace", None)
         resource = BY_KIND.get((rendered["apiVersion"], rendered["kind"]))
         if resource is None:
-            continue  # Secrets are made with their values.
+            continue  # Secrets are created with their values.
         api.create(resource, rendered)
         api.delete(resource, rendered["metadata"]["name"])
 

@@ -1,4 +1,4 @@
-"""Jobs in a queue of Kueue: admitted, waiting, refused or in a wrong queue; and many at once."""
+"""Jobs in queues of Kueue: admitted, waiting, refused, in an unknown queue, and many at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_fits_runs_and_the_rest_says_what_it_waits_for(cluster, jobs) -> No
     command = "while [ ! -e $SHARED/go ]; do sleep 0.05; done"
     created = jobs.create_namespaced_job("default", queued("first", command))
     assert created.spec.suspend is True
-    # Workloads of the same second have no order.
+    # Workloads that were created in the same second have no fixed order.
     cluster.wait_for(lambda: reason(cluster, "first") == "QuotaReserved")
     jobs.create_namespaced_job("default", queued("second", command))
     jobs.create_namespaced_job("default", queued("large", command, pods=2))

@@ -1,4 +1,4 @@
-"""The view of a real cluster that `make test-cluster` uses, over the double's API server."""
+"""`RealCluster`, which `make test-cluster` uses, on the double's API server."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_whoever_has_the_documented_roles_sees_what_jobs_leave(
 
 
 def test_tests_of_a_real_cluster_ask_for_nothing_else() -> None:
-    """A test that uses what only the double can do needs the mark `double`."""
+    """A test that uses methods which only the double has needs the mark `double`."""
     offered = {name for name in dir(RealCluster) if not name.startswith("_")} | {"kubeconfig"}
     for path in (Path(__file__).parents[2] / "system").glob("test_*.py"):
         tree = ast.parse(path.read_text())

@@ -1,6 +1,6 @@
 """The double refuses requests as a real API server does.
 
-Requests were recorded with their answers: status, reason, message, details and headers must agree.
+Recorded requests are sent again: status, reason, message, details and headers must be the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUOTAS = {
 
 
 class Wire:
-    """A connection that sends requests as they are, without the official client."""
+    """A connection that sends requests unchanged, without the official client."""
 
     def __init__(self, cluster: FakeCluster, user: str) -> None:
         self._port = cluster.server.port
@@ -65,7 +65,7 @@ def cluster():
 
 
 def prepare(cluster: FakeCluster, case: Object) -> None:
-    """Create what the recorded cluster had when the request came."""
+    """Create the objects that existed on the recorded cluster before the request."""
     what, admin = case["what"], Wire(cluster, "admin")
     jobs = "/apis/batch/v1/namespaces/ml/jobs"
     if "/dup" in case["path"] or "create again" in what or "still being deleted" in what:

@@ -1,4 +1,4 @@
-"""Options of log and watch requests: lines, events and refusals are as recorded."""
+"""Options of log and watch requests: lines, events and refusals equal the recorded ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The validation of objects: their schemas, and rules that a schema cannot express.
+"""Validation of objects: schemas, and rules that schemas cannot express.
 
-Unknown fields are removed and returned. Core objects are checked against Kubernetes' own schemas
-(kubernetes-validate), JobSets in `jobset_rules`.
+Unknown fields are removed, and their paths returned. Core objects are checked with Kubernetes' own
+schemas (kubernetes-validate), JobSets in `jobset_rules`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_ANNOTATIONS, LONGEST_OBJECT = 262_144, 1_500_000
 
 
 def unknown_fields(resource: Resource, obj: Object) -> list[str]:
-    """Remove fields that the API does not know; return their paths. Refuse wrong types."""
+    """Remove fields that the API does not know, and return their paths; refuse wrong types."""
     if resource is JOB_SETS:
         return _job_set_fields(obj)
     validator = _validator(resource)
@@ -117,7 +117,7 @@ def _job_set_fields(obj: Object) -> list[str]:
 
 @functools.cache
 def _template_validator() -> Any:
-    """Return the validator of a Job's spec, which a JobSet's template has, too."""
+    """Return the schema validator of a Job's spec, which a JobSet's template also has."""
     job = _schema(JOBS)
     properties = {k: v for k, v in job["properties"].items() if k in ("metadata", "spec")}
     schema = {k: v for k, v in job.items() if k.startswith("$")} | {"type": "object"}
@@ -125,7 +125,7 @@ def _template_validator() -> Any:
 
 
 def check(resource: Resource, obj: Object) -> None:
-    """Refuse an invalid object. Called before defaults are filled in."""
+    """Refuse an invalid object; call this before defaults are filled in."""
     meta = obj["metadata"]
     name = meta.get("name") or meta.get("generateName") or ""
     causes: list[Cause] = []
@@ -248,7 +248,7 @@ def check_update(resource: Resource, old: Object, new: Object) -> None:
         for key in ("template", "selector", "completionMode", "podFailurePolicy"):
             first, second = clone(before.get(key)), clone(after.get(key))
             if key == "template" and before.get("suspend"):
-                continue  # Kueue may set selectors of a suspended Job.
+                continue  # Kueue may change selectors of a suspended Job.
             if first != second:
                 text = json.dumps(second)
                 causes.append(Cause(f"spec.{key}", f"Invalid value: {text}: field is immutable"))

@@ -1,4 +1,4 @@
-"""The volumes of pods, as folders of this machine, and the variables that name them."""
+"""Volumes of pods as folders of this machine, and the environment variables that name them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from doubles.cluster.store import Store
 def make_volumes(
     obj: Object, container: Object, env: dict[str, str], folder: Path, store: Store
 ) -> dict[str, str]:
-    """Create a folder for each emptyDir and Secret of a pod; return the container's variables that
-    name their mounts, with these folders instead. Pods share this machine's file system."""
+    """Create a folder for each emptyDir and Secret of a pod. Return the container's variables that
+    name mount paths, with these folders instead, because pods share this machine's file system."""
     volumes = {v["name"]: v for v in obj["spec"].get("volumes") or ()}
     led = {}
     own_names = {entry["name"] for entry in container.get("env") or ()}
