@@ -38,12 +38,12 @@ print(json.dumps({"found": found, "python": sys.executable, "kinetic": kinetic._
 def package(runner=RUNNER):
     """Return an archive like kinetic's, with the same bytes each time; its runner prints its
     location."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    archive_bytes = io.BytesIO()
+    with zipfile.ZipFile(archive_bytes, "w") as archive:
         archive.writestr(zipfile.ZipInfo("kinetic/__init__.py"), "")
         archive.writestr(zipfile.ZipInfo("kinetic/runner/__init__.py"), "")
         archive.writestr(zipfile.ZipInfo("kinetic/runner/__main__.py"), runner)
-    return made.getvalue()
+    return archive_bytes.getvalue()
 
 
 def wheel(folder, name, version="1.0", scripts=()):
@@ -75,8 +75,8 @@ def bare_python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
     bundled = list((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
     venv.create(folder, symlinks=True, with_pip=not bundled)
-    for each in bundled:  # the work of `ensurepip`, without its ten seconds
-        zipfile.ZipFile(each).extractall(site_packages(folder))
+    for path in bundled:  # the work of `ensurepip`, without its ten seconds
+        zipfile.ZipFile(path).extractall(site_packages(folder))
     return folder / "bin" / "python"
 
 
@@ -169,9 +169,9 @@ class Pod:
 
 @pytest.fixture
 def pod(tmp_path, bare_python):
-    made = Pod(tmp_path, bare_python)
-    made.sends()
-    return made
+    new_pod = Pod(tmp_path, bare_python)
+    new_pod.sends()
+    return new_pod
 
 
 def await_file(path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from doubles.cluster.fixtures import SHARES_FILES
-from elastic_jobs import Watched, reached
+from elastic_jobs import Watched, wait_for_step
 from places import EVERYWHERE, Place
 
 FOLDER = Path(__file__).parent
@@ -120,7 +120,7 @@ def begin(home, tmp_path):
     def begin(remote, *args, wait=False, **more):
         handle = remote.run_async(str(tmp_path), *args, **more)
         if wait:
-            reached(tmp_path, 1, 0)
+            wait_for_step(tmp_path, 1, 0)
         return Watched(home, handle)
 
     return begin

@@ -17,7 +17,7 @@ class Editor:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._file = self._socket.makefile("rb")
         self._sent = 0
-        self._seen: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
 
     def __enter__(self) -> Editor:
         return self
@@ -38,9 +38,9 @@ class Editor:
         return self.answer(self.send(command, **arguments))
 
     def answer(self, number: int) -> dict[str, Any]:
-        found = self._next(lambda m: m["type"] == "response" and m["request_seq"] == number)
-        assert found["success"], found
-        return found.get("body") or {}
+        response = self._next(lambda m: m["type"] == "response" and m["request_seq"] == number)
+        assert response["success"], response
+        return response.get("body") or {}
 
     def event(self, name: str) -> dict[str, Any]:
         return self._next(lambda m: m["type"] == "event" and m["event"] == name).get("body") or {}
@@ -54,19 +54,19 @@ class Editor:
         )
         attach = self.send("attach", **configuration)
         self.event("initialized")
-        taken = {}
+        verified = {}
         for file, lines in breakpoints.items():
             body = self.ask(
                 "setBreakpoints",
                 source={"path": file},
                 breakpoints=[{"line": line} for line in lines],
             )
-            taken[file] = [b["verified"] for b in body["breakpoints"]]
+            verified[file] = [b["verified"] for b in body["breakpoints"]]
         self.ask("configurationDone")
         self.answer(attach)
-        return taken
+        return verified
 
-    def stopped(self) -> tuple[int, list[dict[str, Any]]]:
+    def wait_for_stop(self) -> tuple[int, list[dict[str, Any]]]:
         """Wait for a stop; return the thread and its frames, innermost first."""
         thread = self.event("stopped")["threadId"]
         return thread, self.ask("stackTrace", threadId=thread)["stackFrames"]
@@ -77,14 +77,14 @@ class Editor:
         ]
 
     def _next(self, wanted: Any) -> dict[str, Any]:
-        for at, message in enumerate(self._seen):
+        for at, message in enumerate(self._messages):
             if wanted(message):
-                return self._seen.pop(at)
+                return self._messages.pop(at)
         while True:
             message = self._read()
             if wanted(message):
                 return message
-            self._seen.append(message)
+            self._messages.append(message)
 
     def _read(self) -> dict[str, Any]:
         length = 0

@@ -111,8 +111,8 @@ class Page:
         try:
             wait_until(lambda: words in " ".join(self.text(selector).split()), "")
         except AssertionError:
-            shown = self.text(selector) or self.text()
-            raise AssertionError(f"{words!r} is not in {selector}: {shown}") from None
+            text = self.text(selector) or self.text()
+            raise AssertionError(f"{words!r} is not in {selector}: {text}") from None
 
     def complaints(self) -> list[str]:
         """Return the errors in the browser's console, such as scripts that it refused to run."""

@@ -47,7 +47,7 @@ def return_and_wait(marker):
     return None
 
 
-def held_in(phase, place):
+def hold_in(phase, place):
     """Return a job in the given phase. For "joining" the agent of host 0 is stopped so that it
     cannot join, unless it joined before SIGSTOP arrived."""
     marker = place.marker(phase)
@@ -63,14 +63,14 @@ def held_in(phase, place):
     return handle
 
 
-def killed_in_each_phase(place, process):
+def kill_in_each_phase(place, process):
     """Return one job per phase, whose process `process(job)` was killed in that phase.
 
     All jobs are killed before any result is awaited, so that their gangs end in parallel.
     """
     jobs = {}
     for phase in PHASES:
-        jobs[phase] = handle = held_in(phase, place)
+        jobs[phase] = handle = hold_in(phase, place)
         stopped = place.agent(handle, 0) if phase == "joining" else None
         kill(process(handle))
         if stopped is not None:
@@ -81,7 +81,7 @@ def killed_in_each_phase(place, process):
 
 def assert_record_intact(handle):
     """Check that the job can be attached and listed, and that its verdict is FAILED."""
-    again = kinetic.attach(handle.job_id)
-    assert again.status().value == "FAILED"
-    assert not again.outcome().ok
-    assert again.job_id in [h.job_id for h in kinetic.list_jobs()]
+    attached = kinetic.attach(handle.job_id)
+    assert attached.status().value == "FAILED"
+    assert not attached.outcome().ok
+    assert attached.job_id in [h.job_id for h in kinetic.list_jobs()]

@@ -31,8 +31,8 @@ class Watched:
 
     def below_supervisor(self, title):
         """Return the process id of the supervisor's child with this title."""
-        (found,) = (pid for pid in children(self.leader()) if is_titled(pid, title))
-        return found
+        (pid,) = (pid for pid in children(self.leader()) if is_titled(pid, title))
+        return pid
 
     def events(self):
         path = self.folder / "events.jsonl"
@@ -50,7 +50,7 @@ class Watched:
         return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
 
 
-def reached(folder, attempt, host, step=2):
+def wait_for_step(folder, attempt, host, step=2):
     """Wait until a host has done the given step of an attempt."""
 
     def done():

@@ -50,7 +50,7 @@ def sets_of_signals():
 
 def sleep_in_a_semaphore():
     """Send SIGTERM while the main thread sleeps in a semaphore, where no signal wakes it."""
-    taken = multiprocessing.get_context("fork").Semaphore(0)
+    semaphore = multiprocessing.get_context("fork").Semaphore(0)
     main_thread = threading.get_ident()
 
     def end():
@@ -61,7 +61,7 @@ def sleep_in_a_semaphore():
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
     threading.Thread(target=end).start()
-    taken.acquire()
+    semaphore.acquire()
 
 
 def end_in_the_middle_of_fork():
@@ -96,13 +96,13 @@ def fork_at_the_end():
 
 
 def open_files():
-    found = {}
+    files = {}
     for name in os.listdir("/proc/self/fd"):
         try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+            files[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:  # the descriptor of the listing itself
             pass
-    return found
+    return files
 
 
 def fork_while_unpickling(how):

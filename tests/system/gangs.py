@@ -31,42 +31,42 @@ def read_files(folder: Path) -> dict[Path, bytes]:
     return contents
 
 
-def wait_until(look, what):
+def wait_until(read, what):
     """Return the first true answer of `look`. Pauses as long as a call takes, so that slow calls
     are rarer."""
     deadline = time.monotonic() + PATIENCE_S
     begun = time.monotonic()
-    while not (found := look()):
+    while not (answer := read()):
         assert time.monotonic() < deadline, what
         time.sleep(max(0.002, time.monotonic() - begun))
         begun = time.monotonic()
-    return found
+    return answer
 
 
 def children(pid):
     """List the direct children of a process."""
-    found = []
+    pids = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
+            pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return pids
 
 
 def zygotes():
     """List the zygotes of this process."""
-    found = []
+    zygote_pids = []
     for pid in children(os.getpid()):
         with contextlib.suppress(OSError):
             if b"kinetic/_host/local/__main__.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+                zygote_pids.append(pid)
+    return zygote_pids
 
 
 def processes(handle):
     """Return the pids of the supervisor and of the agents by host, once the gang has been
     forked."""
-    told = wait_until(handle.processes, "the supervisor has not started")
-    return told["supervisor"], told["agents"]
+    pids = wait_until(handle.processes, "the supervisor has not started")
+    return pids["supervisor"], pids["agents"]
 
 
 def worker_of(agent):

@@ -57,8 +57,14 @@ def no_standard_output():
 
 
 def clear_the_import_system():
-    for each in (sys.path, sys.modules, sys.meta_path, sys.path_hooks, sys.path_importer_cache):
-        each.clear()
+    for container in (
+        sys.path,
+        sys.modules,
+        sys.meta_path,
+        sys.path_hooks,
+        sys.path_importer_cache,
+    ):
+        container.clear()
 
 
 def replace_the_import_system():
@@ -175,9 +181,9 @@ class RaisesWhenDeleted:
 
 
 def keep_what_raises_when_deleted():
-    global kept
-    kept = RaisesWhenDeleted()
-    kept = [RaisesWhenDeleted()]
+    global objects
+    objects = RaisesWhenDeleted()
+    objects = [RaisesWhenDeleted()]
 
 
 def leave_an_event_loop():
@@ -334,8 +340,8 @@ def leave_a_file_open(how):
     pipe.write(b"x" * 500_000)
     file = open(f"{os.environ['KINETIC_OUTPUT_DIR']}/rows", "w")
     file.write("row")
-    around = [file, pipe, reader]
-    around.append(around)
+    cycle = [file, pipe, reader]
+    cycle.append(cycle)
     if how == "raise":
         raise Mine("of the function")
     return "the function"
@@ -380,10 +386,10 @@ def forbid_files():
 
 def hide_the_scratch():
     """Replace the scratch folder by a file, so that it cannot be created again."""
-    here = os.path.dirname(os.getcwd())
+    scratch = os.path.dirname(os.getcwd())
     os.chdir("/")
-    os.rename(here, f"{here}-away")
-    with open(here, "w"):
+    os.rename(scratch, f"{scratch}-away")
+    with open(scratch, "w"):
         pass
 
 

@@ -14,7 +14,7 @@ PATIENCE_S = 200.0
 OURS = ("/kinetic/_host/", "exit code 70")
 
 
-def started(function, *args, **options) -> JobHandle:
+def start(function, *args, **options) -> JobHandle:
     return kinetic.run(accelerator="cpu", **options)(function).run_async(*args)
 
 
@@ -24,7 +24,7 @@ def failure_of(handle: JobHandle, kind: type[BaseException]) -> BaseException:
     return caught.value
 
 
-def told(handle: JobHandle, error: BaseException | None = None) -> str:
+def read_texts(handle: JobHandle, error: BaseException | None = None) -> str:
     """Return all text about the job that its caller can read."""
     notes = "\n".join(getattr(error, "__notes__", ()))
     return (

@@ -50,10 +50,10 @@ class Kernel:
             yield kind, content
 
     def run(self, cell):
-        return Shown(self.start(cell))
+        return CellOutput(self.start(cell))
 
 
-class Shown:
+class CellOutput:
     """The messages of one cell."""
 
     def __init__(self, messages):

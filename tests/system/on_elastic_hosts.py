@@ -133,21 +133,21 @@ def learn(folder, pause_s):
     from jax.experimental import multihost_utils
 
     saved = Path(folder, "saved")
-    step, seen = json.loads(saved.read_text()) if saved.exists() else (0, [])
+    step, sizes = json.loads(saved.read_text()) if saved.exists() else (0, [])
     attempt = kinetic.attempt()
     while step < 40:
         if attempt == 1 and step == 3 and kinetic.slice_index() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         everyone = multihost_utils.process_allgather(np.array([step])).reshape(-1)
         assert set(everyone.tolist()) == {step}, "all hosts have gone on from the same step"
-        step, seen = step + 1, [*seen, jax.process_count()]
+        step, sizes = step + 1, [*sizes, jax.process_count()]
         if kinetic.should_reform():
             if jax.process_index() == 0:
-                saved.write_text(json.dumps([step, seen]))
+                saved.write_text(json.dumps([step, sizes]))
             multihost_utils.sync_global_devices("saved")
             kinetic.reform()
         time.sleep(pause_s if kinetic.num_slices() == 1 else 0)
-    return attempt, step, seen
+    return attempt, step, sizes
 
 
 def fail(folder):
@@ -203,8 +203,8 @@ def leave_unasked(folder):
         try:
             kinetic.reform()
         except kinetic.errors.UsageError as error:
-            told = str(error)
-        assert "no slice of this job was missing" in told
+            message = str(error)
+        assert "no slice of this job was missing" in message
         Path(folder, os.environ["KINETIC_HOST_INDEX"]).touch()
         if kinetic.slice_index() == 1:
             while not Path(folder, "0").exists():

@@ -100,7 +100,7 @@ INIT = "jax-init-info.txt"
 """The file that GKE's multi-tier checkpointing writes into a host's ramdisk."""
 
 
-def look(name="mark"):
+def list_marks(name="mark"):
     """Leave a mark in this host's folder; return the folder, and its files before and after all
     hosts did."""
     import jax
@@ -113,12 +113,12 @@ def look(name="mark"):
     return str(folder), before, sorted(path.name for path in folder.iterdir())
 
 
-def look_again():
+def list_marks_twice():
     """List the marks as `look` does; in the first attempt, die afterwards."""
-    seen = look(os.environ["KINETIC_ATTEMPT"])
+    marks = list_marks(os.environ["KINETIC_ATTEMPT"])
     if os.environ["KINETIC_ATTEMPT"] == "1":
         os._exit(7)
-    return seen
+    return marks
 
 
 def join_as_told():
@@ -225,10 +225,10 @@ def step_now_and_then(marker):
 
     multihost_utils.process_allgather(np.ones(1))
     Path(f"{marker}-{jax.process_index()}").touch()
-    seen = np.zeros(1)
-    while not seen.all():
+    flags = np.zeros(1)
+    while not flags.all():
         time.sleep(0.8)
-        seen = multihost_utils.process_allgather(np.ones(1) * Path(f"{marker}-let-go").exists())
+        flags = multihost_utils.process_allgather(np.ones(1) * Path(f"{marker}-let-go").exists())
     return "value"
 
 
@@ -275,14 +275,14 @@ def see_slices():
     from jax.experimental import mesh_utils, multihost_utils
     from jax.sharding import NamedSharding, PartitionSpec
 
-    here = kinetic.slice_index(), kinetic.num_slices(), jax.process_index()
+    position = kinetic.slice_index(), kinetic.num_slices(), jax.process_index()
     devices = [(d.process_index, d.slice_index) for d in jax.devices()]
     mesh = kinetic.make_mesh(dcn={"data": 2}, ici={"fsdp": 4, "tensor": -1})
     hybrid = mesh_utils.create_hybrid_device_mesh((1, 4, 2), (2, 1, 1))
     spread = NamedSharding(mesh, PartitionSpec(("data", "fsdp", "tensor")))
     numbers = jax.make_array_from_callback((16,), spread, lambda part: np.arange(16.0)[part])
     total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(numbers)
-    everywhere = multihost_utils.process_allgather(np.array(here)).reshape(-1, 3).tolist()
+    everywhere = multihost_utils.process_allgather(np.array(position)).reshape(-1, 3).tolist()
     return everywhere, devices, bool((hybrid == mesh.devices).all()), float(total)
 
 
@@ -292,11 +292,11 @@ def see_axes():
     import numpy as np
 
     both = kinetic.make_mesh({"data": 2}, {"data": 4, "tensor": -1})
-    told = [sorted({d.slice_index for d in row}) for row in both.devices]
+    slices = [sorted({d.slice_index for d in row}) for row in both.devices]
     some = kinetic.make_mesh({"replica": -1}, {"x": 2}, devices=jax.devices()[6:10])
     return (
         dict(both.shape),
-        told,
+        slices,
         dict(kinetic.make_mesh().shape),
         np.vectorize(lambda d: d.id)(some.devices).tolist(),
     )

@@ -130,8 +130,8 @@ def train_until_enough(folder):
 
     attempt, host = kinetic.attempt(), jax.process_index()
     while True:
-        here = Path(folder, "enough").exists()
-        enough = multihost_utils.process_allgather(np.array([here])).any()
+        exists = Path(folder, "enough").exists()
+        enough = multihost_utils.process_allgather(np.array([exists])).any()
         Path(folder, f"{attempt}-{host}").touch()
         if enough:
             return attempt, jax.process_count(), kinetic.num_slices()
@@ -173,9 +173,9 @@ def look_again():
     multihost_utils.sync_global_devices("marked")
     if os.environ["KINETIC_ATTEMPT"] == "1" and jax.process_index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    told = (folder / "jax-init-info.txt").read_text().split("\n")[0]
+    rank = (folder / "jax-init-info.txt").read_text().split("\n")[0]
     multihost_utils.sync_global_devices("read")
-    return before, told
+    return before, rank
 
 
 def train_and_die(steps):

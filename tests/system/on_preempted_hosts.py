@@ -15,8 +15,8 @@ import kinetic
 
 def mine(marker, what=""):
     """Return the path of this host's file in this attempt."""
-    told = os.environ
-    return Path(f"{marker}-{told['KINETIC_ATTEMPT']}-{told['KINETIC_HOST_INDEX']}{what}")
+    environ = os.environ
+    return Path(f"{marker}-{environ['KINETIC_ATTEMPT']}-{environ['KINETIC_HOST_INDEX']}{what}")
 
 
 def save_when_preempted(marker):

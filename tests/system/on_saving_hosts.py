@@ -51,13 +51,13 @@ def train(
     inside = NamedSharding(mesh, PartitionSpec("fsdp"))
     everywhere = NamedSharding(mesh, PartitionSpec())
 
-    def made(shape, sharding):
+    def make_array(shape, sharding):
         return jax.make_array_from_callback(
             shape, sharding, lambda part: np.zeros(shape, np.float32)[part]
         )
 
     own = jax.numpy.zeros(2)  # each process has an array of its own
-    state = {"w": made((8, 3), inside), "b": made((3,), everywhere), "n": 0, "own": own}
+    state = {"w": make_array((8, 3), inside), "b": make_array((3,), everywhere), "n": 0, "own": own}
 
     batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     ones = jax.make_array_from_callback((8,), batch, lambda part: np.ones(8, np.float32)[part])
@@ -66,12 +66,12 @@ def train(
     def step_of(w, b, n, x):  # needs all hosts
         return w + n, b * 2 + w.sum(axis=0) + x.mean()
 
-    said = []
+    starts = []
     with kinetic.Checkpointer(
         folder, every=every, local_every=local_every, local_directory=local_directory
     ) as ckpt:
         state, start = ckpt.restore(state)
-        said.append((attempt, start, ckpt.restored and tuple(ckpt.restored)))
+        starts.append((attempt, start, ckpt.restored and tuple(ckpt.restored)))
         for step in range(start, steps):
             w, b = step_of(state["w"], state["b"], step, ones)
             state = {"w": w, "b": b, "n": state["n"] + step, "own": state["own"] + step}
@@ -86,7 +86,7 @@ def train(
         ckpt.wait()
     print(f"attempt {attempt} went on at {start}", flush=True)
     total = jax.jit(lambda w, b: w.sum() + b.sum(), out_shardings=everywhere)
-    return said, float(total(state["w"], state["b"])), state["n"], tiers
+    return starts, float(total(state["w"], state["b"])), state["n"], tiers
 
 
 def hold(folder):
@@ -109,10 +109,10 @@ def save_another_kind(folder):
 def twice(function, *args):
     """Run a training with copies in memory and without; the second attempt continues from the
     saves."""
-    found = [function(each, *args) for each in (1, None)]
+    results = [function(each, *args) for each in (1, None)]
     if kinetic.attempt() == 1:
         raise OSError("once more")
-    return found
+    return results
 
 
 def compile_steps(local_every, folder):
@@ -127,16 +127,16 @@ def compile_steps(local_every, folder):
     weights = jax.make_array_from_callback((3,), everywhere, lambda index: ones[index])
 
     @jax.jit
-    def once(s):
-        made = {"step": s["step"] + 1, "x": s["x"] * 1.5, "w": s["w"] * s["x"]}
-        return made | {"count": s["count"] + 1}
+    def update(s):
+        new_state = {"step": s["step"] + 1, "x": s["x"] * 1.5, "w": s["w"] * s["x"]}
+        return new_state | {"count": s["count"] + 1}
 
     with kinetic.Checkpointer(
         Path(folder, str(local_every)), every=4, local_every=local_every
     ) as ckpt:
         state, start = ckpt.restore({"step": 0, "x": 1.0, "w": weights, "count": count})
         for step in range(start, 7 if kinetic.attempt() == 1 else 9):
-            state = once(state)
+            state = update(state)
             ckpt.save(step, state)
         ckpt.wait()
     types = [str(state[name].dtype) for name in ("x", "w")]
@@ -258,16 +258,16 @@ def save_and_damage():
         own = jax.numpy.arange(3.0) + step
         return {"w": w, "half": half, "n": step, "nan": float("nan"), "own": own}
 
-    def restored(spec, dtype=np.float32, **options):
+    def restore_as(spec, dtype=np.float32, **options):
         with kinetic.Checkpointer(folder, local_every=None, **options) as ckpt:
-            found, _ = ckpt.restore(state(spec, 0, dtype))
+            restored_state, _ = ckpt.restore(state(spec, 0, dtype))
         step = ckpt.restored.step
         right = all(
             np.array_equal(np.asarray(a.data), content(step).astype(a.data.dtype)[a.index])
             for name in ("w", "half")
-            for a in found[name].addressable_shards
+            for a in restored_state[name].addressable_shards
         )
-        return step, right and found["n"] == step
+        return step, right and restored_state["n"] == step
 
     folder = Path(os.environ["KINETIC_OUTPUT_DIR"], "checkpoints")
     rows = specs["as saved"]
@@ -276,8 +276,8 @@ def save_and_damage():
             if step == 2:
                 ckpt.restore(state(rows, 0))
             ckpt.save(step, state(rows, step))
-    found = {name: restored(spec) for name, spec in specs.items()}
-    found["cast"] = restored(rows, np.float64)
+    results = {name: restore_as(spec) for name, spec in specs.items()}
+    results["cast"] = restore_as(rows, np.float64)
     if jax.process_index() == 0:  # damage a file that the other host has written
         files = Path(folder, "2/state/ocdbt.process_1/d").iterdir()
         file = max(files, key=lambda each: each.stat().st_size)
@@ -286,9 +286,9 @@ def save_and_damage():
         file.write_bytes(damaged)
     multihost_utils.sync_global_devices("damaged")
     for name, spec in specs.items():
-        found[f"{name}, damaged"] = restored(spec)
-    found["not verified"] = restored(rows, verify=False)
-    return found
+        results[f"{name}, damaged"] = restore_as(spec)
+    results["not verified"] = restore_as(rows, verify=False)
+    return results
 
 
 def restore_alone():
@@ -298,9 +298,9 @@ def restore_alone():
     like = {"w": np.zeros((64, 96), np.float32), "n": 0, "nan": float("nan")}
     like |= {"half": jax.numpy.zeros((64, 96), "bfloat16"), "own": np.zeros(3, np.float32)}
     with kinetic.Checkpointer(local_every=None) as ckpt:
-        found, _ = ckpt.restore(like)
+        restored_state, _ = ckpt.restore(like)
     content = np.random.default_rng(ckpt.restored.step).normal(size=(64, 96)).astype(np.float32)
-    return ckpt.restored.step, bool((found["w"] == content).all())
+    return ckpt.restored.step, bool((restored_state["w"] == content).all())
 
 
 ROWS_OF_TYPES = 1 << 12
@@ -322,7 +322,7 @@ def save_many_types():
     kinds = (jax.sharding.AxisType.Explicit,) * 2
     explicit = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
-    def made(content, spec, over=mesh):
+    def make_array(content, spec, over=mesh):
         return jax.make_array_from_callback(
             content.shape, NamedSharding(over, spec), lambda part: content[part]
         )
@@ -340,14 +340,14 @@ def save_many_types():
             )
             return raw.view(dtype)  # any bits: also -0.0 and all kinds of NaN
 
-        inside = {np.dtype(t).name: made(content(512, t), P("fsdp")) for t in types}
+        inside = {np.dtype(t).name: make_array(content(512, t), P("fsdp")) for t in types}
         return inside | {
-            "everywhere": made(content(128, np.float32), P()),
-            "nobody's copy": made(content(512, np.float32), P(("data", "fsdp"))),
-            "explicit": made(content(512, np.uint16), P("fsdp"), explicit),
-            "over slices": made(content(512, np.float32), P("data")),
-            "complex": made(content(128, np.complex64), P("fsdp")),
-            "small": made(content(1, np.int8), P("fsdp")),
+            "everywhere": make_array(content(128, np.float32), P()),
+            "nobody's copy": make_array(content(512, np.float32), P(("data", "fsdp"))),
+            "explicit": make_array(content(512, np.uint16), P("fsdp"), explicit),
+            "over slices": make_array(content(512, np.float32), P("data")),
+            "complex": make_array(content(128, np.complex64), P("fsdp")),
+            "small": make_array(content(1, np.int8), P("fsdp")),
             "own": jax.numpy.full(3, 0.0 if blank else 5.0),
             "number": 0 if blank else 7,
             "nothing": None,
@@ -370,13 +370,13 @@ def save_many_types():
         like = state(blank=True)
         with kinetic.Checkpointer(local_every=None) as ckpt:
             before = bytes_read()
-            found, start = ckpt.restore(like)
+            restored_state, start = ckpt.restore(like)
             read = bytes_read() - before
     assert start == 1
-    wrong = [name for name in wanted if bits(found[name]) != bits(wanted[name])]
+    wrong = [name for name in wanted if bits(restored_state[name]) != bits(wanted[name])]
     wrong += [
         name
-        for name, value in found.items()
+        for name, value in restored_state.items()
         if isinstance(value, jax.Array) and value.sharding != like[name].sharding
     ]
     return wrong, read
@@ -428,9 +428,9 @@ def save_and_be_killed(folder, kills, seed):
         parts = [s.data for array in state.values() for s in array.addressable_shards]
         values = sorted({float(value) for part in parts for value in (part.min(), part.max())})
         tier = ckpt.restored and ckpt.restored.tier
-        found = Path(folder, f"{attempt}-{host}")
-        found.with_suffix(".new").write_text(json.dumps([start, values, tier]))
-        found.with_suffix(".new").rename(found)
+        note = Path(folder, f"{attempt}-{host}")
+        note.with_suffix(".new").write_text(json.dumps([start, values, tier]))
+        note.with_suffix(".new").rename(note)
         step = start
         while attempt <= kills or step < start + 3:
             state = steps_of(state, float(step))
@@ -501,7 +501,7 @@ def go_on_with_what_is_described(folder):
         for name, each in jax.eval_shape(init).items()
     }
     make = jax.jit(lambda: {name: init()[name] for name in where}, out_shardings=where)
-    found = []
+    results = []
     for local_every in (None, 1):
         tiers = {"every": 100 if local_every else 1, "local_every": local_every}
         with kinetic.Checkpointer(Path(folder, str(local_every)), **tiers) as ckpt:
@@ -514,7 +514,7 @@ def go_on_with_what_is_described(folder):
         right = all((s.data == whole[s.index] + 1).all() for s in state["w"].addressable_shards)
         laid_out = [state[name].sharding == where[name] for name in ("w", "rate")]
         alone = state["own"].tolist(), state["rate"].weak_type
-        found.append((start, ckpt.restored.tier, bool(right), laid_out, alone))
+        results.append((start, ckpt.restored.tier, bool(right), laid_out, alone))
     if kinetic.attempt() == 1:
         raise OSError("once more")
-    return found
+    return results

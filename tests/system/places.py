@@ -51,22 +51,22 @@ class Place:
         forked it."""
         if self.name == "local":
             return self.agent(handle, index)
-        return titled("host", handle, index)
+        return find_titled("host", handle, index)
 
     def agent(self, handle, index, unless=lambda: False):
         """Return the pid of a host's agent; None if `unless` is true before it exists."""
-        return titled("agent", handle, index, unless)
+        return find_titled("agent", handle, index, unless)
 
     def worker(self, handle, index):
         """Return the pid of the process that runs the function."""
-        return titled("worker", handle, index)
+        return find_titled("worker", handle, index)
 
 
-def titled(role, handle, index, unless=lambda: False):
+def find_titled(role, handle, index, unless=lambda: False):
     """Wait for the process of a host that has this role; return its pid."""
     title = f"kinetic-{role} {handle.job_id} host {index}"
-    found = wait_until(lambda: find_process(title) or unless(), f"there is no {title}")
-    return None if found is True else found
+    pid = wait_until(lambda: find_process(title) or unless(), f"there is no {title}")
+    return None if pid is True else pid
 
 
 def find_process(title):

@@ -50,7 +50,7 @@ def lock_on(host):
 
 
 @kinetic.run(accelerator="cpu")
-async def later(x):
+async def add_later(x):
     import asyncio
 
     if x < 0:
@@ -62,12 +62,12 @@ async def later(x):
 @kinetic.run(accelerator="cpu")
 async def outer(x):
     return (
-        [await later.aio(x), await later.aio(x + 1)]
-        if hasattr(later, "aio")
-        else [await later(x), await later(x + 1)]
+        [await add_later.aio(x), await add_later.aio(x + 1)]
+        if hasattr(add_later, "aio")
+        else [await add_later(x), await add_later(x + 1)]
     )
 
 
 @kinetic.run(accelerator="cpu")
 def submits():
-    return later.run_async(1)
+    return add_later.run_async(1)

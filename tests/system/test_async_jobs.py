@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from remotes import later, outer, submits, wait_for
+from remotes import add_later, outer, submits, wait_for
 
 import kinetic
 from kinetic import errors
@@ -51,13 +51,13 @@ def test_an_awaited_call_prints_and_leaves_the_loop_to_others(tmp_path, capfd):
 
 
 def test_an_async_function():
-    assert asyncio.run(later.aio(1)) == 2
-    assert later(1) == 2
+    assert asyncio.run(add_later.aio(1)) == 2
+    assert add_later(1) == 2
     assert outer(1) == [2, 3]
     with pytest.raises(ValueError, match="-1 is negative"):
-        asyncio.run(later.aio(-1))
+        asyncio.run(add_later.aio(-1))
     with pytest.raises(kinetic.errors.UsageError, match="missing a required argument: 'x'"):
-        asyncio.run(later.aio())
+        asyncio.run(add_later.aio())
 
 
 def awaiting_threads():
@@ -94,7 +94,7 @@ def test_cancelling_an_awaited_call_leaves_its_job_running(when, tmp_path, capfd
 
 
 def test_jobs_of_calls_and_of_batches_as_they_end(tmp_path):
-    batch = later.run_async_map([1, 2, 3], max_concurrent=None)
+    batch = add_later.run_async_map([1, 2, 3], max_concurrent=None)
     single = wait_for.run_async(tmp_path / "go", "last")
     values = []
     for job in kinetic.as_completed([single, *batch.jobs], timeout=PATIENCE_S):

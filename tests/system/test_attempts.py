@@ -95,7 +95,7 @@ def test_a_supervisor_killed_in_attempt_2_is_judged_by_attempt_2_alone(home):
     assert list(attempt_folder(home, handle, 1).glob("hosts/*/report.json")), "they are kept"
 
 
-def printed(log: str) -> list[str]:
+def list_printed(log: str) -> list[str]:
     return [line for line in log.splitlines() if line[1:2] == ":"]
 
 
@@ -103,23 +103,23 @@ def test_the_output_of_one_attempt_and_of_all(home, capfd):
     handle = kinetic.run(accelerator="cpu", retries=2)(prints_lines).run_async()
     handle.wait()
     of = {n: [f"{n}:{number}" for number in range(3)] for n in (1, 2, 3)}
-    assert printed(handle.logs()) == of[1] + of[2] + of[3]
+    assert list_printed(handle.logs()) == of[1] + of[2] + of[3]
     for number, lines in of.items():
-        assert printed(handle.logs(attempt=number)) == lines
+        assert list_printed(handle.logs(attempt=number)) == lines
         capfd.readouterr()
         assert call(["jobs", "logs", "--attempt", str(number), handle.job_id]) == 0
-        assert printed(capfd.readouterr().out) == lines
+        assert list_printed(capfd.readouterr().out) == lines
         handle.logs(follow=True, attempt=number)
-        assert printed(capfd.readouterr().out) == lines
+        assert list_printed(capfd.readouterr().out) == lines
     assert handle.logs(attempt=3).startswith("kinetic: attempt 2 of 3 failed")
     whole = handle.logs().splitlines()
     for lines in (1, 3, 4, 8, 12, len(whole), len(whole) + 1):
         assert handle.tail(lines).splitlines() == whole[-lines:], "a tail reaches over attempts"
     for words in (["--attempt", "4"], ["-f", "--attempt", "4"]):
         assert call(["jobs", "logs", *words, handle.job_id]) == 2
-        told = capfd.readouterr().err
-        assert "has no attempt 4" in told
-        assert "attempts 1 to 3" in told
+        err = capfd.readouterr().err
+        assert "has no attempt 4" in err
+        assert "attempts 1 to 3" in err
     for wrong in (0, 4, -1, True, "1"):
         with pytest.raises(errors.UsageError, match="no attempt"):
             handle.logs(attempt=wrong)

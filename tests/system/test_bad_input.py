@@ -182,12 +182,12 @@ def test_a_file_that_was_not_sent_is_told_about_where_it_is_missed(project):
                 print(*[note for note in error.__notes__ if "ignore" in note])
     """
     done = run(project, program)
-    said, module, *others = done.stdout.splitlines()
-    assert said.startswith(
+    first, module, *others = done.stdout.splitlines()
+    assert first.startswith(
         "data/x.py exists on this machine. If it was not sent with the project"
     ), done
     assert module.endswith("include it with the line !data in .kineticignore."), done
-    assert ("kinetic.Data('data/x.py')" in said, others) == (True, [""]), "nothing of y.csv"
+    assert ("kinetic.Data('data/x.py')" in first, others) == (True, [""]), "nothing of y.csv"
 
 
 def test_unknown_ids_are_answered_with_near_ones(home, capfd):
@@ -200,9 +200,9 @@ def test_unknown_ids_are_answered_with_near_ones(home, capfd):
     for verb in ("status", "logs", "result", "wait", "stacks", "cancel", "cleanup", "debug"):
         capfd.readouterr()
         assert call(["jobs", verb, near]) == 3
-        told = capfd.readouterr().err
-        assert job_id in told
-        assert "Traceback" not in told
+        err = capfd.readouterr().err
+        assert job_id in err
+        assert "Traceback" not in err
 
 
 # -- the home folder -------------------------------------------------------------------------------
@@ -304,9 +304,11 @@ def test_a_home_that_cannot_be_is_refused_and_left_alone(project, make):
         ["jobs", "prune", "--yes"],
     ):
         line = [*WITHOUT_OVERRIDE, sys.executable, "-m", "kinetic", *command]
-        told = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert told.returncode in (0, 1, 3, 5), told
-        assert "Traceback" not in told.stderr
+        refusal = subprocess.run(
+            line, env=environ, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert refusal.returncode in (0, 1, 3, 5), refusal
+        assert "Traceback" not in refusal.stderr
     assert tree(place.parent) == before
 
 

@@ -43,12 +43,12 @@ def script(tmp_path, body, *arguments, **more):
     )
 
 
-def wait_until(look, what):
+def wait_until(read, what):
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
+    while not (answer := read()):
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
-    return found
+    return answer
 
 
 def test_values_of_many_inputs():
@@ -56,9 +56,9 @@ def test_values_of_many_inputs():
     ended = [job.group_index for job in batch.as_completed(timeout=PATIENCE_S)]
     assert sorted(ended) == list(range(20))
     assert batch.results(timeout=PATIENCE_S) == [x * x for x in range(20)]
-    again = kinetic.attach_batch(batch.group_id)
-    assert again.results(timeout=PATIENCE_S) == [x * x for x in range(20)]
-    assert again.status_counts() == {"SUCCEEDED": 20}
+    attached = kinetic.attach_batch(batch.group_id)
+    assert attached.results(timeout=PATIENCE_S) == [x * x for x in range(20)]
+    assert attached.status_counts() == {"SUCCEEDED": 20}
 
 
 def test_exceptions_of_some_inputs():
@@ -83,8 +83,8 @@ def test_one_failure_can_end_all(tmp_path):
     batch = last_fails.run_async_map(
         range(9), max_concurrent=3, fail_fast=True, cancel_running_on_fail=True
     )
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in results] == [
         errors.JobCancelled,
         errors.JobCancelled,
         ValueError,
@@ -207,10 +207,10 @@ def test_the_submitting_process_is_killed(tmp_path):
         wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
         process.send_signal(signal.SIGKILL)
     gate.touch()
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert found[:3] == [0, 1, 2]
-    assert [type(e) for e in found[3:]] == [errors.SubmitError] * 5
-    assert "ended first" in str(found[-1])
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert results[:3] == [0, 1, 2]
+    assert [type(e) for e in results[3:]] == [errors.SubmitError] * 5
+    assert "ended first" in str(results[-1])
     assert kinetic.attach_batch(group_id).results(timeout=PATIENCE_S, return_exceptions=True)[
         :3
     ] == [0, 1, 2]
@@ -224,9 +224,9 @@ def test_another_process_attaches_and_cancels(cancel, tmp_path):
         batch = kinetic.attach_batch(process.stdout.readline().strip())
         wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
         cancel(batch)
-        found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+        results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
         _, err = process.communicate(timeout=PATIENCE_S)
-    assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
+    assert [type(e) for e in results] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
     assert process.returncode == 1
     assert "BatchError: 8 of 8 inputs" in err
 
@@ -244,20 +244,20 @@ def test_a_batch_is_cancelled_whose_submitter_is_stopped(tmp_path, monkeypatch, 
         finally:
             process.send_signal(signal.SIGCONT)
         process.communicate(timeout=PATIENCE_S)
-    (told,) = [text for text in caplog.messages if "was cancelled" in text]
-    assert "may be suspended" in told
-    assert f"process {process.pid} on" in told
-    found = batch.results(timeout=PATIENCE_S, return_exceptions=True)
-    assert [type(e) for e in found] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
+    (notice,) = [text for text in caplog.messages if "was cancelled" in text]
+    assert "may be suspended" in notice
+    assert f"process {process.pid} on" in notice
+    results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
+    assert [type(e) for e in results] == [errors.JobCancelled] * 3 + [errors.SubmitError] * 5
 
 
 def test_a_shell_waits_for_a_batch(capsys):
     good, bad = square.run_async_map([1, 2]), fail_on_odd.run_async_map([0, 1])
     assert call(["jobs", "wait", good.group_id]) == 0
     assert call(["jobs", "wait", "--json", bad.group_id[:-1]]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told.pop("jobs") == {"succeeded": 1, "failed": 1}
-    assert told == {"group_id": bad.group_id, "total": 2, "not_submitted": 0}
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.pop("jobs") == {"succeeded": 1, "failed": 1}
+    assert answer == {"group_id": bad.group_id, "total": 2, "not_submitted": 0}
     assert call(["jobs", "wait", bad.group_id]) == 1
     assert f"{bad.group_id}: 1 of 2 inputs succeeded." in capsys.readouterr().err
 
@@ -269,13 +269,13 @@ def test_ctrl_c_ends_the_waiting_and_a_second_one_the_submitting(tmp_path):
         batch = kinetic.attach_batch(group_id)
         wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")
         process.send_signal(signal.SIGINT)
-        told = ""
-        while "KeyboardInterrupt" not in told:
-            told += process.stderr.readline()
+        err = ""
+        while "KeyboardInterrupt" not in err:
+            err += process.stderr.readline()
         assert re.search(
             rf"0 of 8 inputs of {group_id} have ended.*this process still submits the rest.*"
             rf'attach_batch\("{group_id}"\)\.cancel\(\)',
-            told,
+            err,
         )
         assert process.poll() is None, "it goes on submitting"
         while process.poll() is None:

@@ -57,12 +57,12 @@ def test_its_text_is_for_any_python_of_these_years():
 
 @pytest.mark.long
 def test_the_runner_starts_from_a_folder(pod):
-    told, err = pod.becomes()
-    assert told["kinetic"].startswith(f"{pod.home}/runtime-")
-    assert told["python"] == str(pod.python)
+    report, err = pod.becomes()
+    assert report["kinetic"].startswith(f"{pod.home}/runtime-")
+    assert report["python"] == str(pod.python)
     assert "kinetic: ready after" in err
-    again, err = pod.becomes()
-    assert again == told
+    second_report, err = pod.becomes()
+    assert second_report == report
     assert "kinetic: ready after" not in err
 
 
@@ -90,9 +90,9 @@ def test_requirements_are_installed(pod):
     wheel(pod.wheels, "apple")
     pod.requires("apple==1.0")
     pod.has_uv()
-    told, err = pod.becomes()
-    assert told["found"] == {"apple": "1.0"}
-    assert told["python"].startswith(f"{pod.home}/")
+    report, err = pod.becomes()
+    assert report["found"] == {"apple": "1.0"}
+    assert report["python"].startswith(f"{pod.home}/")
     assert "requirements: ready after" in err
 
 
@@ -101,8 +101,8 @@ def test_options_that_uv_does_not_read_in_a_list_still_count(pod):
     wheel(pod.wheels, "apple", "2.0rc1")
     pod.requires("--pre", "--prefer-binary", "--trusted-host one.example", "apple>=1")
     pod.has_uv()
-    told, _ = pod.becomes()
-    assert told["found"] == {"apple": "2.0rc1"}
+    report, _ = pod.becomes()
+    assert report["found"] == {"apple": "2.0rc1"}
     assert "--allow-insecure-host=one.example" in pod.calls.read_text()
 
 
@@ -112,8 +112,8 @@ def test_uv_is_installed_where_there_is_none(pod):
     (pod.bin / "uv").unlink()
     wheel(pod.wheels, "apple")
     pod.requires("apple")
-    told, err = pod.becomes()
-    assert told["found"] == {"apple": "1.0"}
+    report, err = pod.becomes()
+    assert report["found"] == {"apple": "1.0"}
     assert "uv: ready after" in err
 
 
@@ -133,11 +133,11 @@ def test_what_the_image_holds_is_not_installed_again(pod, tmp_path):
     wheel(pod.wheels, "pear")
     pod.has_uv()
     pod.requires("apple", "pear")
-    told, _ = pod.becomes()
-    assert told["found"] == {"apple": "1.0", "pear": "1.0"}
+    report, _ = pod.becomes()
+    assert report["found"] == {"apple": "1.0", "pear": "1.0"}
     pod.requires("apple==2.0", "pear")
-    told, _ = pod.becomes()
-    assert told["found"] == {"apple": "2.0", "pear": "1.0"}
+    report, _ = pod.becomes()
+    assert report["found"] == {"apple": "2.0", "pear": "1.0"}
 
 
 def test_an_image_that_holds_everything_needs_no_store(pod):
@@ -151,25 +151,25 @@ def test_an_image_that_holds_everything_needs_no_store(pod):
     }
     with zipfile.ZipFile(io.BytesIO(package())) as archive:
         archive.extractall(pod.folder / "site")
-    told, _ = pod.becomes()
-    assert told["kinetic"] == str(pod.folder / "site" / "kinetic" / "__init__.py")
+    report, _ = pod.becomes()
+    assert report["kinetic"] == str(pod.folder / "site" / "kinetic" / "__init__.py")
 
 
 def test_programs_find_the_driver_of_gpus(pod):
     """The loader reads LD_LIBRARY_PATH when a program starts: a function would set it too late."""
-    seen = "import os; print({n: os.environ.get(n) for n in ('LD_LIBRARY_PATH', 'PATH')})"
-    pod.sends(package(seen))
+    program = "import os; print({n: os.environ.get(n) for n in ('LD_LIBRARY_PATH', 'PATH')})"
+    pod.sends(package(program))
     driver, path = pod.folder / "nvidia", pod.env["PATH"]
     pod.text = pod.text.replace("/usr/local/nvidia", str(driver))
     assert pod.becomes()[0] == {"LD_LIBRARY_PATH": None, "PATH": path}
     driver.mkdir()
-    found = {"LD_LIBRARY_PATH": f"{driver}/lib64", "PATH": f"{path}:{driver}/bin"}
-    assert pod.becomes()[0] == found
+    expected = {"LD_LIBRARY_PATH": f"{driver}/lib64", "PATH": f"{path}:{driver}/bin"}
+    assert pod.becomes()[0] == expected
     pod.env["LD_LIBRARY_PATH"] = "/mine"
-    assert pod.becomes()[0] == found | {"LD_LIBRARY_PATH": f"/mine:{driver}/lib64"}
+    assert pod.becomes()[0] == expected | {"LD_LIBRARY_PATH": f"/mine:{driver}/lib64"}
 
 
-def built(files, image, pod):
+def build_image(files, image, pod):
     """Apply a Dockerfile to a copy of an interpreter, installing from a folder; return the image's
     environment variables."""
     shutil.copytree(pod.python.parents[1], image, symlinks=True)
@@ -198,21 +198,21 @@ def test_an_image_that_kinetic_has_built_starts_without_network(pod, tmp_path):
     wheel(pod.wheels, "apple")
     pod.has_uv()
     files = images.files("python:3-slim", requirements=b"apple==1.0\n", runtime=package())
-    environ = built(files, tmp_path / "image", pod)
+    environ = build_image(files, tmp_path / "image", pod)
     pod.python = tmp_path / "image" / "bin" / "python"
     pod.requires("apple==1.0")
     nowhere = {"KINETIC_STORE": "gs://nowhere", "STORAGE_EMULATOR_HOST": "127.0.0.1:9"}
     pod.env |= environ | nowhere | {"PATH": "/nonexistent", "PIP_FIND_LINKS": "/nonexistent"}
-    told, err = pod.becomes()
-    assert told["found"] == {"apple": "1.0"}
-    assert told["python"] == str(pod.python)
-    assert told["kinetic"].startswith(str(tmp_path / "image" / "opt" / "kinetic" / "runtime"))
+    report, err = pod.becomes()
+    assert report["found"] == {"apple": "1.0"}
+    assert report["python"] == str(pod.python)
+    assert report["kinetic"].startswith(str(tmp_path / "image" / "opt" / "kinetic" / "runtime"))
     assert "kinetic: in the image" in err
     pod.env["KINETIC_STORE"] = str(tmp_path / "store")
     pod.sends(package(RUNNER + "# another version"))
-    told, _ = pod.becomes()
-    assert told["kinetic"].startswith(f"{pod.home}/runtime-")
-    assert told["found"] == {"apple": "1.0"}
+    report, _ = pod.becomes()
+    assert report["kinetic"].startswith(f"{pod.home}/runtime-")
+    assert report["found"] == {"apple": "1.0"}
 
 
 def test_an_installed_kinetic_of_the_same_version_will_do(pod):
@@ -224,8 +224,8 @@ def test_an_installed_kinetic_of_the_same_version_will_do(pod):
         "Metadata-Version: 2.1\nName: kinetic-run\nVersion: 1.5\n"
     )
     pod.env |= {"PYTHONPATH": str(site), "KINETIC_VERSION": "1.5"}
-    told, err = pod.becomes()
-    assert told["kinetic"].startswith(str(site))
+    report, err = pod.becomes()
+    assert report["kinetic"].startswith(str(site))
     assert "kinetic: in the image" in err
     for other in ("1.6", ""):
         pod.env["KINETIC_VERSION"] = other
@@ -238,10 +238,10 @@ def test_the_installer_gets_no_secret_of_the_gang(pod):
     pod.env |= {"KINETIC_TOKEN": "hunter2", "PIP_INDEX_URL": "http://one/simple"}
     pod.requires("apple")
     pod.fails(UNRESOLVED)
-    seen = (pod.bin / "uv.env").read_text()
-    assert "hunter2" not in seen
-    assert "UV_DEFAULT_INDEX=http://one/simple" in seen
-    assert f"UV_FIND_LINKS={pod.wheels}" in seen
+    environ = (pod.bin / "uv.env").read_text()
+    assert "hunter2" not in environ
+    assert "UV_DEFAULT_INDEX=http://one/simple" in environ
+    assert f"UV_FIND_LINKS={pod.wheels}" in environ
 
 
 def test_two_pods_with_one_folder_do_not_disturb_each_other(pod):
@@ -249,8 +249,8 @@ def test_two_pods_with_one_folder_do_not_disturb_each_other(pod):
     pod.has_uv()
     pod.requires("apple")
     both = [pod.start(), pod.start()]
-    told = [process.communicate(timeout=PATIENCE_S) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
 
 
 def test_a_pod_that_is_killed_midway_leaves_nothing_in_the_way(pod):
@@ -328,17 +328,17 @@ def test_a_full_disk(pod):
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "told"),
+    ("output", "code", "reason"),
     [
         ("No space left on device (os error 28)", FULL, "more ephemeral storage"),
         ("error sending request for url (https://one/simple)", UNREACHABLE, "PIP_INDEX_URL"),
         ("Because there are no versions of apple", UNRESOLVED, "no versions of apple"),
     ],
 )
-def test_what_an_installer_says_is_told_apart(pod, said, code, told):
+def test_what_an_installer_says_is_told_apart(pod, output, code, reason):
     pod.requires("apple")
-    pod.has_uv(f"echo '{said}' >&2; exit 2 #")
-    assert told in pod.fails(code)
+    pod.has_uv(f"echo '{output}' >&2; exit 2 #")
+    assert reason in pod.fails(code)
 
 
 def test_a_requirement_that_does_not_exist(pod):

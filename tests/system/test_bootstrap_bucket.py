@@ -28,12 +28,12 @@ class Bucket:
 
     def __init__(self, store):
         self.trouble: list[int] = []
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.token_code, bucket = 200, self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
-                bucket.asked.append((self.path, self.headers.get("Authorization", "")))
+                bucket.requests.append((self.path, self.headers.get("Authorization", "")))
                 if self.path.startswith("/computeMetadata"):
                     good = self.headers.get("Metadata-Flavor") == "Google"
                     self.answer(bucket.token_code if good else 403, b'{"access_token": "t0"}')
@@ -44,8 +44,8 @@ class Bucket:
                 else:
                     name = urllib.parse.unquote(self.path.partition("/o/")[2].partition("?")[0])
                     key = name.removeprefix("some/prefix/")
-                    there = store.has(key)
-                    self.answer(200 if there else 404, store.get(key) if there else b"")
+                    exists = store.has(key)
+                    self.answer(200 if exists else 404, store.get(key) if exists else b"")
 
             def answer(self, code, data, length=None):
                 self.send_response(code)
@@ -69,10 +69,10 @@ class Bucket:
 
 @pytest.fixture
 def bucket(pod):
-    made = Bucket(pod.store)
-    pod.env |= {"KINETIC_STORE": "gs://b/some/prefix", "STORAGE_EMULATOR_HOST": made.address}
-    yield made
-    made.close()
+    new_bucket = Bucket(pod.store)
+    pod.env |= {"KINETIC_STORE": "gs://b/some/prefix", "STORAGE_EMULATOR_HOST": new_bucket.address}
+    yield new_bucket
+    new_bucket.close()
 
 
 @pytest.mark.long
@@ -80,8 +80,8 @@ def test_the_runner_starts_from_a_bucket(pod, bucket):
     bucket.trouble = [503, 0, 429]
     pod.env["KINETIC_POD_PATIENCE_S"] = "100"
     pod.becomes()
-    assert len(bucket.asked) == 4
-    path, authorization = bucket.asked[-1]
+    assert len(bucket.requests) == 4
+    path, authorization = bucket.requests[-1]
     name = f"some%2Fprefix%2F{layout.blob(pod.env['KINETIC_RUNTIME']).replace('/', '%2F')}"
     assert path == f"/download/storage/v1/b/b/o/{name}?alt=media"
     assert authorization == ""
@@ -93,7 +93,7 @@ def test_a_pod_shows_the_token_of_its_service_account(pod, bucket):
     pod.env |= {"GCE_METADATA_HOST": bucket.address, "http_proxy": "http://127.0.0.1:9"}
     pod.env["no_proxy"] = "127.0.0.1"
     pod.becomes()
-    assert [authorization for _, authorization in bucket.asked] == ["", "Bearer t0"]
+    assert [authorization for _, authorization in bucket.requests] == ["", "Bearer t0"]
     bucket.token_code = 404
     shutil.rmtree(pod.home)
     assert "no token from" in pod.fails(DENIED)
@@ -107,7 +107,7 @@ def test_a_bucket_that_denies(pod, bucket):
 def test_an_object_that_is_gone(pod, bucket):
     pod.store.delete(layout.blob(pod.env["KINETIC_RUNTIME"]))
     pod.fails(MISSING)
-    assert len(bucket.asked) == 1
+    assert len(bucket.requests) == 1
 
 
 def test_no_network(pod):

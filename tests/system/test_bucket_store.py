@@ -14,7 +14,7 @@ import pytest
 from doubles.gcs import Double, serving
 from gangs import PATIENCE_S, kill, wait_until
 from on_logging_hosts import FIRST_STEPS, log_until_killed
-from places import titled
+from places import find_titled
 
 import kinetic
 from kinetic import errors
@@ -88,7 +88,7 @@ def test_what_a_killed_host_had_logged_is_there(bucket, tmp_path):
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(tmp_path))
     wait_until(lambda: len(handle.metrics(host=1).get("loss", ())) > 100, "nothing is sent")
     sent = handle.metrics(host=1)["loss"]
-    kill(titled("worker", handle, 1))
+    kill(find_titled("worker", handle, 1))
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == 2
     first = handle.metrics(host=1, attempt=1)["loss"]
     assert list(first.steps) == list(range(len(first)))
@@ -110,12 +110,12 @@ def test_what_a_killed_host_had_printed_is_there(bucket):
         "no output is sent",
     )
     sent = handle.logs().splitlines()
-    kill(titled("agent", handle, 0))
+    kill(find_titled("agent", handle, 0))
     with pytest.raises(errors.KineticError):
         handle.result(timeout=PATIENCE_S, stream_logs=False)
-    kept = handle.logs().splitlines()
-    assert kept[: len(sent)] == sent
-    numbers = [line for line in kept if line.isdecimal()]
+    lines = handle.logs().splitlines()
+    assert lines[: len(sent)] == sent
+    numbers = [line for line in lines if line.isdecimal()]
     assert numbers == [str(n) for n in range(len(numbers))]
 
 
@@ -146,10 +146,10 @@ def square(x):
 def test_a_batch_of_ten(bucket):
     results = kinetic.run("cpu")(square).run_async_map(range(10), max_concurrent=4).results()
     assert list(results) == [n * n for n in range(10)]
-    wait_until(lambda: pruned(bucket), "the records of jobs that ended a second ago stay")
+    wait_until(lambda: prune_all(bucket), "the records of jobs that ended a second ago stay")
 
 
-def pruned(bucket) -> bool:
+def prune_all(bucket) -> bool:
     command("jobs", "prune", "--older-than", "1s", "--yes")
     records = ("jobs/jobs/", "jobs/refs/", "jobs/listed/")
     return not [name for name in bucket.buckets.names("bucket") if name.startswith(records)]
@@ -165,8 +165,8 @@ def test_data_goes_by_the_bucket(bucket, tmp_path):
     (tmp_path / "data").mkdir()
     for name in "abc":
         (tmp_path / "data" / name).write_text(name)
-    found = kinetic.run("tpu-v6e-16")(count)(kinetic.Data(str(tmp_path / "data")))
-    assert found == (["a", "b", "c"], "a")
+    counts = kinetic.run("tpu-v6e-16")(count)(kinetic.Data(str(tmp_path / "data")))
+    assert counts == (["a", "b", "c"], "a")
 
 
 def test_data_of_a_bucket(bucket):
@@ -174,7 +174,7 @@ def test_data_of_a_bucket(bucket):
         bucket.buckets.insert("bucket", f"images/{name}", name.encode(), {}, {})
     with pytest.warns(UserWarning, match="single object"):
         single = kinetic.Data("gs://bucket/images/b/c")
-    call = kinetic.run("tpu-v6e-16", output_dir="gs://bucket/out")(look)
+    call = kinetic.run("tpu-v6e-16", output_dir="gs://bucket/out")(read_folder_and_file)
     assert call(kinetic.Data("gs://bucket/images/"), single) == (
         ["a", "b"],
         "b/c",
@@ -184,7 +184,7 @@ def test_data_of_a_bucket(bucket):
         call(kinetic.Data("gs://bucket/none/"), single)
 
 
-def look(folder, file):
+def read_folder_and_file(folder, file):
     import os
     from pathlib import Path
 

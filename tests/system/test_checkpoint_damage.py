@@ -26,9 +26,9 @@ def test_damage_is_found_on_every_mesh(tmp_path):
         assert (name, *zero[name]) == (name, step, True)
         assert (name, *one[name]) == (name, step, name != "not verified")
     # Orbax writes the leaves into one file in any order, so the bit may be in either leaf.
-    told = re.findall(r"step 2 in .*leaf \['(w|half)'\] differs from what was saved", job.logs())
-    assert len(told) == 4, job.logs()
-    assert len(set(told)) == 1
+    leaves = re.findall(r"step 2 in .*leaf \['(w|half)'\] differs from what was saved", job.logs())
+    assert len(leaves) == 4, job.logs()
+    assert len(set(leaves)) == 1
     alone = kinetic.run("cpu", output_dir=str(tmp_path))(restore_alone).run_async()
     assert alone.result() == (1, True)
-    assert f"leaf ['{told[0]}'] differs from what was saved" in alone.logs()
+    assert f"leaf ['{leaves[0]}'] differs from what was saved" in alone.logs()

@@ -32,9 +32,9 @@ def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
     step, weight = job.result(timeout=400)
     logs = job.logs(attempt=1)
     (saved,) = re.findall(r"step (\d+) is saved on all hosts, which end now\.", logs)
-    found = [json.loads(path.read_text()) for path in tmp_path.glob("2-*")]
-    assert len(found) == 2 or on_loss == "shrink"  # the slice may be back already
-    assert {tuple(each) for each in found} == {(int(saved) + 1, int(saved) + 1.0)}
+    notes = [json.loads(path.read_text()) for path in tmp_path.glob("2-*")]
+    assert len(notes) == 2 or on_loss == "shrink"  # the slice may be back already
+    assert {tuple(each) for each in notes} == {(int(saved) + 1, int(saved) + 1.0)}
     assert step == weight, "no step was lost, and none was done twice"
     assert "Traceback" not in job.logs(all_hosts=True)
     job.cleanup()
@@ -45,5 +45,5 @@ def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
 def test_positions_that_fewer_hosts_could_not_share_are_told_before_a_loss(home, least, differ):
     job = kinetic.run("cpu", slices=(least, 2))(read_one).run_async(differ)
     job.result(timeout=400)
-    told = "cannot be restored on fewer hosts" in job.logs()
-    assert told == (least == 1 and differ)
+    is_refused = "cannot be restored on fewer hosts" in job.logs()
+    assert is_refused == (least == 1 and differ)

@@ -34,7 +34,7 @@ def test_what_a_gang_restores_is_whole_and_of_one_step(tmp_path, options):
     remote = kinetic.run("tpu-v6e-8", **options)(save_and_be_killed)
     job = remote.run_async(str(tmp_path), KILLS, seed)
     last = job.result(timeout=600)
-    before, seen = 0, []
+    before, tiers = 0, []
     attempts = {int(path.name.split("-")[0]) for path in tmp_path.glob("[0-9]*-[0-9]")}
     for attempt in sorted(attempts):  # without attempts that ended while they restored
         hosts = [json.loads(p.read_text()) for p in tmp_path.glob(f"{attempt}-[0-9]")]
@@ -49,11 +49,11 @@ def test_what_a_gang_restores_is_whole_and_of_one_step(tmp_path, options):
         ]
         assert start > max(done, default=-1), "nothing that was committed is lost"
         before = start
-        seen.append(tier)
+        tiers.append(tier)
     assert last == before + 3
-    assert "local" in seen
+    assert "local" in tiers
     job.cleanup()
     assert not memory_folder.of_job(job.job_id).exists()
-    left = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert not [name for name in left if "tmp" in name], left
-    assert len([name for name in left if name.isdigit()]) <= 2
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert not [name for name in names if "tmp" in name], names
+    assert len([name for name in names if name.isdigit()]) <= 2

@@ -56,16 +56,16 @@ def test_what_is_restored_is_always_whole(tmp_path: Path) -> None:
 
 def be_killed(forks: Forks, root: Path) -> None:
     luck = random.Random(20)
-    before, seen = 0, set()
+    before, tiers = 0, set()
     for turn in range(10):
         if turn % 3 == 2:
             shutil.rmtree(root / "memory")
         pid = forks.start(SAVING, root, str(root), "1000000")
         try:
-            said = what_it_says(root, pid).split()
-            assert said[:1] == ["restored"], said
-            start, tier = int(said[1]), said[2]
-            seen.add(tier)
+            words = read_first_line(root, pid).split()
+            assert words[:1] == ["restored"], words
+            start, tier = int(words[1]), words[2]
+            tiers.add(tier)
             # Only steps that no tier but the memory holds may be lost with it.
             assert start >= before or tier == "persistent"
             before = start
@@ -76,16 +76,16 @@ def be_killed(forks: Forks, root: Path) -> None:
         finally:
             os.kill(pid, signal.SIGKILL)
             assert forks.wait() == -signal.SIGKILL, (root / "err").read_text()
-    assert {"local", "persistent"} <= seen
+    assert {"local", "persistent"} <= tiers
 
 
 def has_whole_step(run: Path) -> bool:
     return run.is_dir() and any(path.name.isdigit() for path in run.iterdir())
 
 
-def what_it_says(root: Path, pid: int) -> str:
+def read_first_line(root: Path, pid: int) -> str:
     """Wait for the first line that the process prints; return its output so far if it has ended."""
     out = root / "out"
-    there = Path(f"/proc/{pid}")
-    wait_until(lambda: out.read_text().endswith("\n") or not there.exists(), "it says nothing")
+    process = Path(f"/proc/{pid}")
+    wait_until(lambda: out.read_text().endswith("\n") or not process.exists(), "it says nothing")
     return out.read_text()

@@ -57,12 +57,12 @@ def test_a_host_that_was_killed_goes_on_from_memory(tmp_path):
     run = kinetic.run("cpu:2", slices=2, retries=1, all_hosts=True, output_dir=str(tmp_path))
     job = run(train).run_async(11, die=(1, 6, 1))
     job.result()
-    for said, total, n, _ in job.results():
-        assert said == [(2, 7, (6, "local", ()))]
+    for starts, total, n, _ in job.results():
+        assert starts == [(2, 7, (6, "local", ()))]
         assert (total, n) == alone(11)
     result_of(job)
-    kept = {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()}
-    assert kept == {"0", "4", "8"}
+    steps = {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()}
+    assert steps == {"0", "4", "8"}
 
 
 @pytest.mark.long
@@ -82,8 +82,8 @@ def test_without_local_copies_it_goes_on_from_the_folder(tmp_path):
     run = kinetic.run("cpu:2", slices=2, retries=1, all_hosts=True, output_dir=str(tmp_path))
     job = run(train).run_async(11, die=(1, 6, 1), lose=[(2, -1)])
     job.result()
-    for said, total, n, _ in job.results():
-        assert said == [(2, 5, (4, "persistent", ()))]
+    for starts, total, n, _ in job.results():
+        assert starts == [(2, 5, (4, "persistent", ()))]
         assert (total, n) == alone(11)
     result_of(job)
 
@@ -125,9 +125,9 @@ def test_two_jobs_do_not_write_one_folder(tmp_path):
     second = kinetic.run("cpu:2", slices=2, output_dir=str(tmp_path))(train)
     try:
         wait_until((tmp_path / "held").exists, "the first job did not begin")
-        with pytest.raises(errors.CheckpointInUse, match=f"written by {first.job_id}") as told:
+        with pytest.raises(errors.CheckpointInUse, match=f"written by {first.job_id}") as refusal:
             second(3)
-        assert told.value.job_id == first.job_id
+        assert refusal.value.job_id == first.job_id
     finally:
         first.cancel()
         first.wait()
@@ -145,8 +145,8 @@ def test_what_cannot_work_is_told_before_the_first_step(tmp_path):
 
 
 def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
-    told = r"of step 0, which was to be saved, .*'x'\] was \(3,\) and is a number"
-    with pytest.raises(errors.CheckpointMismatch, match=told):
+    message = r"of step 0, which was to be saved, .*'x'\] was \(3,\) and is a number"
+    with pytest.raises(errors.CheckpointMismatch, match=message):
         kinetic.run("cpu")(save_another_kind)(str(tmp_path))
 
 
@@ -218,5 +218,5 @@ def test_a_described_state_is_restored_on_several_hosts(tmp_path):
     job = run(go_on_with_what_is_described).run_async(str(tmp_path))
     job.result()
     alone = ([2.0] * 3, True)
-    found = [(2, tier, True, [True, True], alone) for tier in ("persistent", "local")]
-    assert job.results() == [found] * 2
+    expected = [(2, tier, True, [True, True], alone) for tier in ("persistent", "local")]
+    assert job.results() == [expected] * 2

@@ -162,10 +162,10 @@ things = Pair("x"), Child(), Color.R, Point(5), Options(lr=2.0)
 here, there = look.local(*things), look(*things)
 print(*[type(a) is type(b) for a, b in zip(here, there)], Base.made, there[4:])
 """
-    known = (
+    expected = (
         "['Child'] ({'lr': 2.0}, Pair(x=3, y=2), 4, <Color.R|G: 3>, Point(x=1, y=[]), {'lr': 1.0})"
     )
-    assert lines(run(tmp_path, {"main.py": main})) == [f"{'True ' * 10}{known}"]
+    assert lines(run(tmp_path, {"main.py": main})) == [f"{'True ' * 10}{expected}"]
 
 
 def test_annotations_that_are_text_can_be_evaluated(tmp_path: Path) -> None:

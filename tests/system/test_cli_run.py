@@ -260,8 +260,8 @@ def test_a_dry_run_shows_what_would_be_sent_largest_first(project: Path, home: P
     assert lines[at + 1].split() == ["sub/data.bin", "4.9", "KiB"]
     assert lines[-1].endswith("--json lists all of them.")
     assert "… and 14 smaller files (0 B)" in lines[-1]
-    told = json.loads(kn(project, "run", "-a", "cpu", "--dry-run", "--json", "--", "ls").stdout)
-    assert (told["plan"]["name"], told["files"][0], len(told["files"])) == (
+    report = json.loads(kn(project, "run", "-a", "cpu", "--dry-run", "--json", "--", "ls").stdout)
+    assert (report["plan"]["name"], report["files"][0], len(report["files"])) == (
         "ls",
         {"path": "sub/data.bin", "size_bytes": 5000},
         34,
@@ -287,9 +287,9 @@ def test_a_command_is_that_of_the_environment_which_need_not_be_active(
     other.chmod(0o755)
     env = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
     env |= {"PYTHONPATH": str(ROOT), "PATH": f"{other.parent}:/usr/bin:/bin"}
-    shown = "import shutil, sys; print(sys.executable); print(shutil.which('ruff'))"
+    program = "import shutil, sys; print(sys.executable); print(shutil.which('ruff'))"
     done = subprocess.run(
-        [*KINETIC, "run", "-a", "cpu", "--", "python", "-c", shown],
+        [*KINETIC, "run", "-a", "cpu", "--", "python", "-c", program],
         cwd=project,
         env=env,
         capture_output=True,

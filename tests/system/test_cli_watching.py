@@ -37,9 +37,9 @@ def until(done: str, job: str) -> dict[str, object]:
     """Wait until host 0 has printed the line; return its entry in `jobs top`."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        found = json.loads(kn("jobs", "top", "--json", job).stdout)
-        if found and found[0]["members"] and found[0]["members"][0]["last_line"] == done:
-            return dict(found[0]["members"][0])
+        rows = json.loads(kn("jobs", "top", "--json", job).stdout)
+        if rows and rows[0]["members"] and rows[0]["members"][0]["last_line"] == done:
+            return dict(rows[0]["members"][0])
         time.sleep(0.2)
     raise AssertionError(f"{job} has not printed {done!r}")
 
@@ -51,11 +51,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def read(terminal: int, word: bytes) -> bytes:
-    seen, deadline = b"", time.monotonic() + PATIENCE_S
-    while word not in seen and time.monotonic() < deadline:
+    output, deadline = b"", time.monotonic() + PATIENCE_S
+    while word not in output and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
-            seen += os.read(terminal, 65536)
-    return seen
+            output += os.read(terminal, 65536)
+    return output
 
 
 def run_on_terminal(kind: str) -> tuple[int, int]:
@@ -106,19 +106,19 @@ def test_top_gives_the_terminal_back_when_it_is_ended(job: str, signum: int) -> 
 def test_a_job_whose_supervisor_was_killed_is_found_and_judged(job: str, home: Path) -> None:
     until("step 1", job)
     store = LocalStore(home)
-    told = json.loads(store.get(f"{layout.JobKeys(job).prefix}/local/supervisor.json"))
-    os.kill(told["pid"], signal.SIGKILL)
+    record = json.loads(store.get(f"{layout.JobKeys(job).prefix}/local/supervisor.json"))
+    os.kill(record["pid"], signal.SIGKILL)
     ref = json.loads(store.get(layout.JobKeys(job).ref))
     store.put(layout.JobKeys(job).ref, json.dumps(ref | {"created_at": time.time() - 120}).encode())
     deadline = time.monotonic() + PATIENCE_S
-    while (found := checks())["orphans"] is None and time.monotonic() < deadline:
+    while (levels := checks())["orphans"] is None and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert found["orphans"] == "warn"
+    assert levels["orphans"] == "warn"
     assert json.loads(kn("jobs", "status", "--json", job).stdout)["state"] == "FAILED"
     assert checks()["orphans"] is None
 
 
 def checks() -> dict[str, str | None]:
     done = kn("doctor", "--json")
-    found = {f["check"]: f["level"] for f in json.loads(done.stdout)["findings"]}
-    return {name: found.get(name) for name in ("orphans", "zygote")}
+    levels = {f["check"]: f["level"] for f in json.loads(done.stdout)["findings"]}
+    return {name: levels.get(name) for name in ("orphans", "zygote")}

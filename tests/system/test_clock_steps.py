@@ -75,12 +75,22 @@ print(report.ran_s < 60)
 def test_a_clock_that_is_set_ends_no_job(step, home, tmp_path):
     """A job of one host once ended as if it had run for an hour."""
     names = "ahead", "clock.so", "caller.py", "python"
-    ahead, library, script, python = (tmp_path / name for name in names)
-    ahead.write_text("0")
-    script.write_text(CALLER.format(step=step, ahead=ahead, python=python))
+    offset_file, library, script, python = (tmp_path / name for name in names)
+    offset_file.write_text("0")
+    script.write_text(CALLER.format(step=step, ahead=offset_file, python=python))
     python.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {sys.executable} "$@"\n')
     python.chmod(0o700)
-    compiler = ["gcc", "-shared", "-fPIC", f'-DAHEAD="{ahead}"', "-x", "c", "-", "-o", str(library)]
+    compiler = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        f'-DAHEAD="{offset_file}"',
+        "-x",
+        "c",
+        "-",
+        "-o",
+        str(library),
+    ]
     subprocess.run(compiler, input=LIBRARY, text=True, check=True)
     ran = subprocess.run(
         [str(python), str(script)],

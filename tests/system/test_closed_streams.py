@@ -81,14 +81,16 @@ def test_letters_that_stdout_cannot_encode_are_escaped(words, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "said"),
+    ("encoding", "expected"),
     [("ascii", rb"gr\xf6\xdf" + b"e \xff"), ("utf-8", "größe ".encode() + b"\xff")],
 )
-def test_in_the_c_locale_bytes_of_file_names_are_printed_as_they_are(encoding, said, monkeypatch):
+def test_in_the_c_locale_bytes_of_file_names_are_printed_as_they_are(
+    encoding, expected, monkeypatch
+):
     monkeypatch.setenv("PYTHONIOENCODING", f"{encoding}:surrogateescape")
     code = r"from kinetic._system import streams; streams.escape(); print('gr\xf6\xdfe \udcff')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert (done.stdout.strip(), done.stderr) == (said, b"")
+    assert (done.stdout.strip(), done.stderr) == (expected, b"")
 
 
 CLOSES = """

@@ -33,14 +33,14 @@ def elsewhere(ahead_s, script):
 def test_who_looks_with_a_wrong_clock_ends_no_job(on_cluster, ahead_s):
     on_cluster.hold_back("kinetic")
     handle = kinetic.run(accelerator="cpu")(abs).run_async(-3)
-    look = f"""
+    script = f"""
         handle = kinetic.attach({handle.job_id!r})
         try:
             print(handle.result(timeout=3))
         except TimeoutError:
             print(handle.status())
     """
-    assert elsewhere(ahead_s, look) == "PENDING"
+    assert elsewhere(ahead_s, script) == "PENDING"
     assert handle.status() == "PENDING"
     on_cluster.let_go("kinetic")
     assert handle.result(timeout=PATIENCE_S) == 3

@@ -7,7 +7,7 @@ import pytest
 from doubles.cluster.fixtures import SHARES_FILES
 from gangs import kill, wait_until
 from on_pods import fail_at_first, fail_on_host_1, train_until_enough, wait_until_enough
-from places import titled
+from places import find_titled
 
 import kinetic
 from kinetic.errors import HostLost, JobCancelled, JobFailed
@@ -41,22 +41,22 @@ class Job:
     def pods(self):
         """Return the uid of each pod that is not being deleted, by its name without random
         letters."""
-        found = {}
+        uids = {}
         for pod in self.cluster.objects("pods"):
             meta = pod["metadata"]
             if self.handle.job_id in meta["name"] and "deletionTimestamp" not in meta:
-                found[meta["name"].partition(f"{self.handle.job_id}-")[2][:-6]] = meta["uid"]
-        return found
+                uids[meta["name"].partition(f"{self.handle.job_id}-")[2][:-6]] = meta["uid"]
+        return uids
 
     def pod(self, name):
         """Return the full name of a pod that is not being deleted."""
-        (found,) = (
+        (full_name,) = (
             pod["metadata"]["name"]
             for pod in self.cluster.objects("pods")
             if f"{self.handle.job_id}-{name}-" in pod["metadata"]["name"]
             and "deletionTimestamp" not in pod["metadata"]
         )
-        return found
+        return full_name
 
     def lose(self, name):
         self.cluster.delete_pod(self.pod(name), force=True)
@@ -96,11 +96,11 @@ def test_a_lost_pod_is_replaced_and_all_others_stay(begin, victim):
 @pytest.mark.shares_files
 def test_a_killed_agent_is_replaced_in_its_pod(begin):
     job = begin().reaches(1)
-    before, agents = job.pods(), [titled("agent", job.handle, host) for host in range(4)]
+    before, agents = job.pods(), [find_titled("agent", job.handle, host) for host in range(4)]
     kill(agents[2])
     job.reaches(2)
     assert job.pods() == before
-    after = [titled("agent", job.handle, host) for host in range(4)]
+    after = [find_titled("agent", job.handle, host) for host in range(4)]
     assert [host for host in range(4) if agents[host] != after[host]] == [2]
     assert job.is_enough() == (2, 4, 2)
     assert job.losses() == [[1]]

@@ -29,12 +29,12 @@ def refuse_patterns(resource, thing):
         raise problems.bad_request(f'strict decoding error: unknown field "{field}"')
 
 
-def begun(cluster, function, marker, accelerator=GANG, **options):
+def start_and_wait(cluster, function, marker, accelerator=GANG, **options):
     assert SHARES_FILES
     handle = kinetic.run(accelerator=accelerator, **options)(function).run_async(str(marker))
-    there = [Path(f"{marker}-{host}") for host in range(handle.hosts)]
+    marks = [Path(f"{marker}-{host}") for host in range(handle.hosts)]
     wait_until(
-        lambda: all(path.exists() for path in there),
+        lambda: all(path.exists() for path in marks),
         f"the function has not begun\n{cluster.describe()}",
     )
     return handle
@@ -60,7 +60,7 @@ def pod_of(cluster, handle, host):
 )
 @pytest.mark.parametrize("host", [0, 2])
 def test_a_host_that_is_taken_away_is_named_with_the_reason(on_cluster, home, host, preempted, why):
-    handle = begun(on_cluster, wait_for_ever, home.parent / "m")
+    handle = start_and_wait(on_cluster, wait_for_ever, home.parent / "m")
     on_cluster.evict_pod(pod_of(on_cluster, handle, host), preempted=preempted)
     assert handle.status() == "RUNNING"  # a status query while the pod still exists
     with pytest.raises(HostLost, match=rf"(?s)host {host} of 4 was lost\. .*evicted.*{why}"):
@@ -73,7 +73,7 @@ def test_a_host_that_is_taken_away_is_named_with_the_reason(on_cluster, home, ho
 
 def test_the_function_of_a_single_host_gets_its_grace(on_cluster, home):
     marker = home.parent / "m"
-    handle = begun(on_cluster, save, marker, "cpu")
+    handle = start_and_wait(on_cluster, save, marker, "cpu")
     on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
     with pytest.raises(HostLost, match="evicted or preempted"):
         handle.result(timeout=60)
@@ -82,7 +82,7 @@ def test_the_function_of_a_single_host_gets_its_grace(on_cluster, home):
 
 def test_the_function_of_the_host_in_a_gang_gets_its_grace(on_cluster, home):
     marker = home.parent / "m"
-    handle = begun(on_cluster, save, marker)
+    handle = start_and_wait(on_cluster, save, marker)
     on_cluster.evict_pod(pod_of(on_cluster, handle, 2))
     with pytest.raises(HostLost, match="host 2 of 4 was lost"):
         handle.result(timeout=60)
@@ -90,7 +90,7 @@ def test_the_function_of_the_host_in_a_gang_gets_its_grace(on_cluster, home):
 
 
 def test_a_function_that_ends_within_its_grace_has_succeeded(on_cluster, home):
-    handle = begun(on_cluster, finish, home.parent / "m", "cpu")
+    handle = start_and_wait(on_cluster, finish, home.parent / "m", "cpu")
     on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
     assert handle.result(timeout=60) == "finished"
 
@@ -99,7 +99,7 @@ def test_a_function_that_ends_within_its_grace_has_succeeded(on_cluster, home):
     ("accelerator", "host"), [("cpu", 0), pytest.param(GANG, 0, marks=pytest.mark.long), (GANG, 2)]
 )
 def test_another_attempt_is_made_in_new_pods(on_cluster, home, accelerator, host):
-    handle = begun(on_cluster, wait_at_first, home.parent / "m", accelerator, retries=1)
+    handle = start_and_wait(on_cluster, wait_at_first, home.parent / "m", accelerator, retries=1)
     on_cluster.evict_pod(pod_of(on_cluster, handle, host))
     assert handle.result(timeout=120) == "again"
     assert handle.outcome().attempt == 2
@@ -108,7 +108,7 @@ def test_another_attempt_is_made_in_new_pods(on_cluster, home, accelerator, host
 
 def test_a_later_attempt_does_not_wait_for_nodes_for_ever(on_cluster, home):
     marker = home.parent / "m"
-    handle = begun(on_cluster, wait_for_ever, marker, "cpu", retries=1, start_timeout=20)
+    handle = start_and_wait(on_cluster, wait_for_ever, marker, "cpu", retries=1, start_timeout=20)
     on_cluster.hold_back("kinetic-")
     on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
     with pytest.raises(JobFailed, match="did not start within 20 s"):
@@ -117,7 +117,7 @@ def test_a_later_attempt_does_not_wait_for_nodes_for_ever(on_cluster, home):
 
 
 def test_a_pod_that_is_killed_at_once_has_had_its_attempt(on_cluster, home):
-    handle = begun(on_cluster, wait_at_first, home.parent / "m", "cpu", retries=1)
+    handle = start_and_wait(on_cluster, wait_at_first, home.parent / "m", "cpu", retries=1)
     on_cluster.kill_pod_process(pod_of(on_cluster, handle, 0), oom=True)
     assert handle.result(timeout=120) == "again"
     assert handle.outcome().attempt == 2
@@ -126,7 +126,7 @@ def test_a_pod_that_is_killed_at_once_has_had_its_attempt(on_cluster, home):
 
 
 def test_a_pod_that_is_killed_at_once_has_had_each_of_its_attempts(on_cluster, home):
-    handle = begun(on_cluster, wait_at_second, home.parent / "m", "cpu", retries=1)
+    handle = start_and_wait(on_cluster, wait_at_second, home.parent / "m", "cpu", retries=1)
     on_cluster.kill_pod_process(pod_of(on_cluster, handle, 0), oom=True)
     with pytest.raises(HostLost, match="host 0 of 1"):
         handle.result(timeout=120)
@@ -137,7 +137,7 @@ def test_a_pod_that_is_killed_at_once_has_had_each_of_its_attempts(on_cluster, h
 
 def test_what_is_taken_away_does_not_count(on_cluster, home):
     marker = home.parent / "m"
-    handle = begun(on_cluster, wait_at_third, marker, "cpu", retries=1)
+    handle = start_and_wait(on_cluster, wait_at_third, marker, "cpu", retries=1)
     for attempt in (1, 2):
         wait_until(lambda n=attempt: Path(f"{marker}-0-{n}").exists(), "no further attempt")
         on_cluster.evict_pod(pod_of(on_cluster, handle, 0))
@@ -162,7 +162,9 @@ def set_suspended(cluster, handle, is_suspended):
 
 
 def test_a_job_that_its_queue_stops_and_resumes_begins_its_next_attempt_once(on_cluster, home):
-    handle = begun(on_cluster, wait_at_first, home.parent / "m", "tpu-v6e-8", slices=2, retries=1)
+    handle = start_and_wait(
+        on_cluster, wait_at_first, home.parent / "m", "tpu-v6e-8", slices=2, retries=1
+    )
     set_suspended(on_cluster, handle, True)
     on_cluster.wait_for(lambda: not on_cluster.objects("pods"))
     set_suspended(on_cluster, handle, False)

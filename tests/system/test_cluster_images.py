@@ -21,18 +21,18 @@ def test_an_image_that_cannot_be_pulled_fails_the_job(on_cluster, accelerator):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"image": "Example/Trainer"}, r"Example/Trainer is not the name of an image: .*format"),
         ({"imagePullPolicy": "Never"}, r"does not have the image .*, and may not pull it: .*Never"),
     ],
 )
-def test_an_image_that_the_clusters_own_rules_have_spoilt(on_cluster, change, said):
+def test_an_image_that_the_clusters_own_rules_have_spoilt(on_cluster, change, message):
     def admit(resource, obj):
         if resource.kind == "Job":
             obj["spec"]["template"]["spec"]["containers"][0] |= change
 
     on_cluster.admit_with(admit)
-    with pytest.raises(JobFailed, match=said):
+    with pytest.raises(JobFailed, match=message):
         kinetic.run("cpu")(abs)(-1)
     on_cluster.wait_for(lambda: not on_cluster.left_over())

@@ -13,9 +13,9 @@ TWO_HOSTS = "tpu-v6e-8"
 
 def test_each_pod_has_a_folder_of_its_own_that_stays_between_attempts(on_cluster):
     handle = kinetic.run(TWO_HOSTS, retries=1, all_hosts=True)(look_again).run_async()
-    seen = handle.results(timeout=300)
+    marks = handle.results(timeout=300)
     init = "jax-init-info.txt"
-    assert seen == [(["1-0", init], "0"), (["1-1", init], "1")]
+    assert marks == [(["1-0", init], "0"), (["1-1", init], "1")]
     handle.cleanup()
     on_cluster.wait_for(lambda: not on_cluster.left_over())
 

@@ -87,7 +87,7 @@ def pods_of(cluster, handle):
     ]
 
 
-def begun(cluster, function, marker, sign="", **options):
+def start_and_wait(cluster, function, marker, sign="", **options):
     """Run a function; return when it and all its pods have begun."""
     handle = kinetic.run(**SINGLE, **options)(function).run_async(str(marker))
     wait_until(Path(f"{marker}{sign}").exists, "the function has not begun")
@@ -105,7 +105,7 @@ def test_one_process_has_the_devices_of_all_machines(on_cluster):
 
 def test_each_machine_has_a_pod(on_cluster, home):
     marker = home.parent / "m"
-    handle = begun(on_cluster, wait_for_ever, marker, slices=2)
+    handle = start_and_wait(on_cluster, wait_for_ever, marker, slices=2)
     kinds = sorted(
         name.rpartition("-")[0].partition("pathways-")[2] for name in pods_of(on_cluster, handle)
     )
@@ -124,7 +124,7 @@ def test_the_exception_is_raised_here(on_cluster):
 
 @pytest.mark.settles_within(30)
 def test_a_controller_that_is_lost_is_named(on_cluster, home):
-    handle = begun(on_cluster, wait_for_ever, home.parent / "m")
+    handle = start_and_wait(on_cluster, wait_for_ever, home.parent / "m")
     (head,) = [pod for pod in pods_of(on_cluster, handle) if HEAD in pod]
     on_cluster.delete_pod(head, force=True)
     with pytest.raises(HostLost, match="host 0"):
@@ -134,7 +134,7 @@ def test_a_controller_that_is_lost_is_named(on_cluster, home):
 
 @pytest.mark.settles_within(30)
 def test_a_lost_controller_is_retried_with_all_pods(on_cluster, home):
-    handle = begun(on_cluster, wait_at_first, home.parent / "m", retries=1)
+    handle = start_and_wait(on_cluster, wait_at_first, home.parent / "m", retries=1)
     (head,) = [pod for pod in pods_of(on_cluster, handle) if HEAD in pod]
     on_cluster.delete_pod(head, force=True)
     assert handle.result(timeout=90) == "again"
@@ -144,7 +144,7 @@ def test_a_lost_controller_is_retried_with_all_pods(on_cluster, home):
 
 def test_a_machine_that_is_lost_is_replaced(on_cluster, home):
     marker = home.parent / "m"
-    handle = begun(on_cluster, wait_for_file, marker, "-began")
+    handle = start_and_wait(on_cluster, wait_for_file, marker, "-began")
     (lost,) = [pod for pod in pods_of(on_cluster, handle) if WORKER.format(2) in pod]
     on_cluster.delete_pod(lost, force=True)
     on_cluster.wait_for(
@@ -159,7 +159,7 @@ def test_a_machine_that_is_lost_is_replaced(on_cluster, home):
 @pytest.mark.long
 def test_a_slice_of_an_elastic_job_is_killed_by_deleting_its_pods(on_cluster, home):
     marker = home.parent / "m"
-    handle = begun(on_cluster, wait_for_ever, marker, slices=(1, 2))
+    handle = start_and_wait(on_cluster, wait_for_ever, marker, slices=(1, 2))
     machine = f"kinetic-{handle.job_id}-pathways-worker-1-2-"
     (before,) = [name for name in pods_of(on_cluster, handle) if name.startswith(machine)]
     assert handle.kill_hosts(slice=1, host=2) == (7,)
@@ -219,7 +219,7 @@ def with_chips(on_cluster, monkeypatch, tmp_path):
         yield on_cluster, up
 
 
-def seen(marker):
+def read_platform(marker):
     import jax
 
     Path(marker).touch()
@@ -229,7 +229,7 @@ def seen(marker):
 @pytest.mark.double
 def test_a_function_starts_when_pathways_has_all_chips(with_chips, tmp_path):
     cluster, up = with_chips
-    handle = kinetic.run(**SINGLE)(seen).run_async(str(tmp_path / "m"))
+    handle = kinetic.run(**SINGLE)(read_platform).run_async(str(tmp_path / "m"))
     cluster.wait_for(lambda: handle.status() == "RUNNING")
     assert not (tmp_path / "m").exists()
     up.touch()
@@ -242,11 +242,13 @@ def test_a_function_starts_when_pathways_has_all_chips(with_chips, tmp_path):
 @pytest.mark.settles_within(30)
 def test_chips_that_are_not_there_are_named(with_chips, tmp_path, capfd):
     cluster, _ = with_chips
-    remote = kinetic.run(accelerator="tpu-v5p-16", controller="single", start_timeout=8)(seen)
+    remote = kinetic.run(accelerator="tpu-v5p-16", controller="single", start_timeout=8)(
+        read_platform
+    )
     with pytest.raises(GangTimeout, match="not ready within 8 s") as caught:
         remote(str(tmp_path / "m"))
-    for said in (capfd.readouterr().err, str(caught.value)):
-        assert "No node of the cluster has tpu-v5p-slice 2x2x4" in said
+    for message in (capfd.readouterr().err, str(caught.value)):
+        assert "No node of the cluster has tpu-v5p-slice 2x2x4" in message
     assert not (tmp_path / "m").exists()
     cluster.wait_for(lambda: is_empty(cluster))
 
@@ -256,7 +258,7 @@ def test_machines_that_do_not_start_end_the_job(with_chips, tmp_path):
     cluster, _ = with_chips
     cluster.set_image({"pathways/server": [sys.executable, "-c", "exit('no such slice')"]})
     with pytest.raises(HostLost, match=r"Pathways' workers ended too often.*pathways-worker-0"):
-        kinetic.run(**SINGLE)(seen)(str(tmp_path / "m"))
+        kinetic.run(**SINGLE)(read_platform)(str(tmp_path / "m"))
     assert not (tmp_path / "m").exists()
     cluster.wait_for(lambda: is_empty(cluster))
 
@@ -271,7 +273,7 @@ def test_a_head_that_tells_of_its_own_end_first_is_explained(with_chips, tmp_pat
         f"import os, time\nwhile not os.path.exists({str(end)!r}): time.sleep(0.02)\nexit('x')"
     )
     cluster.set_image({"pathways/server": [sys.executable, "-c", machine]})
-    handle = kinetic.run(**SINGLE)(seen).run_async(str(tmp_path / "m"))
+    handle = kinetic.run(**SINGLE)(read_platform).run_async(str(tmp_path / "m"))
     store = handle._store
     cluster.wait_for(lambda: store.has(layout.JobKeys(handle.job_id).events))
     end.touch()

@@ -37,9 +37,9 @@ def prune():
 def test_what_the_cluster_has_goes_with_the_records(on_cluster):
     jobs = [kinetic.run("cpu")(double).run_async(number) for number in (1, 2)]
     assert [job.result(cleanup=False) for job in jobs] == [2, 4]
-    code, told, _ = prune()
-    assert (code, told["failed"]) == (0, [])
-    assert sorted(told["jobs"]) == sorted(job.job_id for job in jobs)
+    code, report, _ = prune()
+    assert (code, report["failed"]) == (0, [])
+    assert sorted(report["jobs"]) == sorted(job.job_id for job in jobs)
     assert kinetic.list_jobs() == []
 
 
@@ -49,10 +49,10 @@ def test_a_cluster_that_is_away_is_asked_once(on_cluster):
     jobs = [kinetic.run("cpu")(double).run_async(number) for number in range(4)]
     assert [job.result(cleanup=False) for job in jobs] == [0, 2, 4, 6]
     on_cluster.stop_server()
-    code, told, words = prune()
+    code, report, words = prune()
     assert code != 0
-    assert sorted(each["job_id"] for each in told["failed"]) == sorted(j.job_id for j in jobs)
-    assert words.count("was kept") == 1
+    assert sorted(each["job_id"] for each in report["failed"]) == sorted(j.job_id for j in jobs)
+    assert words.count("was not removed") == 1
     on_cluster.start_server()
-    code, told, _ = prune()
-    assert (code, len(told["jobs"])) == (0, 4)
+    code, report, _ = prune()
+    assert (code, len(report["jobs"])) == (0, 4)

@@ -60,13 +60,13 @@ def test_one_verdict_stands(on_cluster, home):
     on_cluster.delete("jobs", f"kinetic-{handle.job_id}")
     with pytest.raises(HostLost, match="workload was removed from the cluster"):
         handle.result(timeout=60, cleanup=False)
-    kept = home / layout.JobKeys(handle.job_id).outcome
-    verdict = json.loads(kept.read_bytes())
+    file = home / layout.JobKeys(handle.job_id).outcome
+    verdict = json.loads(file.read_bytes())
     # host 0 has written its verdict by then
     on_cluster.wait_for(lambda: not on_cluster.objects("pods"))
-    assert json.loads(kept.read_bytes()) == verdict
+    assert json.loads(file.read_bytes()) == verdict
     # A leader that was ended earlier leaves the job to the attempt of its replacement pod.
-    left = (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()
-    assert verdict["attempt"] == (2 if left else 1)
+    is_left_to_next = (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()
+    assert verdict["attempt"] == (2 if is_left_to_next else 1)
     assert not (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()
     on_cluster.wait_for(lambda: not on_cluster.left_over())

@@ -23,7 +23,7 @@ from kinetic.errors import PreflightError, SetupFailed, UsageError
 pytestmark = pytest.mark.double
 
 
-def granted():
+def list_rights():
     return grants_of("Role") | grants_of("ClusterRole")
 
 
@@ -36,7 +36,7 @@ def lacking(on_cluster):
     """Return a function that makes the caller a user with the documented rights, without some."""
 
     def log_in(*without):
-        rights = granted() - set(without)
+        rights = list_rights() - set(without)
         token = on_cluster.add_user("eve", lambda verb, noun, namespace: (verb, noun) in rights)
         on_cluster.write_kubeconfig(on_cluster.kubeconfig, token=token)
 
@@ -65,8 +65,8 @@ def test_the_documented_roles_grant_what_is_used_and_nothing_else(on_cluster, mo
     waiting.cancel()
     on_cluster.let_go("kinetic-")
     on_cluster.install_kueue({"lq": {"google.com/tpu": "32"}}).paused = True
-    asked = {"QUEUE": "lq", "LOCAL_STORAGE": "multi-tier", "NETWORK_DEVICES": "all"}
-    for name, value in (asked | {"POD_SIMULATED": "0"}).items():
+    settings = {"QUEUE": "lq", "LOCAL_STORAGE": "multi-tier", "NETWORK_DEVICES": "all"}
+    for name, value in (settings | {"POD_SIMULATED": "0"}).items():
         monkeypatch.setenv(f"KINETIC_{name}", value)
     on_cluster.store.create(CSI_DRIVERS, {"metadata": {"name": MULTI_TIER_DRIVER}})
     call(["doctor"])
@@ -79,7 +79,7 @@ def test_the_documented_roles_grant_what_is_used_and_nothing_else(on_cluster, mo
     backend._api.open_port("pod", 1).close()
     queued.cancel()
     on_cluster.store.remove(DEVICE_CLASSES, "", DEVICE_CLASS)
-    assert on_cluster.used() == granted()
+    assert on_cluster.used() == list_rights()
 
 
 def test_a_secret_that_was_made_by_an_earlier_round_is_ours(on_cluster, lacking):
@@ -90,8 +90,8 @@ def test_a_secret_that_was_made_by_an_earlier_round_is_ours(on_cluster, lacking)
 
 
 def test_a_missing_right_is_said_before_anything_is_sent(on_cluster, home):
-    said = 'secrets is forbidden: User "eve" cannot create resource "secrets"'
-    on_cluster.faults.fail(403, verb="try", resource="secrets", message=said)
+    message = 'secrets is forbidden: User "eve" cannot create resource "secrets"'
+    on_cluster.faults.fail(403, verb="try", resource="secrets", message=message)
     with pytest.raises(PreflightError, match=r"You \(eve\) may not create secrets"):
         kinetic.run(accelerator="cpu")(abs)(-42)
     assert kinetic.list_jobs() == []
@@ -102,8 +102,8 @@ def test_a_job_whose_cancellation_was_refused_is_evicted_later_not_cancelled(on_
     marker = home.parent / "m"
     handle = kinetic.run(accelerator="cpu", retries=1)(wait_at_first).run_async(str(marker))
     on_cluster.wait_for(lambda: Path(f"{marker}-0").exists())
-    said = 'jobs.batch "j" is forbidden: User "eve" cannot delete resource "jobs"'
-    on_cluster.faults.fail(403, verb="delete", resource="jobs", message=said)
+    message = 'jobs.batch "j" is forbidden: User "eve" cannot delete resource "jobs"'
+    on_cluster.faults.fail(403, verb="delete", resource="jobs", message=message)
     with pytest.raises(PreflightError, match="may not delete jobs"):
         handle.cancel()
     (pod,) = on_cluster.objects("pods")
@@ -122,8 +122,8 @@ def test_a_queue_without_kueue_is_refused_before_anything_is_sent(on_cluster, mo
 
 def test_a_quota_of_jobs_that_is_smaller_than_the_job_ends_it_at_once(on_cluster):
     on_cluster.add_quota("few", {"count/jobs.batch": "1"})
-    said = "The quota few .*too small for the job.*each of its 2 Jobs needs count/jobs.batch=1"
-    with pytest.raises(SetupFailed, match=said):
+    message = "The quota few .*too small for the job.*each of its 2 Jobs needs count/jobs.batch=1"
+    with pytest.raises(SetupFailed, match=message):
         kinetic.run(accelerator="cpu", slices=2)(abs)(-42)
     on_cluster.store.remove(QUOTAS, on_cluster.namespace, "few")
 
@@ -171,32 +171,32 @@ def test_the_page_can_be_followed_by_whom_its_roles_were_given(
     (tmp_path / "train.py").write_text(program)
     (tmp_path / "pyproject.toml").touch()
 
-    def typed(line, code=0):
-        found = call(line.split())
-        assert code in (None, found), capsys.readouterr()
+    def type_line(line, code=0):
+        actual = call(line.split())
+        assert code in (None, actual), capsys.readouterr()
         return capsys.readouterr()
 
-    typed("profile create tpus --cluster fake --namespace ml")
-    typed("profile use tpus")
-    checks = json.loads(typed("doctor --json", code=None).out)["findings"]
+    type_line("profile create tpus --cluster fake --namespace ml")
+    type_line("profile use tpus")
+    checks = json.loads(type_line("doctor --json", code=None).out)["findings"]
     of_cluster = [c for c in checks if c["check"] in ("cluster", "JobSet", "rights", "node pools")]
     assert {check["level"] for check in of_cluster} == {"ok"}
-    assert "tpu-v6e-16" in typed("accelerators --live").out
-    documents = json.loads(typed("run -a tpu-v6e-16 --dry-run -o json train.py").out)
+    assert "tpu-v6e-16" in type_line("accelerators --live").out
+    documents = json.loads(type_line("run -a tpu-v6e-16 --dry-run -o json train.py").out)
     variables = {"KUBECONFIG": str(on_cluster.kubeconfig)}
     with contextlib.closing(HttpApi(kubeconfig.find(variables), variables)) as api:
         for document in documents["items"]:
             kind = BY_KIND[document["apiVersion"], document["kind"]]
             api.create(kind, document, dry_run=True)
-    job_id = typed("run -a tpu-v6e-16 --detach train.py").out.strip()
+    job_id = type_line("run -a tpu-v6e-16 --detach train.py").out.strip()
     handle = kinetic.attach(job_id)
     on_cluster.wait_for(lambda: handle.status() == "RUNNING")
-    assert "RUNNING" in typed("jobs list").out
-    typed(f"jobs status {job_id}")
-    typed(f"jobs kill --yes {job_id} --host 2")
-    assert typed(f"jobs wait {job_id}", code=1).err
-    assert "host 2" in typed(f"jobs status {job_id}").out
-    waiting = typed("run -a tpu-v6e-16 --detach train.py").out.strip()
-    typed(f"jobs cancel {waiting}")
-    for each in (job_id, waiting):
-        typed(f"jobs cleanup --yes {each}")
+    assert "RUNNING" in type_line("jobs list").out
+    type_line(f"jobs status {job_id}")
+    type_line(f"jobs kill --yes {job_id} --host 2")
+    assert type_line(f"jobs wait {job_id}", code=1).err
+    assert "host 2" in type_line(f"jobs status {job_id}").out
+    waiting = type_line("run -a tpu-v6e-16 --detach train.py").out.strip()
+    type_line(f"jobs cancel {waiting}")
+    for job in (job_id, waiting):
+        type_line(f"jobs cleanup --yes {job}")

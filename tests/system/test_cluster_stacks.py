@@ -20,23 +20,23 @@ def test_the_stacks_of_pods_are_shown(on_cluster):
     wait_until(
         lambda: all("begun" in handle.logs(host=host) for host in (0, 1)), "they have not begun"
     )
-    found = handle.stacks()
-    assert set(found) == {0, 1}
-    assert all("stand_still" in text for text in found.values())
-    shown = subprocess.run(
+    stacks = handle.stacks()
+    assert set(stacks) == {0, 1}
+    assert all("stand_still" in text for text in stacks.values())
+    printed = subprocess.run(
         [sys.executable, "-m", "kinetic", "jobs", "stacks", handle.job_id],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert "stand_still" in shown.stdout, shown.stderr
-    shown = subprocess.run(
+    assert "stand_still" in printed.stdout, printed.stderr
+    printed = subprocess.run(
         [sys.executable, "-m", "kinetic", "jobs", "top", "--json", handle.job_id],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    (job,) = json.loads(shown.stdout)
+    (job,) = json.loads(printed.stdout)
     assert [(m["host"], m["last_line"]) for m in job["members"]] == [(0, "begun"), (1, "begun")]
     assert all(m["log_bytes"] == len("begun\n") for m in job["members"])
     handle.cancel()

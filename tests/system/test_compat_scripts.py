@@ -441,8 +441,10 @@ def test_the_scripts_use_nothing_of_ours(name: str) -> None:
                 if isinstance(node.func, ast.Attribute)
                 else getattr(node.func, "id", "")
             )
-            known = THEIRS.get(called, "").split()
+            parameters = THEIRS.get(called, "").split()
             strange += [
-                f"{called}({k.arg}=)" for k in node.keywords if known and k.arg not in known
+                f"{called}({k.arg}=)"
+                for k in node.keywords
+                if parameters and k.arg not in parameters
             ]
     assert strange == []

@@ -64,13 +64,13 @@ def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
     capfd: pytest.CaptureFixture[str], home: Path
 ) -> None:
     assert train.with_options(compile_check=True)(2) == 0.5
-    said = capfd.readouterr().err
-    assert "kinetic: compiling 1 program for tpu-v6e-8" in said
-    assert "1 program compiled for tpu-v6e-8: 1 fits" in said
-    assert f"step ({__file__}:" in said
-    assert "over fsdp  ICI" in said
-    (kept,) = home.glob("**/compile-report.json")  # for pages that are opened afterwards
-    assert str(CheckReport.read(kept.read_bytes())) in said
+    err = capfd.readouterr().err
+    assert "kinetic: compiling 1 program for tpu-v6e-8" in err
+    assert "1 program compiled for tpu-v6e-8: 1 fits" in err
+    assert f"step ({__file__}:" in err
+    assert "over fsdp  ICI" in err
+    (report,) = home.glob("**/compile-report.json")  # for pages that are opened afterwards
+    assert str(CheckReport.read(report.read_bytes())) in err
 
 
 @needs_libtpu
@@ -96,12 +96,12 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
     handle.wait()
 
     def find_compilers() -> list[int]:
-        found = []
+        pids = []
         for pid in processes.children(os.getpid()):
             with contextlib.suppress(OSError):  # it has ended
                 if b"kinetic-compile-" in processes.command_line(pid):
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
     def interrupt() -> None:
         while not find_compilers() and not has_ended.is_set():
@@ -139,13 +139,13 @@ def test_without_the_option_nothing_is_kept_and_libtpu_is_not_loaded() -> None:
 
 def test_workers_of_a_simulated_slice_do_not_load_libtpu() -> None:
     @kinetic.run(accelerator="tpu-v6e-1")
-    def look() -> str:
+    def read_maps() -> str:
         import jax
 
         jax.numpy.ones(3).sum()
         return Path("/proc/self/maps").read_text()
 
-    assert "libtpu" not in look()
+    assert "libtpu" not in read_maps()
 
 
 @needs_libtpu

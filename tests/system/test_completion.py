@@ -57,7 +57,7 @@ class Terminal:
         if self.pid == 0:
             os.chdir(cwd)
             os.execvpe(argv[0], argv, env)
-        self._seen = ""
+        self._screen = ""
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
@@ -65,12 +65,12 @@ class Terminal:
     def until(self, pattern: str) -> re.Match[str]:
         """Read the screen until the pattern matches; forget the text up to its end."""
         deadline = time.monotonic() + PATIENCE_S
-        while (found := re.search(pattern, self._seen)) is None:
+        while (match := re.search(pattern, self._screen)) is None:
             ready, _, _ = select.select([self._fd], [], [], max(deadline - time.monotonic(), 0))
-            assert ready, f"no {pattern!r} in {self._seen!r}"
-            self._seen += os.read(self._fd, 65536).decode(errors="replace")
-        self._seen = self._seen[found.end() :]
-        return found
+            assert ready, f"no {pattern!r} in {self._screen!r}"
+            self._screen += os.read(self._fd, 65536).decode(errors="replace")
+        self._screen = self._screen[match.end() :]
+        return match
 
     def close(self) -> None:
         """Hang up, and wait until the shell has ended."""
@@ -131,7 +131,7 @@ def test_tab_completes_what_is_meant(shell: str, place: Path) -> None:
         for begun, meant in WRITTEN.items():
             terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: to the beginning of the line
             # zsh removes a folder's trailing slash
-            told = terminal.until(r"\{([^}]*?)/?\}")[1]
-            assert told.split() == ["kinetic", *meant.split()], begun
+            words = terminal.until(r"\{([^}]*?)/?\}")[1]
+            assert words.split() == ["kinetic", *meant.split()], begun
     finally:
         terminal.close()

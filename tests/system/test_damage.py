@@ -102,12 +102,12 @@ def files_of(home: Path, job_id: str) -> set[str]:
 # -- commands --------------------------------------------------------------------------------------
 
 
-def timeless(told: Told) -> str:
+def timeless(answer: Answer) -> str:
     """Return an answer without ages, which grow between two commands."""
-    return re.sub(r"\b\d+(?:\.\d+)?[smhd]( ago)?\b", "AGE", repr(told))
+    return re.sub(r"\b\d+(?:\.\d+)?[smhd]( ago)?\b", "AGE", repr(answer))
 
 
-class Told:
+class Answer:
     """The code and the output of one command."""
 
     def __init__(self, argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -119,14 +119,14 @@ class Told:
     def __repr__(self) -> str:
         return f"{' '.join(self.argv)} -> {self.code}\n{self.out}\n{self.err}"
 
-    def check(self) -> Told:
+    def check(self) -> Answer:
         """Check that an error, if any, is one of kinetic's and not an unexpected exception."""
         assert "`kinetic -v …`" not in self.err, self
         assert f"{Path(kinetic.__file__).parent}/" not in self.err, self
         return self
 
 
-def looks(job_id: str) -> list[list[str]]:
+def list_commands(job_id: str) -> list[list[str]]:
     return [
         ["jobs", "status", job_id],
         ["jobs", "status", "--json", job_id],
@@ -188,8 +188,8 @@ def ended(playground: Path):
 
 def test_the_list_of_files_is_whole(ended, home):
     ids = ended(home)
-    there = files_of(home, ids["good"]) | files_of(home, ids["bad"])
-    assert there - set(FILES) - SAMPLES == set()
+    names = files_of(home, ids["good"]) | files_of(home, ids["bad"])
+    assert names - set(FILES) - SAMPLES == set()
 
 
 @pytest.mark.parametrize("victim", ["good", "bad"])
@@ -207,33 +207,33 @@ def test_an_ended_job_with_a_damaged_file(
             json.dumps({"pid": 1, "target": "unix:/nowhere", "token": "x", "agents": {}})
         )  # as left by a killed supervisor
     healthy = ids["healthy"]
-    expected = [timeless(Told(argv, capfd)) for argv in looks(healthy)]
+    expected = [timeless(Answer(argv, capfd)) for argv in list_commands(healthy)]
     damage(target)
 
-    listed = Told(["jobs", "list", "--all"], capfd).check()
+    listed = Answer(["jobs", "list", "--all"], capfd).check()
     assert listed.code == 0, listed
     assert healthy in listed.out
     assert ids[victim] in listed.out + listed.err + caplog.text or (
         "refs" in file and damage is deleted
     )
-    assert [timeless(Told(argv, capfd)) for argv in looks(healthy)] == expected
-    for argv in looks(ids[victim]):
-        told = Told(argv, capfd).check()
-        assert told.code in (0, 1, 3, 5), told
-        if told.code:
-            assert ids[victim] in told.err, told
+    assert [timeless(Answer(argv, capfd)) for argv in list_commands(healthy)] == expected
+    for argv in list_commands(ids[victim]):
+        answer = Answer(argv, capfd).check()
+        assert answer.code in (0, 1, 3, 5), answer
+        if answer.code:
+            assert ids[victim] in answer.err, answer
     assert healthy in [handle.job_id for handle in kinetic.list_jobs()]
     check_python(ids[victim], victim)
 
-    Told(["jobs", "cancel", ids[victim]], capfd).check()
-    pruned = Told(["jobs", "prune", "--older-than", "0.01s", "--dry-run"], capfd).check()
+    Answer(["jobs", "cancel", ids[victim]], capfd).check()
+    pruned = Answer(["jobs", "prune", "--older-than", "0.01s", "--dry-run"], capfd).check()
     assert pruned.code == 0, pruned
-    cleaned = Told(["jobs", "cleanup", ids[victim]], capfd).check()
+    cleaned = Answer(["jobs", "cleanup", ids[victim]], capfd).check()
     assert cleaned.code == 0, cleaned
     assert [
         str(p) for p in home.rglob("*") if ids[victim] in p.name and p.parent.name != "outputs"
     ] == []
-    pruned = Told(["jobs", "prune", "--older-than", "0.01s", "--yes"], capfd).check()
+    pruned = Answer(["jobs", "prune", "--older-than", "0.01s", "--yes"], capfd).check()
     assert pruned.code == 0, pruned
     assert list((home / "refs").iterdir()) == []
 
@@ -269,8 +269,8 @@ def test_a_running_job_with_a_damaged_reference_can_be_stopped(
 ):
     handle = kinetic.run(accelerator="cpu")(wait_for_ever).run_async()
     damage(home / "refs" / f"{handle.job_id}.json")
-    told = Told(["jobs", verb, handle.job_id], capfd).check()
-    assert told.code == 0, told
+    answer = Answer(["jobs", verb, handle.job_id], capfd).check()
+    assert answer.code == 0, answer
     if verb == "cleanup":
         assert not (home / "jobs" / handle.job_id).exists()
     else:

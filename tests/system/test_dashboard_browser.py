@@ -47,9 +47,9 @@ def browser():
     if missing := missing_programs():
         pytest.skip(f"needs a browser: there is no {' and no '.join(missing)} on the PATH")
     with tempfile.TemporaryDirectory(prefix="kn-browser-", dir="/tmp") as folder:
-        found = open_browser(Path(folder))
-        yield found
-        found.quit()
+        chrome = open_browser(Path(folder))
+        yield chrome
+        chrome.quit()
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def show(tmp_path):
 
 
 @pytest.fixture
-def shown(browser, show):
+def shown_page(browser, show):
     """The dashboard's pages of the jobs in `show`."""
     with serve(show.access) as server:
         yield Page(browser, server.url)
@@ -106,9 +106,9 @@ def test_a_lost_slice_is_seen_and_what_is_done_is_asked_first(page, tmp_path, mo
     page.click('[data-act$="kill?slice=1"]')
     page.wait_for("Kill all hosts of slice 1", "#ask")
     # The browser reports a closed dialog late, when the second one is open already.
-    again = """document.querySelector("#ask [value=no]").click();
+    reopen = """document.querySelector("#ask [value=no]").click();
         document.querySelector('[data-act$="kill?slice=1"]').click()"""
-    page.run(again)
+    page.run(reopen)
     page.wait_for("Kill all hosts of slice 1", "#ask")
     page.click("#ask [value=yes]")
     began = time.monotonic()
@@ -226,34 +226,36 @@ def test_an_interrupt_does_not_wait_for_a_store_that_hangs(home):
 
 
 @pytest.mark.long
-def test_ten_thousand_jobs_scroll(show, shown):
+def test_ten_thousand_jobs_scroll(show, shown_page):
     for number in range(10_000):
         show.add(number, verdict=Verdict.FAILED if number == 77 else Verdict.SUCCEEDED)
     show.add(10_000, display_name="the newest")
-    shown.open().wait_for("the newest", "#rows")
-    shown.wait_for("9,999 succeeded", "#counts")
-    shown.run("scrollTo(0, document.body.scrollHeight)")
-    wait_until(lambda: shown.count("#row-job-00000000"), "the oldest job is not there")
-    assert shown.count("#rows > .row") < 100
-    shown.click('#counts [data-state="failed"]')
-    shown.wait_for("1 shown", "#total")
-    assert shown.count("#rows > .row") == 1
-    shown.click('#counts [data-state="failed"]')
-    wait_until(lambda: not shown.text("#total"), "not all are shown again")
-    shown.find("#filter").send_keys("newest")
-    shown.wait_for("1 shown", "#total")
-    shown.find("#filter").send_keys(Keys.ESCAPE)
-    wait_until(lambda: not shown.text("#total"), "not all are shown again")
+    shown_page.open().wait_for("the newest", "#rows")
+    shown_page.wait_for("9,999 succeeded", "#counts")
+    shown_page.run("scrollTo(0, document.body.scrollHeight)")
+    wait_until(lambda: shown_page.count("#row-job-00000000"), "the oldest job is not there")
+    assert shown_page.count("#rows > .row") < 100
+    shown_page.click('#counts [data-state="failed"]')
+    shown_page.wait_for("1 shown", "#total")
+    assert shown_page.count("#rows > .row") == 1
+    shown_page.click('#counts [data-state="failed"]')
+    wait_until(lambda: not shown_page.text("#total"), "not all are shown again")
+    shown_page.find("#filter").send_keys("newest")
+    shown_page.wait_for("1 shown", "#total")
+    shown_page.find("#filter").send_keys(Keys.ESCAPE)
+    wait_until(lambda: not shown_page.text("#total"), "not all are shown again")
     # Rows are replaced whenever a job changes; the focused one must keep the focus.
     focused = "return document.activeElement.dataset.n"
     for number in ("0", "1", "2"):
-        shown.press("j")
-        wait_until(lambda number=number: shown.run(focused) == number, "the next row has no focus")
-    shown.press(Keys.ENTER)
-    shown.wait_for("job-0000270e", "#head")
+        shown_page.press("j")
+        wait_until(
+            lambda number=number: shown_page.run(focused) == number, "the next row has no focus"
+        )
+    shown_page.press(Keys.ENTER)
+    shown_page.wait_for("job-0000270e", "#head")
 
 
-def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown):
+def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown_page):
     ref = show.add(
         1,
         hosts=1024,
@@ -264,20 +266,20 @@ def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown):
             GangEvent(EventKind.STALLED, hosts=(517,), time=3.0),
         ],
     )
-    shown.open(f"jobs/{ref.job_id}").wait_for("1,023 running, 1 stalled", "#slice-0")
-    assert shown.count(".square.s-running") == 1023
-    shown.wait_for("host 517 stalled", "#attention")
-    shown.click('#attention [data-host="517"]')
-    wait_until(lambda: shown.count('#host-517[aria-pressed="true"]'), "it was not chosen")
-    assert shown.find("#host").get_attribute("value") == "517"
+    shown_page.open(f"jobs/{ref.job_id}").wait_for("1,023 running, 1 stalled", "#slice-0")
+    assert shown_page.count(".square.s-running") == 1023
+    shown_page.wait_for("host 517 stalled", "#attention")
+    shown_page.click('#attention [data-host="517"]')
+    wait_until(lambda: shown_page.count('#host-517[aria-pressed="true"]'), "it was not chosen")
+    assert shown_page.find("#host").get_attribute("value") == "517"
     # Tab moves to the chosen square, and skips all other ones.
-    assert shown.run(
+    assert shown_page.run(
         "return [...document.querySelectorAll('.square[tabindex=\"0\"]')].map((e) => e.id)"
     ) == ["host-517"]
-    shown.run("document.getElementById('host-517').focus()")
+    shown_page.run("document.getElementById('host-517').focus()")
     for key in (Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT):
-        shown.press(key)
-    assert shown.run("return document.activeElement.id") == "host-518"
+        shown_page.press(key)
+    assert shown_page.run("return document.activeElement.id") == "host-518"
 
 
 # -- output, metrics ------------------------------------------------------------------------------
@@ -289,46 +291,50 @@ return !!last && last.getBoundingClientRect().bottom <= box.getBoundingClientRec
 """
 
 
-def test_the_newest_lines_stay_in_view_however_they_wrap(show, shown):
+def test_the_newest_lines_stay_in_view_however_they_wrap(show, shown_page):
     ref = show.add(1)
     printed = show.backend.output[ref.job_id] = [WRAPPED + b"ValueError: the cause\n"]
-    shown.open(f"jobs/{ref.job_id}").wait_for("ValueError", "#lines")
-    wait_until(lambda: shown.run(END_IN_VIEW), "the end of the output is not in view")
+    shown_page.open(f"jobs/{ref.job_id}").wait_for("ValueError", "#lines")
+    wait_until(lambda: shown_page.run(END_IN_VIEW), "the end of the output is not in view")
     printed.append(WRAPPED + b"the last line\n")
-    shown.wait_for("the last line", "#lines")
-    wait_until(lambda: shown.run(END_IN_VIEW), "the page has stopped following")
-    shown.resize(PHONE)
-    wait_until(lambda: shown.run(END_IN_VIEW), "the page does not follow where lines wrap anew")
-    assert not shown.find("#newest").is_displayed()
+    shown_page.wait_for("the last line", "#lines")
+    wait_until(lambda: shown_page.run(END_IN_VIEW), "the page has stopped following")
+    shown_page.resize(PHONE)
+    wait_until(
+        lambda: shown_page.run(END_IN_VIEW), "the page does not follow where lines wrap anew"
+    )
+    assert not shown_page.find("#newest").is_displayed()
 
-    shown.run('document.getElementById("lines").scrollTop -= 500')
-    wait_until(lambda: shown.find("#newest").is_displayed(), "who scrolls up is not left alone")
+    shown_page.run('document.getElementById("lines").scrollTop -= 500')
+    wait_until(
+        lambda: shown_page.find("#newest").is_displayed(), "who scrolls up is not left alone"
+    )
     printed.append(b"one more line\n")
-    shown.wait_for("one more line", "#lines")
-    assert not shown.run(END_IN_VIEW)
-    shown.click("#newest")
-    wait_until(lambda: shown.run(END_IN_VIEW), "the button does not lead to the end")
+    shown_page.wait_for("one more line", "#lines")
+    assert not shown_page.run(END_IN_VIEW)
+    shown_page.click("#newest")
+    wait_until(lambda: shown_page.run(END_IN_VIEW), "the button does not lead to the end")
 
 
-def test_colours_of_a_terminal_are_shown(show, shown):
+def test_colours_of_a_terminal_are_shown(show, shown_page):
     ref = show.add(1)
     show.backend.output[ref.job_id] = [
         b"plain \x1b[1;31mred and\nbold\x1b[0m \x1b[38;5;10mgreen\x1b[38;2;1;2;3mother\x1b[m <b>\n",
         b"\x1b[94mno end",
     ]
-    shown.open(f"jobs/{ref.job_id}").wait_for("no end", "#lines")
+    shown_page.open(f"jobs/{ref.job_id}").wait_for("no end", "#lines")
     spans = """return [...document.querySelectorAll("#lines > div > span")]
         .map((span) => [span.className, span.textContent])"""
-    assert shown.run(spans) == [
+    assert shown_page.run(spans) == [
         ["ansi-1 bold", "red and"],
         ["ansi-1 bold", "bold"],
         ["ansi-2", "green"],
         ["ansi-4", "no end"],
     ]
-    assert shown.text("#lines").splitlines()[1] == "bold greenother <b>"
-    shown.find("#search").send_keys("and")
-    shown.wait_for("1 line in", "#hits")
-    assert shown.text("#matches") == "plain red and"
+    assert shown_page.text("#lines").splitlines()[1] == "bold greenother <b>"
+    shown_page.find("#search").send_keys("and")
+    shown_page.wait_for("1 line in", "#hits")
+    assert shown_page.text("#matches") == "plain red and"
 
 
 def log(show, ref, values, step):
@@ -340,69 +346,69 @@ def log(show, ref, values, step):
         file.write(Rows(tuple(values), *columns).encode())
 
 
-def test_all_metrics_are_drawn_in_groups_and_found_by_name(show, shown):
+def test_all_metrics_are_drawn_in_groups_and_found_by_name(show, shown_page):
     ref = show.add(1)
     show.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
     names = ["loss", *(f"grads/layer_{number}" for number in range(40)), "host/<i>x</i>"]
     for step in (1, 12_345_678):
         log(show, ref, dict.fromkeys(names, -1.235e-5), step)
-    shown.open(f"jobs/{ref.job_id}").wait_for("layer_39", "#groups")
-    assert shown.count("#groups figure") == len(names)
-    assert shown.count("#groups details[open]") == 3
-    ActionChains(shown.browser).move_to_element(shown.find("#groups svg")).perform()
-    shown.wait_for("1: -1.235e-05", "#groups .at")
+    shown_page.open(f"jobs/{ref.job_id}").wait_for("layer_39", "#groups")
+    assert shown_page.count("#groups figure") == len(names)
+    assert shown_page.count("#groups details[open]") == 3
+    ActionChains(shown_page.browser).move_to_element(shown_page.find("#groups svg")).perform()
+    shown_page.wait_for("1: -1.235e-05", "#groups .at")
     clipped = """return [...document.querySelectorAll(".high, .low, .ends")]
         .filter((label) => label.scrollWidth > label.clientWidth)
         .map((label) => label.textContent)"""
-    assert shown.run(clipped) == []
-    shown.find("#find-chart").send_keys("LAYER_3")
+    assert shown_page.run(clipped) == []
+    shown_page.find("#find-chart").send_keys("LAYER_3")
     visible = "return [...document.querySelectorAll('#groups figure:not([hidden])')].length"
-    wait_until(lambda: shown.run(visible) == 11, "the metrics are not filtered")
-    assert shown.count("#groups details[hidden]") == 2
-    assert shown.complaints() == []
+    wait_until(lambda: shown_page.run(visible) == 11, "the metrics are not filtered")
+    assert shown_page.count("#groups details[hidden]") == 2
+    assert shown_page.complaints() == []
 
 
-def test_a_value_under_the_pointer_and_a_selection_survive_an_update(show, shown):
+def test_a_value_under_the_pointer_and_a_selection_survive_an_update(show, shown_page):
     joined = [GangEvent(EventKind.JOINED, host=host, time=1.0) for host in range(2)]
     events = [*joined, GangEvent(EventKind.READY, time=2.0)]
     ref = show.add(1, hosts=2, accelerator="tpu-v6e-8", events=events)
     show.store.put(layout.JobKeys(ref.job_id).plan, b"{}")
     for step in (0, 1):
         log(show, ref, {"loss": 2.0}, step)
-    shown.open(f"jobs/{ref.job_id}").wait_for("loss", "#groups")
-    shown.wait_for("running", "#slice-0")
-    svg = shown.find("#groups svg")
-    ActionChains(shown.browser).move_to_element(svg).perform()
-    shown.wait_for("0: 2", "#groups .at")
+    shown_page.open(f"jobs/{ref.job_id}").wait_for("loss", "#groups")
+    shown_page.wait_for("running", "#slice-0")
+    svg = shown_page.find("#groups svg")
+    ActionChains(shown_page.browser).move_to_element(svg).perform()
+    shown_page.wait_for("0: 2", "#groups .at")
     select = "getSelection().selectAllChildren(document.querySelector(arguments[0]))"
-    shown.run(select, "#slice-0 .slice-head b")
-    selected = shown.run("return getSelection().toString()")
+    shown_page.run(select, "#slice-0 .slice-head b")
+    selected = shown_page.run("return getSelection().toString()")
     assert "tpu-v6e-8" in selected
 
     log(show, ref, {"loss": 7.0}, 2)
     events.append(GangEvent(EventKind.STALLED, hosts=(0,), time=3.0))
     lines = "".join(f"{json.dumps(each.to_json())}\n" for each in events)
     show.store.put(layout.JobKeys(ref.job_id).events, lines.encode())
-    shown.wait_for("stalled", "#slice-0")
-    shown.wait_for("1: 2", "#groups .at")
-    assert shown.count("#groups .needle") == 1
-    assert shown.run("return getSelection().toString()") == selected
+    shown_page.wait_for("stalled", "#slice-0")
+    shown_page.wait_for("1: 2", "#groups .at")
+    assert shown_page.count("#groups .needle") == 1
+    assert shown_page.run("return getSelection().toString()") == selected
 
 
-def test_a_host_that_does_not_exist_is_corrected_where_it_was_written(show, shown):
+def test_a_host_that_does_not_exist_is_corrected_where_it_was_written(show, shown_page):
     ref = show.add(1, hosts=4, accelerator="tpu-v6e-16")
-    shown.open(f"jobs/{ref.job_id}").wait_for("running", "#head")
+    shown_page.open(f"jobs/{ref.job_id}").wait_for("running", "#head")
     for written, meant in (("99", "3"), ("-1", "0"), ("", "0"), ("2", "2")):
-        field = shown.find("#host")
-        shown.run("arguments[0].value = arguments[1]", field, written)
-        shown.run("arguments[0].dispatchEvent(new Event('change'))", field)
+        field = shown_page.find("#host")
+        shown_page.run("arguments[0].value = arguments[1]", field, written)
+        shown_page.run("arguments[0].dispatchEvent(new Event('change'))", field)
         assert field.get_property("value") == meant
 
 
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def test_hostile_text_stays_text(show, shown):
+def test_hostile_text_stays_text(show, shown_page):
     done = show.add(
         1, verdict=Verdict.FAILED, display_name=HOSTILE, reason=f"RuntimeError: {HOSTILE}"
     )
@@ -413,38 +419,38 @@ def test_hostile_text_stays_text(show, shown):
         *[b"x" * (1 << 20)] * 10,
         b"\nbar 1\rbar 2\rbar 3",
     ]
-    shown.open().wait_for(HOSTILE, "#rows")
-    assert not shown.run("return window.hacked")
-    shown.open(f"jobs/{done.job_id}").wait_for(HOSTILE, ".reason")
-    shown.open("batches").wait_for("grp-1", "main")
-    shown.open("batches/grp-1").wait_for("1 running", "main")
-    shown.open(f"jobs/{running.job_id}").wait_for("bar 3", "#lines")
-    shown.wait_for("more characters", "#lines")
-    lines = shown.text("#lines").splitlines()
+    shown_page.open().wait_for(HOSTILE, "#rows")
+    assert not shown_page.run("return window.hacked")
+    shown_page.open(f"jobs/{done.job_id}").wait_for(HOSTILE, ".reason")
+    shown_page.open("batches").wait_for("grp-1", "main")
+    shown_page.open("batches/grp-1").wait_for("1 running", "main")
+    shown_page.open(f"jobs/{running.job_id}").wait_for("bar 3", "#lines")
+    shown_page.wait_for("more characters", "#lines")
+    lines = shown_page.text("#lines").splitlines()
     assert lines[0] == HOSTILE
     assert lines[1] == "link \\x9b\\x00\ufffd".replace("\\x9b", "\ufffd")
     assert lines[2].endswith("… 10,481,760 more characters")
     assert lines[3:] == ["bar 3"]
-    assert not shown.run("return window.hacked")
-    assert shown.count("#lines img, #rows img, #head img") == 0
-    assert shown.complaints() == []
+    assert not shown_page.run("return window.hacked")
+    assert shown_page.count("#lines img, #rows img, #head img") == 0
+    assert shown_page.complaints() == []
 
 
-def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
+def test_a_job_that_is_removed_while_it_is_looked_at(show, shown_page):
     ref = show.add(1)
     other = show.add(2, display_name="another")
-    shown.open().wait_for("train", "#rows")
-    shown.click(f"#row-{ref.job_id}")
-    shown.wait_for("running", "#head")
-    shown.wait_for("live", "#link")  # the job must not be removed before the first request
+    shown_page.open().wait_for("train", "#rows")
+    shown_page.click(f"#row-{ref.job_id}")
+    shown_page.wait_for("running", "#head")
+    shown_page.wait_for("live", "#link")  # the job must not be removed before the first request
     show.backend.phase = show.backend.phase.NOT_FOUND
     index.remove(show.store, ref.job_id)
-    shown.wait_for("were removed", "#trouble")
-    shown.wait_for("ended", "#link")
-    shown.open().wait_for("another", "#rows")
-    wait_until(lambda: shown.count("#rows > .row") == 1, "the removed job is still listed")
-    shown.open(f"jobs/{ref.job_id}").wait_for("This page cannot be shown")
-    page = shown.open()
+    shown_page.wait_for("were removed", "#trouble")
+    shown_page.wait_for("ended", "#link")
+    shown_page.open().wait_for("another", "#rows")
+    wait_until(lambda: shown_page.count("#rows > .row") == 1, "the removed job is still listed")
+    shown_page.open(f"jobs/{ref.job_id}").wait_for("This page cannot be shown")
+    page = shown_page.open()
     wait_until(
         lambda: other.job_id in page.run("return document.body.innerHTML"),
         "the other job is not listed",
@@ -452,10 +458,10 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown):
 
 
 @pytest.mark.long
-def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown, monkeypatch):
+def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown_page, monkeypatch):
     show.add(1)
-    shown.open().wait_for("train", "#rows")
-    shown.wait_for("live", "#link")
+    shown_page.open().wait_for("train", "#rows")
+    shown_page.wait_for("live", "#link")
     answer, held = index.list_ids, threading.Event()
 
     def refuse(store):
@@ -463,19 +469,19 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
 
     monkeypatch.setattr(index, "list_ids", refuse)
     show.add(2)  # changes the folder, so that it is listed again
-    shown.wait_for("was unplugged", "#trouble")
-    shown.wait_for("train", "#rows")
+    shown_page.wait_for("was unplugged", "#trouble")
+    shown_page.wait_for("train", "#rows")
 
     def hang(store):
         held.wait()
         return answer(store)
 
     monkeypatch.setattr(index, "list_ids", hang)
-    shown.wait_for("has not answered for", "#trouble")
-    shown.wait_for("train", "#rows")
+    shown_page.wait_for("has not answered for", "#trouble")
+    shown_page.wait_for("train", "#rows")
     held.set()
-    wait_until(lambda: shown.count("#rows > .row") == 2, "the new job is not listed")
-    wait_until(lambda: not shown.text("#trouble"), "the trouble is over, and still told of")
+    wait_until(lambda: shown_page.count("#rows > .row") == 2, "the new job is not listed")
+    wait_until(lambda: not shown_page.text("#trouble"), "the trouble is over, and still told of")
 
 
 @pytest.mark.long
@@ -537,18 +543,18 @@ def test_a_notebook_shows_the_pages_in_a_frame_and_no_other_site_does(
 
 
 @pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
-def test_pages_fit_and_follow_the_colours_of_the_system(show, shown, size):
+def test_pages_fit_and_follow_the_colours_of_the_system(show, shown_page, size):
     ref = show.add(1, hosts=16, accelerator="tpu-v6e-64", display_name="w" * 300, group_id="grp-1")
     show.backend.output[ref.job_id] = [b"y" * 5000 + b"\n"]
     grounds = []
     for dark in (False, True):
-        shown.resize(size, dark=dark)
+        shown_page.resize(size, dark=dark)
         for path in ("", f"jobs/{ref.job_id}", "batches", "batches/grp-1", "capacity"):
-            shown.open(path).wait_for("kinetic")
-            too_wide = shown.run(
+            shown_page.open(path).wait_for("kinetic")
+            too_wide = shown_page.run(
                 "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert too_wide <= 0, path
         ground = "return getComputedStyle(document.body).backgroundColor"
-        grounds.append(shown.run(ground))
+        grounds.append(shown_page.run(ground))
     assert grounds == ["rgb(250, 250, 249)", "rgb(19, 20, 23)"]

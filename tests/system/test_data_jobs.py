@@ -65,7 +65,7 @@ READ_ONLY = ("Read-only file system", "Permission denied")
 
 def test_a_function_gets_plain_paths_wherever_data_was(folder):
     @kinetic.run(accelerator="cpu")
-    def look(where, deep, *, one):
+    def read_paths(where, deep, *, one):
         file = deep["list"][0]
         names = sorted(os.listdir(where))
         return (
@@ -78,7 +78,7 @@ def test_a_function_gets_plain_paths_wherever_data_was(folder):
         )
 
     data = kinetic.Data(folder)
-    got = look(data, {"list": [kinetic.Data(folder / "a.txt"), data]}, one=data)
+    got = read_paths(data, {"list": [kinetic.Data(folder / "a.txt"), data]}, one=data)
     assert got == ("str", ["a.txt", "sub"], "a", "a.txt", True, True)
 
 
@@ -86,7 +86,7 @@ def test_data_is_delivered_wherever_pickle_finds_it(folder):
     own, config = kinetic.Data(folder), types.SimpleNamespace(where=kinetic.Data(folder / "a.txt"))
 
     @kinetic.run(accelerator="cpu")
-    def look(members, by_file, settings, more=own):
+    def read_all(members, by_file, settings, more=own):
         (member,), (key,) = members, by_file
         return [type(each).__name__ for each in (own, more, member, key, settings.where)], [
             Path(own, "a.txt").read_text(),
@@ -96,19 +96,19 @@ def test_data_is_delivered_wherever_pickle_finds_it(folder):
             Path(settings.where).read_text(),
         ]
 
-    told = (["str"] * 5, ["a", True, True, "a", "a"])
-    assert look({own}, {config.where: 1}, config) == told
-    batch = look.run_async_map([({own}, {config.where: 1}, config)] * 2)
-    assert batch.results() == [told, told]
+    expected = (["str"] * 5, ["a", True, True, "a", "a"])
+    assert read_all({own}, {config.where: 1}, config) == expected
+    batch = read_all.run_async_map([({own}, {config.where: 1}, config)] * 2)
+    assert batch.results() == [expected, expected]
 
 
 def test_all_hosts_and_later_jobs_share_one_copy(folder, home):
     @kinetic.run(accelerator="tpu-v6e-8", joins_jax=False)
-    def look(where):
+    def list_folder(where):
         return where, os.stat(os.path.join(where, "a.txt")).st_ino
 
-    first = look(kinetic.Data(folder))
-    assert look(kinetic.Data(folder)) == first
+    first = list_folder(kinetic.Data(folder))
+    assert list_folder(kinetic.Data(folder)) == first
     assert len(cached_copy.list_copies(home / "data")) == 1
 
 
@@ -117,9 +117,9 @@ def test_what_a_function_gets_cannot_be_changed(folder):
     def spoil(where, file):
         return try_to_write(where), try_to_write(file)
 
-    for told in spoil(kinetic.Data(folder), kinetic.Data(folder / "a.txt")):
+    for result in spoil(kinetic.Data(folder), kinetic.Data(folder / "a.txt")):
         if os.geteuid() != 0 or can_mount():  # permissions do not stop root
-            assert told in READ_ONLY
+            assert result in READ_ONLY
 
 
 def test_data_sends_nothing_twice(folder, home):
@@ -128,13 +128,13 @@ def test_data_sends_nothing_twice(folder, home):
         return sum(len(files) for _, _, files in os.walk(where))
 
     assert size(kinetic.Data(folder)) == 2
-    before = stored(home)
+    before = list_stored(home)
     assert size(kinetic.Data(folder)) == 2
-    added = [kind for kind, _ in stored(home) - before]
+    added = [kind for kind, _ in list_stored(home) - before]
     assert added in ([], ["blobs"]), "the pickled call, if it differs"
 
 
-def stored(home):
+def list_stored(home):
     return {
         (kind, path.name)
         for kind in ("blobs", "packs", "trees")
@@ -166,14 +166,14 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
     (folder / "a.txt").write_text("a" * size)
     data = kinetic.Data(folder)
     assert read(data) == "a" * size
-    (found,) = cached_copy.list_copies(home / "data")
-    file = found.path / "files" / "a.txt"
+    (copy,) = cached_copy.list_copies(home / "data")
+    file = copy.path / "files" / "a.txt"
     file.chmod(0o600)
     file.write_text("tampered")
     assert read(data) == "a" * size, "the copy is made again"
     if size > 1:  # a large file is an object of its own in the store
-        (found,) = cached_copy.list_copies(home / "data")
-        cached_copy.remove(found)
+        (copy,) = cached_copy.list_copies(home / "data")
+        cached_copy.remove(copy)
         (blob,) = [path for path in (home / "blobs").rglob("*") if path.stat().st_size == size]
         blob.write_text("tampered")
         with pytest.raises(errors.SetupFailed, match="is damaged"):
@@ -206,13 +206,13 @@ def test_volumes_are_where_they_were_asked_for_and_nowhere_else(folder, disk_pat
             f"{TOP}/in-place": kinetic.Data(folder / "a.txt", fuse=True),
         },
     )
-    def look():
-        seen = [sorted(os.listdir(p)) if os.path.isdir(p) else open(p).read() for p in places]
+    def read_volumes():
+        contents = [sorted(os.listdir(p)) if os.path.isdir(p) else open(p).read() for p in places]
         about = os.path.isdir("/proc/self"), os.path.islink("/bin"), os.getcwd()
-        return seen, [try_to_write(p) for p in places], *about
+        return contents, [try_to_write(p) for p in places], *about
 
-    seen, written, has_proc, bin_is_link, cwd = look()
-    assert seen == [*[["a.txt", "sub"]] * 3, "a", ["b.txt"], "a", "a"]
+    contents, written, has_proc, bin_is_link, cwd = read_volumes()
+    assert contents == [*[["a.txt", "sub"]] * 3, "a", ["b.txt"], "a", "a"]
     assert set(written) <= set(READ_ONLY)
     assert (has_proc, bin_is_link) == (True, os.path.islink("/bin"))
     assert cwd.endswith("/tree") or "/tree/" in cwd
@@ -257,10 +257,10 @@ def test_what_a_function_writes_beside_a_mount_is_kept(folder, disk_path):
     @kinetic.run(
         accelerator="cpu", volumes={str(disk_path / "work" / "data"): kinetic.Data(folder)}
     )
-    def work(beside):
-        with open(beside, "w") as file:
+    def work(path):
+        with open(path, "w") as file:
             file.write("kept")
-        return os.listdir(os.path.join(os.path.dirname(beside), "data")) != []
+        return os.listdir(os.path.join(os.path.dirname(path), "data")) != []
 
     assert work(str(disk_path / "work" / "result.txt"))
     assert (disk_path / "work" / "result.txt").read_text() == "kept"
@@ -287,7 +287,7 @@ def test_a_path_that_does_not_fit_is_told(folder, disk_path):
 @mounting
 def test_data_that_is_mounted_and_not_copied(folder, home):
     @kinetic.run(accelerator="cpu")
-    def look(where, file):
+    def read_mount(where, file):
         return (
             sorted(os.listdir(where)),
             os.path.basename(where),
@@ -295,7 +295,8 @@ def test_data_that_is_mounted_and_not_copied(folder, home):
             try_to_write(where),
         )
 
-    assert look(kinetic.Data(folder, fuse=True), kinetic.Data(folder / "a.txt", fuse=True)) == (
+    data = kinetic.Data(folder, fuse=True), kinetic.Data(folder / "a.txt", fuse=True)
+    assert read_mount(*data) == (
         ["a.txt", "sub"], "images", "a", "Read-only file system",
     )  # fmt: skip
     assert cached_copy.list_copies(home / "data") == []
@@ -313,7 +314,7 @@ def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, cap
             file.write(name)
 
     @kinetic.run(accelerator="cpu")
-    def look(folder):
+    def write_bucket(folder):
         return type(folder).__name__, sorted(os.listdir(folder)), try_to_write(folder)
 
     leave("first")
@@ -321,12 +322,12 @@ def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, cap
         caplog.text
     )
     leave("second")
-    assert look(kinetic.Data("gs://bucket/", writable=True)) == ("str", ["runs"], "written")
-    left = ["first-0", "first-1", "second-0", "second-1"]
-    assert look(runs) == ("str", left, "written")
+    assert write_bucket(kinetic.Data("gs://bucket/", writable=True)) == ("str", ["runs"], "written")
+    names = ["first-0", "first-1", "second-0", "second-1"]
+    assert write_bucket(runs) == ("str", names, "written")
     assert not os.path.exists(TOP)
     with pytest.raises(errors.UsageError, match="Remove fuse=True"):
-        look(kinetic.Data("gs://bucket/runs/", fuse=True))
+        write_bucket(kinetic.Data("gs://bucket/runs/", fuse=True))
 
 
 @mounting
@@ -363,9 +364,9 @@ def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, disk_path
                 told.append(error.errno)
         print(json.dumps(told))
     """)
-    for each in [disk_path, *disk_path.parents]:
-        if each.owner() == "root" and "pytest" in str(each):
-            each.chmod(0o755)
+    for parent in [disk_path, *disk_path.parents]:
+        if parent.owner() == "root" and "pytest" in str(parent):
+            parent.chmod(0o755)
     os.chmod(disk_path, 0o777)
     command = [sys.executable, "-c", code, str(folder), str(disk_path / "cover"), TOP]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/")
@@ -415,10 +416,10 @@ def test_an_output_folder_of_the_cloud_reaches_the_function_as_it_is():
 
 def test_prune_removes_data_that_no_job_names(folder, home):
     @kinetic.run(accelerator="cpu")
-    def look(where):
+    def list_folder(where):
         return os.listdir(where) != []
 
-    job = look.run_async(kinetic.Data(folder))
+    job = list_folder.run_async(kinetic.Data(folder))
     assert job.result()
     store, forever = LocalStore(home), 1e12
     swept = pruning.sweep(store, older_than=forever)
@@ -439,7 +440,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
     pytest.importorskip("huggingface_hub")
     # starts a zygote before the variables below are set
     assert kinetic.run(accelerator="cpu")(os.getpid)()
-    asked, gate = threading.Event(), threading.Event()
+    requested, gate = threading.Event(), threading.Event()
 
     class Hub(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -448,7 +449,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
         def do_GET(self) -> None:
             # a request of a host, not of the caller
             if not self.headers["User-Agent"].startswith("Python-urllib"):
-                asked.set()
+                requested.set()
                 gate.wait()
                 self.send_error(500)
                 return
@@ -463,7 +464,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
         job = kinetic.run(accelerator="cpu")(os.listdir).run_async(
             kinetic.Data("hf://datasets/owner/images")
         )
-        assert asked.wait(120)  # the caller looks for the data, too, and may come first
+        assert requested.wait(120)  # the caller looks for the data, too, and may come first
         command = [sys.executable, "-m", "kinetic", "jobs", "list"]
         words, printed, deadline = "it is fetching hf://owner/images", "", time.monotonic() + 120
         while words not in printed and time.monotonic() < deadline:
@@ -475,5 +476,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
         server.shutdown()
         thread.join()
     assert words in printed, listed.stderr
-    said = str(caught.value)
-    assert "The data of the job could not be fetched: hf://owner/images could not be read" in said
+    message = str(caught.value)
+    assert (
+        "The data of the job could not be fetched: hf://owner/images could not be read" in message
+    )

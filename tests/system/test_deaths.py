@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from deaths import CALLER, PHASES, assert_record_intact, held_in, killed_in_each_phase
+from deaths import CALLER, PHASES, assert_record_intact, hold_in, kill_in_each_phase
 from gangs import PATIENCE_S, assert_next_job_runs, kill, start_script, stop, wait_until
 
 import kinetic
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.shares_files, pytest.mark.settles_within(30)]
 
 def test_killing_what_leads_the_gang(place, nothing_left):
     lost = errors.SupervisorLost if place.name == "local" else errors.HostLost
-    for phase, handle in killed_in_each_phase(place, place.leader).items():
+    for phase, handle in kill_in_each_phase(place, place.leader).items():
         with pytest.raises(lost) as caught:
             handle.result(timeout=PATIENCE_S)
         if lost is errors.HostLost:
@@ -39,7 +39,7 @@ def has_reported(handle, host):
 
 
 def test_an_agent_ends_with_its_leader_after_its_report_has_arrived(place, nothing_left):
-    handle = held_in("reporting", place)
+    handle = hold_in("reporting", place)
     wait_until(lambda: has_reported(handle, 0), "the leader does not have the report of host 0")
     kill(place.leader(handle))
     with pytest.raises(errors.KineticError):
@@ -50,7 +50,7 @@ def test_an_agent_ends_with_its_leader_after_its_report_has_arrived(place, nothi
 @pytest.mark.parametrize("role", ["agent", "worker"])
 def test_killing_an_agent_or_a_worker(role, place, nothing_left):
     named = getattr(place, role)
-    for phase, handle in killed_in_each_phase(place, lambda job: named(job, 1)).items():
+    for phase, handle in kill_in_each_phase(place, lambda job: named(job, 1)).items():
         with pytest.raises(errors.HostLost, match="host 1") as caught:
             handle.result(timeout=PATIENCE_S)
         assert caught.value.hosts[0] == 1, phase
@@ -64,7 +64,7 @@ def test_killing_an_agent_or_a_worker(role, place, nothing_left):
 
 def test_killing_the_first_process_of_a_host(place, nothing_left):
     """In a pod, no process is left to report the death: only the heartbeat tells."""
-    for phase, handle in killed_in_each_phase(place, lambda job: place.host(job, 1)).items():
+    for phase, handle in kill_in_each_phase(place, lambda job: place.host(job, 1)).items():
         with pytest.raises(errors.HostLost, match="host 1") as caught:
             handle.result(timeout=PATIENCE_S)
         assert caught.value.hosts[0] == 1, phase

@@ -28,12 +28,12 @@ PATIENCE_S = 200.0
 pytestmark = pytest.mark.timeout(600)
 
 
-def wait_until(look, what):
+def wait_until(read, what):
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
+    while not (answer := read()):
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
-    return found
+    return answer
 
 
 def line_of(words):
@@ -48,7 +48,7 @@ def configuration(forward):
 
 
 @contextlib.contextmanager
-def attached(handle):
+def attach_editor(handle):
     """Yield the forwarded port and an editor that is connected to it."""
     forward = handle.debug_attach(0)
     try:
@@ -76,7 +76,7 @@ def command_line(*words):
     )
 
 
-def told(caller):
+def read_configuration(caller):
     """Return the configuration for an editor that a process printed."""
     words = ""
     while not words.endswith("\n}\n"):
@@ -107,10 +107,10 @@ def test_an_editor_stops_the_function_looks_and_changes_it():
         return total  # after the breakpoint
 
     handle = train.run_async(4)
-    with attached(handle) as (forward, editor):
-        taken = editor.attach(configuration(forward), {str(HERE): [line_of("here in a helper")]})
-        assert taken == {str(HERE): [True]}
-        thread, frames = editor.stopped()
+    with attach_editor(handle) as (forward, editor):
+        verified = editor.attach(configuration(forward), {str(HERE): [line_of("here in a helper")]})
+        assert verified == {str(HERE): [True]}
+        thread, frames = editor.wait_for_stop()
         assert [(f["source"]["path"], f["name"]) for f in frames[:2]] == [
             (str(HERE), "doubled"),
             (str(HERE), "train"),
@@ -118,7 +118,7 @@ def test_an_editor_stops_the_function_looks_and_changes_it():
         assert frames[0]["line"] == line_of("here in a helper")
         assert editor.value("twice", frames[0]) == "8"
         editor.ask("continue", threadId=thread)
-        thread, frames = editor.stopped()
+        thread, frames = editor.wait_for_stop()
         assert frames[0]["line"] == line_of("after the breakpoint")
         editor.value("total = 41", frames[0])
         editor.ask("continue", threadId=thread)
@@ -141,7 +141,7 @@ def test_no_host_starts_before_the_debugger_has_attached(home):
         return jax.process_count()
 
     handle = train.run_async()
-    with attached(handle) as (forward, editor):
+    with attach_editor(handle) as (forward, editor):
         expected = {0: "debugging", 1: "held", 2: "held", 3: "held"}
         wait_until(lambda: states(handle) == expected, "the hosts do not wait")
         assert list(marks.iterdir()) == []
@@ -167,10 +167,10 @@ def test_after_the_window_the_function_starts_and_can_still_be_debugged(monkeypa
     wait_until(lambda: "started" in handle.logs(), "the function did not start")
     assert "no debugger attached within 0.2 s" in handle.logs()
     wait_until(lambda: "started" in handle.logs(host=1), "the other host did not start")
-    with attached(handle) as (forward, editor):
+    with attach_editor(handle) as (forward, editor):
         assert "is running" in forward.instructions
         editor.attach(configuration(forward), {str(HERE): [line_of("in the loop")]})
-        thread, frames = editor.stopped()
+        thread, frames = editor.wait_for_stop()
         assert int(editor.value("count", frames[0])) > 0
         stop.touch()
         editor.ask("setBreakpoints", source={"path": str(HERE)}, breakpoints=[])
@@ -198,10 +198,10 @@ def test_a_blocking_call_says_where_to_attach_and_returns_the_value(monkeypatch,
     script = tmp_path / "script.py"
     script.write_text(BLOCKING)
     with process([sys.executable, str(script)], cwd=tmp_path) as caller:
-        attach = told(caller)
+        attach = read_configuration(caller)
         with Editor(attach["connect"]["port"]) as editor:
             editor.attach(attach, {})
-            thread, frames = editor.stopped()
+            thread, frames = editor.wait_for_stop()
             assert frames[0]["source"]["path"] == str(script)
             editor.value("value = 7", frames[0])
             editor.ask("continue", threadId=thread)
@@ -247,9 +247,9 @@ def test_a_leader_killed_at_a_breakpoint_is_named():
         time.sleep(1000)
 
     handle = train.run_async()
-    with attached(handle) as (forward, editor):
+    with attach_editor(handle) as (forward, editor):
         editor.attach(configuration(forward), {})
-        editor.stopped()
+        editor.wait_for_stop()
         pid = int(re.search(r"pid (\d+)", handle.logs())[1])
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(errors.HostLost, match="host 0"):
@@ -263,9 +263,9 @@ def test_an_editor_that_goes_away_lets_the_function_go_on():
         return "went on"
 
     handle = train.run_async()
-    with attached(handle) as (forward, editor):
+    with attach_editor(handle) as (forward, editor):
         editor.attach(configuration(forward), {})
-        editor.stopped()
+        editor.wait_for_stop()
     assert handle.result() == "went on"
 
 
@@ -276,7 +276,7 @@ def test_the_command_line_forwards_until_the_job_ends():
 
     handle = train.run_async()
     with command_line("jobs", "debug", "--port", "0", handle.job_id) as caller:
-        attach = told(caller)
+        attach = read_configuration(caller)
         with Editor(attach["connect"]["port"]) as editor:
             editor.attach(attach, {})
             assert handle.result() == "done"
@@ -289,7 +289,7 @@ def test_the_command_line_lets_go_on_interruption():
 
     handle = train.run_async()
     with command_line("jobs", "debug", "--port", "0", handle.job_id) as caller:
-        told(caller)
+        read_configuration(caller)
         caller.send_signal(signal.SIGINT)
         assert caller.wait(PATIENCE_S) == 130
         assert f"kinetic jobs debug {handle.job_id}" in caller.stderr.read()

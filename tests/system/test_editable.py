@@ -84,8 +84,8 @@ def link(interpreter: Path, name: str, *folders: Path) -> None:
 def redirect(interpreter: Path, name: str, mapping: dict[str, Path]) -> None:
     """Install a package with a finder, as setuptools does for a flat layout."""
     site, module = site_of(interpreter), f"__editable___{name}_finder"
-    shown = {key: str(path) for key, path in mapping.items()}
-    (site / f"{module}.py").write_text(FINDER.format(mapping=shown))
+    paths = {key: str(path) for key, path in mapping.items()}
+    (site / f"{module}.py").write_text(FINDER.format(mapping=paths))
     (site / f"__editable__.{name}.pth").write_text(f"import {module}; {module}.install()\n")
 
 
@@ -149,11 +149,11 @@ def test_an_edit_after_the_submission_does_not_reach_the_job(repository, interpr
     script = program(
         repository, [alpha / "src/alpha/__init__.py", beta / "beta/__init__.py"], imports
     )
-    shown = run(interpreter, script).splitlines()
-    assert shown[0] == "2 2", shown
+    printed = run(interpreter, script).splitlines()
+    assert printed[0] == "2 2", printed
     # in the host's own folder, which is removed by now
-    assert re.fullmatch(r"False .*/tree/packages/alpha/src/alpha/__init__.py", shown[1])
-    assert re.fullmatch(r"False .*/tree/packages/beta/beta/__init__.py", shown[2])
+    assert re.fullmatch(r"False .*/tree/packages/alpha/src/alpha/__init__.py", printed[1])
+    assert re.fullmatch(r"False .*/tree/packages/beta/beta/__init__.py", printed[2])
 
 
 SHOWN = """\
@@ -193,10 +193,10 @@ def test_a_namespace_over_two_packages(repository, interpreter):
     write(two, "company/two/__init__.py", "VALUE = 2\n")
     link(interpreter, "one", one)
     redirect(interpreter, "two", {"company.two": two / "company/two"})
-    names, shipped, found, program = show(repository, interpreter, "company.one", "company.two")
+    names, shipped, imported, program = show(repository, interpreter, "company.one", "company.two")
     assert names == "True"
     assert "'packages/one/src/company/one/__init__.py'" in shipped
-    assert found == "[('company.one', 1, True), ('company.two', 2, True)]"
+    assert imported == "[('company.one', 1, True), ('company.two', 2, True)]"
     assert program == "['1', 'True']"
 
 
@@ -210,12 +210,12 @@ def test_a_package_in_another_place_and_what_pythonpath_names(repository, interp
     subprocess.run(["git", "init", "-q", elsewhere], check=True)
     write(named, "single.py", "VALUE = 4\n")
     link(interpreter, "lib", elsewhere)
-    _, shipped, found, program = show(
+    _, shipped, imported, program = show(
         repository, interpreter, "lib", "single", PYTHONPATH=str(named)
     )
     assert "'code/lib/lib/_version.py'" in shipped, "Python imports it, though git ignores it"
     assert "notes.txt" not in shipped
-    assert found == "[('lib', 3, True), ('single', 4, True)]"
+    assert imported == "[('lib', 3, True), ('single', 4, True)]"
     assert program == "['3', 'True']"
 
 
@@ -224,8 +224,8 @@ def test_a_finder_that_leads_into_the_project_itself(repository, interpreter):
     write(app, "src/own/__init__.py", "VALUE = 5\n")
     write(app, "src/other.py", "VALUE = 6\n")
     redirect(interpreter, "own", {"own": app / "src/own", "other": app / "src/other"})
-    _, _, found, program = show(repository, interpreter, "own", "other")
-    assert found == "[('own', 5, True), ('other', 6, True)]"
+    _, _, imported, program = show(repository, interpreter, "own", "other")
+    assert imported == "[('own', 5, True), ('other', 6, True)]"
     assert program == "['5', 'True']"
 
 
@@ -239,12 +239,12 @@ def test_what_lies_beside_the_project_is_imported_wherever_the_job_runs(
     monkeypatch.syspath_prepend(str(folder))
 
     @kinetic.run(accelerator="cpu")
-    def look(how):
+    def use_module(how):
         import lies_beside
 
         return (lies_beside.VALUE, "/tree/" in lies_beside.__file__) if how else lies_beside.fail()
 
-    assert look(True) == (7, True)
+    assert use_module(True) == (7, True)
     with pytest.raises(OSError, match="there") as caught:
-        look(False)
+        use_module(False)
     assert str(caught.traceback[-1].path) == str(folder / "lies_beside.py")

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, elastic, half, reached, whole
+from elastic_jobs import LIMIT_S, elastic, half, wait_for_step, whole
 from gangs import wait_until
 from on_elastic_hosts import compile_once, hold, keep, learn, train
 
@@ -62,12 +62,12 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
     assert shrinking == "shrinking to 1 slice until it is back."
     assert begins == f"attempt 2 of 11 begins on slice {1 - which} of 2."
     assert job.slices() == [(0, 1), (1 - which,)]
-    shown = subprocess.run(
+    status = subprocess.run(
         [*KINETIC, "jobs", "status", job.handle.job_id], capture_output=True, text=True, check=True
     ).stdout
-    assert re.search(r"(?m)^0, 1 +1 .* failed", shown), shown
-    assert re.search(rf"(?m)^{1 - which} +2 .* succeeded", shown), shown
-    assert re.findall(r"(?m)^(\d) +(\d) +returned", shown) == [
+    assert re.search(r"(?m)^0, 1 +1 .* failed", status), status
+    assert re.search(rf"(?m)^{1 - which} +2 .* succeeded", status), status
+    assert re.findall(r"(?m)^(\d) +(\d) +returned", status) == [
         (str(1 - which), "0"),
         (str(1 - which), "1"),
     ]
@@ -111,10 +111,10 @@ def test_an_agent_is_killed(begin, tmp_path):
     job = begin(elastic(), (), 0.3)
     before = job.agents()
     os.kill(before[1], signal.SIGKILL)
-    reached(tmp_path, 2, 0)
+    wait_for_step(tmp_path, 2, 0)
     after = job.agents()
-    kept = {host for host in before if before[host] == after[host]}
-    assert kept == {2, 3}, "agents of the other slice stay"
+    unchanged = {host for host in before if before[host] == after[host]}
+    assert unchanged == {2, 3}, "agents of the other slice stay"
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     assert job.losses() == [(0,)]
 
@@ -144,8 +144,8 @@ def test_nothing_that_an_attempt_has_started_lives_on(begin, tmp_path):
     wait_until(lambda: all(mark.exists() for mark in marks), "no children")
     children = [int(mark.read_text()) for mark in marks]
     os.kill(job.agents()[2], signal.SIGKILL)
-    again = [tmp_path / f"child-2-{host}" for host in range(4)]
-    wait_until(lambda: all(mark.exists() for mark in again), "no second attempt")
+    marks = [tmp_path / f"child-2-{host}" for host in range(4)]
+    wait_until(lambda: all(mark.exists() for mark in marks), "no second attempt")
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
     (tmp_path / "over").touch()
     assert job.handle.result(timeout=LIMIT_S) is None
@@ -154,10 +154,10 @@ def test_nothing_that_an_attempt_has_started_lives_on(begin, tmp_path):
 def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):
     monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")
     job = begin(elastic(function=learn, on_slice_loss="shrink"), 1.0, wait=False)
-    attempt, steps, seen = job.handle.result(timeout=LIMIT_S)
-    assert (attempt, steps, len(seen)) == (3, 40, 40), "the second attempt began anew, unsaved"
-    assert seen == sorted(seen)
-    assert {2, 4} == set(seen)
+    attempt, steps, sizes = job.handle.result(timeout=LIMIT_S)
+    assert (attempt, steps, len(sizes)) == (3, 40, 40), "the second attempt began anew, unsaved"
+    assert sizes == sorted(sizes)
+    assert {2, 4} == set(sizes)
     assert job.slices() == [(0, 1), (0,), (0, 1)]
     assert job.losses() == [(1,)]
     story = job.story()

@@ -128,8 +128,8 @@ def test_it_shrinks_and_grows_back_at_a_step(begin, undisturbed, victim, monkeyp
     steps = {a: [n["step"] for n in training.notes() if n["attempt"] == a] for a in by_attempt}
     assert steps[3][0] == steps[2][-1] + 1, "growing repeats no step"
     story = "\n".join(training.story())
-    left = [each for each in range(3) if each != victim]
-    assert f"attempt 2 of 11 begins on slices {left[0]} and {left[1]} of 3." in story
+    remaining = [each for each in range(3) if each != victim]
+    assert f"attempt 2 of 11 begins on slices {remaining[0]} and {remaining[1]} of 3." in story
     assert f"slice {victim} back: the next attempt begins with more slices." in story
     assert "attempt 3 of 11 begins on all 3 slices." in story
 

@@ -64,19 +64,19 @@ def victims(supervisor, choose):
     return []
 
 
-def kill(handle, home, choose, wanted, look=lambda: ""):
+def kill(handle, home, choose, wanted, read_phase=lambda: ""):
     """Kill processes at random moments while the job runs, until there were `wanted` kills; return
-    what `look` answered at each."""
+    the phase at each kill."""
     supervisor = home / layout.JobKeys(handle.job_id).prefix / "local/supervisor.json"
-    deadline, seen = time.monotonic() + PATIENCE_S + 10 * wanted, []
-    while len(seen) < wanted and not handle.status().ended:
-        assert time.monotonic() < deadline, f"only {len(seen)} kills"
+    deadline, phases = time.monotonic() + PATIENCE_S + 10 * wanted, []
+    while len(phases) < wanted and not handle.status().ended:
+        assert time.monotonic() < deadline, f"only {len(phases)} kills"
         time.sleep(choose.uniform(0.0, 4.0))
         for pid in victims(supervisor, choose):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                seen.append(look())
-    return seen
+                phases.append(read_phase())
+    return phases
 
 
 @pytest.mark.long
@@ -127,8 +127,8 @@ def train(folder, least):
             checkpoints.save(step, state)
             now("step")
             step += 1
-            asked = step >= least and Path(folder, "enough").exists()
-            if np.max(multihost_utils.process_allgather(np.array([asked]))):
+            may_end = step >= least and Path(folder, "enough").exists()
+            if np.max(multihost_utils.process_allgather(np.array([may_end]))):
                 break
             time.sleep(0.02)
     whole = jax.jit(lambda w: w, out_shardings=everywhere)(state["weights"])
@@ -150,20 +150,22 @@ def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_o
         max_failures=1000,
     )(train)
     handle = remote.run_async(str(tmp_path), 30)
-    look = lambda: phase.read_text() if phase.exists() else "start"  # noqa: E731
-    seen = kill(handle, home, random.Random(7), TRAINING_KILLS, look)
+    read_phase = lambda: phase.read_text() if phase.exists() else "start"  # noqa: E731
+    phases = kill(handle, home, random.Random(7), TRAINING_KILLS, read_phase)
     (tmp_path / "enough").touch()
     steps, weights = handle.result(timeout=PATIENCE_S + 10 * TRAINING_KILLS)
-    told = f"{len(seen)} kills, {steps} steps, {time.monotonic() - begin:.0f} s: {Counter(seen)}"
-    record_property("kills", told)
-    print(told)
+    summary = (
+        f"{len(phases)} kills, {steps} steps, {time.monotonic() - begin:.0f} s: {Counter(phases)}"
+    )
+    record_property("kills", summary)
+    print(summary)
     calm = tmp_path / "calm"
     calm.mkdir()
     (calm / "enough").touch()
     # Equal bits need as many processes where slices do not shrink; else one process suffices.
     controller = {"controller": "single"} if on_loss == "shrink" else {}
     expected = kinetic.run("tpu-v6e-8", slices=2, **controller)(train)(str(calm), steps)
-    assert len(seen) >= TRAINING_KILLS
+    assert len(phases) >= TRAINING_KILLS
     assert steps == expected[0]
     if on_loss == "wait":
         np.testing.assert_array_equal(weights, expected[1])

@@ -62,12 +62,12 @@ def test_multislice() -> None:
 @pytest.mark.long
 def test_elastic() -> None:
     done = run("elastic.py")
-    told = done.stdout + done.stderr
-    assert "slice 1 lost (failure 1 of at most 3): host 0 of slice 1:" in told
-    assert "begins at step 11 on 1 of 2 slices" in told
-    left = re.search(r"step (\d+) is saved on all hosts, which restart on all slices", told)
-    assert left is not None, told
-    assert f"begins at step {int(left[1]) + 1} on 2 of 2 slices" in told
+    output = done.stdout + done.stderr
+    assert "slice 1 lost (failure 1 of at most 3): host 0 of slice 1:" in output
+    assert "begins at step 11 on 1 of 2 slices" in output
+    saved = re.search(r"step (\d+) is saved on all hosts, which restart on all slices", output)
+    assert saved is not None, output
+    assert f"begins at step {int(saved[1]) + 1} on 2 of 2 slices" in output
     assert re.fullmatch(
         r"attempt 3 did step 39 on 2 slices: loss 0\.\d{4}", done.stdout.splitlines()[-1]
     )

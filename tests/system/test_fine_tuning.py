@@ -32,7 +32,7 @@ def test_two_hosts_train_as_one_and_as_plain_python(name, tmp_path, home):
 
 
 def run(folder, *command):
-    """What a program prints on stdout."""
+    """Run a Python program; return its stdout."""
     environ = {
         **os.environ,
         "KERAS_BACKEND": "jax",

@@ -74,9 +74,9 @@ def set_of(signums):
 
 
 def test_a_child_has_the_signals_of_plain_python():
-    told, _ = run(lambda: (answer_of(sets_of_signals), sets_of_signals()))
+    signals, _ = run(lambda: (answer_of(sets_of_signals), sets_of_signals()))
     plain = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, check=True)
-    child, parent = map(without_crashes, told)
+    child, parent = map(without_crashes, signals)
     assert child == without_crashes(json.loads(plain.stdout))
     assert parent[2] == 0, "the function's own process holds signals back after a fork"
 
@@ -167,8 +167,8 @@ def test_a_child_uses_arrays_while_a_thread_of_its_parent_replaces_lost_ones():
 
 def test_a_child_that_asks_to_join_is_refused_while_its_parent_joins(tmp_path):
     remote = kinetic.run("tpu-v6e-8", joins_jax="lazy", all_hosts=True)(ask_to_join_in_a_child)
-    told = remote.run_async(str(tmp_path)).results(timeout=PATIENCE_S)[1]
-    assert "of this host has already joined the other hosts" in told
+    answer = remote.run_async(str(tmp_path)).results(timeout=PATIENCE_S)[1]
+    assert "of this host has already joined the other hosts" in answer
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

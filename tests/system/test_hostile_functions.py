@@ -25,7 +25,7 @@ from havoc import (
     then_raise,
     then_return,
 )
-from hostile_cases import OURS, PATIENCE_S, failure_of, started, told
+from hostile_cases import OURS, PATIENCE_S, failure_of, read_texts, start
 
 from kinetic import errors
 
@@ -35,31 +35,31 @@ from kinetic import errors
 
 @pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
 def test_a_value_comes_back_all_the_same(havoc):
-    handle = started(then_return, havoc, timeout=PATIENCE_S)
+    handle = start(then_return, havoc, timeout=PATIENCE_S)
     if havoc in STRIKING and not handle.wait(PATIENCE_S).ok:
         # it struck before the function had returned
         failure_of(handle, (RuntimeError, errors.UserCodeFailed))
         return
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
-    assert not any(word in told(handle) for word in OURS)
+    assert not any(word in read_texts(handle) for word in OURS)
 
 
 @pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
 def test_an_exception_comes_back_all_the_same(havoc):
-    handle = started(then_raise, havoc, timeout=PATIENCE_S)
+    handle = start(then_raise, havoc, timeout=PATIENCE_S)
     if havoc in STRIKING:
         failure_of(handle, (Mine, RuntimeError, errors.UserCodeFailed))
     else:
         error = failure_of(handle, Mine)
         assert str(error) == "still told"
-        assert "in then_raise" in told(handle, error)
-        assert not any(word in told(handle, error) for word in OURS)
+        assert "in then_raise" in read_texts(handle, error)
+        assert not any(word in read_texts(handle, error) for word in OURS)
 
 
 @pytest.mark.parametrize("havoc", FATAL, ids=lambda h: h.__name__)
 @pytest.mark.parametrize("then", [then_return, then_raise], ids=lambda f: f.__name__)
 def test_a_function_that_takes_python_apart_gets_its_end_or_a_clear_error(havoc, then):
-    handle = started(then, havoc, timeout=PATIENCE_S)
+    handle = start(then, havoc, timeout=PATIENCE_S)
     if then is then_return and handle.wait(PATIENCE_S).result_digest:
         assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
         return
@@ -82,7 +82,7 @@ def test_a_function_that_takes_python_apart_gets_its_end_or_a_clear_error(havoc,
 )
 def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
     def took_s():
-        handle = started(leave)
+        handle = start(leave)
         assert handle.result(stream_logs=False) == 1
         assert "still running after the function ended, and killed" in handle.logs()
         assert named in handle.logs()
@@ -96,14 +96,14 @@ def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
 
 @pytest.mark.parametrize("how", ["return", "raise", "exit"])
 def test_a_fork_that_comes_back_does_not_pass_for_the_function(how):
-    handle = started(fork_and_come_back, how)
+    handle = start(fork_and_come_back, how)
     assert handle.result(stream_logs=False) == "the function"
     assert ("Mine: of the fork" in handle.logs()) == (how == "raise")
     assert "/kinetic/_host/" not in handle.logs()
 
 
 def test_an_exit_handler_that_hangs_is_ended_and_named():
-    handle = started(hang_at_exit)
+    handle = start(hang_at_exit)
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == 1
     assert "after the function at havoc.py:" in handle.logs()
     assert " in sleep_long (an exit handler?) and was killed." in handle.logs()
@@ -111,7 +111,7 @@ def test_an_exit_handler_that_hangs_is_ended_and_named():
 
 @pytest.mark.parametrize("how", ["return", "raise"])
 def test_what_an_open_file_holds_is_written_out(how):
-    handle = started(leave_a_file_open, how)
+    handle = start(leave_a_file_open, how)
     if how == "return":
         assert handle.result(timeout=PATIENCE_S, stream_logs=False) == "the function"
     else:
@@ -120,5 +120,5 @@ def test_what_an_open_file_holds_is_written_out(how):
 
 
 def test_a_file_that_cannot_be_written_does_not_hold_the_failure_up():
-    handle = started(leave_a_file_hanging, timeout=20)
+    handle = start(leave_a_file_hanging, timeout=20)
     assert "of the function" in str(failure_of(handle, Mine))

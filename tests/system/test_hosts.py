@@ -27,12 +27,12 @@ MOST_AGENT_BYTES = 120_000_000
 """The interpreter with gRPC takes about 45 MB; the buffers of two streams take a few more."""
 
 
-def wait_until(look, what):
+def wait_until(read, what):
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
+    while not (answer := read()):
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
-    return found
+    return answer
 
 
 def high_water_bytes(pid):
@@ -45,10 +45,10 @@ def high_water_bytes(pid):
 def test_an_agents_memory_is_bounded_while_its_worker_floods(home):
     marker = home.parent / "flooded"
     handle = kinetic.run(accelerator="cpu")(flood_then_wait).run_async(str(marker))
-    told = wait_until(handle.processes, "no supervisor")
+    pids = wait_until(handle.processes, "no supervisor")
     wait_until(marker.exists, "still flooding")
-    assert high_water_bytes(told["agents"][0]) < MOST_AGENT_BYTES
-    assert high_water_bytes(told["supervisor"]) < MOST_AGENT_BYTES
+    assert high_water_bytes(pids["agents"][0]) < MOST_AGENT_BYTES
+    assert high_water_bytes(pids["supervisor"]) < MOST_AGENT_BYTES
     handle.cancel()
     with pytest.raises(errors.JobCancelled):
         handle.result(stream_logs=False)
@@ -65,9 +65,9 @@ def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
         # A lone host calls the coordinator only after its function has run for a while.
         pair = kinetic.run(accelerator="tpu-v6e-8", backend="local")(sleep_long)
         handle = pair.run_async(str(marker))
-    told = wait_until(handle.processes, "no supervisor")
+    pids = wait_until(handle.processes, "no supervisor")
     wait_until(Path(f"{marker}-1").exists, "not started")
-    os.kill(told["supervisor"], signal.SIGSTOP)
+    os.kill(pids["supervisor"], signal.SIGSTOP)
     with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
         JobHandle(handle.ref).result()
 
@@ -294,8 +294,8 @@ def test_hosts_draw_hash_seeds_of_their_own_if_they_are_told_to(place, retries):
 
 @pytest.mark.parametrize("options", [{}, {"PYTHONHASHSEED": "random"}], ids=["forks", "own"])
 def test_no_function_takes_precedence_over_other_programs(options):
-    def look():
+    def compare_options():
         return os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0) == os.getpid()
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    assert kinetic.run(accelerator="cpu", env=options)(look)() == (mine, True)
+    assert kinetic.run(accelerator="cpu", env=options)(compare_options)() == (mine, True)

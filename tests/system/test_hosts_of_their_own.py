@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gangs import wait_until
-from on_hosts import INIT, find_folder, join_as_told, join_when_alone, look, look_again
+from on_hosts import INIT, find_folder, join_as_told, join_when_alone, list_marks, list_marks_twice
 
 import kinetic
 from kinetic._host.worker.mounts import unshare
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 def test_hosts_have_a_folder_of_their_own():
-    handle = kinetic.run("tpu-v6e-8", all_hosts=True)(look).run_async()
+    handle = kinetic.run("tpu-v6e-8", all_hosts=True)(list_marks).run_async()
     (first, second) = handle.results(timeout=200)
     assert first[0] == second[0]
     assert (first[2], second[2]) == ([INIT, "mark-0"], [INIT, "mark-1"])
@@ -47,7 +47,7 @@ def test_hosts_have_a_folder_of_their_own():
 
 
 def test_it_is_the_same_in_the_next_attempt():
-    handle = kinetic.run("tpu-v6e-8", retries=1, all_hosts=True)(look_again).run_async()
+    handle = kinetic.run("tpu-v6e-8", retries=1, all_hosts=True)(list_marks_twice).run_async()
     (first, second) = handle.results(timeout=200)
     assert (first[1], second[1]) == (["1-0", INIT], ["1-1", INIT])
     handle.cleanup()
@@ -68,12 +68,12 @@ def test_a_host_that_is_left_alone_is_told_that_it_is_the_first(monkeypatch):
 
 def test_a_folder_that_the_user_names_is_kept_for_other_jobs(tmp_path):
     named = {"KINETIC_LOCAL_DIR": str(tmp_path / "run-42")}
-    train = kinetic.run("tpu-v6e-8", env=named, all_hosts=True)(look)
+    train = kinetic.run("tpu-v6e-8", env=named, all_hosts=True)(list_marks)
     for before in ([[INIT], [INIT]], [["first-0", INIT], ["first-1", INIT]]):
         handle = train.run_async("first")
-        told = handle.results(timeout=200)
-        assert [each[0] for each in told] == [str(tmp_path / "run-42")] * 2
-        assert [each[1] for each in told] == before
+        marks = handle.results(timeout=200)
+        assert [each[0] for each in marks] == [str(tmp_path / "run-42")] * 2
+        assert [each[1] for each in marks] == before
         handle.cleanup()
     assert (tmp_path / "run-42" / "host-1" / "first-1").exists()
 
@@ -130,13 +130,13 @@ CODE = """
 """
 
 
-def entered(tmp_path, how):
+def enter_folder(tmp_path, how):
     top = tmp_path / "top"
     top.mkdir()
     top.chmod(0o777)
-    for each in [tmp_path, *tmp_path.parents]:
-        if each.owner() == "root" and "pytest" in str(each):
-            each.chmod(0o755)
+    for folder in [tmp_path, *tmp_path.parents]:
+        if folder.owner() == "root" and "pytest" in str(folder):
+            folder.chmod(0o755)
     command = [sys.executable, "-c", textwrap.dedent(CODE), str(top), how]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=100)
     assert done.returncode == 0, done.stderr
@@ -146,10 +146,10 @@ def entered(tmp_path, how):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_somebody_without_rights_has_them_too_and_cannot_undo_it(tmp_path):
-    assert entered(tmp_path, "nobody") == [True, "place", False]
+    assert enter_folder(tmp_path, "nobody") == [True, "place", False]
 
 
 @pytest.mark.parametrize("forbidden", ["unshare", "mount"])
 def test_where_it_is_forbidden_folders_have_paths_of_their_own(tmp_path, forbidden):
-    moved_in, folder, _ = entered(tmp_path, forbidden)
+    moved_in, folder, _ = enter_folder(tmp_path, forbidden)
     assert (moved_in, folder) == (False, "own")

@@ -15,18 +15,18 @@ from kinetic._config import settings
 def find_orbax():
     import sys
 
-    ahead = "orbax.checkpoint" in sys.modules
+    was_imported = "orbax.checkpoint" in sys.modules
     import orbax.checkpoint
 
-    return ahead, hasattr(orbax.checkpoint, "checkpoint_managers")
+    return was_imported, hasattr(orbax.checkpoint, "checkpoint_managers")
 
 
-@pytest.mark.parametrize(("env", "ahead"), [({}, True), ({"ORBAX_ANYTHING": "1"}, False)])
-def test_a_library_of_the_caller_is_there_before_the_function_begins(env, ahead):
+@pytest.mark.parametrize(("env", "is_imported"), [({}, True), ({"ORBAX_ANYTHING": "1"}, False)])
+def test_a_library_of_the_caller_is_there_before_the_function_begins(env, is_imported):
     import orbax.checkpoint  # noqa: F401
 
     launcher._close_all()
-    assert kinetic.run("tpu-v6e-8", env=env)(find_orbax)() == (ahead, True)
+    assert kinetic.run("tpu-v6e-8", env=env)(find_orbax)() == (is_imported, True)
 
 
 LIBRARIES = {

@@ -25,7 +25,7 @@ from kinetic._store.local import LocalStore
 KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 
 
-def started(home, func=sleep_long, **options):
+def start_on_both(home, func=sleep_long, **options):
     """Start a job of two hosts; return it when both have begun the function."""
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator="tpu-v6e-8", **options)(func).run_async(str(marker))
@@ -34,7 +34,7 @@ def started(home, func=sleep_long, **options):
     return handle
 
 
-def who(handle, which):
+def find_process_of(handle, which):
     supervisor, agents = processes(handle)
     return {"supervisor": supervisor, "agent": agents[1], "worker": worker_of(agents[1])}[which]
 
@@ -44,8 +44,8 @@ def who(handle, which):
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
 def test_a_job_of_which_a_process_is_stopped_can_be_cancelled(which, home):
-    handle = started(home)
-    stop(who(handle, which))
+    handle = start_on_both(home)
+    stop(find_process_of(handle, which))
     done = subprocess.run(
         [*KINETIC, "jobs", "cancel", handle.job_id],
         capture_output=True,
@@ -75,8 +75,8 @@ def holder_of_lock(path):
 
 
 def test_cancelling_a_job_whose_supervisor_is_dead_does_nothing(home):
-    handle = started(home)
-    os.kill(who(handle, "supervisor"), signal.SIGKILL)
+    handle = start_on_both(home)
+    os.kill(find_process_of(handle, "supervisor"), signal.SIGKILL)
     with pytest.raises(errors.SupervisorLost):
         handle.result()
     handle.cancel()
@@ -85,8 +85,8 @@ def test_cancelling_a_job_whose_supervisor_is_dead_does_nothing(home):
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
 def test_a_process_that_is_stopped_for_a_moment_harms_nothing(which, home):
-    handle = started(home, func=return_when_let_go)
-    pid = who(handle, which)
+    handle = start_on_both(home, func=return_when_let_go)
+    pid = find_process_of(handle, which)
     stop(pid)
     time.sleep(1.5)
     os.kill(pid, signal.SIGCONT)
@@ -99,27 +99,29 @@ def let_go(home):
 
 
 def test_a_stopped_agent_is_told_of_and_waited_for(home):
-    handle = started(home, func=return_when_let_go)
-    agent = who(handle, "agent")
+    handle = start_on_both(home, func=return_when_let_go)
+    agent = find_process_of(handle, "agent")
     stop(agent)
-    told = "kinetic: host 1 of 2: no sign of life for 10 s: no processor is free, or it is stopped."
-    wait_until(lambda: told in handle.logs(), "nothing is said")
+    notice = (
+        "kinetic: host 1 of 2: no sign of life for 10 s: no processor is free, or it is stopped."
+    )
+    wait_until(lambda: notice in handle.logs(), "nothing is said")
     os.kill(agent, signal.SIGCONT)
     let_go(home)
     assert handle.result() == "value"
 
 
 def test_a_stopped_agent_is_a_lost_host_where_there_is_a_hang_timeout(home):
-    handle = started(home, func=step_now_and_then, hang_timeout=8)
-    stop(who(handle, "agent"))
+    handle = start_on_both(home, func=step_now_and_then, hang_timeout=8)
+    stop(find_process_of(handle, "agent"))
     with pytest.raises(errors.HostLost, match=r"host 1 of 2 was lost\. Fell silent") as caught:
         handle.result()
     assert caught.value.hosts == (1,)
 
 
 def test_a_stopped_worker_is_a_hung_host_and_is_said_to_be_stopped(home):
-    handle = started(home, hang_timeout=3)
-    stop(who(handle, "worker"))
+    handle = start_on_both(home, hang_timeout=3)
+    stop(find_process_of(handle, "worker"))
     with pytest.raises(errors.HostHung, match="host 1") as caught:
         handle.result()
     assert caught.value.hosts == (1,)
@@ -133,8 +135,8 @@ def impatient(home):
 
 def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
     with registry.substitute_backend("local", lambda _, store: impatient(home)):
-        handle = started(home, backend="local")
-    stop(who(handle, "supervisor"))
+        handle = start_on_both(home, backend="local")
+    stop(find_process_of(handle, "supervisor"))
     with pytest.raises(errors.SupervisorLost, match="has not answered for 3 s"):
         handle.result()
 
@@ -147,7 +149,7 @@ def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
     """The machine sleeps for longer than any limit of the job: for a silent host (10 s), a hang, an
     unreachable coordinator; and for longer than JAX's own limit for hosts."""
     with registry.substitute_backend("local", lambda _, store: impatient(home)):
-        handle = started(home, func=step_now_and_then, backend="local", hang_timeout=8)
+        handle = start_on_both(home, func=step_now_and_then, backend="local", hang_timeout=8)
     whole = family(handle)
     for pid in whole:
         os.kill(pid, signal.SIGSTOP)
@@ -163,7 +165,7 @@ def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
 
 @pytest.mark.parametrize("what", ["the job", "its local part", "the home"])
 def test_a_job_whose_folder_is_removed_ends_and_leaves_nothing(what, home, nothing_left):
-    handle = started(home)
+    handle = start_on_both(home)
     folder = home / "jobs" / handle.job_id
     shutil.rmtree(
         {"the job": folder, "its local part": folder / "local", "the home": home}[what],

@@ -68,7 +68,7 @@ def test_keras_initializes_with_no_arguments():
 
 def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_does_not():
     @kinetic.run(accelerator=TWO, joins_jax=True)
-    def again():
+    def initialize_twice():
         import os
 
         import jax
@@ -77,7 +77,7 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
         jax.distributed.initialize()
         jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, jax.process_index())
         jax.distributed.initialize(num_processes=2)
-        told = []
+        messages = []
         for wrong in (
             {"num_processes": 3},
             {"process_id": 5},
@@ -86,13 +86,13 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
             try:
                 jax.distributed.initialize(**wrong)
             except RuntimeError as error:
-                told.append(str(error))
-        return told
+                messages.append(str(error))
+        return messages
 
-    told = again()
-    assert len(told) == 3
-    assert all("joined" in each and "process 0 of 2" in each for each in told)
-    assert "num_processes=3" in told[0]
+    messages = initialize_twice()
+    assert len(messages) == 3
+    assert all("joined" in each and "process 0 of 2" in each for each in messages)
+    assert "num_processes=3" in messages[0]
 
 
 @pytest.mark.parametrize("joins_jax", ["lazy", False])
@@ -130,13 +130,13 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             port.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{port.getsockname()[1]}"
-            made = [
+            programs = [
                 subprocess.Popen(
                     [sys.executable, "-c", code, address, str(i)], stdout=subprocess.PIPE
                 )
                 for i in range(2)
             ]
-            return [process.communicate()[0].decode().strip() for process in made]
+            return [process.communicate()[0].decode().strip() for process in programs]
 
     assert own() == ["2", "2"]
 
@@ -166,7 +166,7 @@ def test_programs_that_follow_one_another_each_get_one_world(project):
 
 
 def test_joining_waits_for_the_first_use_unless_it_is_asked_for():
-    def seen():
+    def count_devices():
         import jax
 
         return (
@@ -175,13 +175,13 @@ def test_joining_waits_for_the_first_use_unless_it_is_asked_for():
             jax.distributed.is_initialized(),
         )
 
-    assert kinetic.run(accelerator=TWO)(seen)() == (False, 8, True)
-    assert kinetic.run(accelerator=TWO, joins_jax=True)(seen)() == (True, 8, True)
-    assert kinetic.run(accelerator=TWO, joins_jax=False)(seen)() == (False, 4, False)
+    assert kinetic.run(accelerator=TWO)(count_devices)() == (False, 8, True)
+    assert kinetic.run(accelerator=TWO, joins_jax=True)(count_devices)() == (True, 8, True)
+    assert kinetic.run(accelerator=TWO, joins_jax=False)(count_devices)() == (False, 4, False)
 
 
-@pytest.mark.parametrize(("accelerator", "found"), [(TWO, [0, 0]), ("tpu-v6e-4", [1])])
-def test_no_host_finds_programs_that_the_others_compile(tmp_path, accelerator, found):
+@pytest.mark.parametrize(("accelerator", "hits_by_host"), [(TWO, [0, 0]), ("tpu-v6e-4", [1])])
+def test_no_host_finds_programs_that_the_others_compile(tmp_path, accelerator, hits_by_host):
     @kinetic.run(accelerator=accelerator, all_hosts=True)
     def compiled():
         import jax
@@ -199,7 +199,7 @@ def test_no_host_finds_programs_that_the_others_compile(tmp_path, accelerator, f
         )
         return float(jax.jit(lambda x: (x * x).sum())(ones)), len(hits)
 
-    for expected in ([0] * len(found), found):
+    for expected in ([0] * len(hits_by_host), hits_by_host):
         handle = compiled.run_async()
         assert handle.results(timeout=200) == [(8.0, hits) for hits in expected]
         handle.cleanup()
@@ -272,7 +272,7 @@ def test_the_users_own_sitecustomize_is_run(project):
         "import jax, sys\nprint(sys.mine, jax.process_count(), 'kinetic' in sys.path[0])\n",
     )
     own = f"{project / 'site'}{os.pathsep}{ROOT}"
-    said = run(
+    output = run(
         project,
         "--",
         "env",
@@ -281,7 +281,7 @@ def test_the_users_own_sitecustomize_is_run(project):
         "-c",
         f'PYTHONPATH="$PYTHONPATH:{own}" {sys.executable} train.py',
     )
-    assert said == ["[host 0] mine 2 False", "[host 1] mine 2 False"]
+    assert output == ["[host 0] mine 2 False", "[host 1] mine 2 False"]
 
 
 @pytest.mark.long
@@ -341,8 +341,8 @@ def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(
         return jax.local_device_count(), jax.device_count()
 
     assert count() == (4, 8)
-    told = "jax_num_cpu_devices=8 has no effect: this host of the simulated slice has 4"
-    assert told in capfd.readouterr().err
+    notice = "jax_num_cpu_devices=8 has no effect: this host of the simulated slice has 4"
+    assert notice in capfd.readouterr().err
 
 
 # -- only some hosts -------------------------------------------------------------------------------

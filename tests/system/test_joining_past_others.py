@@ -30,7 +30,7 @@ def test_the_hosts_talk_to_each_other_past_every_proxy(joins_jax, monkeypatch):
         joins_jax=joins_jax,
         env={"grpc_proxy": NOWHERE, "no_grpc_proxy": "example.net"},
     )
-    def seen():
+    def read_proxies():
         import os
 
         import jax
@@ -42,7 +42,7 @@ def test_the_hosts_talk_to_each_other_past_every_proxy(joins_jax, monkeypatch):
             os.environ["no_grpc_proxy"],  # noqa: SIM112
         )
 
-    count, proxy, direct, direct_grpc = seen()
+    count, proxy, direct, direct_grpc = read_proxies()
     assert (count, proxy) == (8, NOWHERE)
     assert {"example.org", "127.0.0.1", "localhost"} <= set(direct)
     assert direct_grpc.startswith("example.net,")
@@ -90,8 +90,8 @@ def test_programs_of_other_frameworks_find_their_variables():
 
 
 def test_every_host_is_told_the_same_port(project):
-    said = run(project, "--", "sh", "-c", "echo $MASTER_PORT $JAX_COORDINATOR_ADDRESS")
-    assert len({re.sub(r"^\[host \d\] ", "", line) for line in said}) == 1
+    ports = run(project, "--", "sh", "-c", "echo $MASTER_PORT $JAX_COORDINATOR_ADDRESS")
+    assert len({re.sub(r"^\[host \d\] ", "", line) for line in ports}) == 1
 
 
 def test_programs_meet_jax_also_where_the_function_captured_a_path_of_its_own(monkeypatch):

@@ -39,15 +39,15 @@ def test_a_file_saved_beside_the_function_is_kept_and_named_in_the_last_line(
         assert batch.results(progress=False) == [3, 4]
     last = capfd.readouterr().err.splitlines()[-1]
     name = batch.group_id if how == "map" else kinetic.list_jobs()[0].job_id
-    kept = (
+    notice = (
         "2 files of 2 work folders; in the first" if how == "map" else "1 file of the work folder"
     )
-    assert last.startswith(f"kinetic: kept {kept}: model.pkl (")
+    assert last.startswith(f"kinetic: kept {notice}: model.pkl (")
     assert last.endswith(f"Fetch with `kinetic jobs outputs {name} --to DIR`.")
     assert call(["jobs", "outputs", name, "--to", str(tmp_path / "got")]) == 0
-    found = sorted(str(p.relative_to(tmp_path / "got")) for p in (tmp_path / "got").rglob("*.pkl"))
-    assert found == (["0/model.pkl", "1/model.pkl"] if how == "map" else ["model.pkl"])
-    assert pickle.loads((tmp_path / "got" / found[0]).read_bytes()) == {"epochs": 3}
+    names = sorted(str(p.relative_to(tmp_path / "got")) for p in (tmp_path / "got").rglob("*.pkl"))
+    assert names == (["0/model.pkl", "1/model.pkl"] if how == "map" else ["model.pkl"])
+    assert pickle.loads((tmp_path / "got" / names[0]).read_bytes()) == {"epochs": 3}
 
 
 def leave(marker, fails):
@@ -70,8 +70,8 @@ def test_each_host_keeps_its_files_also_where_one_fails(place, fails, capfd):
     store = job._store
     for host in (0, 1):
         prefix = layout.HostKeys(job.job_id, 1, host).files
-        kept = {key.rpartition("/")[2]: store.get(key) for key in store.list(prefix)}
-        assert kept == {"log": f"host {host}".encode()}
+        contents = {key.rpartition("/")[2]: store.get(key) for key in store.list(prefix)}
+        assert contents == {"log": f"host {host}".encode()}
     capfd.readouterr()
     assert call(["jobs", "outputs", "--json", job.job_id]) == 0
     assert set(json.loads(capfd.readouterr().out)) == {"log", "host-1/log"}
@@ -87,8 +87,8 @@ def test_exit_handlers_are_over_when_a_call_returns(home):
     job = kinetic.run("cpu")(leave_at_exit).run_async()
     job.result()
     prefix = layout.HostKeys(job.job_id, 1, 0).files
-    kept = {key.rpartition("/")[2]: job._store.get(key) for key in job._store.list(prefix)}
-    assert kept == {"log": b"at last", "summary": b"at exit"}
+    contents = {key.rpartition("/")[2]: job._store.get(key) for key in job._store.list(prefix)}
+    assert contents == {"log": b"at last", "summary": b"at exit"}
 
 
 def test_a_file_that_only_an_exit_handler_writes_is_kept(home):

@@ -19,22 +19,22 @@ KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = pytest.mark.settles_within(30)
 
 
-def begun(place, **options):
+def start_and_wait(place, **options):
     marker = place.marker()
     handle = kinetic.run("tpu-v6e-8", slices=2, **options)(wait_at_first).run_async(str(marker))
-    there = [Path(f"{marker}-{host}") for host in range(4)]
-    wait_until(lambda: all(path.exists() for path in there), "the function has not begun")
+    marks = [Path(f"{marker}-{host}") for host in range(4)]
+    wait_until(lambda: all(path.exists() for path in marks), "the function has not begun")
     return handle
 
 
 def test_a_slice_is_lost_and_the_next_attempt_succeeds(place):
-    handle = begun(place, retries=1)
+    handle = start_and_wait(place, retries=1)
     assert handle.kill_hosts(slice=1) == (2, 3)
     assert handle.result(timeout=120) == "attempt 2"
 
 
 def test_without_retries_the_host_is_named(place):
-    handle = begun(place)
+    handle = start_and_wait(place)
     shell = subprocess.run(
         [*KINETIC, "jobs", "kill", "--yes", "--json", handle.job_id, "--slice", "1", "--host", "0"],
         capture_output=True,
@@ -42,8 +42,8 @@ def test_without_retries_the_host_is_named(place):
         timeout=100,
     )
     assert shell.returncode == 0, shell.stderr
-    told = {"job_id": handle.job_id, "signal": "SIGKILL", "hosts": [2]}
-    assert json.loads(shell.stdout) == told
+    answer = {"job_id": handle.job_id, "signal": "SIGKILL", "hosts": [2]}
+    assert json.loads(shell.stdout) == answer
     with pytest.raises(HostLost, match=r"hosts? 2(-3)? of 4 (died|was lost|were lost)"):
         handle.result(timeout=120)
     with pytest.raises(NotFound, match="has ended"):
@@ -53,7 +53,7 @@ def test_without_retries_the_host_is_named(place):
 def test_an_agent_is_lost_with_its_worker(home):
     from places import Place
 
-    handle = begun(Place("local", home.parent))
+    handle = start_and_wait(Place("local", home.parent))
     assert handle.kill_hosts(host=3, agents=True) == (3,)
     with pytest.raises(HostLost, match="host 3 of 4 was lost"):
         handle.result(timeout=120)

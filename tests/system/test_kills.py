@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from deaths import CALLER, assert_record_intact, held_in
+from deaths import CALLER, assert_record_intact, hold_in
 from gangs import (
     PATIENCE_S,
     assert_next_job_runs,
@@ -119,9 +119,9 @@ else:
 """
 
 
-@pytest.mark.parametrize(("moment", "told"), [("during", b""), ("afterwards", b"still there\n")])
+@pytest.mark.parametrize(("moment", "printed"), [("during", b""), ("afterwards", b"still there\n")])
 def test_an_agent_that_prepares_dies_with_its_supervisor_and_later_lives_on_to_clean_up(
-    moment, told
+    moment, printed
 ):
     with subprocess.Popen(
         [sys.executable, "-c", DYING_WITH, moment], stdout=subprocess.PIPE
@@ -129,7 +129,7 @@ def test_an_agent_that_prepares_dies_with_its_supervisor_and_later_lives_on_to_c
         assert parent.stdout.readline() == b"there\n"
         parent.kill()
         # and then the end of the stream: both processes are gone
-        assert parent.stdout.read() == told
+        assert parent.stdout.read() == printed
 
 
 # -- the zygote ------------------------------------------------------------------------------------
@@ -250,15 +250,15 @@ def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
 
     for nth in range(1, 5):
         handle = kinetic.run(accelerator="cpu", retries=1000)(fail).run_async()
-        wait_until(lambda nth=nth, handle=handle: retried(handle) >= nth, "no retry")
+        wait_until(lambda nth=nth, handle=handle: count_retries(handle) >= nth, "no retry")
         time.sleep(0.03 * nth)  # at different moments of the change
         handle.cancel(cleanup_timeout=PATIENCE_S)
         with pytest.raises(errors.JobCancelled):
             handle.result(timeout=0)
-        assert retried(handle) < 1000
+        assert count_retries(handle) < 1000
 
 
-def retried(handle):
+def count_retries(handle):
     return sum(event["kind"] == "retry" for event in handle.events())
 
 
@@ -280,7 +280,7 @@ def test_a_death_while_the_job_is_being_cancelled(which, home, nothing_left):
 
 
 def test_two_deaths_at_once_leave_nothing(home, nothing_left):
-    handle = held_in("running", Place("local", home.parent))
+    handle = hold_in("running", Place("local", home.parent))
     supervisor, agents = processes(handle)
     for pid in (supervisor, agents[0]):
         kill(pid)
@@ -291,7 +291,7 @@ def test_two_deaths_at_once_leave_nothing(home, nothing_left):
 
 
 def test_events_tell_the_story(home):
-    handle = held_in("running", Place("local", home.parent))
+    handle = hold_in("running", Place("local", home.parent))
     _, agents = processes(handle)
     kill(agents[1])
     with pytest.raises(errors.HostLost):

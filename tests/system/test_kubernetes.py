@@ -149,9 +149,9 @@ def test_what_a_job_waits_for_is_said_until_it_gives_up(on_cluster, monkeypatch,
 
 @pytest.mark.double
 def test_a_webhook_that_has_not_heard_of_the_job_yet_refuses_nothing(on_cluster):
-    said = 'admission webhook "mpod.kb.io" denied the request: Job.batch "x" not found'
+    message = 'admission webhook "mpod.kb.io" denied the request: Job.batch "x" not found'
     for accelerator, hosts in (("cpu", 1), (GANG, 4)):
-        on_cluster.admission.refusals += [said] * 3
+        on_cluster.admission.refusals += [message] * 3
         assert kinetic.run(accelerator=accelerator)(world)()[0] == hosts
         assert on_cluster.admission.refusals == []
 
@@ -247,9 +247,11 @@ def test_a_submission_that_cannot_be_taken_back_can_be_found(on_cluster):
 
 @pytest.mark.double
 def test_a_cluster_that_does_not_answer_leads_to_the_callers_line(on_cluster, home, monkeypatch):
-    gone = home / "kubeconfig"
-    gone.write_text(on_cluster.kubeconfig.read_text().replace(on_cluster.url, "http://127.0.0.1:1"))
-    monkeypatch.setenv("KUBECONFIG", str(gone))
+    unreachable = home / "kubeconfig"
+    unreachable.write_text(
+        on_cluster.kubeconfig.read_text().replace(on_cluster.url, "http://127.0.0.1:1")
+    )
+    monkeypatch.setenv("KUBECONFIG", str(unreachable))
     with pytest.raises(BackendUnavailable, match="are not affected") as caught:
         kinetic.run(accelerator="cpu")(answer)()
     assert [frame.path for frame in caught.traceback] == [Path(__file__)]
@@ -312,8 +314,8 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     second = kinetic.run(accelerator=GANG, start_timeout=1)(world).run_async()
 
     def its_place():
-        said = second._backend.why_waiting(second.ref) or ""
-        return re.search(r"waits in the queue lq: .* One job comes before it", said)
+        reason = second._backend.why_waiting(second.ref) or ""
+        return re.search(r"waits in the queue lq: .* One job comes before it", reason)
 
     wait_until(its_place, "nobody says which place the job has in its queue")
     time.sleep(2)  # start_timeout begins when the queue admits the job
@@ -329,8 +331,8 @@ def test_jobs_that_wait_are_asked_for_together(on_cluster):
     wait_until(lambda: all(batch.jobs), "not all jobs were submitted")
     on_cluster.forget_requests()
     handle = batch.jobs[0]
-    found = handle.settle([job.ref for job in batch.jobs])
-    assert set(found.values()) == {None}
+    outcomes = handle.settle([job.ref for job in batch.jobs])
+    assert set(outcomes.values()) == {None}
     counts = on_cluster.counts()
     assert all(counts[f"list {kind}"] <= 3 for kind in ("jobs", "pods", "events", "nodes")), counts
     batch.cancel()

@@ -44,18 +44,18 @@ def site(home, monkeypatch, tmp_path):
             "STORAGE_EMULATOR_HOST": bucket.uri,
         }
         with FakeCluster([CPU_POOL, V6E_4X4], environ=image) as cluster:
-            told = settings_of(cluster, home) | {
+            variables = settings_of(cluster, home) | {
                 "KINETIC_STORE": "gs://bucket/jobs",
                 "STORAGE_EMULATOR_HOST": bucket.uri,
             }
-            del told["KINETIC_POD_STORE"]
-            for name, value in told.items():
+            del variables["KINETIC_POD_STORE"]
+            for name, value in variables.items():
                 monkeypatch.setenv(name, value)
             yield Site(cluster, bucket)
             assert cluster.crashes == []
 
 
-def printed(lines):
+def expected_lines(lines):
     """Return the lines that `count` prints to stdout and to stderr."""
     out = [f"line {n} {'x' * 60}" for n in range(lines)]
     return out, [f"error {n}" for n in range(0, lines, 3)]
@@ -113,15 +113,15 @@ def test_each_line_comes_once(site, fault):
                 fault(site, chunks // EVERY)
             chunks += 1
     assert chunks > 2 * EVERY, "nothing has broken"
-    out, errors = printed(LINES)
+    out, errors = expected_lines(LINES)
     assert got[1].decode().splitlines() == out
     assert got[2].decode().splitlines() == errors, got[2].decode()
     site.cluster.faults.clear()
     site.bucket.heal()
     site.cluster.renew_token()
-    again = kinetic.attach(handle.job_id)
-    assert again.result(timeout=PATIENCE_S) == LINES
-    assert [line for line in again.logs().splitlines() if "line" in line] == out
+    attached = kinetic.attach(handle.job_id)
+    assert attached.result(timeout=PATIENCE_S) == LINES
+    assert [line for line in attached.logs().splitlines() if "line" in line] == out
 
 
 @pytest.mark.long

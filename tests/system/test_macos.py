@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.double]
 
 @pytest.fixture
 def folder(home, monkeypatch):
-    made = home.parent / "project"
-    made.mkdir(parents=True)
-    (made / "pyproject.toml").touch()
-    monkeypatch.chdir(made)
-    return made
+    project = home.parent / "project"
+    project.mkdir(parents=True)
+    (project / "pyproject.toml").touch()
+    monkeypatch.chdir(project)
+    return project
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def out(done):
     return done.stdout
 
 
-def refused(done):
+def read_refusal(done):
     """Return the message of a command that failed without a traceback."""
     assert done.returncode not in (0, None), done.stdout
     assert "Traceback" not in done.stderr
@@ -70,7 +70,7 @@ def refused(done):
 
 
 def test_what_linux_alone_has_is_gone():
-    looks = """
+    program = """
 import ctypes, os, select, signal, sys
 print(sys.platform, os.uname().sysname, os.path.exists("/proc/self"))
 print([n for n in ("pidfd_open", "memfd_create", "sched_getaffinity", "pipe2") if hasattr(os, n)])
@@ -82,7 +82,7 @@ for act in (lambda: open("/proc/self/stat"), lambda: os.listdir("/proc"), os.for
     except (OSError, AttributeError) as error:
         print(type(error).__name__)
 """
-    assert out(on_a_mac("-c", looks)).splitlines() == [
+    assert out(on_a_mac("-c", program)).splitlines() == [
         "darwin Darwin False",
         "[]",
         "False False",
@@ -154,14 +154,14 @@ if __name__ == "__main__":
 @pytest.mark.long
 def test_a_script_runs_its_functions_on_the_cluster(folder, on_cluster):
     done = script(SCRIPT)
-    told = out(done)
-    assert "creates    JobSet" in told
-    assert "host 0 on linux" in told
-    assert "value (4, 32)" in told
-    assert "raised 'on purpose' ['Remote traceback (host 0 of 1" in told
-    assert f"batch {[x * x for x in range(8)]}" in told
-    assert "later (4, 48)" in told
-    assert "ended wait_for_ever" in told
+    output = out(done)
+    assert "creates    JobSet" in output
+    assert "host 0 on linux" in output
+    assert "value (4, 32)" in output
+    assert "raised 'on purpose' ['Remote traceback (host 0 of 1" in output
+    assert f"batch {[x * x for x in range(8)]}" in output
+    assert "later (4, 48)" in output
+    assert "ended wait_for_ever" in output
     assert "Traceback" not in done.stderr
 
 
@@ -198,13 +198,13 @@ def test_a_cell_shows_how_it_goes(folder, on_cluster):
             "@kinetic.run(accelerator='tpu-v6e-16')\ndef train():\n    import time, jax\n"
             "    print('from', jax.process_count()); time.sleep(1); return 42"
         )
-        shown = kernel.run("train()")
+        cell = kernel.run("train()")
     finally:
         kernel.close()
-    assert shown.value["text/plain"] == "42"
-    assert "from 4" in shown.stream("stdout")
+    assert cell.value["text/plain"] == "42"
+    assert "from 4" in cell.stream("stdout")
     assert any(
-        "text/html" in content["data"] for kind, content in shown.messages if "display" in kind
+        "text/html" in content["data"] for kind, content in cell.messages if "display" in kind
     )
 
 
@@ -215,19 +215,19 @@ WAYS_OUT = ("kinetic profile create", "KINETIC_CLUSTER", "Linux")
 
 def test_without_a_cluster_the_error_says_what_to_do(folder):
     Path("tool.py").touch()
-    told = refused(kinetic("run", "-a", "tpu-v6e-16", "tool.py"))
-    assert "this is macOS" in told
-    assert all(way in told for way in WAYS_OUT)
-    assert "simulating" not in told, "what is refused was not begun"
+    message = read_refusal(kinetic("run", "-a", "tpu-v6e-16", "tool.py"))
+    assert "this is macOS" in message
+    assert all(way in message for way in WAYS_OUT)
+    assert "simulating" not in message, "what is refused was not begun"
     for call in ("train(2)", "train.run_async(2)", "train.run_async_map([1]).results()"):
         done = script(SCRIPT.partition("if __name__")[0] + call)
         assert done.stderr.count("Traceback") == 1, "the user's own, with one error"
         assert all(way in done.stderr.splitlines()[-1] for way in WAYS_OUT)
         assert "simulating" not in done.stderr
-    assert 'backend="local"' in refused(
+    assert 'backend="local"' in read_refusal(
         kinetic("run", "-a", "cpu", "--backend", "local", "tool.py")
     )
-    live = refused(kinetic("accelerators", "--live"))
+    live = read_refusal(kinetic("accelerators", "--live"))
     assert "No kubeconfig" in live
     assert "simulate" not in live
     assert "There are no jobs yet." in kinetic("jobs", "list").stderr
@@ -236,7 +236,7 @@ def test_without_a_cluster_the_error_says_what_to_do(folder):
 def test_the_doctor_says_what_is_missing(folder):
     done = kinetic("doctor", "--json")
     assert done.returncode == 1
-    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert found["system"]["level"] == "problem"
-    assert "macOS" in found["system"]["detail"]
-    assert not {"zygote", "memory", "namespaces", "processors"} & found.keys()
+    findings = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert findings["system"]["level"] == "problem"
+    assert "macOS" in findings["system"]["detail"]
+    assert not {"zygote", "memory", "namespaces", "processors"} & findings.keys()

@@ -34,11 +34,11 @@ LIMIT_S = 240
 
 
 def steps_of(handle, host, **which):
-    found = handle.metrics(host=host, **which)
-    return list(found["loss"].steps) if "loss" in found else []
+    metrics = handle.metrics(host=host, **which)
+    return list(metrics["loss"].steps) if "loss" in metrics else []
 
 
-def seen(handle, host, step):
+def wait_for_step(handle, host, step):
     """Wait until the metrics of a host contain the step."""
     wait_until(lambda: step in steps_of(handle, host), f"step {step} of host {host} is not there")
 
@@ -47,7 +47,7 @@ def test_what_a_killed_host_has_logged_is_there_and_steps_trained_again_show_onc
     run = kinetic.run("tpu-v6e-8", retries=1)
     handle = run(log_until_killed).run_async(str(place.folder))
     for host in (0, 1):
-        seen(handle, host, FIRST_STEPS + 10)
+        wait_for_step(handle, host, FIRST_STEPS + 10)
     os.kill(place.worker(handle, 1), signal.SIGKILL)
     assert handle.result(timeout=LIMIT_S) == 2
     for host in (0, 1):
@@ -65,7 +65,7 @@ def test_what_a_killed_host_has_logged_is_there_and_steps_trained_again_show_onc
 def test_what_a_lost_machine_has_logged_is_there(home):
     """Agent and worker die together, as with a machine."""
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
-    seen(handle, 1, 30)
+    wait_for_step(handle, 1, 30)
     os.kill(handle.processes()["agents"][1], signal.SIGKILL)
     assert handle.result(timeout=LIMIT_S) == 2
     assert steps_of(handle, 1, attempt=1)[30] == 30
@@ -85,11 +85,11 @@ def test_numbers_of_jax_are_fetched_from_one_device_and_from_all(home):
     handle = kinetic.run("tpu-v6e-8")(log_what_jax_computes).run_async()
     assert handle.result(timeout=LIMIT_S) == 0
     for host in (0, 1):
-        found = handle.metrics(host=host)
-        assert list(found["loss"].steps) == list(range(10))
-        assert list(found["loss"].values) == [28.0 * step for step in range(10)]
-        assert set(found["own"].values) == {1.5}
-        assert set(found["shape"].values) == {1.0}
+        metrics = handle.metrics(host=host)
+        assert list(metrics["loss"].steps) == list(range(10))
+        assert list(metrics["loss"].values) == [28.0 * step for step in range(10)]
+        assert set(metrics["own"].values) == {1.5}
+        assert set(metrics["shape"].values) == {1.0}
 
 
 def test_a_call_does_not_wait_for_the_value(home, tmp_path):
@@ -102,13 +102,13 @@ def test_a_call_does_not_wait_for_the_value(home, tmp_path):
 def test_arrays_that_are_lost_cost_themselves_and_a_line(home):
     handle = kinetic.run("cpu")(log_lost_arrays).run_async()
     handle.result(timeout=LIMIT_S)
-    found = handle.metrics()
-    assert list(found["rate"].steps) == list(range(100))
+    metrics = handle.metrics()
+    assert list(metrics["rate"].steps) == list(range(100))
     # the thread may have fetched some before the function deleted them
     for name in ("donated", "deleted"):
-        kept = len(found[name]) if name in found else 0
+        count = len(metrics[name]) if name in metrics else 0
         lines = handle.logs().count(f"a value of {name!r} is lost: its array was donated")
-        assert lines == (kept < 100)
+        assert lines == (count < 100)
 
 
 def test_traced_values_are_refused(home):
@@ -120,8 +120,8 @@ def test_traced_values_are_refused(home):
 def test_programs_forks_and_pools_log(home):
     handle = kinetic.run("cpu")(log_from_everywhere).run_async()
     handle.result(timeout=LIMIT_S)
-    found = handle.metrics()
-    assert {name: sorted(found[name].steps) for name in ("program", "fork", "pool")} == {
+    metrics = handle.metrics()
+    assert {name: sorted(metrics[name].steps) for name in ("program", "fork", "pool")} == {
         "program": [1],
         "fork": [2],
         "pool": [*range(3, 9)],
@@ -131,38 +131,40 @@ def test_programs_forks_and_pools_log(home):
 def test_an_elastic_job_goes_on_with_its_curve(home, tmp_path):
     run = kinetic.run("tpu-v6e-4", slices=(1, 2))
     handle = run(train_elastically).run_async(str(tmp_path))
-    seen(handle, 1, 20)
+    wait_for_step(handle, 1, 20)
     handle.kill_hosts(slice=1)
     slices = handle.result(timeout=LIMIT_S)
     loss = handle.metrics()["loss"]
     assert list(loss.steps) == list(range(36))
     assert list(loss.values) == [1.0] * 5 + [2.0] * 31
     assert handle.metrics()["slices"].values[-1] == slices
-    again = handle.metrics(repeats=True)["loss"]
-    assert len(again) > 36
+    repeats = handle.metrics(repeats=True)["loss"]
+    assert len(repeats) > 36
     assert 20 in steps_of(handle, 1, attempt=1)
 
 
 def test_a_checkpointer_alone_tells_the_time_of_steps(home, tmp_path):
     handle = kinetic.run("cpu")(save_steps).run_async(str(tmp_path / "checkpoints"))
     handle.result(timeout=LIMIT_S)
-    found = handle.metrics()
-    assert found["step_time_s"].steps[-1] == 29
-    assert min(found["step_time_s"].values) >= 0.05
-    assert list(found["steps_per_s"].values) == [1 / value for value in found["step_time_s"].values]
+    metrics = handle.metrics()
+    assert metrics["step_time_s"].steps[-1] == 29
+    assert min(metrics["step_time_s"].values) >= 0.05
+    assert list(metrics["steps_per_s"].values) == [
+        1 / value for value in metrics["step_time_s"].values
+    ]
 
 
 @pytest.mark.long
 def test_keras_logs_batches_and_epochs(home):
     handle = kinetic.run("cpu")(fit_a_model).run_async()
-    history, found = handle.result(timeout=LIMIT_S), handle.metrics()
-    assert {"loss", "mae", "val_loss", "val_mae"} <= found.keys()
-    assert list(found["loss"].steps) == [*range(8), 11]
-    assert list(found["val_loss"].steps) == [3, 7, 11]
-    assert list(found["mae"].steps) == [*range(8), 11]
+    history, metrics = handle.result(timeout=LIMIT_S), handle.metrics()
+    assert {"loss", "mae", "val_loss", "val_mae"} <= metrics.keys()
+    assert list(metrics["loss"].steps) == [*range(8), 11]
+    assert list(metrics["val_loss"].steps) == [3, 7, 11]
+    assert list(metrics["mae"].steps) == [*range(8), 11]
     ends = {"loss": (3, 7, 8), "mae": (3, 7, 8), "val_loss": (0, 1, 2), "val_mae": (0, 1, 2)}
     for name, places in ends.items():
-        assert [found[name].values[place] for place in places] == history[name]
+        assert [metrics[name].values[place] for place in places] == history[name]
 
 
 def test_a_job_that_logs_nothing_leaves_nothing(home):
@@ -175,12 +177,12 @@ def test_a_job_that_logs_nothing_leaves_nothing(home):
 def test_figures_of_hosts_come_by_themselves(home):
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
 
-    def told(host):
-        found = handle.metrics(host=host)
-        return {"host/memory_bytes", "host/cpu_cores"} <= found.keys()
+    def has_figures(host):
+        metrics = handle.metrics(host=host)
+        return {"host/memory_bytes", "host/cpu_cores"} <= metrics.keys()
 
     for host in (0, 1):
-        wait_until(lambda host=host: told(host), f"host {host} tells nothing of itself")
+        wait_until(lambda host=host: has_figures(host), f"host {host} tells nothing of itself")
         assert handle.metrics(host=host)["host/memory_bytes"].values[0] > 1 << 20
     handle.cancel()
 
@@ -188,7 +190,7 @@ def test_figures_of_hosts_come_by_themselves(home):
 def test_commands_show_what_was_logged(home, tmp_path, capsys):
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
     for host in (0, 1):
-        seen(handle, host, 20)  # the step at which the second attempt begins
+        wait_for_step(handle, host, 20)  # the step at which the second attempt begins
     handle.kill_hosts(host=1)
     assert call(["jobs", "metrics", "--follow", "--json", "-n", "loss", handle.job_id]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -56,13 +56,13 @@ def fifo(path: Path) -> None:
 
 
 def listening(path: Path) -> None:
-    here = Path.cwd()
+    folder = Path.cwd()
     os.chdir(path.parent)  # the path of a socket has at most 107 bytes
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path.name)
     finally:
-        os.chdir(here)
+        os.chdir(folder)
 
 
 def folder(path: Path) -> None:
@@ -98,16 +98,16 @@ def test_every_reader_answers(make, home):
     records.append(home / f"jobs/{handle.job_id}/local/supervisor.json")
     assert len(records) > 8
     for place in records:
-        kept = home.parent / "kept"
+        backup = home.parent / "kept"
         if place.exists():
-            shutil.move(place, kept)
+            shutil.move(place, backup)
         make(place)
-        told = run("-c", READ, handle.job_id)
-        assert told.stdout.startswith(("0\n", "1\n")), told.stderr
-        assert "Traceback" not in told.stderr, (place, told.stderr)
+        answer = run("-c", READ, handle.job_id)
+        assert answer.stdout.startswith(("0\n", "1\n")), answer.stderr
+        assert "Traceback" not in answer.stderr, (place, answer.stderr)
         place.unlink()
-        if kept.exists():
-            shutil.move(kept, place)
+        if backup.exists():
+            shutil.move(backup, place)
 
 
 @pytest.mark.parametrize("name", ["outcome.json", "attempts/1/hosts/0/log", "local/lock"])
@@ -119,9 +119,9 @@ def test_every_command_answers(name, home):
     fifo(place)
     for command in COMMANDS:
         words = command if command[-1] in {"list", "doctor"} else [*command, handle.job_id]
-        told = run("-m", "kinetic", *words)
-        assert told.returncode in (0, 1, 3, 5), (words, told)
-        assert "Traceback" not in told.stderr
+        answer = run("-m", "kinetic", *words)
+        assert answer.returncode in (0, 1, 3, 5), (words, answer)
+        assert "Traceback" not in answer.stderr
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -21,34 +21,34 @@ SLICES_OF_DEVICES = [(host, host // 2) for host in range(4) for _ in range(4)]
 
 def test_hosts_and_devices_know_their_slice():
     train = kinetic.run("tpu-v6e-8", slices=2)(see_slices)
-    here, devices, same, total = train()
-    assert here == [[0, 2, 0], [0, 2, 1], [1, 2, 2], [1, 2, 3]]
+    positions, devices, same, total = train()
+    assert positions == [[0, 2, 0], [0, 2, 1], [1, 2, 2], [1, 2, 3]]
     assert devices == SLICES_OF_DEVICES
     assert (same, total) == (True, 120.0)
 
 
 def test_one_process_has_the_devices_of_both_slices():
     train = kinetic.run("tpu-v6e-8", slices=2, controller="single")(see_slices)
-    here, devices, same, total = train()
-    assert here == [[0, 2, 0]]
+    positions, devices, same, total = train()
+    assert positions == [[0, 2, 0]]
     assert devices == [(0, index // 8) for index in range(16)]
     assert (same, total) == (True, 120.0)
 
 
 def test_axes_may_be_in_both_or_left_out():
     train = kinetic.run("tpu-v6e-8", slices=2, controller="single")(see_axes)
-    shape, told, usual, some = train()
+    shape, slices, usual, some = train()
     assert shape == {"data": 8, "tensor": 2}
-    assert told == [[0]] * 4 + [[1]] * 4, "an axis in both goes slice by slice"
+    assert slices == [[0]] * 4 + [[1]] * 4, "an axis in both goes slice by slice"
     assert usual == {"data": 2, "fsdp": 8}
     assert some == [[6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "told", "whole"), [("cpu:2", [0], 8), ("gpu-h100x2", [0, 1, 2, 3], 0)]
+    ("accelerator", "expected", "whole"), [("cpu:2", [0], 8), ("gpu-h100x2", [0, 1, 2, 3], 0)]
 )
 def test_meshes_of_jax_take_machines_of_processors_and_refuse_slices_of_chips(
-    accelerator, told, whole
+    accelerator, expected, whole
 ):
     @kinetic.run(accelerator, slices=4)
     def meshes():
@@ -62,7 +62,7 @@ def test_meshes_of_jax_take_machines_of_processors_and_refuse_slices_of_chips(
         rows = [{device.process_index for device in row} for row in ours.devices]
         return sorted({device.slice_index for device in jax.devices()}), size, rows
 
-    assert meshes() == (told, whole, [{0}, {1}, {2}, {3}])
+    assert meshes() == (expected, whole, [{0}, {1}, {2}, {3}])
 
 
 def test_programs_know_their_slice_and_the_command_line_shows_it(tmp_path):
@@ -77,11 +77,11 @@ def test_programs_know_their_slice_and_the_command_line_shows_it(tmp_path):
     assert "slices [0, 1] 0 2\n" in done.stdout, done.stderr
     listed = subprocess.run([*KINETIC, "jobs", "list", "--json"], capture_output=True, check=True)
     (job,) = json.loads(listed.stdout)
-    shown = subprocess.run(
+    status = subprocess.run(
         [*KINETIC, "jobs", "status", job["job_id"]], capture_output=True, text=True, check=True
     ).stdout
-    assert "2 slices of tpu-v6e-8 (4 hosts)" in shown
-    assert re.findall(r"(?m)^(\d) +(\d) +returned", shown) == [
+    assert "2 slices of tpu-v6e-8 (4 hosts)" in status
+    assert re.findall(r"(?m)^(\d) +(\d) +returned", status) == [
         ("0", "0"),
         ("0", "1"),
         ("1", "2"),

@@ -9,7 +9,7 @@ import os
 import nbclient
 import nbformat
 import pytest
-from kernels import ROOT, Kernel, Shown
+from kernels import ROOT, CellOutput, Kernel
 
 import kinetic
 from kinetic import errors
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture
 def folder(home):
-    made = home.parent / "notebook"
-    made.mkdir(parents=True)
-    return made
+    project = home.parent / "notebook"
+    project.mkdir(parents=True)
+    return project
 
 
 @pytest.fixture
@@ -73,16 +73,16 @@ def talk(go_on):
     print("second")
 """)
     marker = folder / "go-on"
-    seen = []
+    chunks = []
     for kind, content in kernel.start(f"talk({str(marker)!r})"):
         if kind == "stream":
-            seen.append((content["name"], content["text"]))
-        text = "".join(words for _, words in seen)
+            chunks.append((content["name"], content["text"]))
+        text = "".join(words for _, words in chunks)
         if "first" in text and "aside" in text:
             marker.touch()  # lets the function end: both lines came while it ran
-    assert ("stdout", "first\n") in seen
-    assert "second" in "".join(words for name, words in seen if name == "stdout")
-    assert "aside" in "".join(words for name, words in seen if name == "stderr")
+    assert ("stdout", "first\n") in chunks
+    assert "second" in "".join(words for name, words in chunks if name == "stdout")
+    assert "aside" in "".join(words for name, words in chunks if name == "stderr")
 
 
 def test_whatever_cells_define_goes_along(kernel, folder):
@@ -114,12 +114,12 @@ def outer(n):
         return [config.doubled() for _ in range(n)]
     return inner
 """)
-    shown = kernel.run("""
+    cell = kernel.run("""
 made = kinetic.run(accelerator="cpu")(outer(2))(Config(1.5))
 made, all(type(c) is Config for c in made), made[0].doubled() == Config(6.0)
 """)
-    assert shown.value["text/plain"] == "([Config(rate=3.0), Config(rate=3.0)], True, True)"
-    shown = kernel.run("""
+    assert cell.value["text/plain"] == "([Config(rate=3.0), Config(rate=3.0)], True, True)"
+    cell = kernel.run("""
 @kinetic.run(accelerator="cpu")
 def fail(self_made):
     raise Failed(self_made.rate)
@@ -128,7 +128,7 @@ try:
 except Failed as error:
     print("caught", error)
 """)
-    assert shown.stream("stdout") == "caught 0.5\n", shown.error
+    assert cell.stream("stdout") == "caught 0.5\n", cell.error
 
 
 @pytest.mark.long
@@ -154,7 +154,7 @@ jax.tree_util.register_pytree_node(
     Late, lambda late: ((late.a,), None), lambda aux, children: Late(*children)
 )
 """)
-    shown = kernel.run("""
+    cell = kernel.run("""
 @kinetic.run(accelerator="cpu")
 def look(point):
     state = State.create(
@@ -170,15 +170,15 @@ def look(point):
 counts, dtype, point = look(Point(1.0, 2.0))
 counts, dtype, type(point) is Point, point.y
 """)
-    assert shown.value["text/plain"] == "([3, 2, 2, 1], 'float64', True, 3.0)"
+    assert cell.value["text/plain"] == "([3, 2, 2, 1], 'float64', True, 3.0)"
     kernel.run("@flax.struct.dataclass\nclass Point:\n    x: float\n    y: float\n    z: float")
-    shown = kernel.run("""
+    cell = kernel.run("""
 @kinetic.run(accelerator="cpu")
 def count():
     return len(jax.tree_util.tree_leaves(Point(1.0, 2.0, 3.0)))
 count()
 """)
-    assert shown.value["text/plain"] == "3", "a class that was defined again in a later cell"
+    assert cell.value["text/plain"] == "3", "a class that was defined again in a later cell"
 
 
 def test_cells_that_run_again_define_and_register_their_classes_again(kernel, folder):
@@ -212,29 +212,27 @@ def test_an_edited_module_is_what_its_file_says_and_autoreload_brings_both_toget
     kernel.run("@kinetic.run(accelerator='cpu')\ndef look():\n    return part.version()")
     assert kernel.run("look()").value["text/plain"] == "1"
     module.write_text("def version():\n    return 22\n")
-    shown = kernel.run("look(), look.local()")
-    assert shown.value["text/plain"] == "(22, 1)"
-    assert "part has changed since the import" in shown.stream("stderr")
+    cell = kernel.run("look(), look.local()")
+    assert cell.value["text/plain"] == "(22, 1)"
+    assert "part has changed since the import" in cell.stream("stderr")
     kernel.run("%load_ext autoreload\n%autoreload 2")
     module.write_text("def version():\n    return 333\n")
-    shown = kernel.run("look(), look.local()")
-    assert shown.value["text/plain"] == "(333, 333)", "reloaded before the cell ran"
-    assert "changed since" not in shown.stream("stderr")
+    cell = kernel.run("look(), look.local()")
+    assert cell.value["text/plain"] == "(333, 333)", "reloaded before the cell ran"
+    assert "changed since" not in cell.stream("stderr")
 
 
 def test_tracebacks_show_the_lines_of_cells_and_none_of_ours(kernel):
     kernel.run("password = 'not for others'\ndef halve(x):\n    y = x - x\n    return x / y")
-    shown = kernel.run(
-        "@kinetic.run(accelerator='cpu')\ndef boom(x):\n    return halve(x)\nboom(3)"
-    )
-    local, _, remote = shown.error.partition("Remote traceback")
+    cell = kernel.run("@kinetic.run(accelerator='cpu')\ndef boom(x):\n    return halve(x)\nboom(3)")
+    local, _, remote = cell.error.partition("Remote traceback")
     assert "----> 4     return x / y" in local
-    assert "kinetic/_client/handle.py" not in shown.error
-    assert "kinetic/_host" not in shown.error
+    assert "kinetic/_client/handle.py" not in cell.error
+    assert "kinetic/_host" not in cell.error
     assert ": as above, raised at Cell In[2]:4 in halve.\n" in remote
     log = kernel.run("kinetic.list_jobs()[0].logs(follow=True)").stream("stderr")
     assert "  Cell In[2], line 4, in halve\n    return x / y\n" in log
-    assert "ipykernel" not in shown.error
+    assert "ipykernel" not in cell.error
     plan = kernel.run("print(boom.plan(3).plan.to_json())").stream("stdout")
     assert "return x / y" in plan
     assert "not for others" not in plan
@@ -278,18 +276,18 @@ def test_an_interrupted_cell_says_how_to_come_back_and_the_job_goes_on(kernel):
         "@kinetic.run(accelerator='cpu')\ndef slow():\n    import time\n"
         "    print('running', flush=True)\n    time.sleep(1000)"
     )
-    seen = []
+    chunks = []
     for kind, content in kernel.start("slow()"):
-        seen.append((kind, content))
+        chunks.append((kind, content))
         if kind == "stream" and "running" in content["text"]:
             kernel.interrupt()
-    shown = Shown(seen)
-    assert "KeyboardInterrupt" in shown.error
+    cell = CellOutput(chunks)
+    assert "KeyboardInterrupt" in cell.error
     (handle,) = kinetic.list_jobs()
-    last = shown.error.splitlines()[-1]
-    assert f'kinetic.attach("{handle.job_id}")' in last, shown.error
+    last = cell.error.splitlines()[-1]
+    assert f'kinetic.attach("{handle.job_id}")' in last, cell.error
     assert f"kinetic jobs cancel {handle.job_id}" in last
-    assert "kinetic/_client/handle.py" not in shown.error
+    assert "kinetic/_client/handle.py" not in cell.error
     assert not handle.status().ended
     assert kernel.run("1 + 1").value["text/plain"] == "2"
     handle.cancel()
@@ -300,7 +298,7 @@ def test_an_interrupted_cell_says_how_to_come_back_and_the_job_goes_on(kernel):
 def test_a_job_outlives_its_kernel(folder):
     kernel = Kernel(folder)
     try:
-        shown = kernel.run("""
+        cell = kernel.run("""
 import kinetic
 @kinetic.run(accelerator="cpu")
 def slow():
@@ -311,7 +309,7 @@ print(slow.run_async().job_id)
 """)
     finally:
         kernel.close()
-    assert kinetic.attach(shown.stream("stdout").strip()).result() == "still there"
+    assert kinetic.attach(cell.stream("stdout").strip()).result() == "still there"
 
 
 def test_the_example_has_no_output_and_names_no_machine():
@@ -324,7 +322,7 @@ def test_the_example_has_no_output_and_names_no_machine():
 
 def test_a_progress_bar_is_not_cut_in_two_by_the_display(kernel):
     kernel.run("import kinetic")
-    shown = kernel.run("""
+    cell = kernel.run("""
 @kinetic.run(accelerator="cpu")
 def bar():
     import sys, time
@@ -335,10 +333,10 @@ def bar():
 
 bar()
 """)
-    assert not shown.error, shown.error
+    assert not cell.error, cell.error
     kinds = [
         kind
-        for kind, content in shown.messages
+        for kind, content in cell.messages
         if kind in ("stream", "display_data") and "12" in str(content)
     ]
     assert kinds.count("display_data") == 1

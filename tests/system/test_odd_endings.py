@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from havoc import exit_with
-from hostile_cases import OURS, PATIENCE_S, failure_of, started, told
+from hostile_cases import OURS, PATIENCE_S, failure_of, read_texts, start
 from odd_ends import (
     LONG_BYTES,
     ODD,
@@ -45,7 +45,7 @@ from kinetic._core import layout
     ],
 )
 def test_a_death_is_called_what_it_was(how, words):
-    handle = started(end_by, how)
+    handle = start(end_by, how)
     assert words in str(failure_of(handle, errors.HostLost))
 
 
@@ -58,7 +58,7 @@ def test_exit_handlers_run_on_all_hosts_of_a_gang_that_fails(tmp_path):
 
 @pytest.mark.settles_within(10)
 def test_a_function_that_stops_itself_runs_into_its_timeout():
-    handle = started(stop_for_ever, timeout=1.0)
+    handle = start(stop_for_ever, timeout=1.0)
     assert "timeout of 1 s" in str(failure_of(handle, errors.JobTimeout))
 
 
@@ -83,10 +83,10 @@ def test_a_function_that_stops_itself_runs_into_its_timeout():
     ],
 )
 def test_odd_exceptions_arrive(how, kind):
-    handle = started(raise_by, how)
+    handle = start(raise_by, how)
     error = failure_of(handle, kind)
-    assert not any(word in told(handle, error) for word in OURS)
-    assert "raise_by" in told(handle, error)
+    assert not any(word in read_texts(handle, error) for word in OURS)
+    assert "raise_by" in read_texts(handle, error)
     if how == "group":
         assert str(error.__cause__) == "'cause'"
         assert error.exceptions[1].__notes__ == ["a note"]
@@ -94,18 +94,18 @@ def test_odd_exceptions_arrive(how, kind):
         assert (error.a, error.b) == (1, 2)
     if how == "long":
         assert len(str(error)) == 10_000_000
-        assert len(told(handle, error)) < 200_000
+        assert len(read_texts(handle, error)) < 200_000
     if how == "interrupt":
         assert "raised KeyboardInterrupt." in str(error)
 
 
 @pytest.mark.parametrize("code", [True, -1, 10**30, {"a": 1}, b"\xff"], ids=repr)
 def test_odd_exit_codes_are_told(code):
-    assert f"sys.exit({code!r})" in str(failure_of(started(exit_with, code), errors.UserCodeFailed))
+    assert f"sys.exit({code!r})" in str(failure_of(start(exit_with, code), errors.UserCodeFailed))
 
 
 def test_an_exit_code_with_too_many_digits_is_the_functions_own():
-    failed = failure_of(started(exit_with, 10**5000), errors.UserCodeFailed)
+    failed = failure_of(start(exit_with, 10**5000), errors.UserCodeFailed)
     assert "the function called sys.exit(<repr raised ValueError>)" in str(failed)
 
 
@@ -122,7 +122,7 @@ def test_an_exit_code_with_too_many_digits_is_the_functions_own():
     ],
 )
 def test_a_value_that_cannot_travel_is_told(value, words):
-    error = failure_of(started(value), errors.ResultUnavailable)
+    error = failure_of(start(value), errors.ResultUnavailable)
     assert words in str(error)
 
 
@@ -137,7 +137,7 @@ def test_a_function_may_run_another():
 def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
     from kinetic.cli.root import call
 
-    handle = started(print_odd)
+    handle = start(print_odd)
     handle.result(stream_logs=False)
     assert (home / layout.HostKeys(handle.job_id, 1, 0).log).read_bytes() == ODD
     capfdbinary.readouterr()
@@ -146,7 +146,7 @@ def test_odd_bytes_are_kept_as_they_are(home, capfdbinary):
 
 
 def test_a_line_of_a_hundred_million_bytes_is_kept(home):
-    handle = started(print_long)
+    handle = start(print_long)
     handle.result(timeout=PATIENCE_S, stream_logs=False)
     log = home / layout.HostKeys(handle.job_id, 1, 0).log
     assert log.stat().st_size == LONG_BYTES

@@ -38,17 +38,17 @@ def test_no_death_leaves_what_the_function_started(which, home, nothing_left):
 
 def start_a_program_and_lose_the_agent(folder):
     """Return whether the program of attempt 1 still runs in attempt 2."""
-    known = Path(folder, "pid")
+    pid_file = Path(folder, "pid")
     if os.environ["KINETIC_ATTEMPT"] == "1" and os.environ["KINETIC_HOST_INDEX"] == "0":
-        known.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        pid_file.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
     with contextlib.suppress(OSError):
-        return Path("/proc", known.read_text(), "cmdline").read_bytes().startswith(b"sleep")
+        return Path("/proc", pid_file.read_text(), "cmdline").read_bytes().startswith(b"sleep")
     return False
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
 def test_a_retry_does_not_meet_what_a_killed_agent_has_left(accelerator, home, tmp_path):
-    again = kinetic.run(accelerator=accelerator, retries=1)(start_a_program_and_lose_the_agent)
-    assert again(str(tmp_path)) is False
+    retried = kinetic.run(accelerator=accelerator, retries=1)(start_a_program_and_lose_the_agent)
+    assert retried(str(tmp_path)) is False

@@ -33,10 +33,10 @@ class Machine:
 
     def __init__(self, folder, store_uri):
         folder.mkdir(parents=True, mode=0o700)
-        kept = ("PATH", "KUBECONFIG", "TMPDIR", "LANG")
+        names = ("PATH", "KUBECONFIG", "TMPDIR", "LANG")
         own = {"HOME": folder, "XDG_CONFIG_HOME": folder / "config"}
         self._folder = folder
-        self._environ = {name: os.environ[name] for name in kept if name in os.environ}
+        self._environ = {name: os.environ[name] for name in names if name in os.environ}
         self._environ |= {name: str(path) for name, path in own.items()}
         self.run("profile", "create", "theirs", "--cluster", cluster_name(), "--store", store_uri)
 

@@ -31,8 +31,8 @@ def test_files_are_left_in_a_folder_of_the_job(home):
         "status",
         job.job_id,
     ]
-    shown = subprocess.run(command, capture_output=True, text=True)
-    assert job.output_dir in shown.stdout.replace("\n", ""), shown
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert job.output_dir in done.stdout.replace("\n", ""), done
 
 
 def test_a_folder_that_is_asked_for_is_made_and_used_as_it_is(tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_what_a_host_finds_in_its_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("KINETIC_MINE", "1")
 
     @kinetic.run(accelerator="tpu-v5e-4", capture_env_vars=["KINETIC_*"])
-    def look():
+    def read_variables():
         names = (
             "KERAS_BACKEND",
             "JAX_PLATFORMS",
@@ -62,5 +62,5 @@ def test_what_a_host_finds_in_its_environment(tmp_path, monkeypatch):
         )
         return [os.environ.get(name) for name in names]
 
-    job = look.run_async()
+    job = read_variables.run_async()
     assert job.result() == ["jax", "cpu", job.job_id, job.job_id, str(tmp_path / "out"), "1"]

@@ -33,19 +33,19 @@ pytestmark = pytest.mark.settles_within(30)
 
 
 @pytest.fixture
-def here(home):
+def local_place(home):
     return Place("local", home.parent)
 
 
-def begun(handle, marker, attempt=1):
-    there = [Path(f"{marker}-{attempt}-{host}") for host in range(handle.hosts)]
-    wait_until(lambda: all(path.exists() for path in there), f"attempt {attempt} has not begun")
+def wait_until_begun(handle, marker, attempt=1):
+    marks = [Path(f"{marker}-{attempt}-{host}") for host in range(handle.hosts)]
+    wait_until(lambda: all(path.exists() for path in marks), f"attempt {attempt} has not begun")
 
 
 def start(function, place, accelerator="tpu-v6e-8", **options):
     marker = place.marker()
     handle = kinetic.run(accelerator, **options)(function).run_async(marker)
-    begun(handle, marker)
+    wait_until_begun(handle, marker)
     return handle, marker
 
 
@@ -61,17 +61,17 @@ def test_all_hosts_save_and_another_attempt_follows_that_does_not_count(place, m
     monkeypatch.setenv("KINETIC_GRACE_S", "15")
     handle, marker = start(save_when_preempted, place, retries=1)
     take_away(place, handle, 1)
-    begun(handle, marker, 2)
+    wait_until_begun(handle, marker, 2)
     take_away(place, handle, 0)
     saved = [f"marker-{attempt}-{host}-saved" for attempt in (1, 2) for host in (0, 1)]
     assert handle.result(timeout=180) == saved
     assert handle.outcome().attempt == 3
 
 
-def test_the_attempt_ends_as_preempted_when_all_have_saved(here, monkeypatch):
+def test_the_attempt_ends_as_preempted_when_all_have_saved(local_place, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "100")
-    handle, marker = start(save_when_preempted, here)
-    take_away(here, handle, 1)
+    handle, marker = start(save_when_preempted, local_place)
+    take_away(local_place, handle, 1)
     with pytest.raises(HostLost, match=r"host 1 of 2 was lost\. It was asked to end"):
         handle.result(timeout=90)  # less than the job's grace period
     assert [report.exit for report in handle.outcome().reports] == [Exit.STOPPED, Exit.EVICTED]
@@ -81,17 +81,17 @@ def test_the_attempt_ends_as_preempted_when_all_have_saved(here, monkeypatch):
 
 
 @pytest.mark.parametrize(("accelerator", "host"), [("tpu-v6e-8", 0), ("tpu-v6e-8", 1), ("cpu", 0)])
-def test_a_value_that_is_returned_because_of_it_is_none(here, accelerator, host):
-    handle, _ = start(return_when_preempted, here, accelerator)
-    take_away(here, handle, host)
+def test_a_value_that_is_returned_because_of_it_is_none(local_place, accelerator, host):
+    handle, _ = start(return_when_preempted, local_place, accelerator)
+    take_away(local_place, handle, host)
     with pytest.raises(HostLost, match="asked to end"):
         handle.result(timeout=90)
     assert handle.outcome().first.exit is Exit.EVICTED
 
 
-def test_what_fails_meanwhile_is_told_and_is_not_the_cause(here):
-    handle, _ = start(fail_when_preempted, here)
-    take_away(here, handle, 1)
+def test_what_fails_meanwhile_is_told_and_is_not_the_cause(local_place):
+    handle, _ = start(fail_when_preempted, local_place)
+    take_away(local_place, handle, 1)
     with pytest.raises(HostLost, match="asked to end") as caught:
         handle.result(timeout=90)
     assert not isinstance(caught.value, UserCodeFailed)
@@ -100,17 +100,17 @@ def test_what_fails_meanwhile_is_told_and_is_not_the_cause(here):
 
 
 @pytest.mark.parametrize(("accelerator", "host"), [("tpu-v6e-8", 1), ("cpu", 0)])
-def test_who_looks_and_does_not_end_is_ended(here, accelerator, host):
-    handle, _ = start(look_once, here, accelerator)
-    take_away(here, handle, host)
+def test_who_looks_and_does_not_end_is_ended(local_place, accelerator, host):
+    handle, _ = start(look_once, local_place, accelerator)
+    take_away(local_place, handle, host)
     with pytest.raises(HostLost, match="asked to end"):
         handle.result(timeout=90)
 
 
-def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(here, monkeypatch):
+def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(local_place, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "3")
-    handle, _ = start(look_once, here, retries=1)
-    take_away(here, handle, 1)
+    handle, _ = start(look_once, local_place, retries=1)
+    take_away(local_place, handle, 1)
     wait_until(lambda: "to save" in handle.logs(), "host 0 was not told")
     handle.cancel()
     assert handle.status() in ("CANCELLED", "FAILED")
@@ -118,19 +118,19 @@ def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(here, monkeypatch):
 
 
 @pytest.mark.parametrize("accelerator", ["tpu-v6e-8", "cpu"])
-def test_before_the_function_has_begun_it_is_the_same(here, accelerator):
-    marker = here.marker()
+def test_before_the_function_has_begun_it_is_the_same(local_place, accelerator):
+    marker = local_place.marker()
     handle = kinetic.run(accelerator, retries=1)(wait_at_first).run_async(marker)
-    take_away(here, handle, handle.hosts - 1)  # as soon as the agent exists
+    take_away(local_place, handle, handle.hosts - 1)  # as soon as the agent exists
     assert handle.result(timeout=180) == "2"
 
 
-def test_between_two_attempts_it_holds_for_the_next_one(here, home, monkeypatch):
+def test_between_two_attempts_it_holds_for_the_next_one(local_place, home, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "100")
-    handle, marker = start(keep_others_waiting, here, retries=1)
+    handle, marker = start(keep_others_waiting, local_place, retries=1)
     folder = home / layout.JobKeys(handle.job_id).prefix / "local/work/host-1"
     wait_until(lambda: not folder.exists(), "host 1 does not wait for its place")
-    take_away(here, handle, 1)
+    take_away(local_place, handle, 1)
     Path(f"{marker}-enough").touch()
     assert handle.result(timeout=180) == "3"
     assert "asked to end" in handle.logs(attempt=3)
@@ -147,7 +147,7 @@ sys.exit(143)
 """
 
 
-def test_programs_that_the_job_starts_see_it(here, tmp_path):
+def test_programs_that_the_job_starts_see_it(local_place, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     command = [*KINETIC, "run", "-a", "tpu-v6e-8", "--detach", "--", sys.executable, "train.py"]
@@ -158,18 +158,18 @@ def test_programs_that_the_job_starts_see_it(here, tmp_path):
     wait_until(
         lambda: all("begun" in handle.logs(host=host) for host in (0, 1)), "it has not begun"
     )
-    take_away(here, handle, 1)
+    take_away(local_place, handle, 1)
     with pytest.raises(HostLost, match="host 1 of 2 was lost"):
         handle.result(timeout=90)
     assert handle.logs(all_hosts=True).count("saved") == 2
 
 
 @pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_the_preemption_service_of_jax_saves_on_all_hosts(here, host, monkeypatch):
+def test_the_preemption_service_of_jax_saves_on_all_hosts(local_place, host, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "60")
     service = {"JAX_ENABLE_PREEMPTION_SERVICE": "1"}
-    handle, marker = start(save_when_jax_says_so, here, env=service)
-    take_away(here, handle, host)
+    handle, marker = start(save_when_jax_says_so, local_place, env=service)
+    take_away(local_place, handle, host)
     with pytest.raises(HostLost, match=f"host {host} of 2 was lost"):
         handle.result(timeout=120)
     saved = [path.name.rpartition("-")[2] for path in marker.parent.glob("*-saved-*")]

@@ -119,13 +119,13 @@ def test_the_original_exception_comes_back_with_its_parts():
 
 def test_async_functions_are_awaited():
     @kinetic.run(accelerator="cpu")
-    async def later(x):
+    async def add_later(x):
         import asyncio
 
         await asyncio.sleep(0)
         return x * 2
 
-    assert later(21) == 42
+    assert add_later(21) == 42
 
 
 def test_the_raising_host_is_named_not_those_that_broke(place):

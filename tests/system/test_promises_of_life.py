@@ -101,10 +101,15 @@ def test_only_what_is_declared_travels(monkeypatch):
     @kinetic.run(
         accelerator="cpu", env={"GIVEN": "2"}, secrets=["MY_TOKEN"], capture_env_vars=["CAPTURED_*"]
     )
-    def look():
+    def read_variables():
         return {k: os.environ.get(k) for k in ("MY_TOKEN", "CAPTURED_ONE", "NOT_DECLARED", "GIVEN")}
 
-    assert look() == {"MY_TOKEN": "s3cret", "CAPTURED_ONE": "1", "NOT_DECLARED": None, "GIVEN": "2"}
+    assert read_variables() == {
+        "MY_TOKEN": "s3cret",
+        "CAPTURED_ONE": "1",
+        "NOT_DECLARED": None,
+        "GIVEN": "2",
+    }
 
 
 def test_secrets_rest_nowhere(monkeypatch, home):
@@ -207,12 +212,12 @@ def test_a_failing_gang_is_started_again(capfd):
     handle = third_time.run_async()
     assert handle.result(stream_logs=True) == 3
     log = handle.logs()
-    told = [
+    notices = [
         line
         for line in log.splitlines()
         if not line.startswith("  File") and 'not yet")' not in line
     ]
-    assert told == [
+    assert notices == [
         "attempt 1",
         "Traceback (most recent call last):",
         "ValueError: not yet",
@@ -225,10 +230,10 @@ def test_a_failing_gang_is_started_again(capfd):
         "kinetic: attempt 3 of 3 begins.",
         "attempt 3",
     ]
-    shown = capfd.readouterr()
+    captured = capfd.readouterr()
     shown_lines = [
         line
-        for line in (shown.out + shown.err).splitlines()
+        for line in (captured.out + captured.err).splitlines()
         # Printed once per process, and while a job waits for the cluster.
         if not line.startswith(("kinetic: no cluster configured", f"kinetic: {handle.job_id}: "))
     ]

@@ -134,11 +134,11 @@ def test_a_class_that_a_statement_only_mentions_keeps_its_registration() -> None
     assert _run(reading, "call", _run(SENDING, "", MENTIONED.encode())) == b"[2.0, 2.0]\n"
 
 
-def _run(program: str, argument: str, given: bytes = b"") -> bytes:
+def _run(program: str, argument: str, stdin: bytes = b"") -> bytes:
     """Run a program in a process of its own; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", program, argument],
-        input=given,
+        input=stdin,
         capture_output=True,
         check=False,
         timeout=300,

@@ -61,8 +61,8 @@ def _find_held(groups):
 
 def find_pid(title):
     """Return the pid, on this machine, of a process in the cluster."""
-    (found,) = (pid for pid in processes.all_pids() if is_titled(pid, title))
-    return found
+    (match,) = (pid for pid in processes.all_pids() if is_titled(pid, title))
+    return match
 
 
 def parent_of(pid):
@@ -95,9 +95,9 @@ def live(folder):
     Path(folder, f"{attempt}-{index}").touch()
     if attempt < 2:
         time.sleep(1000)
-    found = train()
+    summary = train()
     if index == "2":
-        raise LookupError(f"on purpose, after {found}")
+        raise LookupError(f"on purpose, after {summary}")
     time.sleep(1000)
 
 
@@ -155,9 +155,9 @@ def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended
     caller = [sys.executable, "-c", SUBMIT_AND_DIE]
     job_id = subprocess.run(caller, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     assert kinetic.attach(job_id).result(timeout=LIMIT_S) == 7
-    told = JobsApi(on_ray.address, on_ray.token).find(job_id)
-    assert told is not None
-    assert told.status == "SUCCEEDED"
+    ray_job = JobsApi(on_ray.address, on_ray.token).find(job_id)
+    assert ray_job is not None
+    assert ray_job.status == "SUCCEEDED"
 
 
 @pytest.mark.long
@@ -273,8 +273,8 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
     wait_until(lambda: waits_for() == "", "it still says that it waits")
     assert job.handle.result(timeout=LIMIT_S) == (3, 2)
     assert [len(slices) for slices in job.slices()] == [2, 1, 2]
-    told = re.findall(r"loss (\d+) (\S+)", "".join(job.handle.logs()))
-    losses = {int(step): float(value) for step, value in told}
+    losses_logged = re.findall(r"loss (\d+) (\S+)", "".join(job.handle.logs()))
+    losses = {int(step): float(value) for step, value in losses_logged}
     assert [losses[step] for step in range(STEPS)] == pytest.approx(train_alone(), rel=1e-3)
 
 
@@ -356,9 +356,9 @@ def stay(folder):
     """Stay on a node in the first attempt until the file exists, even if preempted."""
     Path(folder, f"{kinetic.attempt()}-{os.environ['TPU_NAME']}").touch()
     while kinetic.attempt() == 1 and not Path(folder, "enough").exists():
-        told = kinetic.preempted()
+        is_preempted = kinetic.preempted()
         time.sleep(0.05)
-    return kinetic.attempt(), os.environ["TPU_NAME"], kinetic.attempt() == 1 and told
+    return kinetic.attempt(), os.environ["TPU_NAME"], kinetic.attempt() == 1 and is_preempted
 
 
 @pytest.mark.release
@@ -422,9 +422,9 @@ def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
     run = ["kinetic", "run", "--backend", "ray", "--once", "--cpu", "0.5"]
     command = [sys.executable, "-m", *run, *trainer]
     env = named | {"RAY_ADDRESS": on_ray.address}
-    said = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert said.returncode == 0, said.stderr
-    assert "Training complete!" in said.stdout
-    told = re.findall(r"step (\d+) on 4 loss (\S+)", said.stdout + said.stderr)
-    losses = {int(step): float(value) for step, value in told}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "Training complete!" in done.stdout
+    steps = re.findall(r"step (\d+) on 4 loss (\S+)", done.stdout + done.stderr)
+    losses = {int(step): float(value) for step, value in steps}
     assert [losses[step] for step in range(5)] == pytest.approx(train_alone()[:5], rel=1e-3)

@@ -378,10 +378,10 @@ print(train())
 importlib.reload(work)
 print(train())
 """
-    said = lines(run(tmp_path, {"work.py": "def version(): return 'first'", "main.py": main}))
-    printed = [line for line in said if "kinetic:" not in line]
+    output = lines(run(tmp_path, {"work.py": "def version(): return 'first'", "main.py": main}))
+    printed = [line for line in output if "kinetic:" not in line]
     assert printed == ["first", "second one", "second one"]
-    (warning,) = [line for line in said if "changed" in line]
+    (warning,) = [line for line in output if "changed" in line]
     assert "work has changed since the import, and hosts import the file" in warning
 
 
@@ -443,5 +443,5 @@ except Exception as error:
         "cfgmod ConfigError narrow True",
     ]
     command = [sys.executable, "-m", "kinetic", "jobs", "result", good]
-    shown = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
-    assert (shown.returncode, shown.stdout.strip()) == (0, "Config(width=3)"), shown.stderr
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "Config(width=3)"), done.stderr

@@ -48,11 +48,11 @@ def fail_on_host_1():
     time.sleep(1000)
 
 
-def planned(home, func, **options):
+def store_plan(home, func, **options):
     store = LocalStore(home)
     packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(layout.blob(packed.digest), packed.data)
-    made = Plan(
+    plan = Plan(
         job_id=f"job-{os.urandom(4).hex()}",  # must be unique: it names the job's folder in memory
         name=func.__name__,
         place=Place("gke"),
@@ -61,13 +61,13 @@ def planned(home, func, **options):
         versions=packed.versions,
         created_at=0.0,
     )
-    store.put(layout.JobKeys(made.job_id).plan, json.dumps(made.to_json()).encode())
-    return made
+    store.put(layout.JobKeys(plan.job_id).plan, json.dumps(plan.to_json()).encode())
+    return plan
 
 
 @pytest.fixture
 def plan(home):
-    return planned(home, devices)
+    return store_plan(home, devices)
 
 
 class Gang:
@@ -82,17 +82,17 @@ class Gang:
         self.endpoint = Endpoint(
             f"127.0.0.1:{self.port.getsockname()[1]}", TOKEN, plan.job_id, attempt=1
         )
-        made = certificate.make(self.endpoint.tls_name)
-        self.endpoint = replace(self.endpoint, certificate=made.certificate)
+        pair = certificate.make(self.endpoint.tls_name)
+        self.endpoint = replace(self.endpoint, certificate=pair.certificate)
         self._secrets = home.parent / "secrets"
         self._secrets.mkdir(parents=True)
-        for name, text in [("token", TOKEN), ("tls.crt", made.certificate), ("tls.key", made.key)]:
+        for name, text in [("token", TOKEN), ("tls.crt", pair.certificate), ("tls.key", pair.key)]:
             (self._secrets / name).write_text(text)
 
     def start(
         self, host: int, output: IO[bytes] | None = None, closing: str = "", **more: str
     ) -> subprocess.Popen[bytes]:
-        told = {
+        variables = {
             "KINETIC_STORE": str(self._home),
             "KINETIC_JOB_ID": self._plan.job_id,
             "KINETIC_HOST_INDEX": str(host),
@@ -102,7 +102,7 @@ class Gang:
             "KINETIC_SCRATCH": str(self._home.parent / f"scratch-{host}"),
             "KINETIC_SIMULATED": "1",
         }
-        env = dict(os.environ) | told | more
+        env = dict(os.environ) | variables | more
         if "KINETIC_TOKEN" in more:
             del env["KINETIC_HOST_INDEX"], env["KINETIC_CREDENTIALS"]
         command = ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-m", "kinetic.runner"]
@@ -127,7 +127,9 @@ class Gang:
             for host in range(self._plan.hosts)
         ]
         with self.port:
-            hosts = [self.start(host, **template, **told) for host, told in enumerate(own)]
+            hosts = [
+                self.start(host, **template, **variables) for host, variables in enumerate(own)
+            ]
             return [host.wait() for host in hosts]
 
 
@@ -169,18 +171,20 @@ def test_pods_that_have_finished_and_are_started_again_run_nothing(plan, home):
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_host_whose_code_failed_says_so_once_the_leader_has_judged(home, retries):
-    plan = planned(home, fail_on_host_1, retries=retries)
+    plan = store_plan(home, fail_on_host_1, retries=retries)
     assert Gang(plan, home).run() == [ProgramCode.DELIVERED, ProgramCode.CODE_FAILED]
     outcome = outcome_of(plan, home)
     assert (outcome.attempt, outcome.blamed) == (retries + 1, (1,)), outcome.reason
 
 
 def test_the_leaders_own_failure_is_its_exit_code(home):
-    plan = planned(home, "none".index)
+    plan = store_plan(home, "none".index)
     assert Gang(plan, home).run()[0] == ProgramCode.CODE_FAILED
 
 
-def shown(gang: Gang, host: int, path: Path, closing: str = "") -> subprocess.Popen[bytes]:
+def start_with_output(
+    gang: Gang, host: int, path: Path, closing: str = ""
+) -> subprocess.Popen[bytes]:
     """Start a host that repeats its output to a file, or has closed streams."""
     with open(path, "wb") as output:
         return gang.start(host, output, closing, KINETIC_TEE="1")
@@ -190,7 +194,7 @@ def shown(gang: Gang, host: int, path: Path, closing: str = "") -> subprocess.Po
 def test_output_is_also_what_the_program_prints(plan, home, closing):
     gang, paths = Gang(plan, home), [home.parent / f"output-{host}" for host in (0, 1)]
     with gang.port:
-        hosts = [shown(gang, host, path, closing) for host, path in enumerate(paths)]
+        hosts = [start_with_output(gang, host, path, closing) for host, path in enumerate(paths)]
         assert [host.wait() for host in hosts] == [0, 0], outcome_of(plan, home).reason
     lines = [b"host 0 speaks\n", b"host 1 speaks\n"]
     assert [LocalStore(home).get(layout.HostKeys(plan.job_id, 1, i).log) for i in (0, 1)] == lines
@@ -232,14 +236,14 @@ def has_agents(plan):
 def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
     """While the old leader's pod ends, its name still leads to it. A new pod of another slice must
     not join it: it would end with it as if its work was done, without the new leader."""
-    plan = planned(home, devices, retries=1)
+    plan = store_plan(home, devices, retries=1)
     gang = Gang(plan, home)
-    said = tmp_path / "host-1"
-    with said.open("wb") as output, gang.port:
+    output_file = tmp_path / "host-1"
+    with output_file.open("wb") as output, gang.port:
         old = gang.start(0, KINETIC_POD_INDEX="0", KINETIC_RESTARTS="0")
         new = gang.start(1, output, KINETIC_POD_INDEX="1", KINETIC_RESTARTS="1")
         refused = "the leader belongs to restart 0, but the host to restart 1"
-        wait_until(lambda: refused in said.read_text(), "it does not wait")
+        wait_until(lambda: refused in output_file.read_text(), "it does not wait")
         old.kill()
         old.wait()
         own = str(tmp_path / "another-pod")
@@ -252,7 +256,7 @@ def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
 def test_killed_programs_leave_neither_agents_nor_folders(home):
     """Agents once tried for ten seconds to report to a leader that was killed as well, and the
     folders stayed for ever."""
-    plan = planned(home, hold)
+    plan = store_plan(home, hold)
     gang, store = Gang(plan, home), LocalStore(home)
     with gang.port:
         hosts = [gang.start(host) for host in range(plan.hosts)]

@@ -18,21 +18,21 @@ def holding(secret, home, handle):
     """Return the files, environments and open descriptors (also of deleted files) that contain the
     secret."""
     supervisor, agents = processes(handle)
-    found = [
+    paths = [
         p for place in (home, Path(os.environ["TMPDIR"])) for p in place.rglob("*") if p.is_file()
     ]
     for pid in (supervisor, *agents.values(), *zygotes()):
-        found += [
+        paths += [
             Path(f"/proc/{pid}/environ"),
             Path(f"/proc/{pid}/cmdline"),
             *Path(f"/proc/{pid}/fd").iterdir(),
         ]
-    told = []
-    for path in found:
+    names = []
+    for path in paths:
         with contextlib.suppress(OSError):
             if stat.S_ISREG(path.stat().st_mode) and secret.encode() in path.read_bytes():
-                told.append(str(path))
-    return told
+                names.append(str(path))
+    return names
 
 
 def test_secrets_rest_nowhere_while_attempts_run(monkeypatch, home):
@@ -44,11 +44,11 @@ def test_secrets_rest_nowhere_while_attempts_run(monkeypatch, home):
 
     @kinetic.run(accelerator="cpu", secrets=names, retries=2)
     def hold(folder):
-        here = Path(folder) / os.environ["KINETIC_ATTEMPT"]
-        here.touch()
-        while here.exists():
+        folder_of_attempt = Path(folder) / os.environ["KINETIC_ATTEMPT"]
+        folder_of_attempt.touch()
+        while folder_of_attempt.exists():
             time.sleep(0.01)
-        if here.name != "3":
+        if folder_of_attempt.name != "3":
             raise OSError("again")
         return len(os.environ["MY_TOKEN"])
 

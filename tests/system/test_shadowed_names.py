@@ -34,11 +34,11 @@ def test_a_file_that_hides_a_module_is_named_once(tmp_path, path):
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).touch()
     (tmp_path / "main.py").write_text("import kinetic\nkinetic.run")
-    said = run(tmp_path, "main.py").stderr
+    err = run(tmp_path, "main.py").stderr
     hidden = tmp_path / path.partition("/")[0]
-    assert f"{hidden} hides Python's own module 'queue' from all libraries" in said
-    assert "main.py:1: RuntimeWarning" in said
-    assert said.count(" hides Python") == 1
+    assert f"{hidden} hides Python's own module 'queue' from all libraries" in err
+    assert "main.py:1: RuntimeWarning" in err
+    assert err.count(" hides Python") == 1
 
 
 def test_nothing_is_said_of_files_that_hide_nothing(tmp_path):

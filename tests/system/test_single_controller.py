@@ -66,8 +66,8 @@ def test_programs_have_all_devices_too(tmp_path):
     for program in (["train.py"], ["--", sys.executable, "train.py"]):
         done = kn(tmp_path, *options, *program)
         assert done.stdout == "1 16\n", done.stderr
-    shown = kn(tmp_path, *options, "--dry-run", "-o", "json", "train.py")
-    (document,) = json.loads(shown.stdout)["items"]
+    report = kn(tmp_path, *options, "--dry-run", "-o", "json", "train.py")
+    (document,) = json.loads(report.stdout)["items"]
     assert (document["hosts"], document["devices_per_host"]) == (1, 16)
     assert document["memory_estimate_bytes"] > simulation.SHARED_BYTES + simulation.JAX_HOST_BYTES
 

@@ -28,7 +28,7 @@ def all_say(handle, words):
             time.sleep(0.02)
 
 
-def shown(handle):
+def read_stacks(handle):
     done = subprocess.run(
         [*KINETIC, "jobs", "stacks", handle.job_id],
         capture_output=True,
@@ -39,11 +39,11 @@ def shown(handle):
     return done.stdout
 
 
-def settled(handle, words):
+def wait_for_stacks(handle, words):
     """Return the stacks once they contain the words: hosts begin to wait soon after they
     printed."""
     deadline = time.monotonic() + PATIENCE_S
-    while words not in (text := shown(handle)):
+    while words not in (text := read_stacks(handle)):
         assert time.monotonic() < deadline, text
     return text
 
@@ -72,7 +72,7 @@ def test_the_host_that_holds_a_collective_up_stands_alone():
 
     handle = train.run_async()
     all_say(handle, "begun")
-    text = settled(handle, "hosts 0-1, 3 wait at ")
+    text = wait_for_stacks(handle, "hosts 0-1, 3 wait at ")
     end(handle)
     groups = text.split("\n\n")
     assert groups[0].startswith("host 2 is at test_stacks.py:")
@@ -93,7 +93,7 @@ def test_a_plain_loop_shows_the_functions_lines_only():
 
     handle = train.run_async()
     all_say(handle, "begun")
-    text = settled(handle, "hosts 0-3 are at test_stacks.py:")
+    text = wait_for_stacks(handle, "hosts 0-3 are at test_stacks.py:")
     end(handle)
     assert re.fullmatch(
         r"hosts 0-3 are at test_stacks\.py:\d+ in train:\n(  \S*test_stacks\.py:\d+ in train\n)",
@@ -135,7 +135,7 @@ def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_p
     assert done.returncode == 0, done.stderr
     handle = kinetic.attach(done.stdout.strip())
     all_say(handle, "begun")
-    text = settled(handle, "in wait\n")
+    text = wait_for_stacks(handle, "in wait\n")
     end(handle)
     assert text.startswith("hosts 0-3 are at waiting.py:")
     assert f"  {tmp_path}/waiting.py:6 in wait\n" in text
@@ -152,7 +152,7 @@ def test_a_host_that_has_returned_is_shown_to_have(tmp_path):
 
     handle = early.run_async(str(tmp_path / "go-on"))
     all_say(handle, "begun")
-    text = settled(handle, "host 1 has returned")
+    text = wait_for_stacks(handle, "host 1 has returned")
     assert text.startswith("host 1 has returned\n\nhost 0 is at test_stacks.py:")
     (tmp_path / "go-on").touch()
     assert handle.wait().ok
@@ -170,19 +170,19 @@ def test_a_collective_that_one_host_never_enters_is_told_with_the_users_line():
 
     with pytest.raises(kinetic.errors.HostHung) as caught:
         early()
-    told = str(caught.value)
+    message = str(caught.value)
     assert re.search(
         r": host 2 has returned; hosts 0-1, 3 wait for it in sync_global_devices at "
         r"test_stacks\.py:\d+ in early\. Hosts? [0-9, -]+ of 4 stood still",
-        told,
+        message,
     )
     assert re.search(
         r"\n  hosts 0-1, 3 wait at test_stacks\.py:\d+ in early:\n"
         r"    \S+/test_stacks\.py:\d+ in early\n"
         r"    \S+multihost_utils\.py:\d+ in sync_global_devices\n    … ",
-        told,
+        message,
     )
     assert caught.value.hosts == (0, 1, 3)
-    assert shown(kinetic.list_jobs()[0]).startswith(
+    assert read_stacks(kinetic.list_jobs()[0]).startswith(
         "host 2 has returned\n\nhosts 0-1, 3 wait at test_stacks.py:"
     )

@@ -37,13 +37,17 @@ def test_they_reach_the_process_and_not_only_its_children(place):
     start = {"PYTHONHASHSEED": "7", "LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "3"}
     names = tuple(start)
 
-    def look():
+    def read_start():
         # the loader searches the path that it read at its start
         cosine = ctypes.CDLL("libofmine.so").cos
         cosine.argtypes, cosine.restype = [ctypes.c_double], ctypes.c_double
         return cosine(0.0), hash("kinetic"), {name: os.environ.get(name) for name in names}
 
-    assert kinetic.run(accelerator="cpu", env=start)(look)() == (1.0, hash_of_a_program("7"), start)
+    assert kinetic.run(accelerator="cpu", env=start)(read_start)() == (
+        1.0,
+        hash_of_a_program("7"),
+        start,
+    )
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
@@ -51,10 +55,10 @@ def test_hosts_of_a_simulated_gang_have_the_seed_that_was_captured(home, monkeyp
     monkeypatch.setenv("PYTHONHASHSEED", seed)
 
     @kinetic.run(accelerator="tpu-v6e-8", capture_env_vars=["PYTHONHASHSEED"], all_hosts=True)
-    def look():
+    def read_start():
         return hash("kinetic")
 
-    assert look.run_async().results(timeout=200) == [hash_of_a_program(seed)] * 2
+    assert read_start.run_async().results(timeout=200) == [hash_of_a_program(seed)] * 2
 
 
 @pytest.mark.shares_files

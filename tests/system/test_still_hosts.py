@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastic_jobs import LIMIT_S, elastic, reached, whole
+from elastic_jobs import LIMIT_S, elastic, wait_for_step, whole
 from gangs import stop, wait_until
 from on_elastic_hosts import hang_once, meet, pids
 from on_hosts import one_waits
@@ -21,10 +21,10 @@ def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypa
     monkeypatch.setattr(planning, "STILL_NOTICE_S", 3.0)
     job = kinetic.run("tpu-v6e-8")(one_waits).run_async(str(tmp_path))
 
-    def told():
+    def find_notice():
         return [line for line in job.logs().splitlines() if "has stood still for 3 s" in line]
 
-    (line,) = wait_until(told, "nothing is said")
+    (line,) = wait_until(find_notice, "nothing is said")
     assert "kinetic: host 1 of 2 has stood still for 3 s at on_hosts.py:" in line
     assert f"in one_waits; all others wait for it. `kinetic jobs stacks {job.job_id}` shows" in line
     Path(tmp_path, "go on").touch()
@@ -35,7 +35,7 @@ def test_a_worker_that_is_stopped_before_it_joins_is_lost_with_its_slice(begin, 
     """Other hosts wait for the stopped one in JAX; hang_timeout applies there, too."""
     job = begin(elastic(function=meet, hang_timeout=3))
     for host in range(4):
-        reached(tmp_path, 1, host)
+        wait_for_step(tmp_path, 1, host)
     stop(pids(tmp_path, 1)[3])
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
     assert job.losses() == [(1,)]

@@ -70,7 +70,7 @@ CLUSTER_STEPS = {
 }
 
 
-def killed_caller(step, accelerator, monkeypatch):
+def run_killed_caller(step, accelerator, monkeypatch):
     monkeypatch.setenv("SLICE", accelerator)
     done = subprocess.run(
         [sys.executable, "-c", CALLER, *step], capture_output=True, text=True, timeout=PATIENCE_S
@@ -82,7 +82,7 @@ def killed_caller(step, accelerator, monkeypatch):
 def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeypatch):
     # the longest time between a job's reference and its first process
     monkeypatch.setattr(state, "STARTING_S", 5.0)
-    killed_caller(STEPS[step], "tpu-v6e-8", monkeypatch)
+    run_killed_caller(STEPS[step], "tpu-v6e-8", monkeypatch)
     if step == "before the reference":
         assert kinetic.list_jobs() == []
     else:
@@ -90,15 +90,19 @@ def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeyp
 
 
 def test_a_job_that_was_never_created_was_not_removed_either(on_cluster, monkeypatch):
-    killed_caller(STEPS["after the reference"], "cpu", monkeypatch)
+    run_killed_caller(STEPS["after the reference"], "cpu", monkeypatch)
     (job,) = kinetic.list_jobs()
-    told = JobBoard(job._store, lambda _: job._backend, lambda: time.time() + 600).outcome(job.ref)
-    assert told.reason == "the job was never started: its submission was interrupted"
+    outcome = JobBoard(job._store, lambda _: job._backend, lambda: time.time() + 600).outcome(
+        job.ref
+    )
+    assert outcome.reason == "the job was never started: its submission was interrupted"
 
 
 @pytest.mark.parametrize("step", CLUSTER_STEPS)
 def test_a_caller_that_is_killed_while_objects_are_created(step, on_cluster, home, monkeypatch):
-    killed_caller(CLUSTER_STEPS[step], "cpu" if "Job" in step.split() else "tpu-v6e-8", monkeypatch)
+    run_killed_caller(
+        CLUSTER_STEPS[step], "cpu" if "Job" in step.split() else "tpu-v6e-8", monkeypatch
+    )
     remove_the_only_job(home)
 
 
@@ -113,7 +117,7 @@ INTERRUPTED = {
 }
 
 
-def interrupted_caller(step, monkeypatch, **environ):
+def run_interrupted_caller(step, monkeypatch, **environ):
     for name, value in {"SLICE": "tpu-v6e-8", "SIGNAL": "SIGINT", **environ}.items():
         monkeypatch.setenv(name, value)
     done = subprocess.run(
@@ -128,16 +132,16 @@ def interrupted_caller(step, monkeypatch, **environ):
 
 @pytest.mark.parametrize("step", INTERRUPTED)
 def test_ctrl_c_during_a_submission_leaves_nothing(step, home, monkeypatch):
-    said = interrupted_caller(step, monkeypatch)
-    assert "was interrupted, and the job was removed" in said
+    err = run_interrupted_caller(step, monkeypatch)
+    assert "was interrupted, and the job was removed" in err
     assert kinetic.list_jobs() == []
     assert list(home.glob("jobs/*")) == []
 
 
 def test_ctrl_c_says_that_a_job_is_there_if_it_cannot_be_removed(home, monkeypatch):
-    said = interrupted_caller("after the start", monkeypatch, KEPT="1")
+    err = run_interrupted_caller("after the start", monkeypatch, KEPT="1")
     (handle,) = kinetic.list_jobs()
-    assert f"`kinetic jobs cleanup {handle.job_id}` stops and removes it." in said
+    assert f"`kinetic jobs cleanup {handle.job_id}` stops and removes it." in err
     remove_the_only_job(home)
 
 
@@ -181,15 +185,15 @@ def test_a_zygote_that_dies_before_it_answers_starts_no_second_supervisor(
 
 def remove_the_only_job(home):
     """List, cancel and remove the only job, from a process that did not submit it."""
-    (found,) = kinetic.list_jobs()
-    handle = kinetic.attach(found.job_id)
+    (ref,) = kinetic.list_jobs()
+    handle = kinetic.attach(ref.job_id)
     assert handle.status() != "NOT_FOUND"
     handle.cancel()
     with pytest.raises(errors.JobFailed):
         handle.result(timeout=PATIENCE_S)
     handle.cleanup()
     assert kinetic.list_jobs() == []
-    assert not list(home.glob(f"jobs/{found.job_id}/**/*.json"))
+    assert not list(home.glob(f"jobs/{ref.job_id}/**/*.json"))
 
 
 def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
@@ -197,7 +201,7 @@ def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
 ):
     """The pods wait for a Secret that no process creates, until start_timeout."""
     monkeypatch.setenv("PATIENCE", "5s")
-    killed_caller(CLUSTER_STEPS["after the JobSet"], "tpu-v6e-8", monkeypatch)
+    run_killed_caller(CLUSTER_STEPS["after the JobSet"], "tpu-v6e-8", monkeypatch)
     (handle,) = kinetic.list_jobs()
     with pytest.raises(errors.JobFailed, match=r"did not start within 5 s: .* was interrupted"):
         handle.result(timeout=PATIENCE_S)

@@ -54,14 +54,14 @@ class Tampering(LocalBackend):
         super().submit(ref, documents, secrets)
 
 
-def flipped(file: Path) -> None:
+def flip_bit(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
 
 
 def payload_flipped(store, plan):
-    flipped(store.path(layout.blob(plan["payload"]["digest"])))
+    flip_bit(store.path(layout.blob(plan["payload"]["digest"])))
 
 
 def payload_lost(store, plan):
@@ -73,7 +73,7 @@ def payload_of_another_job(store, plan):
 
 
 def record_flipped(store, plan):
-    flipped(store.path(layout.tree(plan["tree"]["manifest"]["digest"])))
+    flip_bit(store.path(layout.tree(plan["tree"]["manifest"]["digest"])))
 
 
 def record_lost(store, plan):
@@ -135,7 +135,7 @@ def test_a_function_of_a_batch_that_was_tampered_with_is_not_run(home, project, 
     marks = [str(project.parent / name) for name in ("first", "second")]
 
     def function_flipped(store, plan):
-        flipped(store.path(layout.blob(plan["function"]["digest"])))
+        flip_bit(store.path(layout.blob(plan["function"]["digest"])))
 
     with registry.substitute_backend("local", lambda _, store: Tampering(store, function_flipped)):
         batch = kinetic.run(accelerator="cpu")(touch).run_async_map(marks, max_concurrent=1)
@@ -146,11 +146,13 @@ def test_a_function_of_a_batch_that_was_tampered_with_is_not_run(home, project, 
 
 
 def test_another_version_of_python_is_named(home, monkeypatch):
-    here = envelope.read_versions()
-    monkeypatch.setattr(envelope, "read_versions", lambda: dataclasses.replace(here, python="3.7"))
+    versions = envelope.read_versions()
+    monkeypatch.setattr(
+        envelope, "read_versions", lambda: dataclasses.replace(versions, python="3.7")
+    )
     handle = kinetic.run(accelerator="cpu")(touch).run_async("/nowhere")
     monkeypatch.undo()
-    with pytest.raises(errors.SetupFailed, match=rf"Python 3\.7.*{re.escape(here.python)}"):
+    with pytest.raises(errors.SetupFailed, match=rf"Python 3\.7.*{re.escape(versions.python)}"):
         handle.result(timeout=PATIENCE_S)
 
 
@@ -176,10 +178,10 @@ def test_programs_that_submit_the_same_tree_at_once(project):
     )
     how = {"cwd": project, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     programs = [subprocess.Popen([sys.executable, str(program)], **how) for _ in range(4)]
-    for each in programs:
-        each.stdin.close()  # lets all programs start at once
-        each.stdin = None
-    assert [each.communicate(timeout=PATIENCE_S)[0] for each in programs] == ["19900\n"] * 4
+    for process in programs:
+        process.stdin.close()  # lets all programs start at once
+        process.stdin = None
+    assert [process.communicate(timeout=PATIENCE_S)[0] for process in programs] == ["19900\n"] * 4
     assert [handle.status().name for handle in kinetic.list_jobs()] == ["SUCCEEDED"] * 4
 
 
@@ -226,10 +228,10 @@ def test_a_job_that_is_read_cancelled_pruned_and_removed_at_once(home):
         for command in commands
     ]
     for command, each in zip(commands, running, strict=True):
-        told = each.communicate(timeout=PATIENCE_S)[1]
-        assert each.returncode in (0, 1, 3, 4, 5), (command, each.returncode, told)
-        assert "Traceback" not in told, (command, told)
-        assert "`kinetic -v …`" not in told, (command, told)
+        err = each.communicate(timeout=PATIENCE_S)[1]
+        assert each.returncode in (0, 1, 3, 4, 5), (command, each.returncode, err)
+        assert "Traceback" not in err, (command, err)
+        assert "`kinetic -v …`" not in err, (command, err)
     assert [h.job_id for h in kinetic.list_jobs()] == [bystander.job_id]
     assert os.listdir(home / "jobs") == [bystander.job_id]
     assert bystander.result() is None

@@ -42,7 +42,7 @@ def calls_another() -> float:
     return train(0)  # within a job, this calls the plain function
 
 
-def shown(error: BaseException) -> list[str]:
+def list_frames(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     assert not [frame.filename for frame in frames if frame.filename.startswith(OURS)]
     return [frame.name for frame in frames]
@@ -51,21 +51,26 @@ def shown(error: BaseException) -> list[str]:
 def test_the_callers_line_leads_to_the_functions_frames() -> None:
     with pytest.raises(ValueError, match="no x") as caught:
         train(0)
-    assert shown(caught.value) == ["test_the_callers_line_leads_to_the_functions_frames", "train"]
+    assert list_frames(caught.value) == [
+        "test_the_callers_line_leads_to_the_functions_frames",
+        "train",
+    ]
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert shown(caught.value.__cause__) == ["train", "inner"]
+    assert list_frames(caught.value.__cause__) == ["train", "inner"]
 
 
 def test_a_job_without_an_exception_of_its_own_leads_to_the_call() -> None:
     with pytest.raises(kinetic.errors.HostLost) as caught:
         die()
-    assert shown(caught.value) == ["test_a_job_without_an_exception_of_its_own_leads_to_the_call"]
+    assert list_frames(caught.value) == [
+        "test_a_job_without_an_exception_of_its_own_leads_to_the_call"
+    ]
 
 
 def test_within_a_job_a_call_of_another_is_a_plain_call() -> None:
     with pytest.raises(ValueError, match="no x") as caught:
         calls_another()
-    assert shown(caught.value)[1:] == ["calls_another", "train"]
+    assert list_frames(caught.value)[1:] == ["calls_another", "train"]
     assert str(OURS) not in "".join(caught.value.__notes__)
 
 
@@ -94,11 +99,11 @@ def test_what_is_refused_leads_to_the_call_and_to_the_users_own_code(
 ) -> None:
     with pytest.raises(kinetic.errors.PicklingError) as caught:
         call(value)
-    assert shown(caught.value) == [
+    assert list_frames(caught.value) == [
         "test_what_is_refused_leads_to_the_call_and_to_the_users_own_code"
     ]
     assert caught.value.__cause__ is not None
-    assert shown(caught.value.__cause__) == own
+    assert list_frames(caught.value.__cause__) == own
 
 
 def generate() -> Any:
@@ -126,7 +131,7 @@ MISUSES: dict[str, Callable[[], Any]] = {
 def test_misuse_leads_to_the_users_line(misuse: Callable[[], Any]) -> None:
     with pytest.raises(kinetic.errors.KineticError) as caught:
         misuse()
-    assert shown(caught.value)[1:] == ["<lambda>"]
+    assert list_frames(caught.value)[1:] == ["<lambda>"]
 
 
 @kinetic.run(accelerator="tpu-v6e-8")
@@ -153,7 +158,7 @@ def fail_on_one(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "expected"),
     [
         (
             "raise",
@@ -182,15 +187,15 @@ def fail_on_one(how: str) -> None:
         ("kill", ["kinetic: The worker process was killed by SIGKILL"]),
     ],
 )
-def test_the_log_of_a_host_ends_with_how_it_failed(how: str, told: list[str]) -> None:
+def test_the_log_of_a_host_ends_with_how_it_failed(how: str, expected: list[str]) -> None:
     job = fail_on_one.run_async(how)
     assert not job.wait().ok
     log = job.logs(host=1)
     assert log is not None
     place = 0
-    for words in ["printed\n", *told]:
+    for words in ["printed\n", *expected]:
         place = log.index(words, place)
-    assert log.count(told[-1]) == 1
+    assert log.count(expected[-1]) == 1
     assert OURS not in log
     assert (job.logs() or "").splitlines()[:1] == ["printed"]
     assert "\nkinetic: this host was stopped: host 1 of 2: " in (job.logs() or "")

@@ -23,7 +23,7 @@ import kinetic
 from kinetic.errors import HostHung, NotFound
 
 
-def shown(handle, word):
+def read_stacks(handle, word):
     try:
         text = handle.stacks().get(0, "")
     except NotFound:  # too early
@@ -47,10 +47,10 @@ WAYS = [
 
 
 @pytest.mark.parametrize(
-    ("wait", "seen"),
+    ("wait", "word"),
     [*((way, way.__name__) for way in WAYS), (wait_in_many_threads, "wait_beside_them")],
 )
-def test_a_function_that_waits_goes_on_waiting(wait, seen, home):
+def test_a_function_that_waits_goes_on_waiting(wait, word, home):
     def function(marker, over):
         Path(marker).touch()
         wait()
@@ -60,9 +60,9 @@ def test_a_function_that_waits_goes_on_waiting(wait, seen, home):
     handle = kinetic.run(accelerator="cpu")(function).run_async(str(marker), str(over))
     wait_until(marker.exists, "the function has not begun")
     # Threads go on while their stacks are written, newest first: these may be of two moments.
-    wait_until(lambda: shown(handle, seen), "no stacks")
+    wait_until(lambda: read_stacks(handle, word), "no stacks")
     for _ in range(3):
-        text = wait_until(lambda: shown(handle, seen), "no stacks")
+        text = wait_until(lambda: read_stacks(handle, word), "no stacks")
         assert "kinetic/_host" not in text
         assert "no Python frame" not in text
     assert not over.exists()
@@ -107,6 +107,6 @@ def test_stacks_before_the_function_begins(home):
             return time.sleep, (1000,)
 
     handle = kinetic.run(accelerator="cpu")(lambda _: None).run_async(Slow())
-    text = wait_until(lambda: shown(handle, "unpack"), "no stacks")
+    text = wait_until(lambda: read_stacks(handle, "unpack"), "no stacks")
     assert "hread" in text
     end(handle)

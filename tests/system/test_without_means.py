@@ -135,12 +135,12 @@ def test_sigkill_before_the_function_began_is_told_as_that(home):
 
 
 @pytest.mark.parametrize(
-    ("leave", "error", "told"),
+    ("leave", "error", "message"),
     [
         (sys.exit, errors.SetupFailed, "could not load the function.*SystemExit: 3"),
         (os._exit, errors.HostLost, "exit code 3 before the function began"),
     ],
 )
-def test_a_module_that_exits_while_the_function_is_loaded(leave, error, told):
-    with pytest.raises(error, match=told):
+def test_a_module_that_exits_while_the_function_is_loaded(leave, error, message):
+    with pytest.raises(error, match=message):
         run(lambda _: None, Loaded(leave, 3))
