@@ -1,4 +1,4 @@
-"""The backends that the contract suite runs over, and jobs for them. Add new ones to `BACKENDS`."""
+"""Backends that the contract's tests run with, and jobs for them. Add new ones to `BACKENDS`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def folder(path):
 
 
 CLUSTERS: dict[str, FakeCluster] = {}
-"""The clusters of stores, by the store's address."""
+"""The clusters whose pods use a store, by the store's address."""
 
 
 @contextmanager
 def beside_cluster(path):
-    """Open a store in a folder that the pods of a cluster reach, too."""
+    """Open a store in a folder that the pods of a new cluster can also reach."""
     with FakeCluster([CPU_POOL, V6E_4X4]) as cluster:
         store = LocalStore(path)
         CLUSTERS[store.uri] = cluster

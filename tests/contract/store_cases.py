@@ -20,7 +20,7 @@ _doubles: list[Double] = []
 
 
 def grow_old(store: Store) -> None:
-    """Make a bucket's objects a month old: younger ones need not be renewed."""
+    """Make the objects of a bucket a month old, because `renew` skips younger ones."""
     if isinstance(store, GcsStore):
         _doubles[-1].buckets.grow_old("bucket", AGE_S)
 
@@ -43,7 +43,7 @@ def distant(_folder: Path) -> Iterator[Store]:
 @contextmanager
 def gcs(_folder: Path) -> Iterator[Store]:
     with gcs_double("bucket") as double:
-        double.buckets.page_size = 100  # so that few keys are several pages
+        double.buckets.page_size = 100  # So that a few keys fill several pages.
         _doubles.append(double)
         before = os.environ.get("STORAGE_EMULATOR_HOST")
         os.environ["STORAGE_EMULATOR_HOST"] = double.uri
@@ -63,4 +63,4 @@ OPENERS: dict[str, Callable] = {
     "distant": distant,
 }
 SHARED = ("gcs", "local")
-"""The stores that other processes can open by their address, unlike those in memory."""
+"""Stores that other processes can open by their address, unlike stores in memory."""

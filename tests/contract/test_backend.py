@@ -1,4 +1,4 @@
-"""The contract of backends (see kinetic._backends.base), run over every one.
+"""The contract of backends (see kinetic._backends.base), tested with every backend.
 
 Each test is marked with the promise that it checks: its number in `Backend`, or the name of an
 optional protocol. Tests of protocols that a backend lacks are skipped.
@@ -42,7 +42,7 @@ from kinetic._core.state import JobStatus
 from kinetic.errors import PreflightError, StoreError
 
 UNSUCCESSFUL = (JobStatus.FAILED, JobStatus.CANCELLED)
-"""The states of a cancelled job: some backends do not know why a job has ended."""
+"""States that a cancelled job may have: some backends do not know why a job has ended."""
 
 
 @pytest.fixture(params=BACKENDS)
@@ -65,14 +65,14 @@ def backend(case, store):
 
 @pytest.fixture
 def spoken(backend, store):
-    """An ended job that was followed from its start, and its chunks of output."""
+    """An ended job whose output was followed from its start, and the chunks of the output."""
     ref = submitted(backend, store, speak)
     return ref, read(backend, ref)
 
 
 @pytest.fixture
 def begun(backend, store):
-    """A job that was just submitted; it prints a line, and then waits for ever."""
+    """A job that was just submitted; it will print a line and then wait forever."""
     ref = submitted(backend, store, wait_for_ever)
     yield ref
     ended(backend, ref)
@@ -91,7 +91,7 @@ def needs(backend, protocol):
 
 
 def running(backend, store, func=wait_for_ever, **more):
-    """Submit a job and wait for its first output; return both."""
+    """Submit a job and wait for its first output; return the job's reference and the output."""
     ref = submitted(backend, store, func, **more)
     return ref, await_output(backend, ref)
 
@@ -105,7 +105,7 @@ def await_output(backend, ref):
 
 
 def ended(backend, ref):
-    """Stop a job, and read its output to the end."""
+    """Stop a job, and read its output until it ends."""
     backend.cancel(ref)
     read(backend, ref)
 
@@ -254,7 +254,7 @@ def test_phases_follow_the_job(backend, begun):
     follower = backend.logs(begun, LogRequest())
     while next(follower) is None:
         assert phase_of(backend, begun) in (JobStatus.PENDING, JobStatus.RUNNING)
-    while phase_of(backend, begun) is JobStatus.PENDING:  # Snapshots of a cluster last two seconds.
+    while phase_of(backend, begun) is JobStatus.PENDING:  # A cluster's status is up to 2 s old.
         next(follower)
     assert phase_of(backend, begun) is JobStatus.RUNNING
     follower.close()
@@ -333,9 +333,7 @@ def test_a_tunnel_reaches_a_port_of_a_host(backend, store):
         connection.close()
     read(backend, ref)
     assert phase_of(backend, ref) is JobStatus.SUCCEEDED
-    if (
-        backend.name != "gke"
-    ):  # Kubernetes fails at the first write only, when the pod may still run.
+    if backend.name != "gke":  # Kubernetes fails only at the first write.
         with pytest.raises(OSError, match="refused"):
             backend.connect(ref, 0, int(port))
 
@@ -358,9 +356,9 @@ def test_there_is_always_room_for_one(backend, store):
 
 @pytest.mark.promise(4)
 def test_a_store_that_does_not_answer_is_no_verdict(backend, store, talking, monkeypatch):
-    """The store being away for a moment must not count as the end of a running job."""
+    """If the store does not answer for a moment, a running job must not count as ended."""
     ref = talking
-    while phase_of(backend, ref) is JobStatus.PENDING:  # The status may be a moment old.
+    while phase_of(backend, ref) is JobStatus.PENDING:  # The status may be slightly old.
         time.sleep(0.01)
 
     def unreachable(key):
@@ -388,7 +386,7 @@ def test_a_job_that_names_its_image_runs_that_one(backend, store):
 def test_a_job_that_runs_or_has_ended_waits_for_nothing(backend, spoken, talking):
     needs(backend, Explains)
     until = time.monotonic() + 200.0
-    # The status may be a moment old.
+    # The status may be slightly old.
     while backend.why_waiting(talking) is not None:
         assert time.monotonic() < until, "a job that runs waits for something"
         time.sleep(0.01)
@@ -404,7 +402,7 @@ def test_a_host_can_be_killed_and_the_job_fails(backend, talking, agents):
     ref = talking
     assert backend.kill(ref, (1,), signal.SIGKILL, agents=agents) == (), "there is no host 1"
     while not backend.kill(ref, (0,), signal.SIGKILL, agents=agents):
-        time.sleep(0.01)  # The status of its pod may be a moment old.
+        time.sleep(0.01)  # The status of its pod may be slightly old.
     read(backend, ref)
     while not (phase := phase_of(backend, ref)).ended:
         time.sleep(0.01)

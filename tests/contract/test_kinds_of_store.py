@@ -1,4 +1,4 @@
-"""The promises of some kinds of stores: in a folder, in memory, shared by processes."""
+"""Promises that only some stores make: those in a folder, in memory, or shared by processes."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_memory_counts_calls_by_kind_and_makes_them_at_once():
 
 
 def test_memory_has_many_calls_on_their_way():
-    gate = threading.Barrier(8)  # It breaks after its time if the calls come one after the other.
+    gate = threading.Barrier(8)  # Times out if calls are made one after the other.
 
     class Gated(MemoryStore):
         def get(self, key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The local backend: the plans that it refuses, and how it tells whether a job is alive."""
+"""The local backend: plans that it refuses, and how it decides if a job is alive."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_job_that_begins_while_it_is_looked_at_has_not_failed(store, monkeypat
 
     def is_held_a_moment_later(path):
         answers.append(locks.is_record_held(path))
-        path.write_text("held\n")  # The supervisor begins now.
+        path.write_text("held\n")  # The supervisor starts at this moment.
         return answers[-1]
 
     fake_locks = SimpleNamespace(is_record_held=is_held_a_moment_later)
@@ -110,8 +110,8 @@ sys.stdin.read()
 
 
 def test_a_supervisor_that_becomes_that_of_the_next_attempt_is_found(home):
-    """A process that executes another program has an empty command line for a moment, in which a
-    cancellation must not be lost."""
+    """While a process executes another program, its command line is empty for a moment. A
+    cancellation at that moment must not be lost."""
     home.mkdir(parents=True)
     lock, done = home / "lock", home / "done"
     lock.touch()
@@ -156,7 +156,7 @@ def test_a_follower_is_woken_by_output_by_the_verdict_and_by_the_end(home, monke
             log.write(b"written between a read and the next wait")
         watch.wait()
         waiting = pool.submit(watch.wait)
-        (home.parent / "outcome.json").write_text("{}")  # The supervisor has yet to clean up.
+        (home.parent / "outcome.json").write_text("{}")  # The supervisor has not ended yet.
         waiting.result(PATIENCE_S)
         waiting = pool.submit(watch.wait)
         supervisor.stdin.close()
@@ -176,7 +176,7 @@ def test_a_follower_bears_that_the_program_closes_its_descriptors(home, monkeypa
 
 
 def test_a_follower_of_a_job_of_another_machine_is_woken_now_and_then(home):
-    """This machine has no process of the job whose end could wake the follower."""
+    """This machine runs no process of the job whose end could wake the follower."""
     home.mkdir(parents=True)
     index = home / "log.idx"
     index.touch()

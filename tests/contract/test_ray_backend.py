@@ -1,5 +1,5 @@
 """The contract of backends with Ray, on a real cluster of raylets on this machine; and tests that
-need Ray's own answers.
+need the responses of a real Ray.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOGETHER = (
     "test_a_job_that_runs_or_has_ended_waits_for_nothing",
     "test_a_host_can_be_killed_and_the_job_fails",
 )
-"""The tests that run one after the other with one running job: see below."""
+"""Tests that `test_what_is_promised_of_a_running_job` calls, one after the other, with one job."""
 for name in ("test_every_promise_has_a_test", *TOGETHER):
     del globals()[name]
 
@@ -61,19 +61,19 @@ def case(common_ray, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """One store for all tests, as for the jobs below."""
+    """One store for all tests of this module, because they share jobs."""
     return LocalStore(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
 def shared_jobs():
-    """Jobs that several tests of this module read, by name."""
+    """Jobs that several tests of this module use, by name."""
     return {}
 
 
 @pytest.fixture
 def spoken(backend, store, shared_jobs):
-    """One job for all tests that only read it, since a job on Ray takes seconds."""
+    """One ended job for all tests that only read it, because a job on Ray takes seconds."""
     if "spoken" not in shared_jobs:
         ref = submitted(backend, store, speak)
         shared_jobs["spoken"] = ref, read(backend, ref)
@@ -87,7 +87,7 @@ def test_the_suite_is_all_of_it():
 
 @pytest.mark.long
 def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, monkeypatch):
-    """One job for all, because each job on Ray takes many seconds."""
+    """All tests share one job, because a job on Ray takes many seconds."""
     assert phase_of(case[0](store), begun) is not JobStatus.NOT_FOUND
     test_backend.test_phases_follow_the_job(backend, begun)
     test_backend.test_a_job_that_was_submitted_is_known_at_once_to_another_backend_object(
@@ -102,7 +102,7 @@ def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, 
 
 @pytest.mark.release
 def test_a_host_can_be_killed_with_its_agent_and_the_job_fails(backend, talking):
-    """The same call does it: Ray kills the actor."""
+    """The call is the same as for a host without its agent: Ray kills the actor."""
     test_backend.test_a_host_can_be_killed_and_the_job_fails(backend, talking, agents=True)
 
 
@@ -118,11 +118,10 @@ SECRET = {"KEY": "value-that-nobody-sees"}
 
 
 def read_dashboard(api):
-    """Yield everything that the dashboard shows: files below the head's logs, jobs, actors,
-    packages."""
+    """Yield everything that the dashboard shows: log files on the head, jobs, actors, packages."""
     (head,) = (node.node_id for node in api.nodes() if node.is_head)
     for path in api.list_logs(head, "**/*"):
-        with contextlib.suppress(NotFound):  # The file was removed since it was listed.
+        with contextlib.suppress(NotFound):  # The file was removed after it was listed.
             yield b"" if path.endswith("/") else b"".join(api.read_log(head, path))
     for path in ("jobs/", "v0/actors?detail=1", "v0/tasks?detail=1", "v0/runtime_envs?detail=1"):
         yield api._send("GET", f"/api/{path}").data

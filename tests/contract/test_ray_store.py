@@ -1,4 +1,4 @@
-"""The contract of `Store`, for a store on a real Ray head, reached by its dashboard alone."""
+"""The contract of `Store` for a store on a real Ray head, reached only through its dashboard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ELSEWHERE = {
     "test_open_store_opens_it_again",
     "test_bad_keys_are_usage_errors",
 }
-"""Tests with thousands of calls, which have tests of their own below."""
+"""Tests with thousands of calls; this module has its own versions."""
 globals().update(
     {
         name: test
@@ -44,7 +44,7 @@ globals().update(
 
 @pytest.fixture
 def many():
-    """The number of keys: few, since lists have no pages, and each key takes several calls."""
+    """The number of keys: few, because each key takes several calls and lists have no pages."""
     return 30
 
 
@@ -90,7 +90,7 @@ def test_large_content_goes_in_parts(store, tmp_path, monkeypatch):
 
 
 def test_it_is_looked_into_as_often_as_it_keeps_up_with(tmp_path):
-    """Calls to other stores may cost money."""
+    """The pause between polls is short, because calls cost nothing; calls to other stores may."""
     store = RayStore("ray+http://head:8265", api=Silent())
     assert [pause_of(store, took_s, 0.5) for took_s in (0.0, 0.1, 9.0)] == [0.05, 0.1, 0.5]
     assert pause_of(LocalStore(tmp_path), 0.1, 0.5) == 0.5
@@ -104,7 +104,7 @@ def test_one_store_server_is_enough(store):
 
 
 class Requests(dict):
-    """The dashboard's packages, in memory."""
+    """The packages of a dashboard, in memory."""
 
     def names(self) -> list[str]:
         return sorted(self)
@@ -158,7 +158,7 @@ def test_no_request_ends_a_store_server(tmp_path, package):
 
 
 def test_a_request_that_comes_twice_is_answered_once(tmp_path):
-    """A request is resent if the dashboard's response was lost; and store servers are killed."""
+    """A client resends a request if the response is lost, and a store server may be killed."""
     packages, request = Requests(), {"do": "put", "key": "a", "if_absent": True}
     for _ in range(2):
         packages.send("1", request, b"content")
@@ -172,7 +172,7 @@ def test_a_request_that_comes_twice_is_answered_once(tmp_path):
 
 
 def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
-    """A sender that was suspended must not leave a hole in the stored content."""
+    """A sender that was suspended and then continues must not leave a gap in the stored content."""
     packages = Requests()
     packages.send("1", {"do": "append", "upload": "u", "at": 2}, b"cd")
     packages.send("2", {"do": "put", "key": "a", "if_absent": True, "upload": "u"})
@@ -185,7 +185,7 @@ def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_answered_and_ends_no_store_server(tmp_path, monkeypatch):
-    """A long response is the content of a file, for which there is no space either."""
+    """A long response is written to a file, for which the full disk has no space either."""
 
     def refuse(path, content):
         if content:
@@ -210,7 +210,7 @@ def test_a_full_disk_is_answered_and_ends_no_store_server(tmp_path, monkeypatch)
 
 
 def test_a_store_server_without_requests_looks_ever_more_seldom(tmp_path, monkeypatch):
-    """200 polls a second, for ten seconds after each request, were a load for the control store."""
+    """200 polls per second in the ten seconds after each request burdened Ray's control store."""
     server, polled_at = StoreServer(tmp_path, Requests()), []
 
     class Clock:
@@ -261,7 +261,7 @@ def test_answers_that_nobody_reads_are_removed(tmp_path):
 
 
 class Silent:
-    """A dashboard without a store server."""
+    """A dashboard behind which no store server runs."""
 
     address = "http://head:8265"
 
@@ -290,14 +290,14 @@ def test_a_store_server_that_does_not_answer_is_said():
 
 
 class Stack(Requests):
-    """The dashboard's packages, listed newest first."""
+    """A dashboard that lists its packages newest first."""
 
     def names(self):
         return sorted(self, reverse=True)
 
 
 def test_requests_of_one_writer_are_worked_through_in_order(tmp_path):
-    """A request that was given up stays until the store server is back."""
+    """The request of a writer that gave up stays until the store server is back."""
     late, now = Silent(), iter(range(0, 10_000, 10))
     late.packages = Stack()
     late.put_package = late.packages.__setitem__
@@ -310,7 +310,7 @@ def test_requests_of_one_writer_are_worked_through_in_order(tmp_path):
 
 
 class Troubled(Silent):
-    """A dashboard that refuses every second call; the store server behind it works."""
+    """A dashboard that refuses every second call, with a store server that works."""
 
     def __init__(self, folder):
         self.packages = Requests()
@@ -334,7 +334,7 @@ class Troubled(Silent):
 
 
 def test_the_trouble_of_a_moment_costs_nothing(tmp_path):
-    """A value that took days to compute is written despite an outage, and once."""
+    """In spite of an outage, a value that took days to compute is written, and only once."""
     trouble = Troubled(tmp_path)
     store = RayStore("ray+http://head:8265", api=trouble, sleep=lambda _: None)
     assert store.put("a", b"value", if_absent=True) is True
@@ -357,7 +357,7 @@ def test_bad_keys_are_refused_before_anything_is_sent(key):
 
 
 class Forsaken(Silent):
-    """A dashboard whose store server has ended."""
+    """A dashboard whose store server has ended with an error."""
 
     def __init__(self):
         self.submitted = []
@@ -372,7 +372,7 @@ class Forsaken(Silent):
 
 
 def test_a_store_server_that_has_ended_is_started_again_by_whoever_writes():
-    """A running job must not wait until another job is submitted."""
+    """The writer restarts it: a running job must not wait until another job is submitted."""
     now, dashboard = iter(range(0, 10_000, 10)), Forsaken()
     store = RayStore(
         "ray+http://head:8265", api=dashboard, sleep=lambda _: None, clock=lambda: next(now)

@@ -1,4 +1,4 @@
-"""The contract of `Store`, run over every implementation: add yours to `OPENERS`."""
+"""The contract of `Store`, tested with every store. Add new stores to `OPENERS`."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_list_is_the_sorted_set_of_keys(tmp_path_factory, keys):
 
 @pytest.fixture
 def many():
-    """The number of keys: more than a page of the Cloud Storage double, and than calls at once."""
+    """The number of keys: more than a page of the Cloud Storage double, and than parallel calls."""
     return 250
 
 
@@ -231,7 +231,7 @@ def test_renewing_says_what_is_there(store):
 
 def test_what_was_renewed_is_young(store):
     if is_near(store):
-        return  # In a folder, a lock protects submissions instead.
+        return  # In a folder, a lock protects submissions.
     store.put("a/b", b"")
     grow_old(store)
     before = time.time() - 3600

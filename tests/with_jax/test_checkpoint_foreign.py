@@ -1,8 +1,8 @@
-"""Checkpoints that other libraries have really written: Orbax's managers and checkpointers,
-MaxText's layout, Flax's own files.
+"""Checkpoints that other libraries have written: Orbax's managers and checkpointers, MaxText's
+layout, Flax's own files.
 
-`Checkpointer` reads the same state, or raises an error that names the program, and never writes a
-file beside them.
+`Checkpointer` restores the same state, or raises an error that names the program. It never writes
+next to such files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def fixed_length(folder):
 
 
 def below(make, *names):
-    """Return a function that links one of several folders that `make` writes."""
+    """Return a function that links to a subfolder of what `make` writes."""
 
     def write(folder):
         make(folder.with_name("all"))
@@ -132,7 +132,7 @@ def test_a_training_starts_from_what_others_have_saved(tmp_path, written):
     for attempt in range(2):
         with kinetic.Checkpointer(tmp_path / "own", every=1, local_every=None) as ckpt:
             restored, start = ckpt.restore(state(0), start_from=folder)
-            assert start == step + 1 + attempt  # The training's own step is newer.
+            assert start == step + 1 + attempt  # The training's own step is the newest.
             same(restored, state() if not attempt else state(9))
             ckpt.save(start, state(9))
     assert everything(tmp_path / "of others") == before
@@ -206,7 +206,7 @@ def test_of_several_states_the_lines_are_told_that_read_them(tmp_path):
     assert everything(tmp_path) == before
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras with this JAX
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # From Keras with this JAX.
 def test_formats_of_others_are_named_and_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     import keras
@@ -264,7 +264,7 @@ def test_a_training_starts_from_another_one(tmp_path):
     with kinetic.Checkpointer(tmp_path / "two", every=1, local_every=None) as ckpt:
         restored, start = ckpt.restore(like, start_from=tmp_path / "one")
         assert start == 5
-        ckpt.save(0, restored)  # Steps start at 0 again.
+        ckpt.save(0, restored)  # The steps begin at 0 again.
     assert (restored["a.b"].tolist(), restored["a"]["b"].tolist()) == ([0, 1, 2], [1, 1])
     assert (jax.random.key_data(restored["k"]) == jax.random.key_data(ours["k"])).all()
     with (
@@ -288,7 +288,8 @@ def test_nothing_to_start_from_is_told(tmp_path, is_present):
 
 
 def in_place(folder, steps, cut_off):
-    """Make Orbax write steps in place, as it recommends for mounted buckets."""
+    """Make Orbax write steps directly to their final folders, as it recommends for mounted
+    buckets."""
     mode = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
     options = ocp.CheckpointManagerOptions(atomicity_options=mode, enable_async_checkpointing=False)
     for step in steps:
@@ -328,7 +329,7 @@ def test_the_first_step_that_is_being_written_is_no_checkpoint(tmp_path, monkeyp
 
 
 def test_steps_of_an_orbax_that_made_no_marks_stay_committed(tmp_path):
-    """Such steps count even beside steps of a newer Orbax, which have marks."""
+    """Old versions of Orbax wrote no marks. Their steps count even next to steps with marks."""
     for step in (3, 4):
         with ocp.CheckpointManager(tmp_path) as manager:
             manager.save(step, args=ocp.args.StandardSave(state(step)))
@@ -371,7 +372,7 @@ def test_a_model_of_flax_with_dropout_is_restored(tmp_path):
             return self.drop(self.layer(x))
 
     model, other, x = Model(1), Model(2), jnp.ones((4, 2))
-    model(x)  # counts the keys that were used
+    model(x)  # Counts the keys that were used.
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, args=ocp.args.StandardSave(nnx.state(model)))
     with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:

@@ -1,7 +1,7 @@
-"""Examples that Grain repeats or skips after the number of hosts has changed, as
+"""The number of examples that Grain repeats or skips after a change of the number of hosts is what
 docs/how-to/elastic-data.md says.
 
-Needs Grain, which is not among the packages of the tests: `pip install grain`.
+The tests need Grain, which is not installed by default: `pip install grain`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAYS = {
 
 
 def begin(way, host, hosts):
-    """Return the iterator of a host."""
+    """Return the iterator over the examples of one host."""
     data = grain.MapDataset.source(range(EXAMPLES))
     if way == "elastic":
         return elastic(data, host, hosts)

@@ -1,5 +1,5 @@
-"""The local tier: committed and uncommitted steps, and states assembled from pieces. Hosts are
-threads."""
+"""The local tier: committed and uncommitted steps, and states assembled from the parts of several
+hosts. Hosts are threads."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch):
 
 
 def saves(host, folder, warned, numbers, spoil=lambda number: None):
-    """Save these steps on one of several hosts; return the steps that it has afterwards."""
+    """Save these steps as one of several hosts; return the steps in its tier afterwards."""
     tier = LocalTier(folder / str(host.index))
     local = LocalSaves(tier, "run", host, warned.append)
     for number in numbers:
@@ -185,7 +185,7 @@ def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path,
 
 
 def test_memory_that_the_machine_does_not_have_is_not_taken(tmp_path, monkeypatch):
-    """Filling it would end a process."""
+    """If the tier used this memory, a process would be killed."""
     tier = LocalTier(tmp_path)
     monkeypatch.setattr(machine, "is_memory_folder", lambda path: True)
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 999)
@@ -305,7 +305,7 @@ def test_a_save_by_the_newer_interface_of_orbax_is_waited_for():
 
 
 def test_a_save_whose_wait_was_interrupted_is_waited_for():
-    """After an exception interrupts a join, Python considers the thread ended."""
+    """Python considers a thread ended when an exception interrupts the `join` on it."""
 
     def interrupt(signum, frame):
         raise KeyboardInterrupt

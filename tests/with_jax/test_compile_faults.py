@@ -1,4 +1,4 @@
-"""Failures of the real compiler, which cost only its own report; and the cache of reports."""
+"""Failures of the real compiler, each of which affects only its own report; the report cache."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path:
     report = compile_all([lowered], cache=tmp_path, watch=progress.append)[0]
     assert report.fits
     assert {each.names for each in progress if each is not None} == {("<lambda>",)}
-    assert progress[-1] is None  # The progress line is removed before the report.
+    assert progress[-1] is None  # The progress line is cleared before the report.
     assert report.usd_per_hour is None
     price = Price(5.0, "your price")
     second = compile_all(
@@ -113,7 +113,7 @@ def test_a_compiler_that_cannot_be_started_is_told_and_leaves_nothing(
     topologies.find_compiler()
     before = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # Like a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # Writes then fail, as on a full disk.
     try:
         reports = compile_all([lowered, lowered])
     finally:
@@ -212,7 +212,7 @@ def await_compiler(begun: Callable[[], bool]) -> None:
 
 
 def kill_compiler(signum: int) -> None:
-    """Send a signal to the compiler that this process has started, once it runs."""
+    """Wait until this process has started a compiler, and send it a signal."""
 
     def find() -> list[int]:
         return [
@@ -245,7 +245,7 @@ def test_a_compiler_that_dies_is_told_with_its_reason(
 
 
 def write_interpreter(folder: Path, text: str) -> str:
-    """Write a program that stands in for the interpreter of another environment."""
+    """Write a program in place of another environment's interpreter."""
     place = folder / "python"
     place.write_text(f"#!/bin/sh\n{text}\n")
     place.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The real compiler on this machine, compared with what JAX's public API says."""
+"""The real compiler on this machine, compared with the figures of JAX's public API."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def slice_to_compile_for(name: str = "tpu-v6e-4", slices: int = 1) -> kinetic.Co
 
 
 def build_step() -> tuple[Any, Any, Any]:
-    """Return a step of a model of some layers, its weights and a batch, as shapes with
-    shardings."""
+    """Return the training step of a model with several layers, and its weights and batch as shapes
+    with shardings."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -92,7 +92,7 @@ def test_nothing_is_compiled_for_outside_of_the_context() -> None:
 
 @pytest.fixture(scope="module")
 def two_slices() -> tuple[CompileReport, Any]:
-    """Return the report on a step, and the results of JAX's public API for it."""
+    """The report on a training step, and the results of JAX's public API for the same step."""
     with slice_to_compile_for(slices=2) as target:
         step, weights, batch = build_step()
         bare = step.lower(weights, batch).compile()
@@ -156,7 +156,7 @@ def test_the_figures_are_those_by_hand(two_slices: tuple[CompileReport, Any]) ->
     weights, batch = LAYERS * WIDTH * WIDTH * 2, BATCH * WIDTH * 2
     assert report.memory.arguments == weights // 4 + batch // 8
     assert report.memory.aliased == weights // 4
-    products = 3 * LAYERS - 1  # the batch needs no gradient
+    products = 3 * LAYERS - 1  # The batch needs no gradient.
     assert report.flops == products * 2 * (BATCH // 8) * WIDTH * WIDTH
     assert report.flops == pytest.approx(bare.cost_analysis()["flops"], rel=0.05)
     between = [each for each in report.collectives if each.between_slices]
@@ -340,7 +340,7 @@ else:
 
 @needs_libtpu
 def test_variables_of_keras_are_shapes_and_models_are_refused() -> None:
-    """Runs in an interpreter of its own: Keras has one backend per process."""
+    """Runs in another interpreter, because Keras has one backend per process."""
     ended = subprocess.run(
         [sys.executable, "-c", KERAS], capture_output=True, text=True, check=False
     )
@@ -357,7 +357,7 @@ assert kinetic.compile_for("tpu-v6e-1").compile(lambda x: x @ x, x).fits
 
 @needs_libtpu
 def test_nothing_is_said_of_chips_that_are_not_here() -> None:
-    """JAX searches for chips when it first needs a device, and libtpu complains in five lines."""
+    """JAX looks for chips when it first needs a device; libtpu would print five lines."""
     ended = subprocess.run(
         [sys.executable, "-c", QUIET], capture_output=True, text=True, check=False
     )
@@ -490,6 +490,6 @@ def test_a_step_of_70_billion_parameters_is_lowered_from_shapes(
     layer = attention + 3 * 8192 * 28_672 + 2 * 8192
     parameters = 80 * layer + 128_256 * 8192
     assert transformers.count_parameters(arguments[0]) == parameters
-    state, tokens = 3 * 2 * parameters + 4, 128 * 2049 * 4  # with two moments and a counter
+    state, tokens = 3 * 2 * parameters + 4, 128 * 2049 * 4  # With two moments and a counter.
     assert 2 * state <= program.weight - tokens <= 2 * state + (1 << 20)
     assert program.axes == (("data", 2), ("fsdp", 64), ("tensor", 4))

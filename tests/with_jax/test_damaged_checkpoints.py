@@ -1,7 +1,7 @@
 """Every file of both tiers, damaged in every way.
 
-A training has two steps in the folder and a newer one in memory. A restore returns exactly what was
-saved, and prints a line if it is not the newest step.
+A training has two steps in the persistent tier and a newer one in memory. A restore returns exactly
+a saved state, and prints a line if it is not the newest step's.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kinetic._in_job.checkpoint.restoring import Restoring
 from kinetic.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""Orbax's readers that fail leave coroutines that are never awaited."""
+"""A failing reader of Orbax leaves coroutines that are never awaited."""
 
 OPTIONS = {"every": 1, "local_every": 3}
 DAMAGES = ["removed", "emptied", "halved", "zeroed", *(f"flipped at {n}/4" for n in range(4))]
 
 
 def state(step):
-    """Make a state of numbers that do not compress: otherwise decompression would find the
-    damage."""
+    """Return a state of numbers that do not compress: otherwise the decompression would fail on
+    damaged bytes before the digests are compared."""
     luck = np.random.default_rng(step)
     return {
         "w": jax.numpy.asarray(luck.normal(size=(64, 8)).astype(np.float32)),
@@ -46,14 +46,14 @@ def checkpointer(folder, **more):
 
 @pytest.fixture(autouse=True)
 def nothing_unawaited():
-    """Collect garbage here, where the warning is expected, not in later tests."""
+    """Collect garbage in this test, where the warning is expected, instead of in later tests."""
     yield
     gc.collect()
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Steps 1 and 2 in the folder, 3 in memory."""
+    """Folder of a training with steps 1 and 2 in the persistent tier, and step 3 in memory."""
     folder = tmp_path_factory.mktemp("trained") / "now"
     with checkpointer(folder) as ckpt:
         for step in (1, 2):
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
     with checkpointer(folder, every=None) as ckpt:
         ckpt.restore(state(0))
         ckpt.save(3, state(3))
-    for leftover in folder.glob("memory/*/*/writing"):  # Memory for the next step.
+    for leftover in folder.glob("memory/*/*/writing"):  # Memory reserved for the next step.
         shutil.rmtree(leftover)
     return folder.rename(folder.with_name("saved"))
 
@@ -98,15 +98,15 @@ def restore(folder, **more):
 
 
 def copied(trained):
-    """Copy the folder to where the training was: copies in memory belong to one folder."""
+    """Copy the folder to the training's path, because the steps in memory belong to one path."""
     folder = trained.with_name("now")
     shutil.rmtree(folder, ignore_errors=True)
     return shutil.copytree(trained, folder)
 
 
 def damaged(trained, tier):
-    """Yield the folder with each damage to each file of a tier, one after the other."""
-    old = trained / "run" / "1"  # It has the same files as the newer step.
+    """Yield the folder for each damage to each file of a tier, one after the other."""
+    old = trained / "run" / "1"  # The older step has the same files.
     for name in files(trained / tier):
         if old in (trained / tier / name).parents:
             continue
@@ -141,14 +141,14 @@ def test_damage_to_the_folder_is_never_restored(trained, caplog):
     named = [
         what for what, (_, reason) in outcomes.items() if "differs from what was saved" in reason
     ]
-    run = trained / "run"  # Orbax writes a varying number of files.
+    run = trained / "run"  # The number of files that Orbax writes varies.
     most = max(files(run), key=lambda name: (name.parts[0] == "2", (run / name).stat().st_size))
     missed = {f"{most} flipped at {n}/4" for n in (1, 2, 3)} - {*named}
     assert missed == set(), "a flipped bit among numbers, which nobody else sees"
 
 
 def test_without_verifying_damage_is_restored_and_a_step_without_digests_always(trained):
-    """A state can be recovered from a step of which only the digests are lost."""
+    """A user can restore a step of which only the digests are lost."""
     folder = copied(trained)
     shutil.rmtree(folder / "memory")
     shutil.rmtree(folder / "run/2/digests")
@@ -174,14 +174,14 @@ def test_where_the_library_is_missing_it_is_said_and_the_training_goes_on(
 
 
 def halves(host, folder, step):
-    """Return a checkpoint of which two hosts have the same parts."""
+    """Commit a step of two hosts to the tier of a host, and return the tier."""
     tier = LocalTier(folder / str(host.index))
     tier.commit(tier.stage(step, "run", 2, tree.take_apart({"w": np.full(99, step)})))
     return tier
 
 
 class NoFolder:
-    """A persistent tier without steps."""
+    """Stands in for a persistent tier without steps."""
 
     def steps(self):
         return []
@@ -230,7 +230,7 @@ def test_what_one_host_has_lost_another_one_has(tmp_path, spoiled, step, words):
 
 
 def test_what_arrives_is_checked(tmp_path):
-    """A host sends other bytes than it has read, as over a broken network."""
+    """A host sends other bytes than those that it read, as if the network were broken."""
     halves(Crowd(1).hosts()[0], tmp_path, 1)
 
     def run(host):
