@@ -1,4 +1,4 @@
-"""The display in a notebook's cell: when it appears, changes and ends."""
+"""The display in a notebook's cell: when it appears, changes and is removed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Python, the CLI, a batch and the notebook give the same state of a job.
+"""Python, the CLI, a batch and the notebook report the same state of a job.
 
-The stores have no verdict: the supervisor was killed before it could judge, and nobody has waited
-since.
+The stores have no verdict: the supervisor was killed before it could write one, and nobody has
+waited for the job since.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decorator's options: values that are refused, and other options for one call."""
+"""The decorator's options: refused values, and options that are changed for one call."""
 
 from __future__ import annotations
 

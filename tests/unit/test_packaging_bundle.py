@@ -189,7 +189,7 @@ def test_pipes_are_left_out_by_name(root):
 
 @pytest.mark.starts_processes
 def test_what_cannot_be_read_is_left_out_by_name():
-    # Unlike pytest's own folders, this one can be read by other users.
+    # Other users can read this folder, unlike pytest's own folders.
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         root.chmod(0o755)
@@ -208,7 +208,7 @@ def test_what_cannot_be_read_is_left_out_by_name():
 
 
 def as_nobody(act):
-    """Run in a process that may not read every file."""
+    """Call `act` in a process of another user, who may not read every file."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -241,7 +241,7 @@ def test_a_tree_that_is_too_large_is_refused(root, monkeypatch, limit, value):
 
 
 class Reads(list):
-    """Records the files that are read."""
+    """Records the files that are read, in order."""
 
 
 @pytest.fixture

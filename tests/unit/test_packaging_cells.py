@@ -1,4 +1,4 @@
-"""Source of notebook cells: only definitions are sent, and tracebacks on hosts show them."""
+"""Source of notebook cells: only definitions are sent, and hosts' tracebacks show them."""
 
 from __future__ import annotations
 

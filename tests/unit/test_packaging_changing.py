@@ -1,5 +1,5 @@
-"""Files that change, grow, vanish or are replaced while a tree is packed and sent: the content that
-was read is sent, and nothing fails."""
+"""Files that change, grow, vanish or are replaced while a tree is packed and sent. The content that
+was read is sent, and no error is raised."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store(root) -> LocalStore:
 
 @pytest.fixture(params=["small", "large"])
 def size(request, monkeypatch) -> None:
-    """Size of a file that is sent in a pack, or in parts that are never all in memory."""
+    """Send files as small ones, in a pack, or as large ones, in parts."""
     if request.param == "large":
         monkeypatch.setattr("kinetic._source.upload._WHOLE_BYTES", 0)
         monkeypatch.setattr(packs, "SMALL_BYTES", 0)
@@ -62,7 +62,7 @@ def content(store: LocalStore, tree, dest: Path) -> dict[str, bytes]:
 
 
 def sound(store: LocalStore) -> None:
-    """Assert that every blob matches its name, and that no unfinished file is left."""
+    """Assert that the content of every blob matches its name, and no file is unfinished."""
     for path in store.path("blobs").rglob("*"):
         if path.is_file():
             assert hashing.read(str(path)).digest == path.parent.name + path.name

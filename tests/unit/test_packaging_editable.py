@@ -1,4 +1,4 @@
-"""Packages with an editable installation, which are sent beside the project."""
+"""Packages in editable installations, which are sent next to the project."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def pth(place: Path, *lines: object) -> list[str]:
-    """Write a `.pth` file; return the search path that results."""
+    """Write a `.pth` file with these lines; return the import path that results."""
     (place / "site-packages/them.pth").write_text("".join(f"{line}\n" for line in lines))
     return [str(place / "site-packages"), *map(str, lines)]
 

@@ -1,4 +1,4 @@
-"""Rebuilt tracebacks look the same as the originals, everywhere."""
+"""Rebuilt tracebacks look like the originals in terminals, notebooks and debuggers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The list of a tree: independent of order, and unchanged by decoding, or by merging a base and a
-delta."""
+"""The list of a tree does not depend on the order of its entries. Decoding it, or merging a base
+and a delta, gives the same list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs: many small contents in few objects, and the content sent after a change."""
+"""Packs: many small contents in few objects, and the contents that are sent after a change."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_packs_are_filled_in_order(sizes):
 
 
 MOST_PACKS = 9
-"""One pack of the base, and eight of changes."""
+"""One pack with the base, and eight with changes."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The project that a function belongs to."""
+"""Finding the project that a function belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending of source trees: what is sent, in which order, and by several processes at once."""
+"""Sending source trees: the contents, their order, and several processes that send at once."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     full=st.sampled_from([1, 60, 1000]),
 )
 def test_a_record_never_precedes_what_it_names(tmp_path_factory, tree, second, stop, small, full):
-    """A submission may be cut off at any time, and the next one uses what it has sent."""
+    """A submission can stop after any write, and the next one relies on its records."""
 
     class Cut(LocalStore):
         puts = 0

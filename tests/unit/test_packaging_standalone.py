@@ -1,4 +1,4 @@
-"""Scripts outside of any project: only files that belong to them are sent."""
+"""Scripts outside of any project: only the files that a script needs are sent."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monke
 
 
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
-    """Modules that no import statement names count too; modules installed below a home, or of the
-    interpreter, do not."""
+    """Modules that no import statement names are sent too, but no modules of the interpreter, or of
+    installations in the home folder."""
     write(
         folder,
         "t.py",

@@ -1,4 +1,4 @@
-"""The worker of a single controller reaches the devices behind Pathways' proxy."""
+"""The worker of a single controller can use the devices behind Pathways' proxy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get_client(target, options):
 
 ifrt_proxy.get_client = get_client
 """
-"""CPU devices stand in for the proxy's: Pathways' servers are not public."""
+"""CPU devices stand in for those of the proxy, because Pathways' servers are not public."""
 WORLD = World("127.0.0.1:1", 1, 0, 8, "proxy", simulated=False, limit_s=60.0)
 
 
@@ -48,7 +48,7 @@ def forks():
 
 @pytest.fixture
 def run_worker(forks, tmp_path):
-    """Return the output of a worker, by stream."""
+    """Function that runs a worker and returns its output, by stream."""
 
     def run(world=WORLD, joins="lazy", *, instead="", before=""):
         program = before + STAND_IN.format(instead=instead) + WORKER

@@ -233,7 +233,7 @@ def test_known_classes_are_left_alone():
 
 
 def test_known_functions_come_back_as_themselves(monkeypatch):
-    """Functions that use values which a host may have changed do not."""
+    """Functions whose values a host may have changed come back as copies."""
     main = sys.modules["__main__"]
     space = in_main(
         "import math\ncount = 0\ndef relu(x, least=0): return max(x, math.floor(least))\n"
@@ -260,7 +260,7 @@ def test_known_functions_come_back_as_themselves(monkeypatch):
 
 
 def test_a_class_that_cannot_be_sent_is_named(monkeypatch):
-    """The caller has the class, and so does the host's main."""
+    """Both the caller and the host's `__main__` have the class, so its name is enough."""
     text = "import ctypes\nclass Pair(ctypes.Structure):\n    _fields_ = [('x', ctypes.c_int)]\n"
     space = in_main(f"{text}pair = Pair(7)")
     with pytest.raises(PicklingError, match="CField"):

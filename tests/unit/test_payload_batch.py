@@ -1,4 +1,4 @@
-"""Calls of one function in a batch: a call's record and the function's record make the same call as
+"""Calls of one function in a batch: the records of the function and of a call give the same call as
 a single pickle."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_the_function_is_in_one_record_and_the_arguments_in_another():
     def total(extra):
         return len(BIG) + extra
 
-    total.__module__ = "__main__"  # It is sent by value, with the list.
+    total.__module__ = "__main__"  # Send it by value, with BIG.
     pickler = batch_pickler(total, {"A": "1"})
     records = [pickler.pack((n,), {}) for n in range(3)]
     assert pickler.function.size_bytes > 50_000

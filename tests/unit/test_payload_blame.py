@@ -1,4 +1,4 @@
-"""Calls that cannot be pickled or rebuilt: the error names the part to blame."""
+"""Calls that cannot be pickled or rebuilt: the error names the part that is the cause."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_deep_nesting_is_named():
     assert caught.value.component == "argument 1 (list)"
     helps = sys.version_info < (3, 12)
     assert ("setrecursionlimit" in str(caught.value)) is helps
-    while deep:  # Free the lists one by one: the interpreter would recurse.
+    while deep:  # Free the lists one by one, or the interpreter would recurse too deeply.
         deep = deep.pop()
 
 
@@ -279,7 +279,7 @@ def test_importing_loads_no_vendor():
 
 
 def of_python_2(data: bytes) -> bytes:
-    """Return the same record, as if Python 2.7 had made it."""
+    """Return the record as Python 2.7 would have made it."""
     version = f'"python": "{envelope.read_versions().python}"'.encode()
     assert version in data
     return data.replace(version, b'"python": "2.7"', 1)

@@ -31,7 +31,7 @@ def caught(function, *args) -> BaseException:
 
 
 def formatted(error):
-    """Format an exception as users see it."""
+    """Format an exception with its traceback, as users see it."""
     return "".join(traceback.format_exception(error)).splitlines()
 
 
@@ -124,7 +124,7 @@ def test_type_text_and_attributes_survive(error):
 
 
 def test_an_exception_of_another_language_comes_back_by_its_own_constructor():
-    """It has no `args` when it is raised, and Python's `__new__` must not make it."""
+    """pydantic's exception, made in Rust, has no `args`, and cannot be created by `__new__`."""
     pydantic = pytest.importorskip("pydantic")
     with pytest.raises(pydantic.ValidationError) as caught:
         pydantic.TypeAdapter(int).validate_python("y")
@@ -289,7 +289,7 @@ def test_what_a_decorated_function_lacks_in_a_job_is_explained():
     def decorated():
         pass
 
-    decorated.run_async = None  # As unpickling leaves it.
+    decorated.run_async = None  # As after unpickling.
     for name in ("options", "map", "plan"):
         with pytest.raises(AttributeError) as caught:
             getattr(decorated, name)

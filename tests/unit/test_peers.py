@@ -1,4 +1,4 @@
-"""Loopback connections: only the same user is let in."""
+"""Loopback connections are accepted only from the same user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOBODY = 65534
 
 
 def connect_as(uid, address):
-    """Connect as another user; return the process. It ends when the connection is closed: with code
-    0 if it received nothing."""
+    """Connect as another user; return the process. When the connection is closed, the process exits
+    with code 0 if it received nothing."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -62,7 +62,7 @@ def test_somebody_else_is_hung_up_on(listener):
 
 
 def test_who_has_hung_up_is_nobody(listener):
-    """The kernel would report root, even for another user."""
+    """For a closed connection, the kernel would report root, even if another user had opened it."""
     socket.create_connection(listener.getsockname()[:2]).close()
     far, _ = listener.accept()
     with far:

@@ -1,7 +1,7 @@
 """Annotations that name later definitions, or names that only type checkers import.
 
-From Python 3.14 on these need no quotes; before, `from __future__ import annotations` turns all
-annotations into text.
+Since Python 3.14, such annotations need no quotes; before, `from __future__ import annotations`
+makes all annotations strings.
 """
 
 from __future__ import annotations

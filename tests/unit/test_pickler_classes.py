@@ -1,4 +1,4 @@
-"""Classes of scripts and of libraries, as hosts receive them."""
+"""Classes of scripts and of libraries, rebuilt on hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enumerations of a script as hosts receive them, and their members on the way back."""
+"""Enumerations of a script, rebuilt on hosts, and their members in results."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_members_work_as_they_did() -> None:
 def test_members_that_come_back_are_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     host = sent(SCRIPT, *NAMES)
     back = [results._dumps(list(enumeration.__members__.values())) for enumeration in host.value]
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # The caller does not have the host's.
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # The caller lacks the host's class ids.
     main = types.ModuleType("__main__")
     vars(main).update(host.here)
     monkeypatch.setitem(sys.modules, "__main__", main)

@@ -1,4 +1,4 @@
-"""The place of a job in its plan and its reference, and the backend made from it."""
+"""The place of a job in its plan and reference, and the backend that is made for the place."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(ho
     with registry.substitute_backend("gke", maker):
         handle = kinetic.run("cpu", **OPTIONS)(print).run_async()
         attached = kinetic.attach(handle.job_id)
-        assert not attached.status().ended  # Asks a backend that is made from the reference.
+        assert not attached.status().ended  # Uses a backend made from the reference.
     store = LocalStore(home)
     stored_plan = Plan.from_json(json.loads(store.get(layout.JobKeys(handle.job_id).plan)))
     assert [place for place, _ in backends] == [CLUSTER, CLUSTER]
@@ -180,7 +180,7 @@ def test_a_backend_that_this_version_lacks():
 
 
 def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, project):
-    """Lists of jobs must not pay for it."""
+    """Listing jobs also makes the backend, and must not take the time to read the environment."""
     backend = registry.make(Place("local"), LocalStore(home))
     assert "_environ" not in vars(backend)
     assert backend._environ["PATH"]

@@ -1,4 +1,4 @@
-"""Planning: project, limits, content to send, warnings. Only the cache is written."""
+"""Planning: project, limits, content to send, warnings. Planning writes only to the cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kinetic.errors import UsageError
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A small project with a module `work` that has a function `train`."""
+    """A small project, whose module `work` has the function `train`."""
     root = tmp_path / "project"
     (root / "src").mkdir(parents=True)
     (root / "pyproject.toml").write_text("")
@@ -74,7 +74,7 @@ def test_a_plan_has_everything(project, home):
     assert plan.tree.files == 3
     assert (plan.limits.timeout_s, plan.limits.start_timeout_s) == (7.0, 600.0)
     assert (plan.options.retries, plan.options.env) == (2, {"A": "1"})
-    assert plan.options.timeout_s is None  # It became a limit of the plan.
+    assert plan.options.timeout_s is None  # The limit is in the plan's limits.
     assert plan.versions == envelope.read_versions()
     assert plan.payload.size_bytes == len(planned.payload)
     assert call.unpack(planned.payload)[1] == (3,)
@@ -342,7 +342,7 @@ def test_data_that_an_object_holds_is_found_by_pickling(project, home):
 
 def test_data_that_is_gone_is_not_looked_for(project, home):
     kinetic.Data(project / "data.txt")
-    gc.collect()  # Data of other tests may still be alive.
+    gc.collect()  # Remove data of other tests.
     value = Counting()
     assert make(sys.modules["work"].train, value).plan.tree.files == 3
     assert value.pickled == 1

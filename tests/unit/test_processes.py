@@ -1,5 +1,4 @@
-"""Rights of a job's processes on a machine: precedence over threads of functions, and their
-number."""
+"""Processes of a job on a machine: their priority over functions' threads, and their number."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Profiles: the file is intact, or reported as damaged, however it was written, broken or raced
-for."""
+"""Profiles: whoever writes, breaks or replaces the file, it is intact or reported as damaged."""
 
 from __future__ import annotations
 
@@ -185,7 +184,7 @@ def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
 def test_two_that_write_at_once_do_not_move_each_others_halves(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second writer writes its whole file while the first has begun."""
+    """While the first writer is writing, the second one writes its whole file."""
     render = profiles.render
 
     def render_late(before: Profiles) -> bytes:

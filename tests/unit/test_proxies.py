@@ -1,4 +1,4 @@
-"""Proxies with passwords: requests use the same ones as other programs."""
+"""Proxies with passwords: kinetic's requests use the same proxies as other programs."""
 
 from __future__ import annotations
 

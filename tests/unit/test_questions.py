@@ -1,4 +1,4 @@
-"""Orders to kill hosts, written to the store by callers who cannot reach the leader."""
+"""Orders to kill hosts, which callers who cannot reach the leader write to the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = "job-00c0ffee"
 
 
 class Hosts:
-    """Hosts that record which of them are killed."""
+    """Hosts that record the calls to kill them."""
 
     takes_orders = True
 
@@ -34,7 +34,7 @@ def give(store, **order):
 
 
 def answer_until(store, hosts, *answers):
-    """Answer orders until these have their answers and no order is left."""
+    """Run the leader until it has answered these orders and none is left; return the answers."""
     gang = SimpleNamespace(spec=GangSpec(2))
     due = [layout.AttemptKeys(JOB, 1).order_answer(each) for each in answers]
 
@@ -64,7 +64,7 @@ def test_orders_that_are_damaged_are_removed_and_others_obeyed():
 
 
 def test_orders_of_several_callers_at_once_are_all_obeyed():
-    """A later order once replaced an earlier one, whose caller waited for 30 s in vain."""
+    """Before, a new order replaced the previous one, whose caller then waited 30 s for nothing."""
     store, hosts = MemoryStore(), Hosts()
     for order in ("1", "2", "3"):
         give(store, id=order, hosts=[int(order)])

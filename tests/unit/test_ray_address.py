@@ -1,4 +1,4 @@
-"""The address of a Ray cluster's dashboard, and its token."""
+"""Address and token of a Ray cluster's dashboard."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Hosts of a job on Ray that the leader counts as alive, while slices are freed and reserved again.
+"""Hosts of a job on Ray, as the leader sees them, while slices are freed and reserved again.
 
-In: a slice that is freed, hosts that come in and leave meanwhile. Out: what the leader is told.
+The tests free a slice while hosts enter and leave, and check the reports to the leader.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_hosts():
 
 
 def begin(ray_hosts):
-    """Set up hosts whose slice is reserved and whose programs run."""
+    """Make the hosts of a reserved slice run their programs."""
     ray_hosts._starts[0] = SimpleNamespace(
         which=0, runs=True, reservation=SimpleNamespace(release=lambda: None)
     )
@@ -53,7 +53,7 @@ def test_hosts_of_a_slice_that_was_freed_are_no_further_losses():
     ray_hosts.note_gone(1, is_taken_away=False)
     ray_hosts.end(range(4))
     for index in (2, 0, 3):
-        ray_hosts.on_enter(index)  # Its function has ended, but it has not been killed yet.
+        ray_hosts.on_enter(index)  # Its function has ended; its process has not.
         ray_hosts.on_leave(index)
     assert listener.deaths == []
     assert ray_hosts.dead == {0, 1, 2, 3}
@@ -110,7 +110,7 @@ def test_programs_are_killed_that_run(monkeypatch):
 
 
 class Losing:
-    """A reservation that loses a machine `losses` times before its hosts start."""
+    """A reservation whose machine is lost `losses` times before its hosts start."""
 
     def __init__(self, losses):
         self.losses, self.had = losses, []
@@ -133,7 +133,7 @@ class Losing:
 
 
 def bring_up(losing, monkeypatch):
-    """Bring up the slice; return the reports, and the nodes of its hosts."""
+    """Start the slice; return the reports to the leader, and the nodes of the hosts."""
     monkeypatch.setattr(hosts, "START_AGAIN_S", 0.0)
     monkeypatch.setattr(hosts.cluster, "run_program", lambda *_: Future())
     ray_hosts, listener = make_hosts()

@@ -1,5 +1,4 @@
-"""The state of a job from Ray's answers, the entry point it is submitted with, and checks of
-versions."""
+"""The state of a job from Ray's responses, the command that is submitted, and checks of versions."""
 
 from __future__ import annotations
 
@@ -187,7 +186,7 @@ def test_a_submission_shows_no_secrets_and_travels_as_modules():
     sent = backend.read_submission(document, ["jax==0.9"])
     assert sent.runtime_env["uv"] == {"packages": ["jax==0.9"]}
     assert "uv" not in backend.read_submission(document).runtime_env
-    # Nodes that the job does not use install nothing.
+    # Only nodes that the job uses install its environment.
     assert sent.runtime_env["config"] == {"eager_install": False}
 
 
@@ -200,7 +199,7 @@ def test_the_driver_has_more_time_to_stop_than_its_function():
 
 @pytest.mark.starts_processes
 def test_the_interpreter_of_rays_workers_is_found(tmp_path):
-    """The shell's parent is started by a raylet, whose command line has the interpreter."""
+    """The command's shell has an ancestor that a raylet started; its command line names Python."""
     ours = tmp_path / "python"
     ours.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "driver: $*"\n')
     ours.chmod(0o755)

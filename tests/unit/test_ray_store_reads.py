@@ -1,6 +1,6 @@
-"""Reads of a Ray store: files that the dashboard lists, and files that it sends or does not send.
+"""Reads of a Ray store: which files the dashboard lists, and what it sends for each.
 
-In: answers of a dashboard, as a real one gives them. Out: contents, or that there is none.
+The fake dashboard responds like a real one. A read returns the content, or raises NotFound.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kinetic.errors import NotFound
 
 
 class Dashboard:
-    """Sends the parts of a file, and lists the file if the next item of `listed` is true."""
+    """Sends the parts of a file; each listing has the file if the next item of `listed` is true."""
 
     def __init__(self, parts, listed):
         self._parts = parts
@@ -49,7 +49,7 @@ def test_an_empty_file_is_empty():
 
 
 def test_what_was_read_before_is_read_without_a_look_whether_it_is_there():
-    """Following a log reads its newest segment repeatedly."""
+    """Following a log reads the newest segment repeatedly, so the second read skips the listing."""
     store = RayStore(
         "ray+http://127.0.0.1:1", api=(dashboard := Dashboard([b"one"], [True, False]))
     )

@@ -1,5 +1,5 @@
-"""The decorator: options that it refuses, the objects that it returns, and a whole call over a
-backend in memory."""
+"""The decorator: options that it refuses, objects that it returns, and a complete call on a backend
+in memory."""
 
 from __future__ import annotations
 

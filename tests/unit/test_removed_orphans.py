@@ -1,5 +1,5 @@
-"""A verdict on a job without a leader whose store is removed at that moment: no verdict, and no
-folder, is created."""
+"""The store is removed while the verdict on a job without a leader is written: neither the verdict
+nor a folder is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that meet after they have joined the gang: workers that start, and processes that join one
+"""Rendezvous of hosts that have joined the gang: workers that start, and processes that join one
 JAX world."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STACK = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", lin
 
 
 class Running:
-    """A gang whose hosts have joined, and its clock."""
+    """A gang whose hosts have joined, with a clock."""
 
     def __init__(self, hosts: int = 3, start_timeout_s: float = 10.0) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The program of `make test-repeat`: it lists tests that fail only in some runs."""
+"""The program behind `make test-repeat`, which lists tests that fail in some runs only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_repeatedly(folder: Path, times: int, tests: str) -> subprocess.Completed
     (folder / "test_it.py").write_text(tests)
     pytest = ["-q", "-p", "no:cacheprovider", "test_it.py"]
     command = [sys.executable, repeat.__file__, str(times), *pytest]
-    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # They take half of the time.
+    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # Plugins take half of the time.
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 

@@ -1,5 +1,5 @@
-"""Values that another program's call returned: their modules are searched in that program's
-project."""
+"""Values that a call of another program returned: the modules that they need are imported from that
+program's project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries of a job that needs all of its slices, and giving up."""
+"""Retries of a job that needs all of its slices, and the point at which it gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of jobs of one shape that this machine runs well at a time."""
+"""The number of jobs with the same accelerator that this machine can run well at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between agent and worker, also if other code in the process uses the descriptor."""
+"""Messages between agent and worker, even if the user's code uses the file descriptor."""
 
 from __future__ import annotations
 

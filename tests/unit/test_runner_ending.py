@@ -1,4 +1,4 @@
-"""The end of a host, judged from the worker's messages and the end of its process."""
+"""The reason why a host ended, from the worker's messages and the status of its process."""
 
 from __future__ import annotations
 
@@ -116,15 +116,15 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
         (Sample(110.0, 5.0, 10**9, 100), False),  # Asleep.
         (Sample(110.0, 5.0, 10**9, 101), True),  # Prints.
         (Sample(110.0, 7.0, 10**9, 100), True),  # Computes.
-        (Sample(110.0, 5.3, 10**9, 100), False),  # Background threads tick.
+        (Sample(110.0, 5.3, 10**9, 100), False),  # Background threads wake up.
         (
             Sample(110.0, 5.01, 10**9 + 5_000_000, 100),
             True,
         ),  # Runs a loop that feeds an accelerator.
         (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # Wakes once a second.
         (Sample(110.0, 5.0, None, 100), False),
-        (Sample(90.0, 5.0, 10**9, 100), False),  # The clock went back.
-        (Sample(110.0, 4.9, 10**9, 100), True),  # A child ended without being waited for.
+        (Sample(90.0, 5.0, 10**9, 100), False),  # The clock was set back.
+        (Sample(110.0, 4.9, 10**9, 100), True),  # A child ended, and nobody waited for it.
     ],
 )
 def test_standing_still(second, expected):

@@ -1,4 +1,4 @@
-"""The log of a host: reading returns the written bytes, whatever happens to the files."""
+"""The log of a host: reads return the written bytes, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
     files = folder / "log", folder / "log.idx"
     text = "\n".join(lines) + ("\n" if ends and lines else "")
     log = HostLog(*files)
-    # Each has its own record, like lines that are printed slowly.
+    # Write each line as its own record, as if the lines were printed slowly.
     for line in text.splitlines(keepends=True):
         log.write(STDOUT, line.encode())
     log.close()

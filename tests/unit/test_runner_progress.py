@@ -1,4 +1,4 @@
-"""The time for which a worker has stood still, and when it cannot be known."""
+"""How long a worker has not moved, and the cases in which that cannot be known."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_beats_that_come_a_little_late_do_count():
 
 
 def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
-    """Without this, 64 hosts on two processors appeared to wait for a host that had returned."""
+    """Otherwise, on two processors, 64 hosts seemed to wait for a host that had returned."""
     folder = tmp_path / "7" / "task" / "7"
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text("1000 9000000 12\n")
@@ -58,8 +58,8 @@ def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
 
 
 def test_a_worker_whose_threads_compile_and_get_no_processor_does_not_stand_still():
-    """XLA compiles in threads while the main thread sleeps. Next to 60 busy processes, these
-    threads use less than a tenth of a processor, but are always runnable."""
+    """XLA compiles in threads while the main thread sleeps. Among 60 busy processes, the threads
+    get less than a tenth of a processor, but they are always ready to run."""
     compiling = [at(t, cpu_s=0.03 * t, starved_s=0.9 * t) for t in range(30)]
     assert max(looks(*compiling)) <= 1
 

@@ -1,4 +1,4 @@
-"""The import path of programs that are started on a host."""
+"""The import path of programs that a job starts on a host."""
 
 from __future__ import annotations
 

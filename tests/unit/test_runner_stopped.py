@@ -1,4 +1,4 @@
-"""Output of a worker that is stopped."""
+"""Output of a worker that is being stopped."""
 
 from __future__ import annotations
 

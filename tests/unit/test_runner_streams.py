@@ -1,5 +1,5 @@
-"""The worker's streams: writes to both can be read in order, and no writer waits forever for a
-reader."""
+"""The worker's streams: stdout and stderr can be read in the order of the writes, and a writer
+never waits forever for the reader."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(pair: Pair, lines: int, into: list[str]) -> None:
-    """Read like the agent: whichever pipe has data, until it is empty."""
+    """Read like the agent: empty each pipe as soon as it has data."""
     selector = selectors.DefaultSelector()
     for fd in pair.reads:
         selector.register(fd, selectors.EVENT_READ)

@@ -1,5 +1,5 @@
 """kinetic as an archive: the same files give the same bytes, wherever and whenever they were
-written, and an unchanged package is not packed again."""
+written, and an unchanged package is not archived again."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
     zipped = tmp_path / "app.pyz"
     with zipfile.ZipFile(zipped, "w") as target:
         target.write(package / "a.py", "kinetic/a.py")
-    # The inode's times cannot be set, and recent ones are not trusted: write the note as for old
-    # files.
+    # A file's ctime cannot be set, and recent files are not trusted, so write the cache's note as
+    # it would be for old files.
     stamps, _ = runtime._stamp_files(zipped / "kinetic", 0)
     archive = runtime.archive(tmp_path, zipped / "kinetic")
     note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""The progress that is shown during a large upload."""
+"""The progress line during a large upload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment variables of processes that start on a host, an agent or a worker."""
+"""Environment variables of an agent or worker that starts on a host."""
 
 from __future__ import annotations
 

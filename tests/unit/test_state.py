@@ -1,4 +1,4 @@
-"""The state of a job: one enumeration, one pure function."""
+"""The state of a job: an enumeration, and a pure function that decides it."""
 
 from __future__ import annotations
 

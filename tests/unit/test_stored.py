@@ -1,4 +1,4 @@
-"""Orders in the store to kill hosts, for callers that do not reach the leader."""
+"""Orders to kill hosts that callers write to the store, because they cannot reach the leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submission: the order of the writes, and the records that remain if one of them fails."""
+"""Submission: the order in which records are written, and those that remain after an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST = "ab" * 32
 
 
 class RecordingStore(LocalStore):
-    """Notes the keys in the order of their writes; fails at one of them."""
+    """Records the order in which keys are written; raises an error at one of them."""
 
     def __init__(self, root, fails_at="", error=None):
         super().__init__(root)
@@ -160,7 +160,7 @@ def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answe
 
 
 class Alarm(Exception):
-    """An exception that a handler of SIGALRM raises."""
+    """Raised by a handler of SIGALRM."""
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeoutError, Alarm])
@@ -222,7 +222,7 @@ def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
 
 
 class Building(FakeBackend):
-    """Builds images; `unbuilt` is the reason why it cannot."""
+    """A backend that builds images; `unbuilt` is the reason why it cannot build one."""
 
     unbuilt: BaseException | None = None
 

@@ -1,5 +1,5 @@
-"""Processes submit trees that share folders while another process sweeps: every job finds its
-tree."""
+"""Several processes submit trees that share folders, while another process sweeps the store. Every
+job finds its tree."""
 
 from __future__ import annotations
 

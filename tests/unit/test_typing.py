@@ -1,4 +1,4 @@
-"""The public types are part of the product: mypy checks files that use them rightly and wrongly."""
+"""The public types are part of the product: mypy checks right and wrong uses of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(file: Path, cache: Path) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # `make check` and this test share a cache, so the second of them is fast.
+    # The second of `make check` and this test is fast, because they share a cache.
     own = ROOT / ".mypy_cache"
     return own if own.is_dir() else tmp_path_factory.mktemp("mypy")
 
@@ -64,7 +64,7 @@ def test_each_mistake_is_found(cache: Path) -> None:
 
 @pytest.mark.long
 def test_editors_complete_the_public_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jupyter and vim complete with jedi, which runs no code."""
+    """Jupyter and vim use jedi for completion, which runs no code."""
     import kinetic
 
     monkeypatch.setattr(jedi.settings, "cache_directory", str(tmp_path))

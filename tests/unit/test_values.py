@@ -1,4 +1,4 @@
-"""Frozen values behave like frozen dataclasses of the standard library."""
+"""Frozen values behave like frozen dataclasses from the standard library."""
 
 from __future__ import annotations
 

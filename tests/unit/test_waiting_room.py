@@ -1,4 +1,4 @@
-"""The room where hosts wait for their places: hosts that are answered, and hosts that are not."""
+"""The room where hosts wait for their places: hosts that get a place, and hosts that do not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EventRecorder:
 
 
 async def started(*waiting):
-    """Start the waiting tasks."""
+    """Start tasks that wait, and return them."""
     tasks = [asyncio.create_task(coroutine) for coroutine in waiting]
     await asyncio.sleep(0)
     return tasks

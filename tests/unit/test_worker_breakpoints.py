@@ -1,4 +1,4 @@
-"""Breakpoints in a job without a debugger: an error that names the options that work."""
+"""A breakpoint in a job without a debugger raises an error that names the options that work."""
 
 from __future__ import annotations
 

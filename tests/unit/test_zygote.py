@@ -1,4 +1,4 @@
-"""The modules that the zygote imports in advance exist."""
+"""The zygote: the modules that it imports in advance, launches, and errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
 
 @pytest.mark.starts_processes
 def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path, monkeypatch):
-    """Even an OSError, which otherwise means that the zygote has died during the launch."""
+    """Even an OSError, although one means otherwise that the zygote has died."""
 
     def interrupted(_):
         raise TimeoutError("took too long")
@@ -75,7 +75,7 @@ def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path,
         amid.setattr(launcher.Zygote, "_read_line", interrupted)
         with pytest.raises(TimeoutError, match="took too long"):
             launcher.launch(request, modules=(), environ=environ)
-    with pytest.raises(SubmitError, match="job-1 could not begin"):  # The module has no folder.
+    with pytest.raises(SubmitError, match="job-1 could not begin"):  # Its folder does not exist.
         launcher.launch(request, modules=(), environ=environ)
 
 
@@ -113,7 +113,7 @@ def test_threads_of_a_sitecustomize_keep_no_zygote_from_forking(tmp_path, conten
 
 @pytest.mark.starts_processes
 def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
-    """It would start threads and change sys.path."""
+    """A debugger would start threads and change sys.path."""
     pytest.importorskip("debugpy")
     (tmp_path / "caller.py").write_text(
         "import os; from kinetic._backends.local import launcher\n"
