@@ -356,7 +356,7 @@ def test_there_is_always_room_for_one(backend, store):
 
 @pytest.mark.promise(4)
 def test_a_store_that_does_not_answer_is_no_verdict(backend, store, talking, monkeypatch):
-    """If the store does not answer for a moment, a running job must not count as ended."""
+    """A running job must not count as ended because the store does not answer for a moment."""
     ref = talking
     while phase_of(backend, ref) is JobStatus.PENDING:  # The status may be slightly old.
         time.sleep(0.01)

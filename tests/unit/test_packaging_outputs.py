@@ -79,8 +79,8 @@ def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
 def test_what_was_in_an_output_folder_before_any_job_is_hidden_from_no_other_call(
     root, monkeypatch, is_setting
 ):
-    """If the name of the output folder is mistyped, later calls must not lose the folder's files.
-    This call warns about them."""
+    """Later calls must not lose the files of a mistyped output folder; this call warns about
+    them."""
     options = {} if is_setting else {"output_dir": "results"}
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results" if is_setting else "")
     planned = frame(**options)

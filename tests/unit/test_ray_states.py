@@ -1,4 +1,4 @@
-"""The state of a job from Ray's responses, the command that is submitted, and checks of versions."""
+"""The state of a job from Ray's responses, the submitted command, and checks of versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a worker has not moved, and the cases in which that cannot be known."""
+"""Time for which a worker has not moved, and cases in which that cannot be known."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path,
 
 
 def test_memory_that_the_machine_does_not_have_is_not_taken(tmp_path, monkeypatch):
-    """If the tier used this memory, a process would be killed."""
+    """The kernel would kill a process if the tier used this memory."""
     tier = LocalTier(tmp_path)
     monkeypatch.setattr(machine, "is_memory_folder", lambda path: True)
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 999)
