@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ast
 
 _SEARCHED_BYTES = 64 << 20
-"""Bytes of a pickle to search. A function's code comes early; data after this do not matter."""
+"""Number of bytes of a pickle to search for code, which comes before large data."""
 _MOST_BYTES = 1 << 20
 """Limit of the source in one plan, in bytes."""
 

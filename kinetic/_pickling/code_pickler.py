@@ -146,8 +146,8 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def list_registrations(self, obj: type) -> tuple[registries.Registration, ...]:
-        """Return the registrations to repeat when a class is unpickled. Classes that the caller has
-        are registered there already."""
+        """Return the registrations to repeat when a class is unpickled. In a result, a class that
+        its module has needs none: the caller has registered the class already."""
         if find_named(obj.__module__, obj.__qualname__) is obj and not self.sends_functions:
             return ()
         return registries.describe(obj, with_functions=self.sends_functions)

@@ -49,8 +49,8 @@ def list_changes(func: object, modules: Collection[str]) -> tuple[str, ...]:
 
 
 def _list_read(func: object, modules: frozenset[str]) -> Iterator[tuple[ModuleType, str]]:
-    """Yield the values in these modules that the function, and those of the script that it calls,
-    read."""
+    """Yield module and name for each value in these modules that is read by the function, or by
+    functions of the script that it calls."""
     waiting, visited = [func], set[int]()
     imported = {name: sys.modules.get(name) for name in modules}  # The function may import them.
     while waiting:

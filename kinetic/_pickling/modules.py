@@ -120,8 +120,7 @@ def by_value(modules: Sequence[ModuleType], registry: Any) -> Iterator[None]:
 
 
 def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
-    """Yield loaded modules from files that are not installed, with the file; never kinetic
-    itself."""
+    """Yield loaded modules that are not installed, each with its file, but never kinetic itself."""
     for name, module in list(sys.modules.items()):
         if name in MAIN or name.partition(".")[0] == "kinetic":
             continue
@@ -167,8 +166,7 @@ def _list_installed_folders() -> tuple[str, ...]:
 
 
 def _locate_in_tree(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:
-    """Return the paths in the tree where a host finds these modules when it imports them, by
-    name."""
+    """Return, by name, the paths in the tree from which a host imports these modules."""
     if shipped.root is None or not shipped.manifest:
         return {}
     real = functools.cache(os.path.realpath)  # Called for folders only, which are few.

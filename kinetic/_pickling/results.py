@@ -36,8 +36,7 @@ def unpack_value(data: bytes) -> Any:
 
     Raises:
         CorruptRecord: The bytes are damaged.
-        ResultUnavailable: This process cannot rebuild the value, for example if a module is
-            missing.
+        ResultUnavailable: This process cannot rebuild the value: a module is missing, for example.
     """
     header = envelope.verify_record(data, "value")
     try:
@@ -52,8 +51,8 @@ def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None =
 
     Args:
         error: The exception.
-        source_map: (folder on this host, folder on the caller): frames' file names below the first
-            folder are changed to the second.
+        source_map: (folder on this host, folder on the caller): frames' files below the first
+            folder get names below the second.
 
     Raises:
         PicklingError: The class of the exception cannot be pickled.

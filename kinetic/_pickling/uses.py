@@ -53,8 +53,7 @@ def list_closed_over(func: FunctionType) -> dict[str, Any]:
 
 
 def list_globals(func: FunctionType) -> dict[str, Any]:
-    """Return the globals that a function, and functions and class bodies inside it, use, by
-    name."""
+    """Return, by name, the globals that a function, or code inside it, uses."""
     names, _ = _read_global_names(func.__code__)
     return {name: func.__globals__[name] for name in names if name in func.__globals__}
 
@@ -139,8 +138,7 @@ def is_checked_by_jaxtyping(func: FunctionType) -> bool:
 
 
 def find_wrapped(obj: Any) -> Any:
-    """Return the object that a decorator has wrapped, or None, without running the objects'
-    code."""
+    """Return the object under a decorator, or None, without running the objects' code."""
     slot = getattr(type(obj), "__wrapped__", None)
     if isinstance(slot, GetSetDescriptorType):  # A proxy in C, such as wrapt's.
         return slot.__get__(obj)
