@@ -92,9 +92,7 @@ def map(
             cluster=cluster,
         )
     if not callable(submit_fn):
-        raise UsageTypeError(
-            f"map takes a function that submits jobs; {submit_fn!r} cannot be called."
-        )
+        raise UsageTypeError(f"map must be given a function that submits jobs; got {submit_fn!r}.")
     batch_rules = launch.check_rules(
         max_concurrent=max_concurrent,
         fail_fast=fail_fast,

@@ -38,7 +38,7 @@ def parse_verdict(data: bytes) -> Status:
     try:
         outcome = Outcome.read(data)
     except CorruptRecord:
-        return Status(JobStatus.FAILED, "its verdict is damaged")
+        return Status(JobStatus.FAILED, "its outcome is damaged")
     return Status(status_of_verdict(outcome.verdict), outcome.reason)
 
 

@@ -456,7 +456,7 @@ def _yield_ended(jobs: list[J], limit_s: float | None) -> Iterator[J]:
                 late = f"{len(running)} of {len(jobs)} jobs have not ended within {limit_s:g} s"
                 with hide_frames:
                     raise WaitTimeout(
-                        f"{late}: {_name_jobs(running)}. They keep running."
+                        f"{late}: {_name_jobs(running)}. These jobs keep running."
                     ) from None
             yield running.pop(job_ended)
     except KeyboardInterrupt as interrupt:

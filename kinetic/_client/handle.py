@@ -662,8 +662,8 @@ class JobHandle(Generic[R_co]):
         if not killed:
             names = killing.name_machines(self.ref, hosts, of_all=True)
             raise NotFound(
-                f"{self.job_id} does not run on {names} at present: it is starting, or has ended. "
-                "Nothing was killed."
+                f"{self.job_id} does not run on {names} at present: the job is starting or has "
+                "ended. Nothing was killed."
             )
         return killed
 
@@ -783,7 +783,7 @@ class JobHandle(Generic[R_co]):
                 if self._clock() >= deadline and not self._has_ended():
                     why = f"{self.job_id} has not ended within {patience:g} s."
                     raise WaitTimeout(f"{why} {console.describe_timeout(self.job_id, fault)}")
-        raise NotFound(f"{self.job_id} ended without a verdict.")
+        raise NotFound(f"{self.job_id} ended without an outcome. Run the job again.")
 
     def _has_ended(self) -> bool:
         with contextlib.suppress(KineticError, OSError):

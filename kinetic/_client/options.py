@@ -154,7 +154,9 @@ def _check_together(options: Options) -> None:
     _check_compile(options)
     both = next((name for name in options.secrets if name in options.env), None)
     if both is not None:
-        raise UsageError(f"{both} is both in env= and in secrets=: keep it in one of them.")
+        raise UsageError(
+            f"The variable {both} is in both env= and secrets=. Remove it from one of the two."
+        )
 
 
 def _check_elastic(options: Options) -> None:
@@ -202,8 +204,8 @@ def _check_compile(options: Options) -> None:
         )
     if options.elastic is not None or options.controller == "single":
         raise UsageError(
-            "compile_check= needs a fixed number of slices with a process on each host. Remove it, "
-            "or give slices= as one number and no controller=."
+            "compile_check= needs a fixed number of slices with a process on each host. Remove "
+            "compile_check=, or give slices= as one number and no controller=."
         )
     if options.joins_jax == "program":
         raise UsageError(
@@ -222,12 +224,12 @@ def _check_pods(options: Options) -> None:
     if options.local_storage is not None and single:
         raise UsageError(
             "local_storage= is memory of hosts that run the function and have chips; with "
-            'controller="single" no host does both. Remove one of them.'
+            'controller="single" no host does both. Remove one of these two options.'
         )
     if options.pathways_flags and not single:
         raise UsageError(
             "pathways_flags= is for the Pathways processes of a job with "
-            'controller="single". Remove it, or add controller="single".'
+            'controller="single". Remove pathways_flags=, or add controller="single".'
         )
     if options.network_devices is None:
         return
@@ -235,7 +237,7 @@ def _check_pods(options: Options) -> None:
         shape = 'controller="single"' if single else f"slices={options.slices}"
         raise UsageError(
             "network_devices= is for jobs with several TPU slices whose hosts run the function; "
-            f"this job has {shape} on {options.topology.name}. Remove it."
+            f"this job has {shape} on {options.topology.name}. Remove network_devices=."
         )
 
 

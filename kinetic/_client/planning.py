@@ -389,7 +389,8 @@ def _check_secrets(secrets: Mapping[str, str], place: Place) -> None:
     if place.has_pods and size_bytes > SECRET_BYTES:
         raise UsageError(
             f"The secrets of the job have {size_bytes:,} bytes together; a cluster stores at most "
-            f"{SECRET_BYTES:,}. Store them in a secret manager, and fetch them in the function."
+            f"{SECRET_BYTES:,}. Put the secrets into a secret manager, and fetch them in the "
+            "function."
         )
 
 

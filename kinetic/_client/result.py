@@ -80,7 +80,8 @@ def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int | None = None) 
         data = store.get(layout.HostKeys(ref.job_id, outcome.attempt, host).result)
     except NotFound as error:
         raise ResultUnavailable(
-            f"{ref.job_id} succeeded, but its value was removed from the store.", job_id=ref.job_id
+            f"{ref.job_id} succeeded, but its value was removed from the store. Run the job again.",
+            job_id=ref.job_id,
         ) from error
     if hashlib.sha256(data).hexdigest() != (
         outcome.result_digest if host == outcome.leader else outcome.reports[host].result_digest

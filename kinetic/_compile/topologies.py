@@ -102,7 +102,7 @@ def make_target(topology: Topology, slices: int = 1) -> CompileTarget:
             "the chip. For a GPU, compile in a job on the smallest machine that has one."
         )
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
-        raise UsageError(f"slices= must be a number of slices, at least 1, not {slices!r}.")
+        raise UsageError(f"slices= must be a number of slices, at least 1; got {slices!r}.")
     return CompileTarget(topology, slices)
 
 

@@ -23,7 +23,7 @@ def path(variable: str, value: Any) -> str:
     """Check a path of any kind."""
     text = str(value)
     if "\0" in text:
-        raise UsageError(f"{variable} must be a path; it contains a NUL character.")
+        raise UsageError(f"{variable} must be a path without NUL characters.")
     return text
 
 

@@ -161,12 +161,12 @@ def _load_document(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f"it is not JSON ({error}).") from error
+        raise CorruptRecord(f"the file is not JSON ({error}).") from error
     if not isinstance(document, dict):
-        raise CorruptRecord("it is not a JSON object.")
+        raise CorruptRecord("the file is not a JSON object.")
     if document.keys() - _KEYS:
         raise CorruptRecord(
-            f"it has an unknown key {min(document.keys() - _KEYS)!r}; keys are 'current' and "
+            f"the file has an unknown key {min(document.keys() - _KEYS)!r}; keys are 'current' and "
             "'profiles'."
         )
     return document
@@ -180,7 +180,7 @@ def _build_profiles(document: Mapping[str, Any]) -> Profiles:
         raise CorruptRecord('"profiles" must be an object of objects.')
     by_name = {check_name(name): _check_values(name, values) for name, values in stored.items()}
     if current is not None and (not isinstance(current, str) or current not in by_name):
-        raise CorruptRecord(f"the current profile {current!r} is not in it.")
+        raise CorruptRecord(f"the current profile {current!r} is not in the file.")
     return Profiles(by_name, current)
 
 
@@ -201,8 +201,8 @@ def read(path: str | Path) -> Profiles:
         ) from error
     except CorruptRecord as damage:
         raise CorruptRecord(
-            f"The profiles in {path} are damaged: {damage} Repair it, or start over: mv {path} "
-            f"{path}.damaged"
+            f"The profiles in {path} are damaged: {damage} Repair the file, or start over: mv "
+            f"{path} {path}.damaged"
         ) from None
 
 

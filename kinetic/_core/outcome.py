@@ -334,7 +334,7 @@ def judge_leaderless(
         verdict = judge(hosts, [hearsay, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
         return replace(verdict, given_up=why)
     fault = next((r.detail for r in others if r.host == 0 and r.detail), "")
-    detail = fault or "The program that led the gang ended without a verdict."
+    detail = fault or "The leader of the job ended without storing an outcome."
     leader = HostReport(0, Exit.AGENT_LOST, detail)
     rest = [r for r in (*reports, *others) if r.host != 0]
     why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {fault}" if fault else "")

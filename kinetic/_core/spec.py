@@ -27,7 +27,7 @@ def check_function(func: Any) -> None:
             "machine. Put @lru_cache above @kinetic.run."
         )
     if not callable(func):
-        raise UsageTypeError(f"@kinetic.run takes a function; {func!r} cannot be called.")
+        raise UsageTypeError(f"@kinetic.run must decorate a function; got {func!r}.")
     body = (
         func
         if inspect.isroutine(func) or isinstance(func, functools.partial | type)

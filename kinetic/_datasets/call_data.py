@@ -51,14 +51,14 @@ def check_volumes(value: object) -> dict[str, Data]:
     """
     if not isinstance(value, Mapping):
         raise UsageTypeError(
-            f'volumes must be a dict such as {{"/data": kinetic.Data("./data")}}, not {value!r}.'
+            f'volumes must be a dict such as {{"/data": kinetic.Data("./data")}}; got {value!r}.'
         )
     checked: dict[str, Data] = {}
     for mount, data in value.items():
         path = _check_mount(mount)
         if not isinstance(data, Data):
             raise UsageTypeError(
-                f"volumes[{mount!r}] must be kinetic.Data, not {data!r}. Write "
+                f"volumes[{mount!r}] must be kinetic.Data; got {data!r}. Write "
                 f"kinetic.Data({data!r})."
             )
         for other in checked:
@@ -73,7 +73,7 @@ def check_volumes(value: object) -> dict[str, Data]:
 
 def _check_mount(mount: object) -> str:
     if not isinstance(mount, str) or not mount.startswith("/") or "\0" in mount:
-        raise UsageError(f"volumes: {mount!r} is not an absolute path.")
+        raise UsageError(f"volumes must have absolute paths, such as /data; got {mount!r}.")
     path = "/" + posixpath.normpath(mount).lstrip("/")
     if path == "/" or any(
         path == reserved or path.startswith(f"{reserved}/") for reserved in _RESERVED

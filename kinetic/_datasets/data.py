@@ -96,7 +96,7 @@ class Data(_Path):
         with hide_frames:
             for name, value in switches.items():
                 if not isinstance(value, bool):
-                    raise UsageTypeError(f"Data({name}=...) must be True or False, not {value!r}.")
+                    raise UsageTypeError(f"Data({name}=...) must be True or False; got {value!r}.")
             self._path, self._is_dir = _check_path(path, fuse, writable)
         self._fuse, self._writable = fuse or writable, writable
         self._hf_trust_remote_code = hf_trust_remote_code
@@ -223,10 +223,11 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     """Return the path or URI, and True if it is a folder."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise UsageTypeError(f"Data takes a path or a URI as a string, not {path!r}.")
+        raise UsageTypeError(f"Data must be given a path or a URI as a string; got {path!r}.")
     if not text.strip() or "\0" in text:
         raise UsageError(
-            "Data takes the path of a file or folder, or a gs:// or hf:// URI; this one is empty."
+            "Data must be given the path of a file or folder, or a gs:// or hf:// URI; its path is "
+            "empty."
         )
     scheme, separator, rest = text.partition("://")
     if writable and (scheme != "gs" or not separator or not text.endswith("/")):

@@ -177,7 +177,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         )
     except KeyError as error:
         raise UsageError(
-            f"{error.args[0]} is not set: a backend starts python -m kinetic.runner, not a user."
+            f"{error.args[0]} is not set: only a backend can start python -m kinetic.runner."
         ) from error
     except OSError as error:
         raise UsageError(

@@ -173,21 +173,21 @@ def _check_step(step: Any) -> Any:
             pass
         else:
             if not 0 <= step < _STEPS:
-                raise UsageError(f"kinetic.log(step={step}): a step is from 0 to {_STEPS - 1}.")
+                raise UsageError(f"kinetic.log: step= must be from 0 to {_STEPS - 1}; got {step}.")
             return int(step)
-    raise UsageTypeError(f"kinetic.log: a step is an int, not {_describe(step)}.")
+    raise UsageTypeError(f"kinetic.log: step= must be an int; got {_describe(step)}.")
 
 
 def _check_name(name: str) -> None:
     if not name or not name.isprintable() or name != name.strip():
         raise UsageError(
-            f"kinetic.log: {name!r} cannot name a metric: a name has printable characters, and no "
-            "blanks at its ends."
+            "kinetic.log: the name of a metric must have printable characters, and no blanks at "
+            f"its ends; got {name!r}."
         )
     if len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
         raise UsageError(
-            f"kinetic.log: a name has at most {LONGEST_NAME_BYTES} bytes: {name[:40]!r}... has "
-            f"{len(name.encode(errors='replace'))}."
+            f"kinetic.log: the name of a metric must have at most {LONGEST_NAME_BYTES} bytes; "
+            f"{name[:40]!r}... has {len(name.encode(errors='replace'))}."
         )
 
 

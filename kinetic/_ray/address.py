@@ -112,5 +112,5 @@ def _read_token(variables: Mapping[str, str]) -> str:
             return ""
         raise PreflightError(
             f"The token for the Ray cluster could not be read: RAY_AUTH_TOKEN_PATH={token_path} "
-            f"({error})."
+            f"({error}). Set it to a file that you can read."
         ) from error

@@ -278,7 +278,9 @@ class AgentClient:
                 is_renewal = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
                 if has_broken and not self._caller.closed.is_set():
-                    logger.warning("host %d connects again: %s", self._host, error.details())
+                    logger.warning(
+                        "host %d reconnects to the coordinator: %s", self._host, error.details()
+                    )
             except ValueError:
                 return  # The channel was closed between two tries.
             self._caller.closed.wait(pause_s)

@@ -82,7 +82,7 @@ def current_folder() -> Path:
         return Path.cwd()
     except OSError:
         raise UsageError(
-            "The working directory does not exist any more. Change to another one."
+            "The working directory no longer exists. Change to a folder that exists."
         ) from None
 
 

@@ -85,7 +85,7 @@ def read_lines(
         if include:
             path = (include["path"] or include["glued"]).strip().strip("'\"")
             if "://" in path:
-                raise UsageError(f"{where}: {path} is not on this machine. Download it.")
+                raise UsageError(f"{where}: {path} is not on this machine. Download the file.")
             yield from read_lines(file.parent / path, editable, (*including, file))
         else:
             mark = KEEP_MARK if comment.startswith(KEEP_MARK.strip(" #")) else ""
@@ -198,7 +198,8 @@ def _check_index(where: str, url: str) -> None:
     """Refuse an index that hosts cannot reach or whose address contains a password."""
     if "://" not in url or url.startswith("file:"):
         raise UsageError(
-            f"{where}: hosts cannot read {_hide_login(url)}, which is on this machine."
+            f"{where}: hosts cannot read {_hide_login(url)}, which is on this machine. Name an "
+            "index that hosts can reach."
         )
     password = urlsplit(url).password
     if password and "${" not in password:

@@ -73,7 +73,7 @@ def test_the_real_package_runs_where_its_requirements_are_met(pod, tmp_path):
     pod.has_uv()
     code, _, err = pod.run()
     assert code == 2
-    assert "a backend starts python -m kinetic.runner" in err
+    assert "only a backend can start python -m kinetic.runner" in err
     assert "requirements: ready" in err
 
 

@@ -130,7 +130,7 @@ def test_a_quota_of_jobs_that_is_smaller_than_the_job_ends_it_at_once(on_cluster
 
 @pytest.mark.cluster(service_accounts=["default"])
 def test_a_missing_service_account_is_said_before_anything_is_sent(on_cluster):
-    with pytest.raises(PreflightError, match="service account kinetic does not exist"):
+    with pytest.raises(PreflightError, match="service account 'kinetic' does not exist"):
         kinetic.run(accelerator="cpu")(abs)(-42)
     assert kinetic.list_jobs() == []
     assert not on_cluster.left_over()

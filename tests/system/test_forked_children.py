@@ -177,7 +177,7 @@ def test_a_child_that_asks_to_join_is_refused_while_its_parent_joins(tmp_path):
 def test_a_child_does_not_end_the_checkpointer_of_its_parent(tmp_path):
     value, logs = run(leave_a_checkpointer, str(tmp_path))
     assert value == (5, True, ("persistent",))
-    assert "of which this one is a fork" in logs
+    assert "and this process is a fork" in logs
 
 
 # -- pools of libraries ----------------------------------------------------------------------------

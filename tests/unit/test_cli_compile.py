@@ -32,7 +32,7 @@ def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(
     removed.mkdir()
     monkeypatch.chdir(removed)
     removed.rmdir()
-    with pytest.raises(UsageError, match="working directory does not exist any more") as caught:
+    with pytest.raises(UsageError, match="working directory no longer exists") as caught:
         find_function("steps_of_a_test:build")
     assert caught.value.__suppress_context__, "Python's own error says nothing more"
 

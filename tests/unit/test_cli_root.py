@@ -188,7 +188,7 @@ def test_run_in_a_folder_that_is_gone(
     monkeypatch.chdir(removed)
     removed.rmdir()
     assert world("run", "-a", "cpu", "--", "ls") == 2
-    assert "The working directory does not exist any more" in capsys.readouterr().err
+    assert "The working directory no longer exists" in capsys.readouterr().err
 
 
 # -- accelerators, the root, and errors ------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_what_a_build_needs_is_there(google, builds):
     [
         ({"/v1/projects/p/locations/us-central1/repo": (404, {})}, ["x"], "repositories create"),
         ({"/storage": (404, {})}, [], "gcloud storage buckets create gs://b"),
-        ({}, ["storage.objects.get"], "You lack storage.objects.create on the bucket b"),
+        ({}, ["storage.objects.get"], "You lack storage.objects.create on gs://b"),
         ({"/storage": (403, {})}, [], "storage.objectUser"),
     ],
 )

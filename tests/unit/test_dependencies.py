@@ -113,7 +113,7 @@ def test_a_requirements_file(project):
         ("-c constraints.txt", "do not support constraints"),
         ("-r requirements.txt", "includes itself"),
         ("-r gone.txt", "gone.txt cannot be read: No such file"),
-        ("-r https://one/requirements.txt", "not on this machine. Download it"),
+        ("-r https://one/requirements.txt", "not on this machine. Download the file"),
         ("--use-feature=fast", "do not support the option --use-feature"),
         ("--find-links ./wheels", "hosts cannot read ./wheels"),
         ("--index-url https://me:hunter2@one/simple", "contains a password"),

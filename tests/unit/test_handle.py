@@ -112,7 +112,7 @@ def test_a_timeout_leaves_the_job_running(store, backend, job, handle):
     with pytest.raises(TimeoutError, match="job-00000001") as caught:
         handle.result(timeout=5)
     assert isinstance(caught.value, errors.WaitTimeout)
-    assert "It keeps running; reattach with" in str(caught.value)
+    assert "The job keeps running; reattach with" in str(caught.value)
 
 
 def test_a_timeout_while_nobody_can_be_asked_promises_nothing(backend, handle):
@@ -127,7 +127,7 @@ def test_a_timeout_while_nobody_can_be_asked_promises_nothing(backend, handle):
     assert "its state is unknown now (The cluster does not answer); reattach with" in str(
         caught.value
     )
-    assert "It keeps running" not in str(caught.value)
+    assert "The job keeps running" not in str(caught.value)
     assert not isinstance(caught.value, errors.JobFailed)
     assert "cancel" not in backend.calls
     assert "cleanup" not in backend.calls

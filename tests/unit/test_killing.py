@@ -139,7 +139,7 @@ def test_a_host_on_which_nothing_runs_is_told_of(
     world.job("job-00000001", hosts=3)
     assert world("jobs", "kill", "--yes", "--host", "2", "job-0") == 3
     assert (
-        "does not run on host 2 of 3 at present: it is starting, or has ended"
+        "does not run on host 2 of 3 at present: the job is starting or has ended"
         in capsys.readouterr().err
     )
 

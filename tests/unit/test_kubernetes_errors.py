@@ -68,7 +68,11 @@ def test_each_refusal_says_what_was_tried(exchange: dict[str, Any]) -> None:
         ("403 list pods", errors.Forbidden, "may not list pods in namespace ml"),
         ("404 a group that is not installed", errors.NotInstalled, "pytorchjobs.kubeflow.org"),
         ("404 missing job", NotFound, "Could not get jobs.batch nope in namespace ml"),
-        ("404 create in a missing namespace", errors.Refused, "The namespace nope does not exist"),
+        (
+            "404 create in a missing namespace",
+            errors.Refused,
+            "The namespace 'nope' does not exist",
+        ),
         ("409 create again", errors.Conflict, "already exists"),
         ("422 bad name", errors.Refused, "Bad_Name"),
     ],

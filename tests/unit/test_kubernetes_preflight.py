@@ -56,7 +56,7 @@ REFUSALS: list[tuple[tuple[str, str], KineticError, str]] = [
         NotInstalled("The cluster does not know them."),
         "does not know them. Ask an administrator for node pools with GKE's managed DRANET",
     ),
-    (("get", "kinetic"), NotFound("no"), "service account kinetic does not exist in namespace ml"),
+    (("get", "kinetic"), NotFound("no"), "service account 'kinetic' does not exist in"),
     (("get", "localqueues"), NotInstalled("no"), "has no Kueue, so the job would start at once"),
     (("get", "team-a"), NotFound("no"), "The queue 'team-a' does not exist in namespace 'ml'"),
     (("get", preflight.MULTI_TIER_DRIVER), NotFound("no"), "HighScaleCheckpointing"),

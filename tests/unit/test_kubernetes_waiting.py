@@ -190,7 +190,7 @@ def test_all_nodes_are_taken() -> None:
             'serviceaccount "kinetic" not found',
             JobCause.SERVICE_ACCOUNT,
             True,
-            "The service account kinetic does not exist",
+            "The service account 'kinetic' does not exist",
         ),
         (
             'Error creating: admission webhook "policy.example.com" denied the request: no',

@@ -51,7 +51,7 @@ def test_outside_a_job_there_is_one_slice():
 
 def test_slices_that_are_not_alike(job):
     job(2)
-    with pytest.raises(UsageError, match="have 8, 3 devices"):
+    with pytest.raises(UsageError, match="from each slice; got 8, 3"):
         mesh._by_slice(devices(2)[5:])
     with pytest.raises(UsageError, match="11 devices cannot be split into 2 equal slices"):
         mesh._by_slice(devices(2, has_index=False)[5:])

@@ -77,7 +77,10 @@ class Trainer:
         ({"network_devices": True}, "network_devices must be a number such as 2"),
         ({"network_devices": "two"}, "a number such as 2, or \"all\"; got 'two'"),
         ({"network_devices": 2, "accelerator": "tpu-v6e-16"}, "this job has slices=1 on tpu-v6e"),
-        ({"network_devices": 2, "slices": 2}, "this job has slices=2 on cpu. Remove it"),
+        (
+            {"network_devices": 2, "slices": 2},
+            "this job has slices=2 on cpu. Remove network_devices=",
+        ),
         (
             {
                 "network_devices": "all",
@@ -147,7 +150,7 @@ class Trainer:
             {"secrets": ["A-B"]},
             "must name environment variables, which have letters, digits and '_'; got 'A-B'",
         ),
-        ({"secrets": ["A"], "env": {"A": "1"}}, "A is both in env= and in secrets="),
+        ({"secrets": ["A"], "env": {"A": "1"}}, "A is in both env= and secrets="),
         (
             {"env": {"PYTHONHOME": "/opt"}},
             "env: each host sets PYTHONHOME itself. Remove PYTHONHOME.",
@@ -158,7 +161,7 @@ class Trainer:
         ({"capture_env_vars": "A"}, "capture_env_vars must be a list"),
         ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
         ({"volumes": ["/data"]}, "volumes must be a dict"),
-        ({"volumes": {"data": 1}}, "'data' is not an absolute path"),
+        ({"volumes": {"data": 1}}, "must have absolute paths, such as /data; got 'data'"),
         ({"volumes": {"/data": 1}}, "must be kinetic.Data"),
         ({"spot": 1}, "spot must be True or False"),
         ({"debug": "yes"}, "debug must be True or False"),
@@ -324,7 +327,7 @@ def test_an_option_that_does_not_exist():
         kinetic.run("cpu", retires=1)
     with pytest.raises(TypeError, match=r"has no option 'timeouts'; did you mean timeout=\?"):
         kinetic.run("cpu")(add).with_options(timeouts=1)
-    with pytest.raises(errors.UsageError, match="A is both in env= and in secrets="):
+    with pytest.raises(errors.UsageError, match="A is in both env= and secrets="):
         kinetic.run("cpu", env={"A": "1"})(add).with_options(secrets=["A"])
 
 

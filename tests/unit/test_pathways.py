@@ -393,7 +393,9 @@ def test_what_is_said_of_pods_names_them_as_users_know_them():
     waiting = [unscheduled(workload, "pathways-worker", n) for n in (2, 3)]
     kind, message = diagnosed(workload, [head, *workers[:2], *waiting])
     assert kind is JobCause.PARTIAL_SLICE
-    assert message.startswith("2 of 4 workers have nodes; workers 2, 3 wait for one with tpu-v6e-")
+    assert message.startswith(
+        "2 of 4 workers have nodes; workers 2, 3 wait for a node with tpu-v6e-"
+    )
 
     none = [unscheduled(workload, "pathways-worker", n) for n in range(4)]
     kind, message = diagnosed(workload, [head, *none], nodes=[])

@@ -46,9 +46,9 @@ class CallableGenerator:
     ("thing", "words"),
     [
         (functools.lru_cache(add), "above @kinetic.run"),
-        (3, "cannot be called"),
-        (None, "cannot be called"),
-        (property(add), "cannot be called"),
+        (3, "must decorate a function"),
+        (None, "must decorate a function"),
+        (property(add), "must decorate a function"),
         (generator, "return a list"),
         (async_generator, "return a list"),
         (functools.partial(generator), "return a list"),

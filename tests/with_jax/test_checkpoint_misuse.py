@@ -44,7 +44,7 @@ def test_a_closed_checkpointer_saves_nothing(tmp_path, step):
 def test_what_is_no_iterator_is_told_before_there_is_a_checkpoint(tmp_path):
     with (
         kinetic.Checkpointer(tmp_path, every=1) as ckpt,
-        pytest.raises(UsageError, match=r"get_state\(\).*this is a list_iterator"),
+        pytest.raises(UsageError, match=r"get_state\(\).*got a list_iterator"),
     ):
         ckpt.restore(STATE, data=iter([1]))
 

@@ -123,8 +123,8 @@ class CloudBuild:
         path = f"projects/{project}/locations/{location}/repositories/{repository}"
         if location != host and self._read_code(f"{self._at.repositories}/v1/{path}") == 404:
             raise PreflightError(
-                f"There is no repository {repository} for {uri}. Create it: `gcloud artifacts "
-                f"repositories create {repository} --repository-format=docker "
+                f"The repository {repository!r} for {uri} does not exist. Create it: `gcloud "
+                f"artifacts repositories create {repository} --repository-format=docker "
                 f"--location={location} --project={project}`."
             )
         query = urllib.parse.urlencode([("permissions", each) for each in _NEEDED])
@@ -132,15 +132,15 @@ class CloudBuild:
         code, answer = self._calls.call("GET", url, allowed=(404,))
         if code == 404:
             raise PreflightError(
-                f"The bucket {bucket} for the files of builds does not exist. Create it: "
-                f"`gcloud storage buckets create gs://{bucket} --location={self._region} "
-                f"--project={self._project}`."
+                f"The bucket gs://{bucket}, which holds the files for builds, does not exist. "
+                f"Create it: `gcloud storage buckets create gs://{bucket} "
+                f"--location={self._region} --project={self._project}`."
             )
         missing = [each for each in _NEEDED if each not in answer.get("permissions", ())]
         if missing:
             raise PreflightError(
-                f"You lack {' and '.join(missing)} on the bucket {bucket} for the files of builds. "
-                "Ask for roles/storage.objectUser on it."
+                f"You lack {' and '.join(missing)} on gs://{bucket}, which holds the files for "
+                "builds. Ask for roles/storage.objectUser on this bucket."
             )
 
     def _read_code(self, url: str) -> int:

@@ -152,8 +152,8 @@ def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContex
             context.load_cert_chain(configuration.cert_file, configuration.key_file)
     except (OSError, ValueError) as error:
         raise PreflightError(
-            f"The certificates of the kubeconfig's context {access.context} cannot be used: "
-            f"{error}."
+            f"The certificates of the kubeconfig's context {access.context!r} cannot be used: "
+            f"{error}. Get credentials for the cluster again."
         ) from error
     return context
 

@@ -73,7 +73,7 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
             return certificates | {"token": Path(user["tokenFile"]).read_text().strip()}
         except OSError as error:
             raise PreflightError(
-                f"The token file {user['tokenFile']} cannot be read: {error}."
+                f"The token file {user['tokenFile']} cannot be read: {error}. Log in again."
             ) from error
     if user.get("token"):
         return certificates | {"token": str(user["token"]).strip()}

@@ -377,9 +377,12 @@ def _refusal(message: str, hosts: tuple[int, ...], *, is_lasting: bool) -> JobDi
     account = _ACCOUNT.search(message)
     if account is not None:
         name = account[1].rpartition("/")[2]
-        text = f"The service account {name} does not exist in the namespace of the job."
+        text = f"The service account {name!r} does not exist in the job's namespace."
         return JobDiagnosis(
-            JobCause.SERVICE_ACCOUNT, f"{text} Create it, or name another one.", is_lasting, hosts
+            JobCause.SERVICE_ACCOUNT,
+            f"{text} Create it, or set service_account=.",
+            is_lasting,
+            hosts,
         )
     is_unchecked = any(words in message for words in _UNCHECKED)
     final = is_lasting and not is_unchecked and any(words in message for words in _REFUSED)

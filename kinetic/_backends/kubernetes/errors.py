@@ -227,13 +227,15 @@ def _explain_missing(call: ApiCall, detail: dict[str, Any], message: str) -> Kin
     about = (detail.get("details") or {}).get("kind")
     if about == "namespaces" and call.resource.plural != "namespaces":
         return Refused(no_namespace(call.namespace))
-    return NotFound(f"Could not {call}: no such object.{f' ({message})' if message else ''}")
+    return NotFound(
+        f"Could not {call}: the object does not exist{f' ({message})' if message else ''}."
+    )
 
 
 def no_namespace(name: str) -> str:
     """Return the message for a namespace that does not exist."""
     return (
-        f"The namespace {name} does not exist in the cluster. Create it "
+        f"The namespace {name!r} does not exist in the cluster. Create it "
         f"(kubectl create namespace {name}), or name another one with namespace=."
     )
 

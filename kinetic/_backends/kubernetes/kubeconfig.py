@@ -164,13 +164,13 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
     if fitting:
         names = ", ".join(sorted(fitting))
         raise PreflightError(
-            f"Several contexts of {files} belong to a cluster {cluster}: {names}. Name one of them "
-            "with cluster=, or set project= and zone=."
+            f"Several contexts of {files} belong to a cluster {cluster!r}: {names}. Name one of "
+            "them with cluster=, or set project= and zone=."
         )
     where = f" --zone {zone}" if zone else ""
     of = f" --project {project}" if project else ""
     raise PreflightError(
-        f"No context of {files} belongs to the cluster {cluster}: {_list_contexts(config)}. Get "
+        f"No context of {files} belongs to the cluster {cluster!r}: {_list_contexts(config)}. Get "
         "credentials for the cluster, for example with `gcloud container clusters get-credentials "
         f"{cluster}{where}{of}`."
     )
@@ -213,7 +213,8 @@ def access_of(config: Kubeconfig, context: str) -> Access:
     cluster = config.clusters.get(name) or {}
     if not cluster.get("server"):
         raise PreflightError(
-            f"The kubeconfig's context {context} names the cluster {name}, which has no server."
+            f"The kubeconfig's context {context} names the cluster {name!r}, which has no "
+            "server. Get credentials for the cluster again."
         )
     return Access(
         server=str(cluster["server"]).rstrip("/"),

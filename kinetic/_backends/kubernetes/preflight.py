@@ -147,9 +147,9 @@ def check_account(api: Api, name: str) -> None:
     """Refuse an account that does not exist."""
     if name and find(api, SERVICE_ACCOUNTS, name) is False:
         raise PreflightError(
-            f"The service account {name} does not exist in namespace {api.namespace}. Create it "
-            f"(kubectl create serviceaccount {name} -n {api.namespace}), or name another one with "
-            "service_account= or KINETIC_SERVICE_ACCOUNT."
+            f"The service account {name!r} does not exist in namespace {api.namespace!r}. Create "
+            f"it (kubectl create serviceaccount {name} -n {api.namespace}), or name another one "
+            "with service_account= or KINETIC_SERVICE_ACCOUNT."
         )
 
 

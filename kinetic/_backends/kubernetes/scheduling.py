@@ -129,9 +129,9 @@ def _from_nodes(
     scheduler = _strip_notes(stuck[0].unschedulable)
     if placed:
         verb = "waits" if len(stuck) == 1 else "wait"
-        some = f"{placed} of {of.pods} {of.noun}s have nodes; {name_pods(stuck)} {verb} for one"
+        some = f"{placed} of {of.pods} {of.noun}s have nodes; {name_pods(stuck)} {verb} for a node"
         text = f"{some}{kind and f' with {kind}'}. {_sizes(of, fitting)}"
-        advice = "The job starts when all have nodes."
+        advice = f"The job starts when all {of.noun}s have nodes."
         return JobDiagnosis(
             JobCause.PARTIAL_SLICE, f"{text}{advice} {_quote_scheduler(scheduler)}", hosts=hosts
         )

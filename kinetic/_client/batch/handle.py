@@ -291,7 +291,7 @@ class BatchHandle(Generic[R_co]):
         try:
             self._stop()
         except WaitTimeout as error:
-            _log.warning("%s was cancelled: %s", self.group_id, error)
+            _log.warning("%s was cancelled, but has not ended yet: %s", self.group_id, error)
 
     def _stop(self) -> None:
         view = self._view
@@ -303,8 +303,8 @@ class BatchHandle(Generic[R_co]):
                 raise
             raise WaitTimeout(
                 f"{self._describe_ends()}. {view.records.read_stamp() or 'Another process'}, which "
-                "submits the batch, has not answered and may be suspended. It will submit nothing "
-                "more when it resumes."
+                "submits the batch, has not answered and may be suspended. When it resumes, "
+                "it will submit no more inputs."
             ) from error
 
     @hide_frames

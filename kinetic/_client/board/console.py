@@ -146,7 +146,7 @@ def describe_interrupted(job_id: str, *, ended: bool, has_value: bool) -> str:
 def describe_timeout(job_id: str, fault: str) -> str:
     """Return the end of a timeout's message. `fault` is the error that hides the job's state; ""
     for none."""
-    state = "It keeps running"
+    state = "The job keeps running"
     if fault:
         state = f"It may still be running, but its state is unknown now ({fault.rstrip('.')})"
     return f"{state}; {_describe_reattaching(job_id)}"

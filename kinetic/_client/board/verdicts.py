@@ -35,7 +35,7 @@ def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
         return None
     except CorruptRecord as damage:
         _log.warning(
-            "the stored verdict of %s is damaged (%s); using the hosts' reports instead",
+            "the stored outcome of %s is damaged (%s); using the hosts' reports instead",
             ref.job_id,
             damage,
         )
@@ -43,7 +43,7 @@ def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
     return (
         rebuilt
         if rebuilt.ok
-        else replace(rebuilt, reason=f"{rebuilt.reason} (the stored verdict is damaged)")
+        else replace(rebuilt, reason=f"{rebuilt.reason} (the stored outcome is damaged)")
     )
 
 
@@ -82,7 +82,7 @@ def judge_orphan(
     except StoreError as error:
         if not store.has(layout.JobKeys(ref.job_id).ref):
             return None
-        _log.warning("the verdict of %s could not be stored: %s", ref.job_id, error)
+        _log.warning("the outcome of %s could not be stored: %s", ref.job_id, error)
         return outcome
     if not store.has(layout.JobKeys(ref.job_id).ref):
         store.delete(layout.JobKeys(ref.job_id).prefix)  # Removed before the verdict came.

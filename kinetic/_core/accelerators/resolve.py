@@ -49,7 +49,7 @@ def resolve(name: str, *, spot: bool = False) -> Topology:
     """
     if not isinstance(name, str):
         raise UsageTypeError(
-            "The name of an accelerator must be a string such as 'tpu-v6e-16', not "
+            "The name of an accelerator must be a string such as 'tpu-v6e-16'; got "
             f"{type(name).__name__}."
         )
     text = name.strip().lower()

@@ -79,7 +79,9 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
         return
     for mount in mounts:
         if not os.path.exists(mount.source):  # noqa: PTH110
-            raise SetupFailed(f"The data {mount.source} is no longer on this host.")
+            raise SetupFailed(
+                f"The data {mount.source} is no longer on this host. Submit the job again."
+            )
     try:
         in_user_namespace = unshare()
         for mount in mounts:

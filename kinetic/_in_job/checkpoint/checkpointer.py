@@ -256,7 +256,7 @@ class Checkpointer:
     ) -> tuple[str, ...]:
         """Save like `save`, but make the state only if a save is due."""
         if isinstance(step, bool) or not isinstance(step, int):
-            raise UsageTypeError(f"A step is an int, not {a_type(step)}.")
+            raise UsageTypeError(f"A step must be an int; got {a_type(step)}.")
         self._check_usable()
         mark_step(step)
         if self._opened is None:
@@ -382,8 +382,8 @@ class Checkpointer:
             raise UsageError("This Checkpointer is closed: make a new one.")
         if self._is_forked():
             raise UsageError(
-                f"This Checkpointer belongs to process {self._owner}, of which this one is a fork: "
-                "save and restore in that process."
+                f"This Checkpointer belongs to process {self._owner}, and this process is a fork: "
+                f"save and restore in process {self._owner}."
             )
 
     def _begin_without_restore(self) -> None:

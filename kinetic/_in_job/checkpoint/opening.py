@@ -177,7 +177,7 @@ def _identify_training(directory: str) -> str:
     except OSError as error:
         raise CheckpointError(
             f"The folder of checkpoints {directory} cannot be written to: "
-            f"{error.strerror or error}."
+            f"{error.strerror or error}. Set directory= to a folder that this host can write to."
         ) from error
 
 

@@ -30,7 +30,7 @@ def check(data: Any) -> None:
         getattr(data, "set_state", None)
     ):
         raise UsageTypeError(
-            f"data= takes an iterator that has get_state() and set_state(), like Grain's; this is "
+            "data= must be an iterator with get_state() and set_state(), like Grain's; got "
             f"{a_type(data)}."
         )
 

@@ -170,4 +170,4 @@ def test_the_command_names_the_cluster_that_is_not_there(
 
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     assert call(["accelerators", "--live", "--cluster", "nope"]) != 0
-    assert "to the cluster nope" in capsys.readouterr().err
+    assert "to the cluster 'nope'" in capsys.readouterr().err
