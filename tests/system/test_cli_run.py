@@ -403,4 +403,4 @@ def test_a_command_that_misses_a_file_which_was_not_sent_is_told_so(project: Pat
         assert "a line !data in" in done.stderr or "a line !data/x.py in" in done.stderr
         assert "kinetic.Data" not in done.stderr
     done = kn(project, "run", "-a", "cpu", "--", "python", "-c", "open('data/y.py')")
-    assert "is here" not in done.stderr
+    assert "exists on this machine" not in done.stderr

@@ -127,7 +127,7 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
         interrupter.join()
     assert find_compilers() == []
     (note,) = raised.value.__notes__
-    assert f'kinetic.attach("{handle.job_id}").compile_report() goes on' in note
+    assert f'kinetic.attach("{handle.job_id}").compile_report() compiles' in note
 
 
 def test_without_the_option_nothing_is_kept_and_libtpu_is_not_loaded() -> None:
