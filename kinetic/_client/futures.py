@@ -419,14 +419,14 @@ def as_completed(handles: Iterable[J], timeout: Duration | None = None) -> Itera
     """
     if not isinstance(handles, Iterable):
         raise UsageTypeError(
-            "as_completed takes a list of job handles, not "
+            "as_completed must be given a list of job handles; got "
             f"{_name_kind(handles)}.{_hint_at_batch(handles)}"
         )
     jobs = dict.fromkeys(handles)
     for index, job in enumerate(jobs):
         if not hasattr(job, "ending_fd"):
             raise UsageTypeError(
-                f"as_completed takes job handles; handles[{index}] is "
+                f"as_completed: handles[{index}] must be a job handle; got "
                 f"{_name_kind(job)}.{_hint_at_batch(job)}"
             )
     return _yield_ended(list(jobs), None if timeout is None else patience_s(timeout))

@@ -264,8 +264,8 @@ class JobHandle(Generic[R_co]):
         stacks = {} if outcome is None else collecting.stacks(outcome)
         if not stacks:
             raise NotFound(
-                f"{self.job_id} is not running, and has no stored stacks: they are stored when "
-                "hang_timeout ends a job."
+                f"{self.job_id} is not running, and has no stored stacks. Stacks are stored "
+                "when hang_timeout= ends a job."
             )
         return stacks
 

@@ -99,8 +99,8 @@ def check_name(name: str) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
-            f"A profile cannot be called {name!r}: write letters, digits, '.', '_' and '-', a "
-            "letter or digit first."
+            "A profile's name must have letters, digits, '.', '_' and '-', and begin with a letter "
+            f"or digit; got {name!r}."
         )
     return name
 

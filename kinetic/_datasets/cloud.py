@@ -125,7 +125,7 @@ def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> st
         return f"there is nothing below {source}. Check the name, and upload the data first."
     if _exists(bucket, source, path, is_dir=True):
         return f"{source} is a folder, not an object. Write {source}/ with a slash."
-    return f"there is no object {source}. Check the name, and upload it first."
+    return f"the object {source} does not exist. Check the name, and upload the object first."
 
 
 def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing:
@@ -139,7 +139,8 @@ def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing
     for rel in (*contents, *markers):
         if "\0" in rel or any(part in ("", ".", "..") for part in rel.split("/")):
             raise StoreError(
-                f"The object {rel!r} below {source} has a name that no file can have. Rename it."
+                f"The object {rel!r} below {source} has a name that no file can have. Rename the "
+                "object."
             )
     folders = sorted({*_with_parents(markers), *_with_parents(map(posixpath.dirname, contents))})
     both = sorted(contents.keys() & set(folders))

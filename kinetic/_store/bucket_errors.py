@@ -58,11 +58,11 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
     cause = getattr(error, "cause", None) or error  # A RetryError has a cause.
     status = status_of(cause)
     if status == 404 and not lacks_bucket(cause):
-        return NotFound(f"Could not {doing}: there is no such object.")
+        return NotFound(f"Could not {doing}: the object does not exist.")
     if status == 404:
         return StoreError(
-            f"Could not {doing}: there is no bucket {bucket!r}. Check its name, or create it: "
-            f"`gcloud storage buckets create gs://{bucket}`."
+            f"Could not {doing}: there is no bucket {bucket!r}. Check the name, or create the "
+            f"bucket: `gcloud storage buckets create gs://{bucket}`."
         )
     text = message_of(cause)
     for pattern, remedy in _REMEDIES:

@@ -23,7 +23,7 @@ def test_an_image_that_cannot_be_pulled_fails_the_job(on_cluster, accelerator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": "Example/Trainer"}, r"Example/Trainer is not the name of an image: .*format"),
+        ({"image": "Example/Trainer"}, r"'Example/Trainer' is not a valid image name: .*format"),
         ({"imagePullPolicy": "Never"}, r"does not have the image .*, and may not pull it: .*Never"),
     ],
 )

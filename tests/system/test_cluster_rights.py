@@ -75,7 +75,7 @@ def test_the_documented_roles_grant_what_is_used_and_nothing_else(on_cluster, mo
     on_cluster.store.create(DEVICE_CLASSES, {"metadata": {"name": DEVICE_CLASS}})
     queued = kinetic.run(accelerator="tpu-v6e-16", slices=2)(four_answers).run_async()
     backend = queued._backend
-    on_cluster.wait_for(lambda: "in the queue lq" in (backend.why_waiting(queued.ref) or ""))
+    on_cluster.wait_for(lambda: "in the queue 'lq'" in (backend.why_waiting(queued.ref) or ""))
     backend._api.open_port("pod", 1).close()
     queued.cancel()
     on_cluster.store.remove(DEVICE_CLASSES, "", DEVICE_CLASS)
@@ -122,7 +122,7 @@ def test_a_queue_without_kueue_is_refused_before_anything_is_sent(on_cluster, mo
 
 def test_a_quota_of_jobs_that_is_smaller_than_the_job_ends_it_at_once(on_cluster):
     on_cluster.add_quota("few", {"count/jobs.batch": "1"})
-    message = "The quota few .*too small for the job.*each of its 2 Jobs needs count/jobs.batch=1"
+    message = "quota 'few' .*too small for the job.*each of its 2 Jobs needs count/jobs.batch=1"
     with pytest.raises(SetupFailed, match=message):
         kinetic.run(accelerator="cpu", slices=2)(abs)(-42)
     on_cluster.store.remove(QUOTAS, on_cluster.namespace, "few")

@@ -59,7 +59,7 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
     which = victim // 2
     lost, shrinking, begins, _ = job.story()
     assert lost.startswith(f"slice {which} lost")
-    assert shrinking == "shrinking to 1 slice until it is back."
+    assert shrinking == "shrinking to 1 slice until lost slices return."
     assert begins == f"attempt 2 of 11 begins on slice {1 - which} of 2."
     assert job.slices() == [(0, 1), (1 - which,)]
     status = subprocess.run(

@@ -315,7 +315,7 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
 
     def its_place():
         reason = second._backend.why_waiting(second.ref) or ""
-        return re.search(r"waits in the queue lq: .* One job comes before it", reason)
+        return re.search(r"waits in the queue 'lq': .* One other job comes first", reason)
 
     wait_until(its_place, "nobody says which place the job has in its queue")
     time.sleep(2)  # start_timeout begins when the queue admits the job

@@ -66,7 +66,7 @@ def test_a_single_object_is_a_file(images, tmp_path):
 @pytest.mark.parametrize(
     ("source", "is_dir", "message"),
     [
-        ("gs://bucket/none", False, "there is no object gs://bucket/none"),
+        ("gs://bucket/none", False, "the object gs://bucket/none does not exist"),
         ("gs://bucket/none/", True, "nothing below gs://bucket/none/"),
         ("gs://bucket/images", False, "is a folder, not an object. Write gs://bucket/images/"),
         ("gs://bucket/a.png/", True, "nothing below"),

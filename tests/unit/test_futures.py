@@ -527,9 +527,12 @@ def test_waiting_for_many_can_end(source):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (3, "takes a list of job handles, not an int"),
-        ([None], r"handles\[0\] is None. An input of a batch has no job until it is submitted"),
-        (["job-1"], r"handles\[0\] is a str"),
+        (3, "must be given a list of job handles; got an int"),
+        (
+            [None],
+            r"handles\[0\] must be a job handle; got None. An input of a batch has no job",
+        ),
+        (["job-1"], r"handles\[0\] must be a job handle; got a str"),
     ],
 )
 def test_what_is_not_a_handle_is_refused_at_once(wrong, words):

@@ -247,7 +247,9 @@ def test_a_plugin_that_never_ends_is_given_up_and_killed(
 ) -> None:
     path = plugin(tmp_path / "login", f"echo $$ > {tmp_path / 'pid'}; exec sleep 1000")
     monkeypatch.setattr(credentials, "PLUGIN_S", 0.5)
-    with pytest.raises(PreflightError, match=r"login failed: it did not end within 0\.5 s"):
+    with pytest.raises(
+        PreflightError, match=r"login failed: the program did not end within 0\.5 s"
+    ):
         log_in(access_with(path), {"PATH": os.defpath})
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -256,7 +258,7 @@ def test_a_plugin_that_never_ends_is_given_up_and_killed(
 @pytest.mark.parametrize("key", credentials.IMPERSONATION_KEYS)
 def test_a_user_that_acts_for_somebody_else_is_refused(key: str) -> None:
     access = Access("https://x", context="one", user={"token": "t", key: "robot"})
-    with pytest.raises(PreflightError, match=rf"context one impersonates another user \({key}\)"):
+    with pytest.raises(PreflightError, match=rf"context 'one' impersonates another user \({key}\)"):
         log_in(access, {})
 
 

@@ -112,7 +112,7 @@ def test_a_queue_that_is_stopped(cluster: ClusterAnswers) -> None:
     finding = examined(cluster)["Kueue"]
     assert (finding.level, finding.detail) == (
         Level.WARN,
-        "the queue team-a admits no jobs: Off.",
+        "the queue 'team-a' admits no jobs: Off.",
     )
 
 

@@ -138,7 +138,7 @@ def test_a_gang_runs_only_when_each_of_its_programs_has_begun(scenario: str) -> 
         ("05-job-image-pull", "img", 20, "host 0 does not start: ImagePull"),
         ("10-jobset-restart", "train", 7, "its hosts are starting again"),
         ("16a-jobset-created-suspended", "train", 1, "it is suspended"),
-        ("19-kueue", "b", 5, "it waits in the queue lq"),
+        ("19-kueue", "b", 5, "the job waits in the queue 'lq'"),
         ("07a-job-deleted-foreground", "run", 4, "it is being removed from the cluster"),
         ("09-jobset-host-2-fails", "train", 7, "host 2 has failed"),
         ("24-job-deadline", "slow", 9, "DeadlineExceeded: Job was active longer than"),

@@ -210,7 +210,7 @@ def test_all_nodes_are_taken() -> None:
             "requests.google.com/tpu=4",
             JobCause.QUOTA,
             True,
-            "it allows requests.google.com/tpu=4",
+            "the quota allows requests.google.com/tpu=4",
         ),
     ],
 )
@@ -353,7 +353,7 @@ def test_an_image_that_may_come_later(words: str, hopeless: bool) -> None:
 @pytest.mark.parametrize(
     ("reason", "message", "words"),
     [
-        ("InvalidImageName", "invalid reference format", "img is not the name of an image: inv"),
+        ("InvalidImageName", "invalid reference format", "'img' is not a valid image name: inv"),
         ("ErrImageNeverPull", "it is not present", "does not have the image img, and may not pull"),
     ],
 )
@@ -458,7 +458,7 @@ def test_a_place_in_the_queue_is_said() -> None:
     assert of(Observed(job, queue_position=3)).sentence.startswith("The job waits for the queue lq")
     queued = {"spec": {"active": True}, "status": {"conditions": []}}
     finding = of(Observed(job, queue_workload=queued, queue_position=3))
-    assert finding.sentence == "The job waits in the queue lq. 3 jobs come before it."
+    assert finding.sentence == "The job waits in the queue 'lq'. 3 other jobs come first."
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,8 @@ class CloudBuild:
         while build.is_under_way:
             if waited_s > QUEUE_S + images.BUILD_TIMEOUT_S:
                 raise PreflightError(
-                    f"A build of Cloud Build has not ended in {waited_s / 60:.0f} min, which is "
-                    f"more than its time limit. Its log: {build.log}"
+                    f"Cloud Build has not ended the build in {waited_s / 60:.0f} min, its time "
+                    f"limit. See the build's log: {build.log}"
                 )
             self._sleep(POLL_S)
             waited_s += POLL_S

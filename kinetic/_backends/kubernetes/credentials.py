@@ -48,14 +48,14 @@ def log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
         user = _log_in(access, variables)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PreflightError(
-            f"The user of the kubeconfig's context {access.context} is malformed "
-            f"({type(error).__name__}: {error}). Repair it, or log in again."
+            f"The user of the kubeconfig's context {access.context!r} is malformed "
+            f"({type(error).__name__}: {error}). Repair the kubeconfig, or log in again."
         ) from error
     token = user.get("token", "")
     if not (token.isascii() and token.isprintable()):
         raise PreflightError(
-            f"The token of the kubeconfig's context {access.context} contains characters that are "
-            "not allowed, such as a line end. Log in again."
+            f"The token of the kubeconfig's context {access.context!r} contains characters that "
+            "are not allowed, such as a line end. Log in again."
         )
     return user
 
@@ -64,7 +64,7 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
     user = access.user
     if acting := [key for key in IMPERSONATION_KEYS if user.get(key)]:
         raise PreflightError(
-            f"The user of the kubeconfig's context {access.context} impersonates another user "
+            f"The user of the kubeconfig's context {access.context!r} impersonates another user "
             f"({', '.join(acting)}), which kinetic cannot do. Name a context without impersonation."
         )
     certificates = {key: user[key] for key in CERTIFICATE_KEYS if user.get(key)}
@@ -100,12 +100,12 @@ def _run_plugin(
             return {"token": ask_google()}
         hint = " ".join(str(plugin.get("installHint") or "").split())
         text = f"logs in with {command}, which is not installed. {hint}".rstrip()
-        raise PreflightError(f"The kubeconfig's context {access.context} {text}")
+        raise PreflightError(f"The kubeconfig's context {access.context!r} {text}")
     has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     mode = plugin.get("interactiveMode")
     if mode == "Always" and not has_terminal:
         raise PreflightError(
-            f"The kubeconfig's context {access.context} logs in with {command}, which needs a "
+            f"The kubeconfig's context {access.context!r} logs in with {command}, which needs a "
             "terminal each time. Run this in a terminal, or log in another way."
         )
     spec: dict[str, Any] = {"interactive": has_terminal and mode != "Never"}
@@ -126,7 +126,8 @@ def _run_plugin(
         )
     except subprocess.TimeoutExpired as error:
         raise PreflightError(
-            f"Logging in with {command} failed: it did not end within {PLUGIN_S:g} s."
+            f"Logging in with {command} failed: the program did not end within {PLUGIN_S:g} s. Run "
+            "it in a terminal to see why."
         ) from error
     except OSError as error:
         raise PreflightError(f"Logging in with {command} failed: {error}.") from error
@@ -140,15 +141,16 @@ def _run_plugin(
         status = dict(json.loads(ended.stdout)["status"])
     except (ValueError, KeyError, TypeError) as error:
         raise PreflightError(
-            f"Logging in with {command} failed: it printed no ExecCredential with a status."
+            f"Logging in with {command} failed: the program printed no ExecCredential with a "
+            "status."
         ) from error
     if token := status.get("token"):
         return {"token": str(token).strip()}
     pair = {"client-certificate": "clientCertificateData", "client-key": "clientKeyData"}
     if not all(status.get(key) for key in pair.values()):
         raise PreflightError(
-            f"Logging in with {command} failed: it printed no token and no certificate. Log in "
-            "again."
+            f"Logging in with {command} failed: the program printed no token and no certificate. "
+            "Log in again."
         )
     return {
         f"{key}-data": base64.b64encode(str(status[field]).encode()).decode()
@@ -165,8 +167,8 @@ def _from_provider(access: Access, provider: Mapping[str, Any]) -> dict[str, Any
     if name == "oidc":
         return {"token": str(provider["config"]["id-token"]).strip()}
     raise PreflightError(
-        f"The kubeconfig's context {access.context} logs in by the auth-provider {name}, which is "
-        "no longer supported. Get credentials for the cluster again, with a current version of "
+        f"The kubeconfig's context {access.context!r} logs in by the auth-provider {name}, which "
+        "is no longer supported. Get credentials for the cluster again, with a current version of "
         "your provider's tools."
     )
 

@@ -205,7 +205,7 @@ def _check_image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
         _shorten_text(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
     )
     if pod.waiting_reason == "InvalidImageName":
-        text = f"{pod.image} is not the name of an image: {message}. Correct container_image=."
+        text = f"{pod.image!r} is not a valid image name: {message}. Correct container_image=."
         return JobDiagnosis(JobCause.IMAGE_PULL, text, hopeless=True)
     if pod.waiting_reason == "ErrImageNeverPull":
         advice = "Load the image onto the nodes, or let the cluster's policy allow pulls."
@@ -351,18 +351,18 @@ def _over_quota(
     total = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
     least = total if not shape.is_elastic else 2 if counts_jobs else of.pods_each
     noun = "Job" if counts_jobs else "pod"
-    allows = f"it allows {quota['limited']}"
+    allows = f"the quota allows {quota['limited']}"
     if _exceeds(quota, least):
         need = f"and each of its {least} {noun}s needs" if least > 1 else f"and a {noun} needs"
-        text = f"The quota {quota['name']} of the namespace is too small for the job: {allows}, "
-        advice = "Ask for less, or have an administrator raise it."
+        text = f"The namespace's quota {quota['name']!r} is too small for the job: {allows}, "
+        advice = "Ask for less, or have an administrator raise the quota."
         return JobDiagnosis(
             JobCause.QUOTA, f"{text}{need} {quota['requested']}. {advice}", True, missing
         )
     refused = "some Jobs" if counts_jobs else f"{len(missing)} pods"
-    text = f"The quota {quota['name']} of the namespace refuses {refused} of the job: {allows}, "
+    text = f"The namespace's quota {quota['name']!r} refuses {refused} of the job: {allows}, "
     need = f"{quota['used']} is used, and a {noun} needs {quota['requested']}"
-    advice = "Other jobs must end first, or an administrator must raise it."
+    advice = "Other jobs must end first, or an administrator must raise the quota."
     return JobDiagnosis(JobCause.QUOTA, f"{text}{need}. {advice}", False, missing)
 
 

@@ -101,8 +101,8 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
     except (ConfigException, yaml.YAMLError, OSError, *_MALFORMED) as error:
         cause = " ".join(str(error).split())
         raise PreflightError(
-            f"The kubeconfig {files} cannot be read ({type(error).__name__}: {cause}). Repair it, "
-            "or get credentials for the cluster again."
+            f"The kubeconfig {files} cannot be read ({type(error).__name__}: {cause}). Repair the "
+            "file, or get credentials for the cluster again."
         ) from error
     return Kubeconfig(str(current), **entries, sources=sources)
 
@@ -213,7 +213,7 @@ def access_of(config: Kubeconfig, context: str) -> Access:
     cluster = config.clusters.get(name) or {}
     if not cluster.get("server"):
         raise PreflightError(
-            f"The kubeconfig's context {context} names the cluster {name!r}, which has no "
+            f"The kubeconfig's context {context!r} names the cluster {name!r}, which has no "
             "server. Get credentials for the cluster again."
         )
     return Access(

@@ -144,7 +144,7 @@ def _probe_queue(api: Api, needs: Needs) -> Iterable[Finding]:
     elif any(c.get("type") == "Active" for c in conditions) and not condition(queue, "Active"):
         message = next(c.get("message") for c in conditions if c.get("type") == "Active")
         remedy = "Ask an administrator to repair it, or name another queue: until then, jobs wait."
-        yield warn("Kueue", f"the queue {needs.queue} admits no jobs: {message}", remedy)
+        yield warn("Kueue", f"the queue {needs.queue!r} admits no jobs: {message}", remedy)
     else:
         yield ok("Kueue", f"is installed; the queue {needs.queue} admits jobs")
 

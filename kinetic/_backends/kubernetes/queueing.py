@@ -57,15 +57,15 @@ def why_suspended(
         if finding is not None:
             return _add_position(finding, position)
     return _add_position(
-        JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue}."), position
+        JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue!r}."), position
     )
 
 
 def _add_position(finding: JobDiagnosis, position: int | None) -> JobDiagnosis:
     if position is None or finding.hopeless:
         return finding
-    before = {0: "It is the next", 1: "One job comes before it"}
-    text = before.get(position, f"{position} jobs come before it")
+    before = {0: "The job is next", 1: "One other job comes first"}
+    text = before.get(position, f"{position} other jobs come first")
     return JobDiagnosis(
         finding.kind, f"{finding.sentence} {text}.", finding.hopeless, finding.hosts
     )
@@ -78,7 +78,7 @@ def _find_deactivation(queue: str, workload: Document) -> JobDiagnosis | None:
     reason = f": {_clean(evicted.get('message'))}" if evicted.get("message") else ""
     return JobDiagnosis(
         JobCause.QUEUE_REFUSED,
-        f"The queue {queue} has removed the job for good{reason}.",
+        f"The queue {queue!r} has removed the job for good{reason}. Submit the job again.",
         hopeless=True,
     )
 
@@ -120,7 +120,7 @@ def _find_reservation(queue: str, workload: Document) -> JobDiagnosis | None:
         missing = "doesn't exist" in message
         advice = f"{other[0].upper()}{other[1:]}." if missing else f"Ask for less, or {other}."
         return JobDiagnosis(JobCause.QUEUE_REFUSED, f"{text} {advice}", hopeless=True)
-    return JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue}: {message}.")
+    return JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue!r}: {message}.")
 
 
 def _clean(text: object) -> str:

@@ -45,7 +45,7 @@ RESTARTING = "its hosts are starting again"
 ENDING = "its hosts are ending"
 REMOVED = "it is being removed from the cluster"
 SUSPENDED = "it is suspended"
-QUEUED = "it waits in the queue {queue}"
+QUEUED = "the job waits in the queue {queue!r}"
 
 REMOVED_FROM_CLUSTER = "its workload was removed from the cluster"
 CANCELLED = "The job was cancelled."

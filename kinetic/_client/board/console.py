@@ -53,7 +53,7 @@ class Printer:
         except Exception as error:  # noqa: BLE001 - the caller may have replaced the stream by any object
             self._broken.add(chunk.stream)
             _log.warning(
-                "the job's output can no longer be printed (%s); `kinetic jobs logs` shows it",
+                "the job's output can no longer be printed (%s). See `kinetic jobs logs`.",
                 error,
             )
 

@@ -318,8 +318,8 @@ def namespaces(machine: Machine) -> Finding:
         "namespaces",
         "User and mount namespaces cannot be created: simulated hosts cannot have data at fixed "
         "paths.",
-        "Allow them (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces), or pass "
-        "data as arguments.",
+        "Allow namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces), "
+        "or pass data as arguments.",
     )
 
 
@@ -339,7 +339,7 @@ def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
     it is remote."""
     elsewhere = "or set KINETIC_STORE to a folder of your own."
     if folder.exists and not folder.is_folder:
-        return [problem("store", f"{folder.path} is not a folder.", f"Move it away, {elsewhere}")]
+        return [problem("store", f"{folder.path} is not a folder.", f"Rename it, {elsewhere}")]
     if folder.exists and not folder.is_mine:
         return [
             problem(

@@ -138,7 +138,7 @@ class Controller:
         """Wait for the slices that the next call needs; give up if too few return."""
         if len(answering) >= decision.wanted:
             if len(answering) < self._rules.most:
-                _say(f"shrinking to {count_slices(len(answering))} until it is back.")
+                _say(f"shrinking to {count_slices(len(answering))} until lost slices return.")
             return decision
         away = [each for each in range(self._rules.most) if each not in answering]
         limit_s = self._rules.slice_timeout_s
