@@ -1,12 +1,12 @@
-"""Jobs on a cluster: overhead compared with a pod created by hand, latency of lines of output,
-calls of the API server and the bucket, and 200 jobs at once.
+"""Jobs on a cluster: overhead over a pod created by hand, latency of output lines, calls to the
+API server and the bucket, and 200 jobs at once.
 
 In: nothing (or the number of jobs at once). Out: tables on stdout.
 
     python benchmarks/cluster.py [JOBS]
 
-The cluster and the bucket are the tests' doubles: their pods are processes of this machine, and
-they count their calls. The floor of a job is a pod with the same command, environment and Secret,
+The cluster and the bucket are the tests' doubles: pods are processes of this machine, and the
+doubles count the calls that they receive. The floor of a job is a pod with the same command, environment and Secret,
 which runs the same function, created through the same API server.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m kinetic`: the command line of this interpreter, regardless of PATH."""
+"""`python -m kinetic`: the command line, run by this interpreter whatever is on PATH."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class UsageError(KineticError, ValueError):
 
 
 class UsageTypeError(UsageError, TypeError):
-    """An argument, option or setting has the wrong type, so that nothing was created."""
+    """An argument, option or setting has the wrong type; no job was created."""
 
 
 class DataNotFound(UsageError, FileNotFoundError):

@@ -143,7 +143,7 @@ def _wrap_arrays(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
-    """Refuse models, layers and optimizers of Keras: their variables are not arguments."""
+    """Refuse Keras models, layers and optimizers: their variables would not be arguments."""
     for leaf in leaves:
         if _is_from_keras(leaf) and hasattr(leaf, "variables"):
             raise UsageError(
@@ -386,7 +386,7 @@ def _digest(module: Any) -> str:
 
 
 def _strip_jit(name: str) -> str:
-    """Return the name of the function in the name of a module: "jit(step)" or "jit_step"."""
+    """Return the function's name from a module's name: "step" from "jit(step)" or "jit_step"."""
     inner = name.removeprefix("jit")
     return inner[1:-1] if inner.startswith("(") else inner.removeprefix("_") or name
 

@@ -41,7 +41,7 @@ class Record:
     _called: ClassVar[str]
 
     def __init_subclass__(cls, *, called: str) -> None:
-        """Register a record; `called` is its name in errors."""
+        """Register a record class; `called` is its name in errors."""
         cls._called = called
 
     def to_json(self) -> dict[str, Any]:

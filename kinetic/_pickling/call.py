@@ -134,7 +134,7 @@ class _CallerState:
         make: Callable[[], Packed],
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     ) -> Packed:
-        """Call `make` and add the warnings of this process to its result.
+        """Call `make`, and add to its result the warnings that pickling has raised in this process.
 
         Raises:
             PicklingError: A part of the call cannot be pickled; the error names it.
@@ -171,8 +171,11 @@ class _CallerState:
         return modules.by_value(self._modules, cloudpickle)
 
     def dump(self, file: io.BytesIO, call: object, *, with_setup: bool = True) -> CallPickler:
-        """Pickle the registrations and settings of libraries, which a host applies first, then the
-        call. Return the pickler."""
+        """Pickle the libraries' registrations and settings, then the call, and return the pickler.
+
+        A host applies registrations and settings before it loads the call. Without `with_setup`,
+        only the call is pickled.
+        """
         from kinetic._pickling import library_settings
         from kinetic._pickling.pickler import make_pickler
 

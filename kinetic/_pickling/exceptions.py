@@ -180,7 +180,8 @@ def _pickle_exception(
             members=list(error.exceptions) if isinstance(error, BaseExceptionGroup) else None,
         )
         return data, False
-    # Classes of C extensions may only work with their own constructor, which changes `args`.
+    # Some classes of C extensions can be rebuilt only by their own constructor, which changes
+    # `args`: keep the whole pickle, if there is one.
     return whole, whole is not None
 
 

@@ -145,8 +145,8 @@ def _is_installed_file(file: str) -> bool:
 
 
 def _list_created() -> list[ModuleType]:
-    """Return the modules that the program has created without an import. Submodules belong to their
-    package."""
+    """Return the modules that the program has created without an import, except submodules:
+    they are sent with their package."""
     return [
         module
         for name, module in list(sys.modules.items())

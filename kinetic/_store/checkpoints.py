@@ -116,7 +116,7 @@ class Step:
 
 
 class Checkpoints:
-    """The checkpoints of a training.
+    """The checkpoints of a training run.
 
     Args:
         where: the path or URI of the checkpoints, or of the output folder that contains them.

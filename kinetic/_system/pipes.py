@@ -18,7 +18,7 @@ def listen(path: Path) -> int:
 
 def connect(path: Path) -> int | None:
     """Return a descriptor for writing, which does not block; None if there is no such pipe, or no
-    process listens."""
+    process reads from it."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return None

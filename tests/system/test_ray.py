@@ -214,7 +214,7 @@ def batch_of(step):
 
 
 def train_alone():
-    """Train on this machine, without any loss of a slice; return the losses."""
+    """Train on this machine, where no slice is lost; return the loss of each step."""
     weights, losses = np.zeros(4, np.float32), []
     for step in range(STEPS):
         x = batch_of(step)

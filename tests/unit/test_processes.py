@@ -1,4 +1,5 @@
-"""Processes of a job on a machine: their priority over functions' threads, and their number."""
+"""The processes of a job on one machine: how many there are, and that kinetic's own get the CPU
+before the threads of the user's function."""
 
 from __future__ import annotations
 

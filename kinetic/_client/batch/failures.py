@@ -39,7 +39,7 @@ def batch_error(
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:
-        """Sort failed inputs before cancelled ones, and those before skipped ones."""
+        """Return a sort key: failed inputs first, then cancelled, then skipped ones."""
         is_skipped = view.states[index] is InputState.SKIPPED
         return 2 if is_skipped else int(isinstance(failed[index], JobCancelled)), index
 

@@ -66,8 +66,8 @@ class Loss:
     """The cause of a failed attempt after which another may follow.
 
     Attributes:
-        slices: slices that were lost; () when a collective broke, or all hosts stood still, and
-            all hosts live.
+        slices: slices that were lost; () if every host is still alive, because a collective broke
+            or all hosts hung.
         why: the cause, in one line.
     """
 

@@ -108,7 +108,7 @@ class _Ordered(click.Group):
     short_help="Save cluster settings under names and switch between them.",
 )
 def profile() -> None:
-    """Group of the commands about profiles."""
+    """Commands for profiles."""
 
 
 def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
