@@ -6,8 +6,8 @@ In: nothing (or the number of jobs at once). Out: tables on stdout.
     python benchmarks/cluster.py [JOBS]
 
 The cluster and the bucket are the tests' doubles: pods are processes of this machine, and the
-doubles count the calls that they receive. The floor of a job is a pod with the same command, environment and Secret,
-which runs the same function, created through the same API server.
+doubles count the calls that they receive. The floor of a job is a pod with the same command,
+environment and Secret, which runs the same function, created through the same API server.
 """
 
 from __future__ import annotations
