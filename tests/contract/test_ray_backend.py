@@ -199,7 +199,7 @@ def test_secrets_reach_the_function_and_nobody_else(backend, store):
     assert int(chunk.data) == len(SECRET["KEY"])
     assert not backend._api.has_package(secrets_package(ref.job_id))
     assert not is_shown(backend, store)
-    entry = str(backend._api._ask("GET", f"/api/jobs/{ref.job_id}"))
+    entry = str(backend._api._call("GET", f"/api/jobs/{ref.job_id}"))
     assert "TOKEN" not in entry
     assert "TLS" not in entry
     backend.cancel(ref)

@@ -138,7 +138,7 @@ def test_a_callback_does_not_keep_the_process_alive(tmp_path):
 def test_a_job_that_submits_another_is_told_what_works():
     with pytest.raises(
         errors.UsageError,
-        match=r"A job cannot submit other jobs. In a job, later\(...\) runs the function",
+        match=r"A job cannot submit other jobs. In a job, add_later\(...\) runs the function",
     ):
         submits()
 
@@ -148,7 +148,7 @@ def test_a_job_that_submits_another_is_told_what_works():
     def outer(submit):
         return inner.run_async() if submit else inner.options
 
-    with pytest.raises(errors.UsageError, match=r"a job cannot submit other jobs\. In a job, <lam"):
+    with pytest.raises(errors.UsageError, match=r"a job cannot submit other jobs\. Call <lambda>"):
         outer(True)
     with pytest.raises(AttributeError) as caught:
         outer(False)

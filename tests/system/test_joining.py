@@ -108,7 +108,7 @@ def test_who_joins_another_coordinator_is_told_unless_he_has_said_so(joins_jax, 
         jax.distributed.initialize("10.0.0.1:1234", 2, 1)
 
     pasted()
-    assert ("this host joins 10.0.0.1:1234 now" in capfd.readouterr().err) is bool(joins_jax)
+    assert ("this host joins 10.0.0.1:1234, not" in capfd.readouterr().err) is bool(joins_jax)
 
 
 @pytest.mark.long
