@@ -9,7 +9,7 @@ import pytest
 
 from kinetic import errors
 
-WITHOUT = 230
+WITHOUT = 142
 """Most messages that may have no instance, because no test raises them."""
 
 
