@@ -385,7 +385,7 @@ def test_a_long_save_is_told_and_not_waited_for_without_end(monkeypatch, capfd):
     finally:
         goes_on.set()
     err = capfd.readouterr().err
-    assert err.count("a checkpoint is still being saved") == 1
+    assert err.count("returned, and a checkpoint is still being saved") == 1
     assert "is cut off" in err
 
 
