@@ -136,7 +136,11 @@ class JobHandle(Generic[R_co]):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> JobHandle[Any]:
-        """Return the handle for a reference that `to_dict` returned; unknown keys are ignored."""
+        """Return the handle of a job that was saved as a dictionary.
+
+        Args:
+            data: A dictionary that `to_dict` returned. Unknown keys are ignored.
+        """
         return JobHandle(JobRef.from_json(data))
 
     def __repr__(self) -> str:

@@ -190,7 +190,7 @@ def test_the_command_loses_a_slice_and_says_which(begin):
     training.reach(1, 0)
     none = kn("jobs", "kill", "--yes", training.handle.job_id, "--slice", "3")
     assert none.returncode == 3
-    assert "runs on machines 0-1 of slice 3 at present" in none.stderr
+    assert "does not run on machines 0-1 of slice 3 at present" in none.stderr
     done = kn("jobs", "kill", "--yes", training.handle.job_id, "--slice", "1", "--host", "0")
     assert done.stdout == (
         f"SIGKILL was sent to machine 0 of slice 1 of {training.handle.job_id}.\n"
