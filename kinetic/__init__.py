@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kinetic._client.futures import as_completed as as_completed
     from kinetic._client.handle import JobHandle as JobHandle
     from kinetic._client.remote import RemoteCallable as RemoteCallable
+    from kinetic._client.sessions import SessionHandle as SessionHandle
+    from kinetic._client.sessions import session as session
     from kinetic._compile.report import CompileReport as CompileReport
     from kinetic._compile.slice import CompileSlice as CompileSlice
     from kinetic._dashboard.start import dashboard as dashboard
@@ -50,6 +52,7 @@ _HOMES = {
     "Data": "_datasets.data",
     "JobHandle": "_client.handle",
     "RemoteCallable": "_client.remote",
+    "SessionHandle": "_client.sessions",
     "as_completed": "_client.futures",
     "attach": "jobs",
     "attach_batch": "_client.batch.handle",
@@ -63,6 +66,7 @@ _HOMES = {
     "preempted": "_in_job.preemption",
     "reform": "_in_job.elastic",
     "run": "_client.decorator",
+    "session": "_client.sessions",
     "should_reform": "_in_job.elastic",
     "slice_index": "_in_job.slices",
 }
@@ -82,6 +86,7 @@ __all__ = [
     "Data",
     "JobHandle",
     "RemoteCallable",
+    "SessionHandle",
     "__version__",
     "as_completed",
     "attach",
@@ -97,6 +102,7 @@ __all__ = [
     "preempted",
     "reform",
     "run",
+    "session",
     "should_reform",
     "slice_index",
 ]

@@ -88,6 +88,10 @@ def make(place: Place, store: Store) -> Backend:
     Raises:
         PreflightError: the backend is not built into this version.
     """
+    if place.session:
+        from kinetic._backends.session import SessionBackend  # few jobs run on sessions
+
+        return SessionBackend(place.session, store, make(replace(place, session=""), store))
     if place.backend in _makers:
         return _makers[place.backend](place, store)
     raise PreflightError(

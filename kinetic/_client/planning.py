@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,11 +31,13 @@ from kinetic._core.ref import new_job_id
 from kinetic._core.spec import name_of
 from kinetic._core.values import dataclass
 from kinetic._core.variables import looks_secret, select_start_variables
-from kinetic.errors import UsageError
+from kinetic.errors import NotFound, UsageError
 from kinetic.version import __version__
 
 if TYPE_CHECKING:
     from kinetic._backends.base import Backend
+    from kinetic._core.accelerators.topology import Topology
+    from kinetic._core.ref import JobRef
     from kinetic._datasets.call_data import CallData
     from kinetic._datasets.data import Data
     from kinetic._pickling.call import Packed
@@ -58,7 +60,7 @@ _SLOW_LIBRARIES = ("keras", "orbax.checkpoint", "flax", "equinox")
 OPTIONS_THAT_ARE_SETTINGS = (
     *("backend", "project", "zone", "cluster", "namespace", "base_image_repo"),
     *("queue", "priority", "reservation", "local_storage", "network_devices"),
-    "service_account",
+    *("service_account", "session"),
 )
 
 
@@ -109,7 +111,55 @@ def target_of(options: Options) -> Target:
         verbosity.show(settings.log_level)
     place, notice = registry.select(options, settings)
     store = open_store(settings.store)
+    if (session := _find_session(options, settings, store)) is not None:
+        place, notice = dataclasses.replace(session.place, session=session.job_id), ""
+        store = open_store(session.store_uri)
     return Target(place, settings, registry.make(place, store), store, notice)
+
+
+class EnteredSession(NamedTuple):
+    """The session of a `with` block: its job, and the accelerator and number of its slices."""
+
+    ref: JobRef
+    topology: Topology
+    slices: int
+
+
+_entered: ContextVar[EnteredSession | None] = ContextVar("kinetic_session", default=None)
+
+
+def enter_session(session: EnteredSession | None) -> Token[EnteredSession | None]:
+    """Run calls on this session from now on if their accelerators fit; None for no session."""
+    return _entered.set(session)
+
+
+def leave_session(token: Token[EnteredSession | None]) -> None:
+    """Undo `enter_session`."""
+    _entered.reset(token)
+
+
+def _find_session(options: Options, settings: Settings, store: Store) -> JobRef | None:
+    """Return the job of the session that a call runs on; None for no session.
+
+    Raises:
+        NotFound: no session has the name that the option or the setting gives.
+    """
+    entered = _entered.get()
+    if options.session is None and entered is not None:
+        shape = options.topology, options.most_slices
+        return entered.ref if shape == (entered.topology, entered.slices) else None
+    if not settings.session:
+        return None
+    from kinetic._store import sessions
+
+    ref = sessions.find(store, settings.session)
+    if ref is None:
+        source = settings.setting("session").source
+        raise NotFound(
+            f"There is no session {settings.session!r} (from {source}) in {store.uri}. Start it: "
+            f"`kinetic session start {options.topology.name} --name {settings.session}`."
+        )
+    return ref
 
 
 def default_place(settings: Settings) -> Place:

@@ -177,6 +177,7 @@ def ref_of(plan: Plan, store_uri: str) -> JobRef:
         debug=plan.options.debug,
         has_single_controller=plan.has_single_controller,
         has_head=plan.has_head,
+        session_name="" if plan.holds is None else plan.holds.name,
         output_dir=plan.output_dir or own_folder,
     )
 

@@ -101,12 +101,15 @@ class AgentMachine:
         alone: bool = False,
         is_elastic: bool = False,
         is_led_from_afar: bool = False,
+        is_held: bool = False,
     ) -> None:
         """With `alone`, the host is the whole gang, and need not deliver its report. With
-        `is_led_from_afar`, a head leads, which goes on when this host is taken away."""
+        `is_led_from_afar`, a head leads, which goes on when this host is taken away. With
+        `is_held`, the gang runs a call of a session, and another call may follow."""
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
+        self._is_held = is_held
         self.activity = Activity.PREPARING
         self.ready, self.armed = alone, False
         self.started = self.stopping = self.all_done = self.finished = False
@@ -281,7 +284,7 @@ class AgentMachine:
         """Let the worker exit like a script: every host has returned."""
         self.all_done = True
         exit_ = None if self._report is None else self._report.exit
-        self.nothing_follows = exit_ is Exit.RETURNED
+        self.nothing_follows = exit_ is Exit.RETURNED and not self._is_held
         self.kill_at = now + max(grace_s, LEAST_EXIT_S)
         return [Act.EXIT]
 

@@ -20,6 +20,7 @@ DATA = "data"
 BUCKET_FOLDERS = "bucket-folders"
 GROUPS = "groups"
 PROBES = "probes"
+SESSIONS = "sessions"
 SLICES_PIPE = "slices"
 """A pipe in a host's folder: a number written to it makes that simulated slice fail."""
 
@@ -68,8 +69,16 @@ class JobKeys:
     fetch = Key("jobs/{job_id}/local/fetching")
     """The source that a host of the local backend is downloading data from at the moment."""
     attempts = Key("jobs/{job_id}/attempts/")
+    calls = Key("jobs/{job_id}/calls/")
+    """The calls that wait for a session, and the one that runs, in order."""
+    bell = Key("jobs/{job_id}/local/bell")
+    """A pipe: writing to it wakes the leader of a session on this machine."""
     outputs = Key("outputs/{job_id}/")
     """The default folder for files of the function."""
+
+    def call(self, submitted_ns: int, call_id: str) -> str:
+        """Return the key of a call in the session's queue; keys sort in the order of calls."""
+        return f"{self.calls}/{submitted_ns:020d}-{call_id}"
 
 
 class AttemptKeys:
@@ -177,6 +186,11 @@ def tree(digest: str) -> str:
     """Return the key of the list of parts of a source tree, by the digest of the tree's list. The
     object is written after the parts, and deleted before them."""
     return f"{TREES}/{digest}"
+
+
+def session(name: str) -> str:
+    """Return the key of the record with the id of the last session of this name."""
+    return f"{SESSIONS}/{name}.json"
 
 
 def data(digest: str) -> str:

@@ -36,6 +36,7 @@ class Keywords(TypedDict, total=False):
     controller: Controller
     compile_check: bool
     queue: str | None
+    session: str | None
     priority: str | None
     reservation: str | None
     local_storage: str | None
@@ -212,6 +213,13 @@ class Options(documents.Record, called="The options of the job"):
         "Queue of the cluster (a LocalQueue of Kueue), which admits the job once all its hosts "
         "fit.",
         flag=Flag(("--queue",)),
+        becomes="place",
+    )
+    session: str | None = option(
+        checks.cluster_name,
+        "Session to run on: the name of slices that `kinetic.session` or `kinetic session start` "
+        "holds.",
+        flag=Flag(("--session",), offers="sessions"),
         becomes="place",
     )
     priority: str | None = option(

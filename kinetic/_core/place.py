@@ -39,6 +39,7 @@ class Place(documents.Record, called="The place of the job"):
         image_repo: the repository of prebuilt images.
         queue: the queue that admits the job.
         service_account: the service account of the pods; they get a token only if it is named.
+        session: id of the session whose slices run the job.
     """
 
     backend: str
@@ -53,6 +54,7 @@ class Place(documents.Record, called="The place of the job"):
     image_repo: str = ""
     queue: str = ""
     service_account: str = ""
+    session: str = ""
 
     @property
     def requested(self) -> str:

@@ -10,6 +10,7 @@ from kinetic._core.documents import Record
 from kinetic._core.layout import SCHEMA_VERSION
 from kinetic._core.options import Elastic, Options
 from kinetic._core.place import Place
+from kinetic._core.session import Session
 from kinetic._core.values import dataclass
 from kinetic.errors import UnsupportedVersion
 
@@ -198,6 +199,8 @@ class Plan(Record, called="The plan of the job"):
         labels: free key-value pairs (batch group, tags).
         is_verbose: True if hosts also log messages that need no attention.
         cost: the price of all slices; None if unknown.
+        holds: the terms of a session, a job that holds its slices for calls; None for any other
+            job.
     """
 
     job_id: str
@@ -226,6 +229,7 @@ class Plan(Record, called="The plan of the job"):
     labels: dict[str, str] = field(default_factory=dict)
     is_verbose: bool = False
     cost: Cost | None = None
+    holds: Session | None = None
 
     @property
     def topology(self) -> Topology:

@@ -22,9 +22,10 @@ _PLACE_FIELDS = {
     "namespace": "namespace",
     "image_uri": "image",
     "address": "address",
+    "session": "session",
 }
 """Fields of `Place`, by their names among the attributes of a job."""
-_IF_SET = ("address", "has_single_controller", "has_head")
+_IF_SET = ("address", "session", "session_name", "has_single_controller", "has_head")
 NEWEST = "-"
 """Stands for the newest job wherever an id is expected."""
 _BUCKET = "gs://"
@@ -48,6 +49,7 @@ class JobRef(documents.Record, called="The reference of the job"):
             it; None outside a batch.
         debug: True if the job waits for a debugger.
         has_single_controller, has_head: the same as in the plan.
+        session_name: name of the session that the job holds slices for; "" for any other job.
         output_dir: folder of the function's files; "" in references of older versions.
         schema_version: version of the layout of the job's records.
     """
@@ -67,6 +69,7 @@ class JobRef(documents.Record, called="The reference of the job"):
     debug: bool = False
     has_single_controller: bool = False
     has_head: bool = False
+    session_name: str = ""
     output_dir: str = ""
     schema_version: int = SCHEMA_VERSION
 

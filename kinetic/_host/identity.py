@@ -66,6 +66,8 @@ class Identity:
             ended.
         join_timeout_s: how long the coordinator may take to come up.
         parent: the process with which this host's program dies; 0 for none.
+        session: id of the session that leads the host through calls; "" outside of sessions.
+        turn: number of the current gang among all gangs of the session.
     """
 
     store_uri: str
@@ -97,6 +99,8 @@ class Identity:
     unreachable_after_s: float = 30.0
     join_timeout_s: float = 30.0
     parent: int = 0
+    session: str = ""
+    turn: int = 0
 
     @property
     def leads(self) -> bool:
@@ -115,8 +119,12 @@ class Identity:
 
     def take_place(self, place: HostAssignment) -> Identity:
         """Return the identity of this host with an assignment."""
+        is_call = bool(place.job_id)
         return replace(
             self,
+            job_id=place.job_id or self.job_id,
+            session=(self.session or self.job_id) if is_call else "",
+            turn=place.turn,
             host=place.host,
             hosts=place.hosts,
             attempt=place.attempt,
@@ -127,9 +135,8 @@ class Identity:
     @property
     def endpoint(self) -> Endpoint:
         """Endpoint at which this host calls the coordinator."""
-        return Endpoint(
-            self.target, self.token, self.job_id, self.attempt, self.certificate, self.restarts
-        )
+        job_id, attempt = self.session or self.job_id, self.turn or self.attempt
+        return Endpoint(self.target, self.token, job_id, attempt, self.certificate, self.restarts)
 
 
 def from_environ(environ: Mapping[str, str] | None = None) -> Identity:

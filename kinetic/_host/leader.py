@@ -8,12 +8,14 @@ job on a cluster, a head.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinetic._core.endpoint import Endpoint
@@ -33,16 +35,17 @@ from kinetic._core.gang.policy import (
     loss_of,
     slices_to_end,
 )
-from kinetic._core.outcome import HostReport, Outcome
+from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts
 from kinetic._core.plan import Plan
 from kinetic._host import verdicts
 from kinetic._host.agents import import_gang_modules
+from kinetic._host.calls import CANCELLED_WAITING, Call, CallQueue
 from kinetic._host.hosts import Hosts, NeedsNewPrograms
 from kinetic._host.identity import alone_s
 from kinetic._host.story import Story, indices_of
 from kinetic._host.verdicts import Attempt
 from kinetic._store.base import Store
-from kinetic.errors import KineticError
+from kinetic.errors import KineticError, StoreError
 
 if TYPE_CHECKING:
     from kinetic._host.leader_runtime import LeaderRuntime
@@ -85,6 +88,7 @@ class Leader:
         on_ready: Callable[[], None] = lambda: None,
         on_agents: Callable[[int], None] = lambda attempt: None,
         free_space: Callable[[], None] = lambda: None,
+        bell: Path | None = None,
     ) -> None:
         """Make a leader.
 
@@ -98,6 +102,7 @@ class Leader:
             on_ready: called when all hosts are ready.
             on_agents: called with the attempt's number after agents or the attempt have changed.
             free_space: called when the store is full, before one more try.
+            bell: pipe by which callers on this machine wake the leader of a session.
         """
         self._plan = plan
         self._store = store
@@ -111,6 +116,10 @@ class Leader:
         self._on_ready = on_ready
         self._on_agents = on_agents
         self._free_space = free_space
+        self._bell = bell
+        self._call: Call | None = None
+        self._is_call_cancelled, self._end_reason = False, ""
+        self._held_since = self._idle_since = 0.0
         self._hosts_per_slice = plan.hosts // policy.rules.most
         self._story = Story(store, plan.job_id, policy, self._hosts_per_slice)
         self._ready_at = 0.0
@@ -185,7 +194,9 @@ class Leader:
         if self._reads_questions:
             runtime.answer_questions(self._hosts, lambda: self._gang)
         try:
-            ended = await self._lead_attempts(coordinator, runtime)
+            holds = self._plan.holds is not None
+            lead = self._lead_calls if holds else self._lead_attempts
+            ended = await lead(coordinator, runtime)
         finally:
             runtime.stop_watching()
         self._over = True
@@ -260,6 +271,182 @@ class Leader:
                 return
             await runtime.pause()
         self._policy.take_all()
+
+    # -- the calls of a session --------------------------------------------------------------------
+
+    async def _lead_calls(self, coordinator: Coordinator, runtime: LeaderRuntime) -> Attempt:
+        """Hold the slices of a session, and run calls on them, until the session ends."""
+        queue = CallQueue(self._store, self._plan.job_id)
+        if self._bell is not None:
+            runtime.listen(self._bell)
+        self._policy.gather(time.monotonic())
+        self._policy.hold()
+        verdict = await self._await_hosts(runtime)
+        self._idle_since = time.monotonic()
+        while verdict is None:
+            call = None
+            with contextlib.suppress(StoreError):  # The next round reads the queue again.
+                call = await runtime.ask(partial(queue.take, self._hosts_per_slice))
+            if call is not None:
+                verdict = await self._run_call(call, queue, coordinator, runtime)
+                self._idle_since = time.monotonic()
+                continue
+            self._decide()
+            verdict = self._judge_session()
+            if verdict is None:
+                await runtime.pause_between_reads()
+        with contextlib.suppress(StoreError):  # Readers see that the session has ended.
+            await runtime.ask(partial(queue.close, self._end_reason))
+        outcome = Outcome(verdict, reason=self._end_reason, ended_at=time.time())
+        return Attempt(outcome, removed=self._removed)
+
+    async def _await_hosts(self, runtime: LeaderRuntime) -> Verdict | None:
+        """Wait until all hosts of the session are there; return the verdict if they are not in
+        time."""
+        limit_s = self._plan.limits.start_timeout_s
+        until = time.monotonic() + limit_s
+        while self._policy.missing:
+            self._decide()
+            if (verdict := self._judge_session()) is not None:
+                return verdict
+            if time.monotonic() >= until:
+                hosts = [i for which in self._policy.missing for i in self._indices(which)]
+                self._end_reason = (
+                    f"{name_hosts(hosts)} of {self._plan.hosts} did not join within {limit_s:g} s "
+                    "(start_timeout)."
+                )
+                return Verdict.FAILED
+            await runtime.pause()
+        self._story.write(GangEvent(EventKind.READY))
+        self._held_since = time.monotonic()
+        self._on_ready()
+        return None
+
+    def _judge_session(self) -> Verdict | None:
+        """Return the verdict on a session that must end now; set the reason."""
+        if self._end_reason:
+            return Verdict.CANCELLED
+        holds, now = self._plan.holds, time.monotonic()
+        if holds is None or not self._held_since:
+            return None
+        limits = [(holds.max_lifetime_s, f"max_lifetime, {holds.max_lifetime_s:g} s")]
+        if self._plan.limits.budget_s is not None:
+            limits.append((self._plan.limits.budget_s, self._plan.limits.budget))
+        for limit_s, name in limits:
+            if now - self._held_since >= limit_s:
+                self._end_reason = f"The session {holds.name} has ended: {name}, is over."
+                return Verdict.SUCCEEDED
+        if self._call is None and now - self._idle_since >= holds.idle_timeout_s:
+            self._end_reason = (
+                f"The session {holds.name} has ended: no call came for "
+                f"{holds.idle_timeout_s:g} s (idle_timeout)."
+            )
+            return Verdict.SUCCEEDED
+        return None
+
+    async def _run_call(
+        self, call: Call, queue: CallQueue, coordinator: Coordinator, runtime: LeaderRuntime
+    ) -> Verdict | None:
+        """Run all attempts of a call, and store its verdict. Return the session's verdict if the
+        session must end."""
+        self._call, self._is_call_cancelled = call, False
+        watch = runtime.watch(partial(queue.is_cancelled, call.job_id), self._cancel_call)
+        failed_before, verdict = "", None
+        try:
+            while True:
+                self._policy.release(time.monotonic())
+                if (outcome := await self._form_for_call(call, runtime)) is None:
+                    outcome = await self._serve_call(call, failed_before, coordinator, runtime)
+                verdict = self._judge_session()
+                if verdict is not None or not self._repeats(call, outcome):
+                    break
+                await runtime.ask_until_done(partial(self._record_attempt, call, outcome))
+                failed_before = first_line(outcome.reason)
+        finally:
+            watch.cancel()
+            self._call = None
+        call.story.write(verdicts.end_event(outcome))
+        await runtime.ask_until_done(partial(queue.conclude, call, outcome))
+        return verdict
+
+    async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:
+        """Wait until all slices are ready. Return the call's outcome if it does not begin."""
+        while True:
+            decision = self._decide()
+            if isinstance(decision, Form):
+                return None
+            if isinstance(decision, GiveUp):
+                self._end_reason = decision.reason
+                return Outcome(Verdict.FAILED, reason=decision.reason, ended_at=time.time())
+            if self._judge_session() is not None or self._is_call_cancelled:
+                reason = self._end_reason or CANCELLED_WAITING
+                return Outcome(Verdict.CANCELLED, reason=reason, ended_at=time.time())
+            await runtime.pause()
+
+    async def _serve_call(
+        self, call: Call, failed_before: str, coordinator: Coordinator, runtime: LeaderRuntime
+    ) -> Outcome:
+        """Run one attempt of a call on the slices; return its outcome."""
+        import asyncio
+
+        policy, indices = self._policy, self._indices_of(self._policy.slices)
+        spec = make_gang_spec(call.plan, call.policy, self._beat_s)
+        spec = replace(
+            spec,
+            turn=policy.attempt,
+            first_sign_s=FIRST_SIGN_S,
+            sees_deaths=self._hosts.sees_deaths,
+        )
+        self._gang, self._has_asked = Gang(spec, time.monotonic()), False
+        self._serve_next(self._gang)
+        place = replace(
+            first_assignment(call.plan, call.policy),
+            hosts=len(indices),
+            job_id=call.job_id,
+            turn=policy.attempt,
+            failed_before=failed_before,
+        )
+        self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
+        finished = asyncio.create_task(coordinator.wait_finished())
+        while not finished.done():
+            self._decide()
+            if self._judge_session() is not None:
+                self._gang.cancel(self._end_reason, time.monotonic())
+                self._sweep()
+            await runtime.pause(finished)
+        self._hosts.end_attempt()
+        outcome = verdicts.judge_gang(self._gang)
+        if dead := self._find_dead():
+            self._policy.note_failure(Loss(dead, first_line(outcome.reason)), time.monotonic())
+            self._end(dead)
+        else:
+            self._policy.note_departure(time.monotonic())
+        self._policy.hold()
+        return outcome
+
+    def _repeats(self, call: Call, outcome: Outcome) -> bool:
+        """True if another attempt of the call follows; its policy is at that attempt then."""
+        if self._gang.unwanted or not call.policy.may_repeat(outcome):
+            return False
+        now = time.monotonic()
+        call.policy.note_repeat(outcome, (), now)
+        for which in call.policy.missing:
+            call.policy.note_ready(which)
+        call.policy.decide(now)
+        return True
+
+    def _record_attempt(self, call: Call, outcome: Outcome) -> None:
+        for event in (verdicts.end_event(outcome), verdicts.retry_event(outcome)):
+            call.story.write(event)
+        verdicts.write_outcome(self._store, call.job_id, outcome, free_space=self._free_space)
+        call.story.attempt = call.policy.attempt
+
+    def _cancel_call(self) -> None:
+        """Cancel the call that runs, not the session."""
+        self._is_call_cancelled = True
+        self._gang.cancel("The job was cancelled.", time.monotonic())
+        self._sweep()
+        self._wake()
 
     # -- between two attempts ----------------------------------------------------------------------
 
@@ -402,6 +589,8 @@ class Leader:
             joins_late=self._hosts.alone,
             sees_deaths=self._hosts.sees_deaths,
         )
+        if self._plan.holds is not None:  # No host joins this gang: each call has one of its own.
+            spec = replace(spec, first_sign_s=None, start_timeout_s=math.inf)
         return Gang(spec, time.monotonic())
 
     # -- signals, hosts and the gang ---------------------------------------------------------------
@@ -425,6 +614,8 @@ class Leader:
             self._wake()
 
     def _cancel(self, reason: str = "The job was cancelled.") -> None:
+        if self._plan.holds is not None:
+            reason = self._end_reason = f"The session {self._plan.holds.name} was stopped."
         self._gang.cancel(reason, time.monotonic())
         self._sweep()
         self._wake()
@@ -464,7 +655,7 @@ class Leader:
         self._end([which])
 
     def _on_event(self, event: GangEvent) -> None:
-        self._story.write(event)
+        (self._story if self._call is None else self._call.story).write(event)
         if event.host is not None:
             self._hosts.note_event(event, self._indices_of(self._policy.slices)[event.host])
         if event.kind is EventKind.FAILURE and event.exit is Exit.EVICTED:
@@ -475,7 +666,8 @@ class Leader:
         if event.kind is EventKind.READY:
             self._ready_at = time.monotonic() - event.ago_s
             self._story.tell_of_recovery()
-            self._on_ready()
+            if self._call is None:
+                self._on_ready()
 
     def _indices(self, which: int) -> range:
         return range(which * self._hosts_per_slice, (which + 1) * self._hosts_per_slice)

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from kinetic._core import layout, record
 from kinetic._core.gang.machine import Gang
 from kinetic._host.hosts import Hosts
 from kinetic._rpc.server import Coordinator
 from kinetic._store.base import Store, is_near
-from kinetic._system import processes
-from kinetic.errors import CorruptRecord, KineticError, NotFound
+from kinetic._system import pipes, processes
+from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 PAUSE_S = 0.1
 """Longest pause between two decisions while something may be due."""
@@ -29,9 +31,14 @@ MISSES = 2
 """Checks in a row that find no records before the job counts as removed."""
 DUMP_S = 5.0
 """Time that hosts have to dump their stacks."""
+QUEUE_S = 0.3
+"""Time between two reads of a session's queue in a remote store."""
 POLL_SOON_S, WATCHED_S = 2.0, 30.0
 """Polling interval while a caller follows the activity of the hosts, and how long after its last
 request that interval lasts."""
+WRITE_S = 600.0
+"""Longest time for which a verdict is written again and again while the store fails."""
+T = TypeVar("T")
 _Row = tuple[str, str, Callable[[Mapping[str, Any]], Awaitable[dict[str, object]]]]
 """Key of a request, key of its response, and the function that makes the response."""
 
@@ -74,11 +81,52 @@ class LeaderRuntime:
 
         self._watching.append(asyncio.create_task(watch()))
 
-    async def ask(self, question: Callable[[], bool]) -> bool:
+    async def ask(self, question: Callable[[], T]) -> T:
         """Put a question to the store and return the answer. The gang is served meanwhile, even if
         the store takes minutes."""
         is_far = not is_near(self._store)
         return await asyncio.to_thread(question) if is_far else question()
+
+    async def ask_until_done(self, write: Callable[[], object]) -> None:
+        """Write to the store; while it fails, repeat it every second, for at most `WRITE_S`.
+
+        Raises:
+            StoreError: it still fails.
+        """
+        until = time.monotonic() + WRITE_S
+        while True:
+            try:
+                await self.ask(write)
+            except StoreError:
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(1.0)
+            else:
+                return
+
+    def watch(self, question: Callable[[], bool], then: Callable[[], object]) -> asyncio.Task[None]:
+        """Ask a question of the store until the answer is True, then call `then` once. The caller
+        cancels the task when it is no longer needed."""
+
+        async def watch() -> None:
+            while True:
+                with contextlib.suppress(StoreError):
+                    if await self.ask(question):
+                        then()
+                        return
+                await asyncio.sleep(PAUSE_S if is_near(self._store) else POLL_SOON_S)
+
+        return asyncio.create_task(watch())
+
+    def listen(self, bell: Path) -> None:
+        """End the current or the next pause whenever somebody writes to this pipe."""
+        fd = pipes.listen(bell)
+
+        def wake() -> None:
+            os.read(fd, 1 << 16)
+            self.wake()
+
+        asyncio.get_running_loop().add_reader(fd, wake)
 
     def ask_for(self, question: Callable[[], bool], then: Callable[[bool], None]) -> None:
         """Put a question to the store, and call `then` with the answer; False on an error."""
@@ -116,6 +164,14 @@ class LeaderRuntime:
             awaited, timeout=PAUSE_S if is_due else None, return_when=asyncio.FIRST_COMPLETED
         )
         waking.cancel()
+        self._changed.clear()
+
+    async def pause_between_reads(self) -> None:
+        """Wait until `wake` is called, or until a queue in the store should be read again."""
+        if is_near(self._store):
+            return await self.pause()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), QUEUE_S)
         self._changed.clear()
 
     def stop_watching(self) -> None:

@@ -103,7 +103,7 @@ class Coordinator:
         processes.check_threads()
         server = aio.server(options=codec.SERVER_OPTIONS)
         handlers = _AuthenticatedHandlers(
-            self._methods(), endpoint, lambda: self._gang.spec.attempt
+            self._methods(), endpoint, lambda: self._gang.spec.turn or self._gang.spec.attempt
         )
         server.add_generic_rpc_handlers((handlers,))
         port = _bind(server, endpoint, self._key)

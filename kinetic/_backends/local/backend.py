@@ -33,6 +33,8 @@ from kinetic.errors import CorruptRecord, PreflightError, SubmitError, UsageErro
 
 # A list of running jobs needs none of these, nor the modules that functions import.
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from kinetic._backends.attempt_logs import Pause
     from kinetic._backends.base import Connection
     from kinetic._core.endpoint import Endpoint
@@ -176,25 +178,10 @@ class LocalBackend:
             self._store, ref, request, has_ended, functools.partial(self._watch, ref, request)
         )
 
-    @contextlib.contextmanager
     def _watch(
         self, ref: JobRef, request: LogRequest, attempt: int, hosts: Sequence[int]
-    ) -> Iterator[Pause]:
-        keys = [request.key(ref, attempt, host) for host in hosts]
-        if not request.metrics:
-            keys = list(map(layout.log_index, keys))
-        printed = [self._root / key for key in keys]
-        watch = liveness.JobWatch(self._folder(ref), printed)
-
-        def pause(new_bytes: int) -> Iterator[None]:
-            if not new_bytes:
-                yield None
-                watch.wait()
-
-        try:
-            yield pause
-        finally:
-            watch.close()
+    ) -> AbstractContextManager[Pause]:
+        return liveness.watch_output(self._root, ref, request, attempt, hosts)
 
     def cancel(self, ref: JobRef) -> None:
         """Ask the supervisor to stop the gang, and continue it if it is suspended (SIGSTOP)."""

@@ -7,14 +7,16 @@ import math
 import os
 import select
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinetic._core import layout
 from kinetic._system import locks, processes
 
 if TYPE_CHECKING:
-    from kinetic._backends.base import GangProcesses
+    from kinetic._backends.attempt_logs import Pause
+    from kinetic._backends.base import GangProcesses, LogRequest
     from kinetic._core.ref import JobRef
 
 POLL_S = 0.02
@@ -30,14 +32,18 @@ class JobWatch:
     when the supervisor ends, a moment after the verdict.
 
     Args:
-        folder: the job's folder.
+        folder: the folder with the supervisor's lock.
         printed: files that grow when a host prints; some may not exist yet.
+        outcome: file of the verdict; None for that of the supervisor's own job.
     """
 
-    def __init__(self, folder: Path, printed: Iterable[Path] = ()) -> None:
+    def __init__(
+        self, folder: Path, printed: Iterable[Path] = (), *, outcome: Path | None = None
+    ) -> None:
         self._folder = folder
-        self._printed = [folder.parent / "outcome.json", *printed]
-        self._poll_ms = math.ceil(1000 * max(POLL_S, len(self._printed) / _CHECKS_PER_S))
+        self._printed = [outcome or folder.parent / "outcome.json", *printed]
+        self._longest_s = max(POLL_S, len(self._printed) / _CHECKS_PER_S)
+        self._poll_s = self._longest_s / 16
         self._sizes = self._read_sizes()
         self._has_ended = False
         self._fd = -1
@@ -52,13 +58,15 @@ class JobWatch:
         # After the supervisor's end, the reports of its hosts may take a moment.
         deadline = time.monotonic() + (POLL_S if self._has_ended else _WAKE_AFTER_S)
         while time.monotonic() < deadline:
-            if poll.poll(self._poll_ms):
+            if poll.poll(math.ceil(1000 * self._poll_s)):
                 self._has_ended = True
                 self.close()
                 return
             before, self._sizes = self._sizes, self._read_sizes()
             if self._sizes != before:
+                self._poll_s = self._longest_s / 16
                 return
+            self._poll_s = min(1.2 * self._poll_s, self._longest_s)
 
     def _read_sizes(self) -> list[int]:
         sizes = []
@@ -75,6 +83,44 @@ class JobWatch:
             with contextlib.suppress(OSError):  # The program may have closed the descriptor.
                 os.close(self._fd)
         self._fd = -1
+
+
+@contextlib.contextmanager
+def watch_output(
+    root: Path,
+    ref: JobRef,
+    request: LogRequest,
+    attempt: int,
+    hosts: Sequence[int],
+    *,
+    session_id: str = "",
+) -> Iterator[Pause]:
+    """Watch the output of hosts in an attempt, and the verdict.
+
+    Args:
+        root: folder of the store.
+        ref: the job.
+        request: the output that is read.
+        attempt: number of the attempt.
+        hosts: indices of the hosts.
+        session_id: the session whose supervisor runs the job; "" if the job has one of its own.
+    """
+    keys = [request.key(ref, attempt, host) for host in hosts]
+    if not request.metrics:
+        keys = list(map(layout.log_index, keys))
+    folder = root / layout.JobKeys(session_id or ref.job_id).prefix / "local"
+    outcome = root / layout.JobKeys(ref.job_id).outcome
+    watch = JobWatch(folder, [root / key for key in keys], outcome=outcome)
+
+    def pause(new_bytes: int) -> Iterator[None]:
+        if not new_bytes:
+            yield None
+            watch.wait()
+
+    try:
+        yield pause
+    finally:
+        watch.close()
 
 
 def ending_fd(folder: Path) -> int:

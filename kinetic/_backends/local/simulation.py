@@ -47,7 +47,11 @@ def document(plan: Plan) -> dict[str, Any]:
         "slices": plan.options.most_slices,
         "hosts": plan.hosts,
         "devices_per_host": plan.devices_per_host,
-        "preload": list(preload_modules(needs_jax=needs_jax(plan.options), variables=variables)),
+        "preload": list(
+            preload_modules(
+                needs_jax=needs_jax(plan.options) or plan.holds is not None, variables=variables
+            )
+        ),
         "memory_estimate_bytes": memory_estimate_bytes(plan),
         "env": dict(plan.options.env),
         "secrets": list(plan.secrets),

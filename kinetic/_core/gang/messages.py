@@ -51,6 +51,7 @@ class GangSpec:
         sees_deaths: True if the leader learns at once of any agent that dies, so that a silent
             agent is alive: it gets no processor, or is stopped.
         slices: slices that take part, in the order of their hosts; () unless the job is elastic.
+        turn: number of the gang among all gangs of its session; 0 outside of sessions.
     """
 
     hosts: int
@@ -74,6 +75,7 @@ class GangSpec:
     joins_late: bool = False
     sees_deaths: bool = False
     slices: tuple[int, ...] = ()
+    turn: int = 0
 
     @property
     def shortest_s(self) -> float | None:
@@ -143,6 +145,8 @@ class HostAssignment:
         failed_before: why the previous attempt failed; "" without one, and in an elastic job,
             whose leader prints the reason.
         hosts: number of hosts of this gang.
+        job_id: the call that a session's host takes part in; "" outside of sessions.
+        turn: number of the gang among all gangs of the session.
     """
 
     attempt: int = 1
@@ -153,6 +157,8 @@ class HostAssignment:
     retries_left: int = 0
     failed_before: str = ""
     hosts: int = 1
+    job_id: str = ""
+    turn: int = 0
 
 
 @dataclass(frozen=True)

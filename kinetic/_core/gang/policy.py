@@ -196,6 +196,8 @@ class AttemptPolicy:
         self._early_losses = dict.fromkeys(self.slices, 0)
         self._start_at: dict[int, float] = {}
         self._start_errors: set[str] = set()
+        self.is_held = False
+        """True while a session waits for a call: no attempt forms, and no time limit counts."""
 
     @classmethod
     def make_fixed(
@@ -221,6 +223,14 @@ class AttemptPolicy:
         """Stop gathering: the first attempt forms on all slices, ready or not."""
         self.gathers, self._forming_since, self._start_at = False, None, {}
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
+
+    def hold(self) -> None:
+        """Keep the slices ready, without forming an attempt, until `release`."""
+        self.is_held = True
+
+    def release(self, now: float) -> None:
+        """Form the next attempt; the time limits for it count from now on."""
+        self.is_held, self._forming_since = False, now
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -327,12 +337,14 @@ class AttemptPolicy:
         if len(self.faults) >= MOST_FAULTS:
             limit = "retries" if self.is_fixed else "max_failures"
             return GiveUp(too_many_faults(self.faults, self.failures, limit))
-        if self.gathers:
+        if self.gathers and not self.is_held:
             return self._form_if_gathered(now)
         if late := self.find_late(now):
             for which in late:
                 self.lose_slice(which, f"its hosts were not ready within {READY_S:g} s", now)
             return self.decide(now)
+        if self.is_held:
+            return self._restart_due(now)
         waited_s = now - self._forming_since
         ready, over = self._slices_with(SliceState.READY), waited_s >= self.rules.slice_timeout_s
         enough = len(ready) >= self.rules.least and not self._slices_with(SliceState.COMING)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from kinetic._core import layout
 from kinetic._core.exits import ProgramCode
 from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
@@ -49,7 +50,8 @@ class AttemptLoop:
 
     def run(self) -> int:
         """Take part until no attempt follows; return the exit code of the agent process."""
-        identity: Identity | None = self._identity if self._identity.start == 1 else None
+        is_first = self._identity.start == 1 and self._plan.holds is None
+        identity: Identity | None = self._identity if is_first else None
         worker, code = self._new_worker(), int(ProgramCode.DELIVERED)
         while True:
             if identity is None:
@@ -61,7 +63,7 @@ class AttemptLoop:
                 identity = self._identity.take_place(place)
             agent = Agent(
                 identity,
-                self._plan,
+                self._read_plan(identity),
                 self._store,
                 worker,
                 logs=self._logs(identity),
@@ -74,6 +76,12 @@ class AttemptLoop:
             agent.release()
             worker.close()
             worker, identity = self._new_worker(), None
+
+    def _read_plan(self, identity: Identity) -> Plan:
+        """Return the plan of an attempt: the job's, or in a session that of the call."""
+        if not identity.session:
+            return self._plan
+        return Plan.read(self._store.get(layout.JobKeys(identity.job_id).plan))
 
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._title, self._fork_server)

@@ -73,6 +73,7 @@ class Agent:
             alone=self._alone,
             is_elastic=plan.elastic_gang is not None,
             is_led_from_afar=identity.is_led_from_afar,
+            is_held=bool(identity.session),
         )
         self._preemption = Preemption(identity, plan.options.env)
         self._report: HostReport | None = None

@@ -238,6 +238,7 @@ class Supervisor:
             on_ready=(lambda: None) if is_alone else self._say_ready,
             on_agents=on_agents,
             free_space=lambda: processes.free_half(self._scratch / processes.DISK_RESERVE),
+            bell=self._own / "bell",
         ).lead(endpoint)
 
     def _reserve(self) -> None:
@@ -312,7 +313,7 @@ class Supervisor:
 
     def _sweep_up(self) -> None:
         free_memory_of_ended(self._store, time.time())
-        for name in ("socket", "supervisor.json", *ATTEMPT_FILES):
+        for name in ("socket", "bell", "supervisor.json", *ATTEMPT_FILES):
             (self._own / name).unlink(missing_ok=True)
         if self._socket_dir is not None:
             _remove(self._socket_dir)

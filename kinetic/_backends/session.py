@@ -1,0 +1,226 @@
+"""The backend of calls that run on a session, whatever backend holds the session's slices.
+
+A call goes through the store: its request is an object in the session's queue, which the session's
+leader reads. On this machine a pipe wakes the leader at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from kinetic._backends.base import Backend, Document, Kills, LogRequest, Status
+from kinetic._core import layout
+from kinetic._core.ref import JobRef
+from kinetic._core.state import JobStatus
+from kinetic._store import index
+from kinetic._store.base import Store, folder_of
+from kinetic._system import pipes
+from kinetic.errors import NotFound, PreflightError, UsageError
+
+if TYPE_CHECKING:
+    from kinetic._backends.attempt_logs import Pause
+    from kinetic._core.log_format import LogChunk
+    from kinetic._core.plan import Plan
+
+_CANCELLED = b'{"agreed": true}\n'
+
+
+class SessionBackend:
+    """Calls on a session. The promises are those of `backends.base.Backend`."""
+
+    name = "session"
+
+    def __init__(self, session_id: str, store: Store, holder: Backend) -> None:
+        """Make a backend for the calls of one session; `holder` is the backend of its own job."""
+        self._session_id = session_id
+        self._store = store
+        self._holder = holder
+
+    @functools.cached_property
+    def _session(self) -> JobRef:
+        """The session's own job.
+
+        Raises:
+            NotFound: the session's records were removed.
+        """
+        return index.find(self._store, self._session_id)
+
+    def preflight(self, plan: Plan) -> None:
+        """Refuse a call that does not fit the session, or whose session has ended."""
+        try:
+            session = self._session
+            held = _read_plan(self._store, self._session_id)
+        except NotFound as error:
+            raise PreflightError(
+                f"The session {self._session_id} was removed. Start another one: `kinetic session "
+                "start`."
+            ) from error
+        name = session.session_name
+        if self._holder.status([session])[session.job_id].phase.ended:
+            raise PreflightError(
+                f"The session {name} ({session.job_id}) has ended. Start it again: `kinetic "
+                f"session start {held.topology.name} --name {name}`."
+            )
+        check_fit(plan, held)
+
+    def render(self, plan: Plan) -> list[Document]:
+        """Return the request for the session's queue as the only document."""
+        return [{"session": self._session_id, "job_id": plan.job_id}]
+
+    def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
+        """Put the call into the session's queue."""
+        key = layout.JobKeys(self._session_id).call(time.time_ns(), ref.job_id)
+        self._store.put(key, b"")
+        self._ring()
+
+    def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
+        """Return the status of calls, from their verdicts, the queue, and the session's status."""
+        return {ref.job_id: self._status(ref) for ref in refs}
+
+    def _status(self, ref: JobRef) -> Status:
+        from kinetic._backends import stored
+
+        if (verdict := stored.read_verdict(self._store, ref)) is not None:
+            return verdict
+        waiting = self._waiting()
+        if ref.job_id not in waiting:  # The leader removes a request after the verdict.
+            verdict = stored.read_verdict(self._store, ref)
+            return verdict or Status(JobStatus.NOT_FOUND)
+        try:
+            held = self._holder.status([self._session])[self._session_id]
+        except NotFound:
+            held = Status(JobStatus.NOT_FOUND)
+        if held.phase.ended:
+            verdict = stored.read_verdict(self._store, ref)
+            return verdict or Status(JobStatus.FAILED, "its session has ended")
+        if stored.is_running(self._store, ref):
+            return Status(JobStatus.RUNNING)
+        if (place := waiting.index(ref.job_id)) > 0:
+            return Status(JobStatus.PENDING, f"it waits for {waiting[place - 1]} on its session")
+        return Status(JobStatus.PENDING, held.reason or "its session is beginning it")
+
+    def why_waiting(self, ref: JobRef) -> str | None:
+        """Return why the call does not run yet; None if it runs or has ended."""
+        return self._status(ref).why_waiting
+
+    def why_lost(self, ref: JobRef, host: int) -> str:
+        """Return "": the session's leader has noted the cause."""
+        return ""
+
+    def why_unready(self, ref: JobRef) -> str:
+        """Return "": a call begins on hosts that are ready."""
+        return ""
+
+    def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
+        """Read the call's output; with `follow`, until the call ends."""
+        from kinetic._backends import attempt_logs
+
+        if folder_of(self._store) is None:
+            return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
+
+        def has_ended() -> bool:
+            return self._status(ref).phase.ended
+
+        return attempt_logs.read(
+            self._store, ref, request, has_ended, functools.partial(self._watch, ref, request)
+        )
+
+    def _watch(
+        self, ref: JobRef, request: LogRequest, attempt: int, hosts: Sequence[int]
+    ) -> AbstractContextManager[Pause]:
+        from kinetic._backends.local import liveness
+
+        root = folder_of(self._store)
+        assert root is not None
+        return liveness.watch_output(
+            root, ref, request, attempt, hosts, session_id=self._session_id
+        )
+
+    def cancel(self, ref: JobRef) -> None:
+        """Ask the session's leader to end the call. The session goes on."""
+        self._store.put(layout.JobKeys(ref.job_id).cancellation, _CANCELLED)
+        self._ring()
+
+    def cleanup(self, ref: JobRef) -> None:
+        """Free the memory that the call's hosts left in use on this machine."""
+        from kinetic._system import memory_folder
+
+        if folder_of(self._store) is not None:
+            memory_folder.remove(ref.job_id)
+
+    def kill(
+        self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
+    ) -> tuple[int, ...]:
+        """Send a signal to the hosts of the session, if they run this call now."""
+        if not isinstance(self._holder, Kills):
+            raise UsageError(f"The hosts of the session {self._session_id} cannot be killed.")
+        if self._status(ref).phase is not JobStatus.RUNNING:
+            return ()
+        return self._holder.kill(self._session, hosts, signum, agents=agents)
+
+    def _waiting(self) -> list[str]:
+        return waiting_calls(self._store, self._session_id)
+
+    def _ring(self) -> None:
+        if (folder := folder_of(self._store)) is not None:
+            pipes.tell(folder / layout.JobKeys(self._session_id).bell, "!")
+
+
+def waiting_calls(store: Store, session_id: str) -> list[str]:
+    """Return the ids of the calls in a session's queue, the one that runs first."""
+    keys = sorted(store.list(layout.JobKeys(session_id).calls))
+    return [key.rpartition("/")[2].partition("-")[2] for key in keys]
+
+
+def _read_plan(store: Store, job_id: str) -> Plan:
+    from kinetic._core.plan import Plan
+
+    return Plan.read(store.get(layout.JobKeys(job_id).plan))
+
+
+def check_fit(plan: Plan, held: Plan) -> None:
+    """Refuse a call that cannot run on the slices of a session.
+
+    Args:
+        plan: the call's plan.
+        held: the session's plan.
+
+    Raises:
+        UsageError: the call needs something that the session does not have.
+    """
+    name = "" if held.holds is None else held.holds.name
+    fault = find_misfit(plan, held)
+    if fault:
+        raise UsageError(f"The call of {plan.name} cannot run on the session {name}: {fault}")
+
+
+def find_misfit(plan: Plan, held: Plan) -> str:
+    """Return why a call cannot run on a session, as the end of a sentence; "" if it can."""
+    wanted, own = plan.options, held.options
+    if plan.topology != held.topology:
+        return f"it holds {held.topology.name}, and the call needs {plan.topology.name}."
+    if wanted.most_slices != own.most_slices:
+        return f"it holds {own.most_slices} slices, and the call needs {wanted.most_slices}."
+    if plan.versions.python != held.versions.python:
+        return (
+            f"it runs Python {held.versions.python}, and this is Python {plan.versions.python}. "
+            "Start a session with this Python."
+        )
+    unsupported = {
+        "slices=(least, most)": wanted.elastic is not None,
+        'controller="single"': plan.has_single_controller,
+        "debug=True": wanted.debug,
+        "volumes=": any(data.mount for data in plan.data),
+    }
+    if options := [name for name, is_set in unsupported.items() if is_set]:
+        return f"{options[0]} does not work on sessions. Call the function without session=."
+    if missing := sorted(set(plan.secrets) - set(held.secrets)):
+        return (
+            f"the secret {missing[0]} was not given to it. Start a session with "
+            f'secrets=["{missing[0]}"].'
+        )
+    return ""

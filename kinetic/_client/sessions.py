@@ -1,0 +1,303 @@
+"""Sessions on the caller's side: start, find, list and stop them, and run calls on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from contextvars import Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from kinetic._backends.session import waiting_calls
+from kinetic._client import planning, submission
+from kinetic._client.handle import JobHandle
+from kinetic._client.options import check_options
+from kinetic._client.planning import EnteredSession, Target
+from kinetic._core import checks, layout
+from kinetic._core.duration import Duration
+from kinetic._core.options import Options
+from kinetic._core.plan import Plan
+from kinetic._core.ref import JobRef
+from kinetic._core.session import IDLE_S, LIFETIME_S, Session
+from kinetic._core.state import JobStanding, JobStatus
+from kinetic._core.tracebacks import hide_frames
+from kinetic._store import sessions
+from kinetic._store.open import open_store
+from kinetic.errors import NotFound, SubmitError, UsageError
+
+if TYPE_CHECKING:
+    from kinetic._store.base import Store
+
+DEFAULT_NAME = "default"
+_MOST_LOSSES = 1000
+"""Number of lost slices that end a session."""
+_POLL_S = 0.2
+
+
+class SessionStatus(NamedTuple):
+    """The state of a session.
+
+    Attributes:
+        name: its name.
+        job_id: id of its own job.
+        accelerator: the slices that it holds.
+        slices: their number.
+        state: state of its own job, or "UNKNOWN".
+        reason: why it is in this state; "" for none.
+        held_s: seconds since its start, or from start to end.
+        usd_per_hour: price of its slices; None if unknown. Simulated slices cost nothing.
+        cost_usd: cost so far, in US dollars; None if unknown.
+        calls: ids of the running call and of those that wait, in order.
+    """
+
+    name: str
+    job_id: str
+    accelerator: str
+    slices: int
+    state: str
+    reason: str
+    held_s: float
+    usd_per_hour: float | None
+    cost_usd: float | None
+    calls: tuple[str, ...]
+
+
+class SessionHandle:
+    """A session: slices that are held, on which calls run one after the other.
+
+    In a `with` block, decorated functions with the session's accelerator run on it. The session
+    outlives the block and this process: it ends after `idle_timeout` without a call, or by `stop`.
+
+    Attributes:
+        name: name of the session.
+        job: handle of the session's own job.
+
+    Example:
+        ```python
+        with kinetic.session("tpu-v6e-16", name="dev"):
+            loss = train(1000)
+        ```
+    """
+
+    def __init__(self, ref: JobRef, plan: Plan, store: Store) -> None:
+        self.job: JobHandle[Any] = JobHandle(ref, store=store)
+        self.name = ref.session_name
+        self._plan = plan
+        self._store = store
+        self._tokens: list[Token[EnteredSession | None]] = []
+
+    def __repr__(self) -> str:
+        return f"<SessionHandle {self.name}: {self.job.job_id} on {self._plan.topology.name}>"
+
+    def __enter__(self) -> Self:
+        plan = self._plan
+        entered = EnteredSession(self.job.ref, plan.topology, plan.options.most_slices)
+        self._tokens.append(planning.enter_session(entered))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        planning.leave_session(self._tokens.pop())
+
+    def _read_standing(self) -> JobStanding:
+        return self.job.read_standings([self.job.ref])[self.job.job_id]
+
+    def status(self) -> SessionStatus:
+        """Return the state of the session, its cost and its calls."""
+        standing, cost = self._read_standing(), self._plan.cost
+        ended_at = standing.ended_at or time.time()
+        held_s = max(ended_at - self.job.ref.created_at, 0.0)
+        return SessionStatus(
+            self.name,
+            self.job.job_id,
+            self._plan.topology.name,
+            self._plan.options.most_slices,
+            str(standing.state),
+            standing.reason,
+            held_s,
+            None if cost is None else 0.0 if cost.is_simulated else cost.usd_per_hour,
+            None if cost is None else cost.for_seconds(held_s),
+            tuple(waiting_calls(self._store, self.job.job_id)),
+        )
+
+    @hide_frames
+    def wait_until_ready(self, on_reason: Callable[[str], object] = lambda reason: None) -> None:
+        """Wait until all hosts of the session are there.
+
+        Args:
+            on_reason: Called with each new reason for which the session still waits.
+
+        Raises:
+            SubmitError: The session has ended before that.
+        """
+        reason = ""
+        while (standing := self._read_standing()).state == JobStatus.PENDING:
+            if standing.reason not in ("", reason):
+                on_reason(reason := standing.reason)
+            time.sleep(_POLL_S)
+        if standing.state != JobStatus.RUNNING:
+            why = standing.reason or f"it is {standing.state}"
+            raise SubmitError(f"The session {self.name} has not started: {why}")
+
+    @hide_frames
+    def stop(self, *, force: bool = False) -> None:
+        """End the session and free its slices; return at once.
+
+        Args:
+            force: End it even while a call runs, or calls wait.
+
+        Raises:
+            UsageError: The session has calls, and `force` is false.
+        """
+        calls = waiting_calls(self._store, self.job.job_id)
+        if calls and not force and not self._read_standing().status.ended:
+            waiting = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+            raise UsageError(
+                f"The session {self.name} runs {calls[0]}{waiting}. Wait for it, cancel it with "
+                f"`kinetic jobs cancel {calls[0]}`, or stop the session with force."
+            )
+        self.job.cancel(cleanup_timeout=0)
+
+
+@hide_frames
+def session(
+    accelerator: str = "tpu-v5litepod-1",
+    *,
+    name: str = DEFAULT_NAME,
+    idle_timeout: Duration = IDLE_S,
+    max_lifetime: Duration = LIFETIME_S,
+    **options: Any,
+) -> SessionHandle:
+    """Hold slices, so that one call after the other runs on them without waiting for machines.
+
+    If a session with this name is held already, return it. The call returns before the hosts are
+    there: calls wait for them.
+
+    Args:
+        accelerator: Slice to hold, as for `kinetic.run`.
+        name: Name of the session, with which any process that reads the store finds it.
+        idle_timeout: Time without a call after which the session ends.
+        max_lifetime: Time after which the session ends, even while a call runs.
+        options: Options of `kinetic.run` that concern machines and hosts: `slices`, `spot`,
+            `budget`, `secrets`, `env`, `cluster`, `project`, `zone`, `namespace`, `queue`,
+            `reservation`, `container_image`, `cpu`, `memory`, `start_timeout`, ...
+
+    Raises:
+        UsageError: An option is invalid, or the session with this name holds other slices.
+        PreflightError: The slices cannot be held; nothing was submitted.
+
+    Example:
+        ```python
+        with kinetic.session("cpu:2", name="dev"):
+            loss = train(1000)
+        ```
+    """
+    checked = check_options(None, {"accelerator": accelerator, **options})
+    if checked.elastic is not None or checked.controller == "single":
+        raise UsageError(
+            "A session holds a fixed number of slices, with a process on each host. Give slices= "
+            "as one number, and no controller=."
+        )
+    terms = Session(
+        checks.cluster_name("name", name) or DEFAULT_NAME,
+        checks.seconds("idle_timeout", idle_timeout) or IDLE_S,
+        checks.seconds("max_lifetime", max_lifetime) or LIFETIME_S,
+    )
+    number = checked.most_slices
+    held = dataclasses.replace(
+        checked, slices=(number, number), max_failures=_MOST_LOSSES, name=f"session {name}"
+    )
+    token = planning.enter_session(None)
+    try:
+        target = planning.target_of(dataclasses.replace(held, session=None))
+    finally:
+        planning.leave_session(token)
+    return _find_live(target.store, terms.name, held) or _start(terms, held, target)
+
+
+def _find_live(store: Store, name: str, wanted: Options) -> SessionHandle | None:
+    """Return the session with this name if it has not ended."""
+    if (ref := sessions.find(store, name)) is None:
+        return None
+    handle = open_handle(ref, store)
+    if handle._read_standing().status.ended:
+        return None
+    held = handle._plan.options
+    if (held.topology, held.most_slices) != (wanted.topology, wanted.most_slices):
+        raise UsageError(
+            f"The session {name} holds {_name_slices(held)}, not {_name_slices(wanted)}. Stop it "
+            f"with `kinetic session stop {name}`, or choose another name."
+        )
+    return handle
+
+
+def _name_slices(options: Options) -> str:
+    number = options.most_slices
+    return options.topology.name if number == 1 else f"{number} slices of {options.topology.name}"
+
+
+def _start(terms: Session, held: Options, target: Target) -> SessionHandle:
+    planned = planning.plan_call(
+        _hold_slices, (), {}, held, settings=target.settings, place=target.place
+    )
+    plan = dataclasses.replace(planned.plan, holds=terms, tree=None, client_root="")
+    planned = dataclasses.replace(planned, plan=plan, bundle=None)
+    store, ended = target.store, sessions.find(target.store, terms.name)
+    if not sessions.claim(store, terms.name, plan.job_id, ended):
+        if (other := _find_live(store, terms.name, held)) is not None:
+            return other
+        raise SubmitError(
+            f"Another process is starting a session {terms.name!r} now. Try again in a moment."
+        )
+    submission.warn(target, planned.warnings, None)
+    try:
+        ref = submission.submit(planned, target.backend, store)
+    except BaseException:
+        sessions.release(store, terms.name)
+        raise
+    return SessionHandle(ref, plan, store)
+
+
+def _hold_slices() -> None:
+    """Stand in for the function of a session's own job, which runs none."""
+
+
+def open_handle(ref: JobRef, store: Store) -> SessionHandle:
+    """Return the handle of a session.
+
+    Raises:
+        NotFound: its plan was removed.
+    """
+    return SessionHandle(ref, Plan.read(store.get(layout.JobKeys(ref.job_id).plan)), store)
+
+
+def find_session(name: str, store: Store | None = None) -> SessionHandle:
+    """Return the last session with this name.
+
+    Raises:
+        NotFound: no session has this name.
+    """
+    store = store or _own_store()
+    ref = sessions.find(store, name)
+    if ref is None:
+        raise NotFound(
+            f"There is no session {name!r} in {store.uri}. `kinetic session list` shows all."
+        )
+    return open_handle(ref, store)
+
+
+def list_sessions(store: Store | None = None) -> list[SessionHandle]:
+    """Return all sessions of the store that have not been removed, in the order of names."""
+    store = store or _own_store()
+    return [open_handle(ref, store) for ref in sessions.list_sessions(store)]
+
+
+def _own_store() -> Store:
+    from kinetic._config import settings
+
+    return open_store(settings.load().store)

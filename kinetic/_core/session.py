@@ -1,0 +1,27 @@
+"""The session: slices that are held, so that one call after the other runs on them.
+
+A session is a job of its own that runs no function. Its leader takes the calls from a queue in the
+store; each call is a job with an id, records and a verdict of its own.
+"""
+
+from __future__ import annotations
+
+from kinetic._core.values import dataclass
+
+IDLE_S, LIFETIME_S = 1800.0, 12 * 3600.0
+"""Default limits of a session: time without a call, and time in all."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """The terms on which a job holds its slices.
+
+    Attributes:
+        name: name of the session, with which users find it.
+        idle_timeout_s: time without a call after which the session ends, in seconds.
+        max_lifetime_s: time after which the session ends even while a call runs, in seconds.
+    """
+
+    name: str
+    idle_timeout_s: float = IDLE_S
+    max_lifetime_s: float = LIFETIME_S

@@ -1,0 +1,101 @@
+"""The queue of a session's calls in the store.
+
+A request is an object whose key says when the call was submitted; calls run in this order. The
+request is deleted after the call has a verdict, so a leader that replaces a lost one finds the call
+that was running.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from kinetic._core import layout
+from kinetic._core.gang.formation import make_policy
+from kinetic._core.gang.policy import AttemptPolicy
+from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.plan import Plan
+from kinetic._core.values import dataclass
+from kinetic._host.story import Story
+from kinetic._store import index
+from kinetic._store.base import Store
+from kinetic.errors import CorruptRecord, NotFound, UnsupportedVersion
+
+CANCELLED_WAITING = "The call was cancelled before it began."
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that the leader has taken from the queue.
+
+    Attributes:
+        key: key of its request.
+        plan: its plan.
+        policy: the state of its attempts, which form on all slices of the session.
+        story: its events.
+    """
+
+    key: str
+    plan: Plan
+    policy: AttemptPolicy
+    story: Story
+
+    @property
+    def job_id(self) -> str:
+        """Id of the call's job."""
+        return self.plan.job_id
+
+
+class CallQueue:
+    """The calls that wait for a session. Every call that leaves the queue gets a verdict."""
+
+    def __init__(self, store: Store, session_id: str) -> None:
+        self._store = store
+        self._prefix = layout.JobKeys(session_id).calls
+
+    def take(self, hosts_per_slice: int) -> Call | None:
+        """Return the first call; None if no call waits. Calls that were cancelled or removed while
+        they waited are concluded on the way."""
+        for key, job_id in self._requests():
+            keys = layout.JobKeys(job_id)
+            if self._store.has(keys.outcome):
+                self._store.delete(key)
+            elif self.is_cancelled(job_id):
+                self._refuse(key, job_id, Verdict.CANCELLED, CANCELLED_WAITING)
+            else:
+                try:
+                    plan = Plan.read(self._store.get(keys.plan))
+                except NotFound:  # The call's records were removed.
+                    self._store.delete(key)
+                except (CorruptRecord, UnsupportedVersion) as error:
+                    self._refuse(key, job_id, Verdict.FAILED, str(error))
+                else:
+                    policy = make_policy(plan)
+                    return Call(
+                        key, plan, policy, Story(self._store, job_id, policy, hosts_per_slice)
+                    )
+        return None
+
+    def is_cancelled(self, job_id: str) -> bool:
+        """True if somebody has cancelled this call."""
+        return self._store.has(layout.JobKeys(job_id).cancellation)
+
+    def conclude(self, call: Call, outcome: Outcome) -> None:
+        """Store the verdict on a call, and remove it from the queue."""
+        call.story.close()
+        index.write_outcome(self._store, call.job_id, outcome, if_absent=True)
+        self._store.delete(call.key)
+
+    def close(self, reason: str) -> None:
+        """Fail all calls that still wait, because the session has ended for this reason."""
+        for key, job_id in self._requests():
+            self._refuse(key, job_id, Verdict.FAILED, f"The call did not begin. {reason}")
+
+    def _requests(self) -> Iterator[tuple[str, str]]:
+        for key in sorted(self._store.list(self._prefix)):
+            yield key, key.rpartition("/")[2].partition("-")[2]
+
+    def _refuse(self, key: str, job_id: str, verdict: Verdict, reason: str) -> None:
+        outcome = Outcome(verdict, reason=reason, ended_at=time.time())
+        index.write_outcome(self._store, job_id, outcome, if_absent=True)
+        self._store.delete(key)
