@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kinetic._in_job.checkpoint.checkpointer import Checkpointer as Checkpointer
     from kinetic._in_job.elastic import reform as reform
     from kinetic._in_job.elastic import should_reform as should_reform
+    from kinetic._in_job.kept import kept as kept
     from kinetic._in_job.mesh import make_mesh as make_mesh
     from kinetic._in_job.metrics import log as log
     from kinetic._in_job.preemption import preempted as preempted
@@ -59,6 +60,7 @@ _HOMES = {
     "attempt": "_in_job.slices",
     "compile_for": "_client.compiling",
     "dashboard": "_dashboard.start",
+    "kept": "_in_job.kept",
     "list_jobs": "jobs",
     "log": "_in_job.metrics",
     "make_mesh": "_in_job.mesh",
@@ -95,6 +97,7 @@ __all__ = [
     "compile_for",
     "dashboard",
     "errors",
+    "kept",
     "list_jobs",
     "log",
     "make_mesh",

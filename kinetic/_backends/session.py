@@ -101,7 +101,7 @@ class SessionBackend:
             return Status(JobStatus.RUNNING)
         if (place := waiting.index(ref.job_id)) > 0:
             return Status(JobStatus.PENDING, f"it waits for {waiting[place - 1]} on its session")
-        return Status(JobStatus.PENDING, held.reason or "its session is beginning it")
+        return Status(JobStatus.PENDING, held.reason)
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """Return why the call does not run yet; None if it runs or has ended."""
@@ -215,6 +215,7 @@ def find_misfit(plan: Plan, held: Plan) -> str:
         'controller="single"': plan.has_single_controller,
         "debug=True": wanted.debug,
         "volumes=": any(data.mount for data in plan.data),
+        "compile_check= with keep=": wanted.compile_check and (wanted.keep or own.keep),
     }
     if options := [name for name, is_set in unsupported.items() if is_set]:
         return f"{options[0]} does not work on sessions. Call the function without session=."

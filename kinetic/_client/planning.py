@@ -382,6 +382,11 @@ def plan_function(
             f"{place.cluster or 'a cluster'}, which compiles for its slices anyway. Remove "
             'compile_check=, or set backend="local".'
         )
+    if options.keep and not place.session:
+        raise UsageError(
+            "keep=True keeps the processes of a session, but this call runs on none. Name a session "
+            "with session=, or remove keep=."
+        )
     captured, secrets = _read_environment(options)
     _check_secrets(secrets, place)
     if place.is_supervised and calls:

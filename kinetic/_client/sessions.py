@@ -185,7 +185,8 @@ def session(
         max_lifetime: Time after which the session ends, even while a call runs.
         options: Options of `kinetic.run` that concern machines and hosts: `slices`, `spot`,
             `budget`, `secrets`, `env`, `cluster`, `project`, `zone`, `namespace`, `queue`,
-            `reservation`, `container_image`, `cpu`, `memory`, `start_timeout`, ...
+            `reservation`, `container_image`, `cpu`, `memory`, `start_timeout`, ...; with `keep`,
+            all calls are kept.
 
     Raises:
         UsageError: An option is invalid, or the session with this name holds other slices.
@@ -243,9 +244,17 @@ def _name_slices(options: Options) -> str:
 
 def _start(terms: Session, held: Options, target: Target) -> SessionHandle:
     planned = planning.plan_call(
-        _hold_slices, (), {}, held, settings=target.settings, place=target.place
+        _hold_slices,
+        (),
+        {},
+        dataclasses.replace(held, keep=False),
+        settings=target.settings,
+        place=target.place,
     )
-    plan = dataclasses.replace(planned.plan, holds=terms, tree=None, client_root="")
+    options = dataclasses.replace(planned.plan.options, keep=held.keep)
+    plan = dataclasses.replace(
+        planned.plan, options=options, holds=terms, tree=None, client_root=""
+    )
     planned = dataclasses.replace(planned, plan=plan, bundle=None)
     store, ended = target.store, sessions.find(target.store, terms.name)
     if not sessions.claim(store, terms.name, plan.job_id, ended):

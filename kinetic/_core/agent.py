@@ -51,6 +51,8 @@ class Act(Enum):
     """Kill the worker, and wait until it has ended."""
     EXIT = auto()
     """Let the worker exit the way a script does."""
+    KEEP = auto()
+    """Let the worker wait for the next call of its session."""
     RUN_EXIT_HANDLERS = auto()
     """Let the worker exit without waiting for other hosts in JAX, as its world of JAX broke."""
     REQUEST_REFORM = auto()
@@ -102,14 +104,17 @@ class AgentMachine:
         is_elastic: bool = False,
         is_led_from_afar: bool = False,
         is_held: bool = False,
+        keeps_worker: bool = False,
     ) -> None:
         """With `alone`, the host is the whole gang, and need not deliver its report. With
         `is_led_from_afar`, a head leads, which goes on when this host is taken away. With
-        `is_held`, the gang runs a call of a session, and another call may follow."""
+        `is_held`, the gang runs a call of a session, and another call may follow; with
+        `keeps_worker`, in the same worker."""
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
         self._is_held = is_held
+        self._keeps_worker = keeps_worker
         self.activity = Activity.PREPARING
         self.ready, self.armed = alone, False
         self.started = self.stopping = self.all_done = self.finished = False
@@ -163,6 +168,10 @@ class AgentMachine:
 
     def note_reaped(self) -> None:
         """Note that the worker has been reaped."""
+        self._is_gone, self.kill_at = True, None
+
+    def note_kept(self) -> None:
+        """Note that the worker waits for the next call."""
         self._is_gone, self.kill_at = True, None
 
     def note_report(self, report: HostReport, *, arrives: bool) -> None:
@@ -278,7 +287,7 @@ class AgentMachine:
         longest_s = SURVIVOR_GRACE_S if self._is_elastic else STOPPED_GRACE_S
         until = now + longest_s
         self._winds_down, self.kill_at = True, min(until, self.kill_at or until)
-        return [Act.RUN_EXIT_HANDLERS]
+        return [Act.KEEP if self._keeps_worker else Act.RUN_EXIT_HANDLERS]
 
     def _dismiss(self, grace_s: float, now: float) -> list[Act]:
         """Let the worker exit like a script: every host has returned."""
@@ -286,7 +295,7 @@ class AgentMachine:
         exit_ = None if self._report is None else self._report.exit
         self.nothing_follows = exit_ is Exit.RETURNED and not self._is_held
         self.kill_at = now + max(grace_s, LEAST_EXIT_S)
-        return [Act.EXIT]
+        return [Act.KEEP if self._keeps_worker else Act.EXIT]
 
 
 def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:

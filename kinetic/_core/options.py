@@ -55,6 +55,7 @@ class Keywords(TypedDict, total=False):
     env: Mapping[str, str] | None
     secrets: Sequence[str] | None
     all_hosts: bool
+    keep: bool
     joins_jax: Joins
 
 
@@ -338,6 +339,13 @@ class Options(documents.Record, called="The options of the job"):
         "Keep the return values of all hosts, for `JobHandle.results`. A call still returns that "
         "of JAX's process 0.",
         False,
+    )
+    keep: bool = option(
+        checks.switch,
+        "Run the call in the processes of the session's last kept call: arrays on devices, compiled "
+        "functions and the state of modules stay. Needs a session.",
+        False,
+        flag=Flag(("--keep",), takes=Takes.SWITCH),
     )
     joins_jax: Joins = option(
         checks.joins,

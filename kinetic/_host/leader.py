@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.events import EventKind, GangEvent
@@ -120,6 +120,8 @@ class Leader:
         self._call: Call | None = None
         self._is_call_cancelled, self._end_reason = False, ""
         self._held_since = self._idle_since = 0.0
+        self._worlds = 0
+        """Number of the worlds that calls have kept."""
         self._hosts_per_slice = plan.hosts // policy.rules.most
         self._story = Story(store, plan.job_id, policy, self._hosts_per_slice)
         self._ready_at = 0.0
@@ -405,6 +407,7 @@ class Leader:
             job_id=call.job_id,
             turn=policy.attempt,
             failed_before=failed_before,
+            **self._choose_world(call, indices),
         )
         self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
         finished = asyncio.create_task(coordinator.wait_finished())
@@ -423,6 +426,17 @@ class Leader:
             self._policy.note_departure(time.monotonic())
         self._policy.hold()
         return outcome
+
+    def _choose_world(self, call: Call, indices: Sequence[int]) -> dict[str, Any]:
+        """Return the world in which a call runs, as fields of the assignments: that of the last
+        call that was kept, if all hosts still have it."""
+        if not (call.plan.options.keep or self._plan.options.keep):
+            return {"world": 0}
+        if world := self._hosts.waiting_room.common_world(indices):
+            return {"world": world}
+        self._worlds += 1
+        gone = "what the session kept is gone: this call begins in new processes."
+        return {"world": self._worlds, "notice": gone if self._worlds > 1 else ""}
 
     def _repeats(self, call: Call, outcome: Outcome) -> bool:
         """True if another attempt of the call follows; its policy is at that attempt then."""

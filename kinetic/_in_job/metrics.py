@@ -153,6 +153,12 @@ def _finish(returned: bool) -> None:
         _log.sender.flush(patience_s)
 
 
+def forget() -> None:
+    """Forget the file of a call that has ended: the next call in this process has another one."""
+    global _log
+    _log = None
+
+
 os.register_at_fork(after_in_child=_forget_in_fork)
 worlds.on_end(_finish)
 atexit.register(_finish, True)  # For a program that the function has started.

@@ -120,10 +120,12 @@ class PlaceRequest:
     Attributes:
         index: the host's index among all hosts of the job.
         start: number of this start of the host, from 1.
+        world: number of the world whose process the host keeps; 0 for none.
     """
 
     index: int
     start: int
+    world: int = 0
 
 
 @dataclass(frozen=True)

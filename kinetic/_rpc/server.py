@@ -236,7 +236,7 @@ class Coordinator:
     async def _place(self, request: codec.PlaceRequest, context: Context) -> HostAssignment | None:
         if self._room is None:
             return None
-        return await self._room.ask(request.index, request.start)
+        return await self._room.ask(request.index, request.start, request.world)
 
     def _view(self, host: int) -> bytes:
         # Encode a view once per version and kind of stop, not once per host: the addresses of

@@ -56,6 +56,7 @@ class WaitingRoom:
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
+        self._worlds: dict[int, int] = {}
         self._assignments: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -78,6 +79,11 @@ class WaitingRoom:
         """True if the host waits."""
         return index in self._waiting
 
+    def common_world(self, indices: Collection[int]) -> int:
+        """Return the number of the world that all of these hosts keep; 0 if there is none."""
+        worlds = {self._worlds.get(index, 0) for index in indices}
+        return worlds.pop() if len(worlds) == 1 else 0
+
     def assign(self, assignments: Mapping[int, HostAssignment]) -> None:
         """Answer these hosts. Earlier assignments that no host has fetched are void."""
         self._assignments = dict(assignments)
@@ -93,7 +99,7 @@ class WaitingRoom:
         self._over = True
         self._wake()
 
-    async def ask(self, index: int, start: int) -> HostAssignment | None:
+    async def ask(self, index: int, start: int, world: int = 0) -> HostAssignment | None:
         """Wait for a host's assignment. Return a postponed one after `PATIENCE_S`, None when no
         attempt follows."""
         if self._announced:
@@ -101,6 +107,7 @@ class WaitingRoom:
         if not self._counts(index, start):
             return None
         self._asking[index] += 1
+        self._worlds[index] = world
         try:
             assignment = await self._wait(index, start)
         finally:  # A broken connection cancels this task.

@@ -147,6 +147,9 @@ class HostAssignment:
         hosts: number of hosts of this gang.
         job_id: the call that a session's host takes part in; "" outside of sessions.
         turn: number of the gang among all gangs of the session.
+        world: number of the processes and the world of JAX that stay from call to call; 0 for a
+            call in new processes.
+        notice: a line for the log of host 0; "" for none.
     """
 
     attempt: int = 1
@@ -159,6 +162,8 @@ class HostAssignment:
     hosts: int = 1
     job_id: str = ""
     turn: int = 0
+    world: int = 0
+    notice: str = ""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class AttemptLoop:
         self._store = store
         self._logs = logs
         self._alive_fd = alive_fd
+        self._world = 0
+        """Number of the world that the worker keeps between calls; 0 for none."""
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
         label = f"{identity.job_id} host {identity.assigned_index}"
         self._title = f"kinetic-worker {label}"
@@ -61,6 +63,8 @@ class AttemptLoop:
                     is_last = over is ProgramCode.DELIVERED and not self._identity.is_led_from_afar
                     return self._leave(worker, code if is_last else over)
                 identity = self._identity.take_place(place)
+                if self._world not in (0, place.world):
+                    worker = self._replace(worker)
             agent = Agent(
                 identity,
                 self._read_plan(identity),
@@ -74,14 +78,26 @@ class AttemptLoop:
                 self._fork_server.close()
                 return code
             agent.release()
-            worker.close()
-            worker, identity = self._new_worker(), None
+            if not worker.is_kept:
+                worker.close()
+                worker = self._new_worker()
+            self._world = identity.assignment.world if worker.is_kept and identity.assignment else 0
+            identity = None
 
     def _read_plan(self, identity: Identity) -> Plan:
         """Return the plan of an attempt: the job's, or in a session that of the call."""
         if not identity.session:
             return self._plan
         return Plan.read(self._store.get(layout.JobKeys(identity.job_id).plan))
+
+    def _replace(self, worker: WorkerProcess) -> WorkerProcess:
+        """End a kept worker, whose world the next call does not use; return a new one."""
+        self._world = 0
+        worker.kill()
+        worker.reap()
+        processes.kill_descendants(keep=worker.keep)
+        worker.close()
+        return self._new_worker()
 
     def _new_worker(self) -> WorkerProcess:
         return WorkerProcess(self._title, self._fork_server)
@@ -114,7 +130,7 @@ class AttemptLoop:
             from kinetic._rpc import client, codec
 
             identity = self._identity
-            request = codec.PlaceRequest(identity.assigned_index, identity.start)
+            request = codec.PlaceRequest(identity.assigned_index, identity.start, self._world)
             try:
                 place = client.request_assignment(
                     replace(identity.endpoint, attempt=0),

@@ -63,6 +63,7 @@ class Agent:
         alive_fd: int = -1,
     ) -> None:
         self._identity = identity
+        self._keeps = identity.assignment is not None and identity.assignment.world > 0
         self._plan = plan
         self._store, self._worker = store, worker
         self._alive_fd, self._log_paths = alive_fd, logs
@@ -74,6 +75,7 @@ class Agent:
             is_elastic=plan.elastic_gang is not None,
             is_led_from_afar=identity.is_led_from_afar,
             is_held=bool(identity.session),
+            keeps_worker=self._keeps,
         )
         self._preemption = Preemption(identity, plan.options.env)
         self._report: HostReport | None = None
@@ -115,6 +117,9 @@ class Agent:
         self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))
         self._link = Link(identity, self._beat)
         self._link_at: float | None = time.monotonic() + ALONE_S if self._alone else None
+        if self._worker.is_kept:
+            self._worker.is_kept = False
+            self._tell(self._machine.on_armed)
         self._watch()
         if not self._alone:
             self._link.start()
@@ -218,6 +223,12 @@ class Agent:
             self._reporter.announce_recovery(self._began)
         elif event == WorkerEvent.ENDING:
             self._ending = message
+        elif event == WorkerEvent.KEPT:
+            self._worker.is_kept = True
+            for tee in self._tees:
+                tee.drain()
+            self._reporter.name_leftovers((*self._worker.keep, self._worker.pid))
+            self._machine.note_kept()
         elif event == WorkerEvent.STANDS_BY:
             self._worker.stacks_thread = message["thread"]
         elif self._gate is not None and self._gate.accepts(message):
@@ -335,6 +346,7 @@ class Agent:
             Act.KILL: worker.kill,
             Act.REAP: self._reap,
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
+            Act.KEEP: lambda: worker.channel.send({"keep": True}),
             Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
             Act.REQUEST_REFORM: lambda: workspace.request_reform(self._workspace),
             Act.SAY_LATE: lambda: reporter.tell_of_late_exit(worker.stacks()),
@@ -355,6 +367,8 @@ class Agent:
         debugging = None if self._gate is None else self._gate.start_message()
         view = self._machine.view
         leader = view.addresses[0] if view is not None and view.ready else self._address
+        if self._keeps:  # The world of JAX lives as long as its processes.
+            leader = self._worker.leader = self._worker.leader or leader
         message = start_message(self._identity, self._plan, self._workspace, leader, debugging)
         message["env"][metrics.VARIABLE] = str(self._metrics.path)
         self._worker.channel.send({"start": message})
@@ -445,8 +459,12 @@ class Agent:
         )
 
     def _clean_up(self) -> None:
-        self._worker.kill()
-        processes.kill_descendants(keep=self._worker.keep)
+        keep = self._worker.keep
+        if self._worker.is_kept:
+            keep = (*keep, self._worker.pid)
+        else:
+            self._worker.kill()
+        processes.kill_descendants(keep=keep)
         for tee in self._tees:
             tee.drain()
         self._log.close()
@@ -468,6 +486,9 @@ class Agent:
         """Free the link and descriptors, in a process that takes part in another attempt."""
         self._link.stop()
         self._selector.close()
+        if self._worker.is_kept:
+            self._worker.ports += self._ports
+            return
         for port in self._ports:
             port.close()
 

@@ -88,6 +88,8 @@ class Reporter:
         job also its slices."""
         if self._place is None:
             return
+        if self._place.notice and not self._place.host:
+            self._log.say(f"kinetic: {self._place.notice}")
         if self._is_elastic:
             self._announce_slices(self._place)
             return

@@ -43,6 +43,9 @@ class WorkerProcess:
         has_ended: it has been reaped.
         status: its wait status, once it has ended.
         stacks_thread: id of its thread that only writes stacks; 0 before it has one.
+        is_kept: it has ended a call of its session, and waits for the next one.
+        leader: the address of the leader in the world of JAX that it has been told; "" for none.
+        ports: sockets that reserve the ports in that address.
     """
 
     def __init__(self, title: str, fork_server: ForkServer | None = None) -> None:
@@ -69,6 +72,8 @@ class WorkerProcess:
         self.channel = Channel(agent_end)
         self.pidfd = os.pidfd_open(self.pid)
         self.stacks_thread = 0
+        self.is_kept, self.leader = False, ""
+        self.ports: list[socket.socket] = []
         self.has_ended = False
         self.status = 0
         self._peak_bytes = 0
@@ -146,6 +151,8 @@ class WorkerProcess:
     def close(self) -> None:
         """Free the descriptors of a worker that has ended."""
         self.channel.close()
+        for port in self.ports:
+            port.close()
         for fd in (self.out, self.err, self.pidfd, self._stacks):
             os.close(fd)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
-from kinetic._host.worker import breakpoints, forks, home, jaxworld, report, signals, streams
+from kinetic._host.worker import breakpoints, forks, home, jaxworld, kept, report, signals, streams
 from kinetic._host.worker import call as calling
 from kinetic._host.worker.call import Call
 from kinetic._host.worker.interpreter import customize
@@ -36,11 +36,11 @@ class _NoValueError(Exception):
         self.message = message
 
 
-def prepare(channel: Channel, start: Start) -> Call | Message:
+def prepare(channel: Channel, start: Start, *, is_first: bool = True) -> Call | Message:
     """Set up this process, and return the call to make; or the last message for the agent if that
-    fails."""
+    fails. `is_first` is False in a process that has ended a call of its session."""
     try:
-        func, args, kwargs = _prepare(channel, start)
+        func, args, kwargs = _prepare(channel, start, is_first=is_first)
         _meet_debugger(channel, start)
     except _NoValueError as ended:
         return ended.message | {"leftover_threads": report.leftover_threads()}
@@ -64,7 +64,7 @@ def _wrap_for_losses(func: Any, start: Start) -> Any:
     return call
 
 
-def _prepare(channel: Channel, start: Start) -> Call:
+def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
     from kinetic._pickling import call as payload
     from kinetic._pickling import envelope
 
@@ -83,10 +83,12 @@ def _prepare(channel: Channel, start: Start) -> Call:
         raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
         )
-    _mount_data(start)
-    variables = _move_in(start)
-    _start_stacks_thread(channel)
-    _join_world(start, envelope.read_header(data).env_vars | variables)
+    captured = envelope.read_header(data).env_vars
+    if is_first:
+        _mount_data(start)
+        captured |= _move_in(start)
+        _start_stacks_thread(channel)
+    _join_world(start, captured, is_first=is_first)
     try:
         call: Call = forks.run(
             payload.unpack,
@@ -113,11 +115,15 @@ def _prepare(channel: Channel, start: Start) -> Call:
     return call
 
 
-def _join_world(start: Start, captured: dict[str, str]) -> None:
+def _join_world(start: Start, captured: dict[str, str], *, is_first: bool) -> None:
     """Set up the environment, then join the world of JAX."""
     try:
         _enter(start, captured)
-        jaxworld.enter(start.world, start.joins_jax, start.elastic)
+        if is_first:
+            jaxworld.enter(start.world, start.joins_jax, start.elastic)
+        else:
+            jaxworld.enter_again(start.world)
+            _drop_changed_modules(start)
         _set_jax_options(start)
         _keep_programs(start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
@@ -205,6 +211,12 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     os.umask(0o022)
+
+
+def _drop_changed_modules(start: Start) -> None:
+    changed = kept.drop_changed_modules(start.tree)
+    if changed and start.world.process == 0:
+        streams.say(f"kinetic: imported anew, as their files have changed: {', '.join(changed)}")
 
 
 def _keep_programs(start: Start) -> None:

@@ -203,6 +203,12 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
         )
 
 
+def enter_again(world: World) -> None:
+    """Enter the world in which this process has run a call already."""
+    joining.complete(os.environ, world, STARTUP)
+    joining.move_place(world.file)
+
+
 def set_options(options: Mapping[str, Any]) -> list[str]:
     """Set the caller's options of JAX; return the names that this host's JAX does not accept."""
     if not options or not is_installed():

@@ -415,6 +415,17 @@ def _claim_place(file: str) -> Iterator[None]:
     _held.append(fd)
 
 
+def move_place(file: str) -> None:
+    """Lock the host's file of the next call, if this process has joined: that of the last call was
+    removed with its folder."""
+    if _held:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write(fd, JOINED)
+        os.close(_held.pop())
+        _held.append(fd)
+
+
 def _write(fd: int, state: str) -> None:
     with contextlib.suppress(OSError):
         os.pwrite(fd, f"{state} {os.getpid()}".ljust(40).encode(), 0)

@@ -22,6 +22,7 @@ from kinetic._host.worker import (
     forks,
     interpreter,
     jaxworld,
+    kept,
     report,
     signals,
     streams,
@@ -55,11 +56,17 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
         channel.send({"event": WorkerEvent.ARMED})
         for name in PRELOADED:  # For unpickling, while the gang gathers.
             importlib.import_module(name)
-        message = channel.receive()
-        if message is not None:
+        is_first = True
+        while (message := channel.receive()) is not None:
             start = Start.from_json(message["start"])
-            call = forks.run(attempt.prepare, channel, start)
-            code = _serve(channel, start, call)
+            call = forks.run(attempt.prepare, channel, start, is_first=is_first)
+            reply = _serve(channel, start, call)
+            if reply is None or "keep" not in reply:
+                code = _end(reply)
+                break
+            call, is_first = None, False
+            kept.end_call(start.tree)
+            channel.send({"event": WorkerEvent.KEPT})
     except SystemExit as stopped:
         if call is None:
             code = stopped.code if isinstance(stopped.code, int) else code
@@ -109,14 +116,18 @@ def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_p
     forks.end_descriptors(channel, stacks_fd, STACKS_SIGNAL)
 
 
-def _serve(channel: Channel, start: Start, call: Call | Message) -> int:
-    # Send the message before the interpreter winds down; the agent then decides when to exit.
+def _serve(channel: Channel, start: Start, call: Call | Message) -> Message | None:
+    """Make the call, and send the message about its end; return the agent's reply. The message is
+    sent before the interpreter winds down."""
     message = call if isinstance(call, dict) else forks.run(calling.run, channel, call, start)
     streams.flush()
     channel.send(message)
     if message["event"] != Exit.RETURNED:
         interpreter.flush_files()  # A failed gang may be killed before it winds down.
-    reply = channel.receive()
+    return channel.receive()
+
+
+def _end(reply: Message | None) -> int:
     return 1 if reply is None or "exit" not in reply else _wind_down(leave=bool(reply.get("leave")))
 
 

@@ -57,6 +57,7 @@ class Start(Record, called="The start message"):
         home: the host's local folder, or None.
         programs: folder for the programs that JAX compiles; "" keeps none.
         elastic: the slices, if one process has all of them and may lose some; else None.
+        keeps: the process stays for the next call of its session.
     """
 
     attempt: int
@@ -82,3 +83,4 @@ class Start(Record, called="The start message"):
     home: Home | None = None
     elastic: ElasticSlices | None = None
     programs: str = ""
+    keeps: bool = False

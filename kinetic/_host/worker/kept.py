@@ -1,0 +1,92 @@
+"""A worker that stays between the calls of a session: what is reset for the next call, and the
+modules of the project that are imported anew because their files have changed.
+
+Arrays on devices, compiled functions, `kinetic.kept` and the state of unchanged modules stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kinetic._host.worker import signals, streams
+
+_digests: dict[str, bytes] = {}
+"""Digest of the source of each module of the project, as it was imported, by name."""
+
+
+def end_call(tree: str) -> None:
+    """Reset the process after a call, as far as the next call must not see it."""
+    streams.flush()
+    streams.renew()
+    metrics: Any = sys.modules.get("kinetic._in_job.metrics")
+    if metrics is not None:
+        metrics.forget()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
+    signals.reset()
+    for name, file in _find_modules(tree).items():
+        if name not in _digests:
+            with contextlib.suppress(OSError):
+                _digests[name] = _digest(file)
+
+
+def drop_changed_modules(tree: str) -> list[str]:
+    """Remove the project's modules whose files have changed, and the modules that use them, so that
+    the call imports them anew. Return their names.
+
+    Args:
+        tree: folder of the project on this host, with the new files.
+    """
+    modules = _find_modules(tree)
+    stale = {name for name in _digests if name in modules and _has_changed(name, modules[name])}
+    while more := {
+        name for name in modules if name not in stale and _uses(sys.modules[name], stale)
+    }:
+        stale |= more
+    for name in stale:
+        sys.modules.pop(name, None)
+        _digests.pop(name, None)
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:
+            vars(sys.modules[parent]).pop(child, None)
+    if stale:
+        importlib.invalidate_caches()
+    return sorted(stale)
+
+
+def _find_modules(tree: str) -> Mapping[str, Path]:
+    """Return the files of the imported modules below a folder, by the modules' names."""
+    files: dict[str, Path] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(f"{tree}/") and name != "__main__":
+            files[name] = Path(file)
+    return files
+
+
+def _has_changed(name: str, file: Path) -> bool:
+    try:
+        return _digest(file) != _digests[name]
+    except OSError:
+        return True
+
+
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
+
+
+def _uses(module: ModuleType, names: set[str]) -> bool:
+    """True if a module has imported one of these modules, or something that they define."""
+    return any(
+        (isinstance(value, ModuleType) and value.__name__ in names)
+        or getattr(value, "__module__", None) in names
+        for value in list(vars(module).values())
+    )
