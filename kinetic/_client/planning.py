@@ -349,18 +349,21 @@ def plan_call(
         job_id=job_id,
         now=now,
     )
-    packed = call.pack(
-        func,
-        tuple(args),
-        kwargs,
-        env_vars=shared.captured,
-        shipped=shared.shipped,
-        external=data_class(),
-    )
+    how: dict[str, Any] = {
+        "env_vars": shared.captured,
+        "shipped": shared.shipped,
+        "external": data_class(),
+    }
+    function = None
+    if place.session:  # A record of its own, which a kept process reads only once.
+        pickler = call.BatchPickler(func, **how)
+        packed, function = pickler.pack(tuple(args), kwargs), pickler.function
+    else:
+        packed = call.pack(func, tuple(args), kwargs, **how)
     if member is None:
-        return shared.with_call(packed)
+        return shared.with_call(packed, function=function)
     labels = batch_labels(member.group_id, member.number)
-    return shared.with_call(packed, job_id=member.job_id, labels=labels)
+    return shared.with_call(packed, function=function, job_id=member.job_id, labels=labels)
 
 
 def plan_function(
@@ -384,8 +387,8 @@ def plan_function(
         )
     if options.keep and not place.session:
         raise UsageError(
-            "keep=True keeps the processes of a session, but this call runs on none. Name a session "
-            "with session=, or remove keep=."
+            "keep=True keeps the processes of a session, but this call runs on none. Name a "
+            "session with session=, or remove keep=."
         )
     captured, secrets = _read_environment(options)
     _check_secrets(secrets, place)

@@ -342,8 +342,8 @@ class Options(documents.Record, called="The options of the job"):
     )
     keep: bool = option(
         checks.switch,
-        "Run the call in the processes of the session's last kept call: arrays on devices, compiled "
-        "functions and the state of modules stay. Needs a session.",
+        "Run the call in the processes of the session's last kept call: arrays on devices, "
+        "compiled functions and the state of modules stay. Needs a session.",
         False,
         flag=Flag(("--keep",), takes=Takes.SWITCH),
     )

@@ -419,6 +419,9 @@ class Leader:
             await runtime.pause(finished)
         self._hosts.end_attempt()
         outcome = verdicts.judge_gang(self._gang)
+        if place.world and any(report.exit.kind.fatal for report in outcome.reports):
+            gone = "What the session kept between calls is gone."
+            outcome = replace(outcome, reason=f"{outcome.reason} {gone}")
         if dead := self._find_dead():
             self._policy.note_failure(Loss(dead, first_line(outcome.reason)), time.monotonic())
             self._end(dead)

@@ -9,11 +9,11 @@ import functools
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import field, replace
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from kinetic._core.plan import Versions
 from kinetic._core.values import dataclass
@@ -320,6 +320,14 @@ class BatchPickler:
             )
 
 
+class LoadedFunction(NamedTuple):
+    """A function that was rebuilt from its record, and the objects to which the records of its
+    calls refer, by their numbers in the pickle."""
+
+    func: Callable[..., Any]
+    memo: Mapping[int, Any]
+
+
 def unpack(
     data: bytes,
     function: bytes = b"",
@@ -328,6 +336,7 @@ def unpack(
     source_map: tuple[str, str] | None = None,
     external: Sequence[object] = (),
     when_imported: Callable[[str, Callable[[], object]], object] = lambda _, act: act(),
+    loaded: MutableMapping[str, LoadedFunction] | None = None,
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Rebuild a call.
 
@@ -340,6 +349,8 @@ def unpack(
         external: Objects that replace those left out of the pickle.
         when_imported: Takes a module's name and a function, and calls the function once the module
             is imported; used to apply the caller's settings of libraries.
+        loaded: Functions that this process has rebuilt before, by the digests of their records. A
+            function in it is not rebuilt; a new one is added.
 
     Raises:
         CorruptRecord: The bytes are damaged.
@@ -356,10 +367,17 @@ def unpack(
         )
     body = memoryview(data)[header.body_offset :]
     function_body = _read_function_body(header, function)
+    known = (loaded or {}).get(header.function_digest)
     try:
         from kinetic._pickling.unpickler import CallUnpickler
 
-        if function_body is None:
+        settings: Sequence[Any] = ()
+        if known is not None:
+            reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
+            reader.memo = dict(known.memo)
+            func = known.func
+            args, kwargs = reader.load()
+        elif function_body is None:
             reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
             _, settings, _ = reader.load()
             func, args, kwargs = reader.load()
@@ -368,6 +386,8 @@ def unpack(
             reader = CallUnpickler(whole, main, source_map, external)
             _, settings, _ = reader.load()
             func = reader.load()
+            if loaded is not None and not external:
+                loaded[header.function_digest] = LoadedFunction(func, reader.memo.copy())
             args, kwargs = reader.load()
         for state in settings:
             when_imported(state.library, state.apply)  # Imports may have added handlers.

@@ -83,12 +83,14 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
         raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": detail, "damaged": start.payload_digest}
         )
-    captured = envelope.read_header(data).env_vars
+    header = envelope.read_header(data)
+    captured = header.env_vars
     if is_first:
         _mount_data(start)
         captured |= _move_in(start)
         _start_stacks_thread(channel)
     _join_world(start, captured, is_first=is_first)
+    kept.choose_main(header.function_digest)
     try:
         call: Call = forks.run(
             payload.unpack,
@@ -98,6 +100,7 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
             source_map=_map_source(start),
             external=start.places,
             when_imported=act_when_imported,
+            loaded=kept.functions if start.keeps else None,
         )
     except CorruptRecord as error:  # The payload is intact, so it is the function's record.
         digest = envelope.read_header(data).function_digest

@@ -18,6 +18,12 @@ from typing import Any
 
 from kinetic._host.worker import signals, streams
 
+MOST_FUNCTIONS = 32
+functions: dict[str, Any] = {}
+"""The functions of a script or notebook that calls have rebuilt, by the digests of their records.
+An unchanged function is not rebuilt for the next call, so what JAX has compiled of it stays."""
+_mains: dict[str, ModuleType] = {}
+"""The `__main__` whose globals each of these functions has."""
 _digests: dict[str, bytes] = {}
 """Digest of the source of each module of the project, as it was imported, by name."""
 
@@ -36,6 +42,20 @@ def end_call(tree: str) -> None:
         if name not in _digests:
             with contextlib.suppress(OSError):
                 _digests[name] = _digest(file)
+
+
+def choose_main(digest: str) -> None:
+    """Set `__main__` to the module whose globals the function with this digest has; for a new
+    function, note that it is the present one."""
+    if not digest:
+        return
+    if digest in functions:
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = _mains[digest]
+        return
+    for oldest in list(_mains)[: 1 - MOST_FUNCTIONS]:
+        del _mains[oldest]
+        functions.pop(oldest, None)
+    _mains[digest] = sys.modules["__main__"]
 
 
 def drop_changed_modules(tree: str) -> list[str]:
@@ -58,6 +78,7 @@ def drop_changed_modules(tree: str) -> list[str]:
         if parent in sys.modules:
             vars(sys.modules[parent]).pop(child, None)
     if stale:
+        functions.clear()
         importlib.invalidate_caches()
     return sorted(stale)
 
