@@ -7,6 +7,8 @@ from kinetic import _shadows
 
 _shadows.warn_of_hidden_modules()  # Before other imports, which hidden modules may break.
 
+import sys  # noqa: E402
+
 from kinetic.version import __version__  # noqa: E402
 
 TYPE_CHECKING = not __name__  # False, but jedi (Jupyter, vim) cannot tell, and completes the names.
@@ -123,6 +125,13 @@ if not TYPE_CHECKING:  # A type checker should report misspelt names.
             raise AttributeError(f"module 'kinetic' has no attribute {name!r}{instead}")
         globals()[name] = value = getattr(import_module(f"kinetic.{_HOMES[name]}"), name)
         return value
+
+
+if "IPython" in sys.modules:
+    from kinetic._client import notebook
+
+    notebook.add_magic()
+    del notebook
 
 
 def __dir__() -> list[str]:

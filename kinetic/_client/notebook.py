@@ -1,4 +1,4 @@
-"""Notebook support: titles of cells, and a drawing that is updated while its cell runs.
+"""Notebook support: titles of cells, a drawing that is updated while its cell runs, and `%kinetic`.
 
 The only module that imports IPython, and only if this process has already imported it.
 """
@@ -29,6 +29,45 @@ def kernel_shell() -> Any:
 
     shell = get_ipython()
     return shell if getattr(shell, "kernel", None) is not None else None
+
+
+def add_magic() -> None:
+    """Add the magic `%kinetic` to the shell, if this process is IPython or a notebook's kernel."""
+    from IPython.core.getipython import get_ipython
+
+    if (shell := get_ipython()) is not None:
+        shell.register_magic_function(kinetic_magic, "line", "kinetic")
+
+
+def kinetic_magic(line: str) -> None:
+    """Run later calls on a session: `%kinetic session NAME`, and `%kinetic session off` to undo."""
+    from IPython.core.error import UsageError
+
+    from kinetic._client.board import console
+    from kinetic._config import settings
+    from kinetic._store import sessions
+    from kinetic._store.open import open_store
+
+    command, *names = line.split() or [""]
+    if command != "session" or len(names) > 1:
+        raise UsageError(
+            "%kinetic session NAME runs later calls on this session, %kinetic session off undoes "
+            "that, and %kinetic session shows which session is used."
+        )
+    if names == ["off"]:
+        settings.choose_session(None)
+    elif names:
+        store = open_store(settings.load().store)
+        if sessions.find(store, names[0]) is None:
+            raise UsageError(
+                f"There is no session {names[0]!r} in {store.uri}. Start it: "
+                f'kinetic.session("tpu-v6e-8", name="{names[0]}")'
+            )
+        settings.choose_session(names[0])
+    setting = settings.load().setting("session")
+    by = "" if setting.source == settings.FLAG else f" (from {setting.source})"
+    on = f"the session {setting.value}{by}" if setting.value else "no session"
+    console.notice(f"kinetic: calls run on {on}.", repeat=True)
 
 
 def cell_title(file: str) -> str:

@@ -98,8 +98,9 @@ class Target:
         )
 
 
-def target_of(options: Options) -> Target:
-    """Return the target that settings and options select."""
+def target_of(options: Options, *, is_for_call: bool = True) -> Target:
+    """Return the target that settings and options select. The job of a session itself, which is no
+    call, never runs on a session."""
     from kinetic._backends import registry
     from kinetic._store.open import open_store
 
@@ -111,7 +112,8 @@ def target_of(options: Options) -> Target:
         verbosity.show(settings.log_level)
     place, notice = registry.select(options, settings)
     store = open_store(settings.store)
-    if (session := _find_session(options, settings, store)) is not None:
+    session = _find_session(options, settings, store) if is_for_call else None
+    if session is not None:
         place, notice = dataclasses.replace(session.place, session=session.job_id), ""
         store = open_store(session.store_uri)
     return Target(place, settings, registry.make(place, store), store, notice)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from kinetic._backends import stored
 from kinetic._backends.session import waiting_calls
 from kinetic._client import planning, submission
+from kinetic._client.board import console, text
 from kinetic._client.handle import JobHandle
 from kinetic._client.options import check_options
 from kinetic._client.planning import EnteredSession, Target
 from kinetic._core import checks, layout
+from kinetic._core.accelerators.prices import in_usd
 from kinetic._core.duration import Duration
 from kinetic._core.options import Options
 from kinetic._core.plan import Plan
@@ -24,7 +30,7 @@ from kinetic._core.state import JobStanding, JobStatus
 from kinetic._core.tracebacks import hide_frames
 from kinetic._store import sessions
 from kinetic._store.open import open_store
-from kinetic.errors import NotFound, SubmitError, UsageError
+from kinetic.errors import KineticError, NotFound, SubmitError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._store.base import Store
@@ -45,7 +51,7 @@ class SessionStatus(NamedTuple):
         slices: their number.
         state: state of its own job, or "UNKNOWN".
         reason: why it is in this state; "" for none.
-        held_s: seconds since its start, or from start to end.
+        held_s: seconds for which all its hosts have been there, until it ended.
         usd_per_hour: price of its slices; None if unknown. Simulated slices cost nothing.
         cost_usd: cost so far, in US dollars; None if unknown.
         calls: ids of the running call and of those that wait, in order.
@@ -110,8 +116,8 @@ class SessionHandle:
     def status(self) -> SessionStatus:
         """Return the state of the session, its cost and its calls."""
         standing, cost = self._read_standing(), self._plan.cost
-        ended_at = standing.ended_at or time.time()
-        held_s = max(ended_at - self.job.ref.created_at, 0.0)
+        gang, until = self.job._board.gang(self.job.ref), standing.ended_at or time.time()
+        paid_s = gang.paid_s(self._plan.options.most_slices, until)
         return SessionStatus(
             self.name,
             self.job.job_id,
@@ -119,9 +125,9 @@ class SessionHandle:
             self._plan.options.most_slices,
             str(standing.state),
             standing.reason,
-            held_s,
+            gang.ran_s(until),
             None if cost is None else 0.0 if cost.is_simulated else cost.usd_per_hour,
-            None if cost is None else cost.for_seconds(held_s),
+            None if cost is None else cost.for_seconds(paid_s),
             tuple(waiting_calls(self._store, self.job.job_id)),
         )
 
@@ -159,9 +165,26 @@ class SessionHandle:
             waiting = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
             raise UsageError(
                 f"The session {self.name} runs {calls[0]}{waiting}. Wait for it, cancel it with "
-                f"`kinetic jobs cancel {calls[0]}`, or stop the session with force."
+                f"`kinetic jobs cancel {calls[0]}`, or end it with the session: "
+                f"stop(force=True), `kinetic session stop --force {self.name}`."
             )
+        _started.pop(self.job.job_id, None)
         self.job.cancel(cleanup_timeout=0)
+
+    def describe_slices(self) -> str:
+        """Return what the session holds, with its price: "tpu-v6e-16 ($43.20 an hour)"."""
+        cost = self._plan.cost
+        price = ""
+        if cost is not None and not cost.is_simulated:
+            price = f" ({in_usd(cost.usd_per_hour)} an hour)"
+        return f"{_name_slices(self._plan.options)}{price}"
+
+    def describe_end(self) -> str:
+        """Return when the session ends by itself, as the end of a sentence."""
+        terms, limits = self._plan.holds or Session(self.name), self._plan.limits
+        latest = f"at the latest {text.limit(terms.max_lifetime_s)} after its start"
+        budget = f" or when its {limits.budget} is spent" if limits.budget_s else ""
+        return f"after {text.limit(terms.idle_timeout_s)} without a call, and {latest}{budget}"
 
 
 @hide_frames
@@ -198,6 +221,46 @@ def session(
             loss = train(1000)
         ```
     """
+    handle, is_new = hold(
+        accelerator, name=name, idle_timeout=idle_timeout, max_lifetime=max_lifetime, **options
+    )
+    if is_new:
+        if not _started:
+            atexit.register(_name_held, os.getpid())
+        _started[handle.job.job_id] = handle
+    return handle
+
+
+_started: dict[str, SessionHandle] = {}
+"""The sessions that `session` has started in this process and `stop` has not stopped, by job id."""
+
+
+def _name_held(pid: int) -> None:
+    """At exit, print which sessions of this process still hold slices."""
+    if os.getpid() != pid:  # A fork of the process that started them.
+        return
+    for handle in _started.values():
+        with contextlib.suppress(KineticError, OSError):
+            if stored.read_verdict(handle._store, handle.job.ref) is not None:
+                continue
+            terms = handle._plan.holds or Session(handle.name)
+            console.notice(
+                f"kinetic: the session {handle.name} still holds {handle.describe_slices()}; it "
+                f"ends after {text.limit(terms.idle_timeout_s)} without a call. kinetic session "
+                f"stop {handle.name} ends it now."
+            )
+
+
+def hold(
+    accelerator: str,
+    *,
+    name: str = DEFAULT_NAME,
+    idle_timeout: Duration = IDLE_S,
+    max_lifetime: Duration = LIFETIME_S,
+    **options: Any,
+) -> tuple[SessionHandle, bool]:
+    """Return the session of `session`, and True if this call has started it. Raises the same
+    errors."""
     checked = check_options(None, {"accelerator": accelerator, **options})
     if checked.elastic is not None or checked.controller == "single":
         raise UsageError(
@@ -213,12 +276,9 @@ def session(
     held = dataclasses.replace(
         checked, slices=(number, number), max_failures=_MOST_LOSSES, name=f"session {name}"
     )
-    token = planning.enter_session(None)
-    try:
-        target = planning.target_of(dataclasses.replace(held, session=None))
-    finally:
-        planning.leave_session(token)
-    return _find_live(target.store, terms.name, held) or _start(terms, held, target)
+    target = planning.target_of(held, is_for_call=False)
+    live = _find_live(target.store, terms.name, held)
+    return (live, False) if live is not None else _start(terms, held, target)
 
 
 def _find_live(store: Store, name: str, wanted: Options) -> SessionHandle | None:
@@ -242,7 +302,7 @@ def _name_slices(options: Options) -> str:
     return options.topology.name if number == 1 else f"{number} slices of {options.topology.name}"
 
 
-def _start(terms: Session, held: Options, target: Target) -> SessionHandle:
+def _start(terms: Session, held: Options, target: Target) -> tuple[SessionHandle, bool]:
     planned = planning.plan_call(
         _hold_slices,
         (),
@@ -259,7 +319,7 @@ def _start(terms: Session, held: Options, target: Target) -> SessionHandle:
     store, ended = target.store, sessions.find(target.store, terms.name)
     if not sessions.claim(store, terms.name, plan.job_id, ended):
         if (other := _find_live(store, terms.name, held)) is not None:
-            return other
+            return other, False
         raise SubmitError(
             f"Another process is starting a session {terms.name!r} now. Try again in a moment."
         )
@@ -269,7 +329,7 @@ def _start(terms: Session, held: Options, target: Target) -> SessionHandle:
     except BaseException:
         sessions.release(store, terms.name)
         raise
-    return SessionHandle(ref, plan, store)
+    return SessionHandle(ref, plan, store), True
 
 
 def _hold_slices() -> None:

@@ -28,7 +28,7 @@ from kinetic._store import files
 from kinetic.errors import CorruptRecord, StoreError, StoreFull, UsageError
 
 CLUSTER_FIELDS = ("project", "zone", "cluster", "namespace")
-FIELDS = (*CLUSTER_FIELDS, "address", "store", "prices")
+FIELDS = (*CLUSTER_FIELDS, "address", "store", "prices", "session")
 """The settings that a profile can hold."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = {"checksum", "current", "profiles"}

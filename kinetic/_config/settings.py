@@ -214,12 +214,19 @@ class _Profile(NamedTuple):
 
 _chosen: str | None = None
 _log_level: str | None = None
+_session: str | None = None
 
 
 def choose_log_level(level: str | None) -> None:
     """Show messages of this level and above in this process; None for the environment's level."""
     global _log_level
     _log_level = level
+
+
+def choose_session(name: str | None) -> None:
+    """Run calls of this process on this session from now on; None for the environment's session."""
+    global _session
+    _session = name
 
 
 def choose_profile(name: str | None) -> None:
@@ -255,7 +262,8 @@ def load(
         StoreError: the file of profiles is damaged or cannot be read.
     """
     env = os.environ if environ is None else environ
-    from_code = {"log_level": _log_level, **_check_names("flag", flags or {})}
+    given = {n: v for n, v in _check_names("flag", flags or {}).items() if v is not None}
+    from_code = {"log_level": _log_level, "session": _session, **given}
     chosen: dict[str, Setting] = {}
     file = _pick("profiles_file", env, from_code, _Profile({})) or _default_profiles_file(env)
     used = (

@@ -28,7 +28,7 @@ class Flag(NamedTuple):
         metavar: the value's name in the help.
         takes: the kind of value; a switch takes none.
         offers: name of the list with which a shell completes the value.
-        required: True if the command needs the flag.
+        required: True if the command needs the flag, except on a session.
     """
 
     names: tuple[str, ...]

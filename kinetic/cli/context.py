@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kinetic._client.handle import JobHandle
     from kinetic._client.plan_view import PlanView
     from kinetic._client.remote import RemoteCallable
+    from kinetic._client.sessions import SessionHandle
 
 PLACES = ("project", "zone", "cluster", "namespace")
 
@@ -28,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _refuse(function: Callable[[], None], options: Mapping[str, Any]) -> NoReturn:
+def _refuse(subject: object, options: Mapping[str, Any]) -> NoReturn:
     raise UsageError("This context can neither submit nor plan jobs.")
 
 
@@ -43,10 +44,13 @@ class AppContext(JobAccess):
     Attributes:
         submit: takes a function and the arguments of `kinetic.run`, and starts the job.
         plan: takes the same and returns the plan without submitting it.
+        hold: takes an accelerator and the options of `kinetic.session`; returns the session, and
+            True if it was started now.
     """
 
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]] = _refuse
     plan: Callable[[Callable[[], None], Mapping[str, Any]], PlanView] = _refuse
+    hold: Callable[[str, Mapping[str, Any]], tuple[SessionHandle, bool]] = _refuse
 
     def find(self, text: str) -> JobRef:
         """Return the job with this id, or the only one whose id starts with it; "-" is the newest
@@ -114,6 +118,24 @@ class AppContext(JobAccess):
         and removed."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 
+    def find_session(self, name: str) -> SessionHandle:
+        """Return the last session with this name.
+
+        Raises:
+            NotFound: no session has this name.
+        """
+        from kinetic._client import sessions  # Few commands need it.
+
+        return self.session_of(sessions.find_session(name, self.store).job.ref)
+
+    def session_of(self, ref: JobRef) -> SessionHandle:
+        """Return the session whose own job this is."""
+        from kinetic._client import sessions  # Few commands need it.
+
+        handle = sessions.open_handle(ref, self.store)
+        handle.job = self.handle_of(ref)
+        return handle
+
     def handle(self, text: str) -> JobHandle[Any]:
         """Return the handle of the job with this id, or of the only one whose id starts with it."""
         return self.handle_of(self.find(text))
@@ -148,10 +170,17 @@ def make_context(flags: Mapping[str, str | None]) -> AppContext:
         arguments: dict[str, Any] = {**options, **flags}
         return decorator.run(**arguments)(function)
 
+    def hold(accelerator: str, options: Mapping[str, Any]) -> tuple[SessionHandle, bool]:
+        from kinetic._client import sessions
+
+        arguments: dict[str, Any] = {**options, **flags}
+        return sessions.hold(accelerator, **arguments)
+
     return AppContext(
         access.store,
         access.backend_of,
         access.handle_of,
         submit=lambda function, options: remote(function, options).run_async(),
         plan=lambda function, options: remote(function, options).plan(),
+        hold=hold,
     )

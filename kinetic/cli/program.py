@@ -196,6 +196,6 @@ def explain_missing_accelerator(program: Program | None) -> str:
             f"  {example} …"
         )
     return (
-        "Missing option -a / --accelerator: name the slice to run on before the program. For "
-        f"example:\n  {example}"
+        "Missing option -a / --accelerator (or --session): name the slice to run on before the "
+        f"program. For example:\n  {example}"
     )

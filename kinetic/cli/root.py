@@ -37,6 +37,10 @@ _COMMANDS = {
         "kinetic.cli.commands.output:logs",
         "Print the logs of a job; short for `kinetic jobs logs`.",
     ),
+    "session": Lazy(
+        "kinetic.cli.commands.session:session",
+        "Hold slices, so that calls run on them without waiting for machines.",
+    ),
     "dashboard": Lazy(
         "kinetic.cli.commands.dashboard:dashboard",
         "Show all jobs in a browser.",

@@ -145,6 +145,19 @@ def controllers(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem
 
 
 @_quiet
+def sessions(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
+    """Suggest names of sessions that have not ended."""
+    app = _open_app(ctx)
+    held = [ref for ref in app.board.refs() if ref.session_name]
+    refs = [ref for ref in held if ref.session_name.startswith(incomplete)]
+    for ref, standing in app.board.select(refs, _MAX_IDS)[0]:
+        if standing.ended_at is None:
+            yield CompletionItem(
+                ref.session_name, help=f"{standing.state.lower()}, on {ref.accelerator}"
+            )
+
+
+@_quiet
 def profiles(_ctx: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     """Suggest profiles."""
     from kinetic._config import profiles as stored

@@ -52,9 +52,9 @@ def test_the_life_of_a_profile(capsys: Capture) -> None:
     assert "kinetic profile use ops" in capsys.readouterr().err
     assert kn("profile", "ls") == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["NAME", "PROJECT", "ZONE", "CLUSTER", "NAMESPACE", "ADDRESS", "STORE", "PRICES"],
-        ["*", "dev", "my-dev", "us-central2-b", "dev", "-", "-", "-", "-"],
-        ["ops", "-", "-", "ops", "alice", "-", "-", "-"],
+        ["NAME", *map(str.upper, profiles.FIELDS)],
+        ["*", "dev", "my-dev", "us-central2-b", "dev", "-", "-", "-", "-", "-"],
+        ["ops", "-", "-", "ops", "alice", "-", "-", "-", "-"],
     ]
     assert kn("profile", "use", "ops") == 0
     assert settings.load().cluster == "ops"

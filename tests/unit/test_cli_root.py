@@ -102,6 +102,8 @@ def test_run_passes_its_options_on(world: World, capsys: Capture, tmp_path: Path
         "slice_timeout": None,
         "start_wait": None,
         "on_slice_loss": None,
+        "session": None,
+        "keep": False,
     }
     assert function.__name__ == "train.py"
 

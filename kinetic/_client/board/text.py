@@ -37,6 +37,12 @@ def duration(seconds: float) -> str:
     return f"{whole_s // 3600}h{whole_s // 60 % 60:02d}m"
 
 
+def limit(seconds: float) -> str:
+    """Return a time limit exactly: "90 s", "30 min", "12 h"."""
+    unit_s, name = next((u for u in ((3600, "h"), (60, "min")) if seconds % u[0] == 0), (1, "s"))
+    return f"{seconds / unit_s:g} {name}"
+
+
 def _fraction(seconds: float) -> str:
     return f"{seconds:.2f}s" if 0.005 <= seconds < 0.1 else f"{seconds:.1f}s"
 

@@ -228,7 +228,8 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     else:
         standing = standing_of_verdict(outcome.to_json(), ref.created_at)
     standing = standing._replace(started_at=gang.started_at)
-    members = _members(app, ref) if outcome is None else []
+    # The hosts of a session are shown with the call that they run.
+    members = _members(app, ref) if outcome is None and not ref.session_name else []
     if as_json:
         current = _document(standing) | {
             "members": [line.to_json() for line in members],
@@ -327,12 +328,22 @@ def _facts(
             if ref.group_id
             else []
         ),
+        ("Session", _name_session(app, ref)),
         ("Output", ref.output_dir),
         ("Created", f"{_timestamp(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         ("Started", _describe_start(gang, standing.ended_at, now)),
     ]
     facts = [(name, value) for name, value in facts if value]
     return facts if outcome is None else facts + _ending_facts(ref, outcome)
+
+
+def _name_session(app: AppContext, ref: JobRef) -> str:
+    """Return the name and the job of the session that runs a call; "" for any other job."""
+    if not ref.place.session:
+        return ""
+    with contextlib.suppress(KineticError):  # Its records were removed.
+        return f"{app.find(ref.place.session).session_name} ({ref.place.session})"
+    return ref.place.session
 
 
 def _slices(app: AppContext, ref: JobRef) -> int | tuple[int, int]:

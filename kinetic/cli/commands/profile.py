@@ -26,13 +26,14 @@ _FIELD_HELP = {
     "address": "Address of a Ray cluster.",
     "store": "Store for the jobs: a folder or a gs:// URI.",
     "prices": "Prices per chip and hour, in dollars, as for KINETIC_PRICES.",
+    "session": "Session that runs the calls.",
 }
 
 _GROUP_HELP = """Save cluster settings under names and switch between them.
 
-A profile has a project, zone, cluster, namespace, address (of a Ray cluster) and store. Options and
-KINETIC_ variables override it. The profiles are in KINETIC_PROFILES_FILE; `kinetic config` shows
-its path.
+A profile has a project, zone, cluster, namespace, address (of a Ray cluster), store and session.
+Options and KINETIC_ variables override it. The profiles are in KINETIC_PROFILES_FILE; `kinetic
+config` shows its path.
 
 \b
 Examples:

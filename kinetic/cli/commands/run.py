@@ -48,6 +48,7 @@ Examples:
   kinetic run -a tpu-v6e-16 train.py --epochs 3
   kinetic run -a cpu:4 --env SEED=1 --secret HF_TOKEN -m mypackage.train
   kinetic run -a tpu-v6e-8 --all-hosts -- hostname
+  kinetic run --session dev train.py      on slices of `kinetic session start`
   id=$(kinetic run -a gpu-l4 --detach train.py); kinetic jobs logs -f "$id"
 """
 
@@ -76,8 +77,6 @@ class _RunCommand(click.Command):
             words += _ONE_HOST
         try:
             return super().parse_args(ctx, list(words))
-        except click.MissingParameter as missing:  # -a is the only required option.
-            raise UsageError(programs.explain_missing_accelerator(program)) from missing
         except click.NoSuchOption as unknown:
             from kinetic._client.options import REMOVED
 
@@ -107,12 +106,16 @@ class _RunCommand(click.Command):
         return [CompletionItem(incomplete, type="file")]
 
 
-def _table_options(command: F) -> F:
-    """Add an option for each option of the decorator that has a flag."""
-    for row in reversed(TABLE.values()):
-        if row.flag is not None:
-            command = _table_option(row, row.flag)(command)
-    return command
+def table_options(*names: str) -> Callable[[F], F]:
+    """Add the flags of these options of the decorator; without names, of all that have one."""
+
+    def add(command: F) -> F:
+        for row in reversed(TABLE.values()):
+            if row.flag is not None and (row.name in names or not names):
+                command = _table_option(row, row.flag)(command)
+        return command
+
+    return add
 
 
 def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
@@ -132,13 +135,14 @@ def _table_option(row: Option, flag: Flag) -> Callable[[F], F]:
         type=_TYPES[flag.takes],
         is_flag=is_switch,
         multiple=collect is not None,
-        **({"required": True} if flag.required else {} if collect else {"default": row.default}),
+        **({} if collect or flag.required else {"default": row.default}),
         callback=check_value,
         shell_complete=complete_with(flag.offers) if flag.offers else None,
-        help=row.help if collect is None else f"{row.help} Repeatable.",
+        help=f"{row.help} Repeatable." if collect else row.help + _OR_SESSION * flag.required,
     )
 
 
+_OR_SESSION = " By default that of the session."
 _TYPES: dict[Takes, Any] = {
     Takes.TEXT: str,
     Takes.NAMES: str,
@@ -158,7 +162,7 @@ _COLLECT: dict[Takes, Callable[[Any], Any]] = {Takes.VARIABLES: dict, Takes.NAME
     help=_HELP,
     short_help="Run a script, a module or a command on an accelerator slice.",
 )
-@_table_options
+@table_options()
 @click.option("--detach", "-d", is_flag=True, help="Submit the job, print its ID and exit.")
 @click.option(
     "--all-hosts",
@@ -201,6 +205,8 @@ def run(
     **options: Any,
 ) -> int:
     """Submit the program, then print its output."""
+    if options["accelerator"] is None:
+        options |= _slices_of_session(app, ctx, options["session"])
     program = programs.check(ctx.meta["kinetic.program"])
     if program.kind is ProgramKind.COMMAND and options["hang_timeout"] is not None:
         raise UsageError(
@@ -228,6 +234,24 @@ def run(
         output.line(handle.job_id)
         return exit_codes.OK
     return _follow(handle, program, all_hosts, checks=bool(options["compile_check"]))
+
+
+def _slices_of_session(app: AppContext, ctx: click.Context, name: str | None) -> dict[str, Any]:
+    """Return the accelerator and the number of slices of the session that runs the program.
+
+    Raises:
+        UsageError: no option and no setting names a session.
+        NotFound: no session has this name.
+    """
+    if not name:
+        from kinetic._config import settings
+
+        name = settings.load().session
+    if not name:
+        program = ctx.meta["kinetic.program"]
+        raise UsageError(programs.explain_missing_accelerator(program))
+    held = app.find_session(name).status()
+    return {"accelerator": held.accelerator, "slices": held.slices}
 
 
 def _check_elastic(options: Mapping[str, Any]) -> None:
