@@ -36,7 +36,8 @@ def test_calls_run_on_held_pods(site):
         third, fourth = (kept.run_async(n).result(timeout=PATIENCE_S) for n in (3, 4))
     assert [first[0], second[0], third[0], fourth[0]] == [1, 2, 3, 4]
     assert first[1] != second[1], "a plain call has new processes"
-    assert third[1] == fourth[1] and (third[2], fourth[2]) == (1, 2)
+    assert third[1] == fourth[1]
+    assert (third[2], fourth[2]) == (1, 2)
     assert {pod["metadata"]["name"] for pod in site.cluster.objects("pods")} == pods
     session.stop()
     session.job.cleanup()
