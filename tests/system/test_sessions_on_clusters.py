@@ -6,7 +6,7 @@ import os
 
 import pytest
 from gangs import PATIENCE_S
-from test_kubernetes_following import site as site
+from test_kubernetes_following import site  # noqa: F401 - a fixture
 
 import kinetic
 from kinetic._store import index
@@ -24,7 +24,7 @@ def name_process(number):
 
 @pytest.mark.long
 @pytest.mark.double
-def test_calls_run_on_held_pods(site):
+def test_calls_run_on_held_pods(site):  # noqa: F811
     """Plain and kept calls run on the pods of the session, and no call makes a new pod."""
     run = kinetic.run("tpu-v6e-16")
     session = kinetic.session("tpu-v6e-16", name="dev", idle_timeout="10m")
