@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from kinetic._backends.base import Backend, Document, Kills, LogRequest, Status
 from kinetic._core import layout
+from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.ref import JobRef
+from kinetic._core.session import CANCELLED_WAITING
 from kinetic._core.state import JobStatus
 from kinetic._store import index
 from kinetic._store.base import Store, folder_of
@@ -141,8 +143,15 @@ class SessionBackend:
         )
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the session's leader to end the call. The session goes on."""
+        """Ask the session's leader to end the call, or take a waiting call from the queue. The
+        session goes on."""
         self._store.put(layout.JobKeys(ref.job_id).cancellation, _CANCELLED)
+        if self._status(ref).phase is JobStatus.PENDING:
+            outcome = Outcome(Verdict.CANCELLED, reason=CANCELLED_WAITING, ended_at=time.time())
+            index.write_outcome(self._store, ref.job_id, outcome, if_absent=True)
+            for key in self._store.list(layout.JobKeys(self._session_id).calls):
+                if key.endswith(f"-{ref.job_id}"):
+                    self._store.delete(key)
         self._ring()
 
     def cleanup(self, ref: JobRef) -> None:

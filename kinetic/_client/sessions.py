@@ -316,18 +316,20 @@ def _start(terms: Session, held: Options, target: Target) -> tuple[SessionHandle
         planned.plan, options=options, holds=terms, tree=None, client_root=""
     )
     planned = dataclasses.replace(planned, plan=plan, bundle=None)
-    store, ended = target.store, sessions.find(target.store, terms.name)
-    if not sessions.claim(store, terms.name, plan.job_id, ended):
-        if (other := _find_live(store, terms.name, held)) is not None:
+    store = target.store
+    while True:
+        claim = sessions.read_claim(store, terms.name)
+        if sessions.is_starting(store, claim):
+            time.sleep(_POLL_S)
+        elif (other := _find_live(store, terms.name, held)) is not None:
             return other, False
-        raise SubmitError(
-            f"Another process is starting a session {terms.name!r} now. Try again in a moment."
-        )
+        elif sessions.claim(store, terms.name, plan.job_id, claim):
+            break
     submission.warn(target, planned.warnings, None)
     try:
         ref = submission.submit(planned, target.backend, store)
     except BaseException:
-        sessions.release(store, terms.name)
+        sessions.release(store, terms.name, plan.job_id)
         raise
     return SessionHandle(ref, plan, store), True
 

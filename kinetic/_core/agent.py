@@ -123,7 +123,7 @@ class AgentMachine:
         self.kill_at: float | None = None
         self._give_up_at: float | None = None
         self.has_reported = self._has_end = self._is_gone = False
-        self._winds_down = False
+        self._winds_down = self._is_kept = False
         self._report: HostReport | None = None
         self._eviction = Eviction()
 
@@ -172,7 +172,7 @@ class AgentMachine:
 
     def note_kept(self) -> None:
         """Note that the worker waits for the next call."""
-        self._is_gone, self.kill_at = True, None
+        self._is_gone, self._is_kept, self.kill_at = True, True, None
 
     def note_report(self, report: HostReport, *, arrives: bool) -> None:
         """Note that the report was made; `arrives` is True if it is stored, or surely will be."""
@@ -280,6 +280,8 @@ class AgentMachine:
 
     def _let_go(self, now: float) -> list[Act]:
         """Let the worker exit: its function has ended, and the gang is stopped."""
+        if self._is_kept:
+            return []
         if self._is_gone or not (self._has_end and self.started):
             return [Act.KILL]
         if self._winds_down:

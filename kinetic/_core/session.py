@@ -10,6 +10,7 @@ from kinetic._core.values import dataclass
 
 IDLE_S, LIFETIME_S = 1800.0, 12 * 3600.0
 """Default limits of a session: time without a call, and time in all."""
+CANCELLED_WAITING = "The call was cancelled before it began."
 
 
 @dataclass(frozen=True)

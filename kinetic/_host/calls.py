@@ -15,13 +15,12 @@ from kinetic._core.gang.formation import make_policy
 from kinetic._core.gang.policy import AttemptPolicy
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.plan import Plan
+from kinetic._core.session import CANCELLED_WAITING
 from kinetic._core.values import dataclass
 from kinetic._host.story import Story
 from kinetic._store import index
 from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, UnsupportedVersion
-
-CANCELLED_WAITING = "The call was cancelled before it began."
 
 
 @dataclass(frozen=True)

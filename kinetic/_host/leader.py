@@ -37,9 +37,10 @@ from kinetic._core.gang.policy import (
 )
 from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts
 from kinetic._core.plan import Plan
+from kinetic._core.session import CANCELLED_WAITING
 from kinetic._host import verdicts
 from kinetic._host.agents import import_gang_modules
-from kinetic._host.calls import CANCELLED_WAITING, Call, CallQueue
+from kinetic._host.calls import Call, CallQueue
 from kinetic._host.hosts import Hosts, NeedsNewPrograms
 from kinetic._host.identity import alone_s
 from kinetic._host.story import Story, indices_of
@@ -118,7 +119,9 @@ class Leader:
         self._free_space = free_space
         self._bell = bell
         self._call: Call | None = None
-        self._is_call_cancelled, self._end_reason = False, ""
+        self._is_call_cancelled = False
+        self._end_reason, self._end_verdict = "", Verdict.CANCELLED
+        """Why the session must end, and its verdict then; "" while it goes on."""
         self._held_since = self._idle_since = 0.0
         self._worlds = 0
         """Number of the worlds that calls have kept."""
@@ -293,7 +296,7 @@ class Leader:
                 verdict = await self._run_call(call, queue, coordinator, runtime)
                 self._idle_since = time.monotonic()
                 continue
-            self._decide()
+            self._decide_for_session()
             verdict = self._judge_session()
             if verdict is None:
                 await runtime.pause_between_reads()
@@ -308,7 +311,7 @@ class Leader:
         limit_s = self._plan.limits.start_timeout_s
         until = time.monotonic() + limit_s
         while self._policy.missing:
-            self._decide()
+            self._decide_for_session()
             if (verdict := self._judge_session()) is not None:
                 return verdict
             if time.monotonic() >= until:
@@ -317,34 +320,43 @@ class Leader:
                     f"{name_hosts(hosts)} of {self._plan.hosts} did not join within {limit_s:g} s "
                     "(start_timeout)."
                 )
-                return Verdict.FAILED
+                self._end_verdict = Verdict.FAILED
+                return self._end_verdict
             await runtime.pause()
         self._story.write(GangEvent(EventKind.READY))
         self._held_since = time.monotonic()
         self._on_ready()
         return None
 
+    def _decide_for_session(self) -> Decision | None:
+        """Decide as for any job; a session that is given up must end."""
+        decision = self._decide()
+        if isinstance(decision, GiveUp):
+            self._end_reason, self._end_verdict = decision.reason, Verdict.FAILED
+        return decision
+
     def _judge_session(self) -> Verdict | None:
         """Return the verdict on a session that must end now; set the reason."""
         if self._end_reason:
-            return Verdict.CANCELLED
+            return self._end_verdict
         holds, now = self._plan.holds, time.monotonic()
         if holds is None or not self._held_since:
             return None
-        limits = [(holds.max_lifetime_s, f"max_lifetime, {holds.max_lifetime_s:g} s")]
+        limits = [(holds.max_lifetime_s, f"max_lifetime of {holds.max_lifetime_s:g} s")]
         if self._plan.limits.budget_s is not None:
             limits.append((self._plan.limits.budget_s, self._plan.limits.budget))
         for limit_s, name in limits:
             if now - self._held_since >= limit_s:
-                self._end_reason = f"The session {holds.name} has ended: {name}, is over."
-                return Verdict.SUCCEEDED
+                self._end_reason = f"The session {holds.name} has ended: its {name} is over."
+                self._end_verdict = Verdict.SUCCEEDED
+                return self._end_verdict
         if self._call is None and now - self._idle_since >= holds.idle_timeout_s:
             self._end_reason = (
                 f"The session {holds.name} has ended: no call came for "
                 f"{holds.idle_timeout_s:g} s (idle_timeout)."
             )
-            return Verdict.SUCCEEDED
-        return None
+            self._end_verdict = Verdict.SUCCEEDED
+        return self._end_verdict if self._end_reason else None
 
     async def _run_call(
         self, call: Call, queue: CallQueue, coordinator: Coordinator, runtime: LeaderRuntime
@@ -366,6 +378,7 @@ class Leader:
                 failed_before = first_line(outcome.reason)
         finally:
             watch.cancel()
+            self._policy.hold()
             self._call = None
         call.story.write(verdicts.end_event(outcome))
         await runtime.ask_until_done(partial(queue.conclude, call, outcome))
@@ -374,16 +387,20 @@ class Leader:
     async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:
         """Wait until all slices are ready. Return the call's outcome if it does not begin."""
         while True:
-            decision = self._decide()
+            verdict = self._judge_session()
+            if verdict is not None or self._is_call_cancelled:
+                failed = verdict is Verdict.FAILED
+                return Outcome(
+                    Verdict.FAILED if failed else Verdict.CANCELLED,
+                    reason=self._end_reason or CANCELLED_WAITING,
+                    ended_at=time.time(),
+                    attempt=call.policy.attempt,
+                )
+            decision = self._decide_for_session()
             if isinstance(decision, Form):
                 return None
-            if isinstance(decision, GiveUp):
-                self._end_reason = decision.reason
-                return Outcome(Verdict.FAILED, reason=decision.reason, ended_at=time.time())
-            if self._judge_session() is not None or self._is_call_cancelled:
-                reason = self._end_reason or CANCELLED_WAITING
-                return Outcome(Verdict.CANCELLED, reason=reason, ended_at=time.time())
-            await runtime.pause()
+            if not isinstance(decision, GiveUp):
+                await runtime.pause()
 
     async def _serve_call(
         self, call: Call, failed_before: str, coordinator: Coordinator, runtime: LeaderRuntime
@@ -422,6 +439,7 @@ class Leader:
         if place.world and any(report.exit.kind.fatal for report in outcome.reports):
             gone = "What the session kept between calls is gone."
             outcome = replace(outcome, reason=f"{outcome.reason} {gone}")
+            outcome = outcome.add_detail(outcome.blamed[0], gone) if outcome.blamed else outcome
         if dead := self._find_dead():
             self._policy.note_failure(Loss(dead, first_line(outcome.reason)), time.monotonic())
             self._end(dead)
@@ -632,7 +650,8 @@ class Leader:
 
     def _cancel(self, reason: str = "The job was cancelled.") -> None:
         if self._plan.holds is not None:
-            reason = self._end_reason = f"The session {self._plan.holds.name} was stopped."
+            stopped = f"The session {self._plan.holds.name} was stopped."
+            reason = self._end_reason = self._end_reason or stopped
         self._gang.cancel(reason, time.monotonic())
         self._sweep()
         self._wake()

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from contextlib import suppress
+from typing import NamedTuple
 
 from kinetic._core import layout, record
 from kinetic._core.ref import JobRef
+from kinetic._core.state import STARTING_S
 from kinetic._store import index
-from kinetic._store.base import Store
-from kinetic.errors import CorruptRecord, NotFound
+from kinetic._store.base import Store, Swaps, folder_of
+from kinetic._system import locks
+from kinetic.errors import CorruptRecord, NotFound, StoreError
+
+
+class Claim(NamedTuple):
+    """The record of a name.
+
+    Attributes:
+        content: its bytes; b"" if the name is free.
+        job_id: id of the session that has the name, or is about to start; "" if unknown.
+        since: time of the claim, in seconds since the epoch.
+    """
+
+    content: bytes = b""
+    job_id: str = ""
+    since: float = 0.0
 
 
 def find(store: Store, name: str) -> JobRef | None:
@@ -20,25 +39,60 @@ def find(store: Store, name: str) -> JobRef | None:
     return None
 
 
-def claim(store: Store, name: str, job_id: str, ended: JobRef | None) -> bool:
-    """Give a name to a new session; return False if another caller was quicker.
+def read_claim(store: Store, name: str) -> Claim:
+    """Return the record of a name."""
+    try:
+        content = store.get(layout.session(name))
+    except NotFound:
+        return Claim()
+    with suppress(CorruptRecord, LookupError, TypeError, ValueError):
+        document = record.parse(content)
+        return Claim(content, str(document["job_id"]), float(document["since"]))
+    return Claim(content)
+
+
+def is_starting(store: Store, claim: Claim) -> bool:
+    """True if another caller has just claimed a name, and its session has no reference yet."""
+    is_new = abs(time.time() - claim.since) < STARTING_S
+    return is_new and not store.has(layout.JobKeys(claim.job_id).ref)
+
+
+def claim(store: Store, name: str, job_id: str, before: Claim) -> bool:
+    """Give a name to a new session; return False if its record is no longer `before`, because
+    another caller was quicker.
 
     Args:
         store: the store of the session.
         name: its name.
         job_id: id of its job.
-        ended: the session that had the name and has ended; None for none.
+        before: the record, of a session that has ended, or of none.
     """
-    if ended is not None or find(store, name) is None:
-        store.delete(layout.session(name))
-    return store.put(
-        layout.session(name), json.dumps({"job_id": job_id}).encode() + b"\n", if_absent=True
-    )
+    content = json.dumps({"job_id": job_id, "since": time.time()}).encode() + b"\n"
+    if not before.content:
+        return store.put(layout.session(name), content, if_absent=True)
+    return _swap(store, layout.session(name), before.content, content)
 
 
-def release(store: Store, name: str) -> None:
+def release(store: Store, name: str, job_id: str) -> None:
     """Free the name of a session that could not be started."""
-    store.delete(layout.session(name))
+    if read_claim(store, name).job_id == job_id:
+        store.delete(layout.session(name))
+
+
+def _swap(store: Store, key: str, old: bytes, new: bytes) -> bool:
+    """Write `new` if the content of the key is `old`; return whether this call wrote."""
+    if (root := folder_of(store)) is None:
+        if not isinstance(store, Swaps):
+            raise StoreError(f"Sessions cannot be started in {store.uri}: it cannot swap records.")
+        return store.swap(key, old, new)
+    folder = os.open(root / layout.SESSIONS, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        locks.hold(folder)
+        with suppress(NotFound):
+            return store.get(key) == old and store.put(key, new)
+        return False
+    finally:
+        os.close(folder)
 
 
 def list_sessions(store: Store) -> list[JobRef]:

@@ -130,7 +130,7 @@ def _decide_orphan(
     reason = (
         "the job was never started: its submission was interrupted"
         if is_unknown
-        else "the job's supervisor was killed"
+        else (ref.place.session and status.reason) or "the job's supervisor was killed"
     )
     outcome = replace(_judge(store, ref, now, reason), supervisor_lost=True)
     first = outcome.first

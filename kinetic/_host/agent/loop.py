@@ -284,7 +284,8 @@ class Agent:
     def _on_supervisor_gone(self) -> None:
         self._selector.unregister(self._alive_fd)
         if not self._identity.is_program:
-            self._on_coordinator_lost("The job's supervisor was killed.")
+            of = "session" if self._identity.session else "job"
+            self._on_coordinator_lost(f"The {of}'s supervisor was killed.")
         elif self._identity.leads:
             self._end_with(Exit.AGENT_LOST, "Its program, which led the gang, was killed.")
             self._tell(self._machine.on_lost, is_final=False)
@@ -486,8 +487,8 @@ class Agent:
         """Free the link and descriptors, in a process that takes part in another attempt."""
         self._link.stop()
         self._selector.close()
-        if self._worker.is_kept:
-            self._worker.ports += self._ports
+        if self._worker.is_kept and not self._worker.ports:
+            self._worker.ports = self._ports  # Of the address of its world of JAX.
             return
         for port in self._ports:
             port.close()

@@ -1,0 +1,70 @@
+"""Functions of calls on sessions.
+
+Hosts import this module instead of the tests: importing pytest would take longer than the job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import kinetic
+
+state = []
+"""State of this module: it stays in kept processes."""
+
+
+def describe_process(*, fails=False):
+    """Return the process id and the id of the call's job, and print a line."""
+    print("spoken", flush=True)
+    if fails:
+        raise KeyError("own")
+    return os.getpid(), os.environ["KINETIC_JOB_ID"]
+
+
+def count_calls(how=""):
+    """Return the process id, and how many calls this process and this module have seen."""
+    kinetic.kept.calls = getattr(kinetic.kept, "calls", 0) + 1
+    state.append(how)
+    if how == "raise":
+        raise KeyError("own")
+    if how == "exit":
+        os._exit(3)
+    return os.getpid(), kinetic.kept.calls, len(state)
+
+
+def gather_pids(dies=-1):
+    """Return the pids of all hosts by a collective of JAX, and what this host has kept."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if jax.process_index() == dies:
+        os._exit(4)
+    pids = multihost_utils.process_allgather(np.array([os.getpid()]))
+    before = getattr(kinetic.kept, "array", None)
+    kinetic.kept.array = jax.numpy.zeros(3) + (0 if before is None else before[0] + 1)
+    return pids.ravel().tolist(), None if before is None else float(before[0])
+
+
+def touch_and_wait(mark, value=None):
+    """Touch a file, and return the value once the file `mark` with ".go" exists."""
+    Path(mark).touch()
+    while not Path(f"{mark}.go").exists():
+        time.sleep(0.01)
+    return value
+
+
+def fail_at_first():
+    """Fail in the first attempt, return the process id in the second."""
+    if kinetic.attempt() == 1:
+        raise ValueError("at first")
+    return os.getpid()
+
+
+def append(path, word):
+    """Append a word to a file, and return the words."""
+    with open(path, "a") as file:
+        file.write(f"{word} ")
+    return Path(path).read_text().split()

@@ -1,0 +1,432 @@
+"""Sessions: calls run one after the other on held slices, in new or in kept processes. Nothing that
+happens to a call, a host or a caller leaves a call without an end, or a session without hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from gangs import PATIENCE_S, kill, start_script, wait_until, worker_of
+from on_sessions import (
+    append,
+    count_calls,
+    describe_process,
+    fail_at_first,
+    gather_pids,
+    touch_and_wait,
+)
+
+import kinetic
+from kinetic._core.exits import Exit
+from kinetic.errors import (
+    HostLost,
+    JobCancelled,
+    JobFailed,
+    JobTimeout,
+    PreflightError,
+    UsageError,
+)
+
+GONE = "what the session kept is gone"
+KEPT_IS_GONE = "What the session kept between calls is gone"
+
+
+@pytest.fixture
+def hold(home):
+    """Start sessions; at the end, stop those that still run."""
+    sessions = []
+
+    def hold(name="s", accelerator="cpu", **options):
+        session = kinetic.session(accelerator, name=name, **options)
+        sessions.append(session)
+        session.wait_until_ready()
+        return session
+
+    yield hold
+    for session in sessions:
+        session.stop(force=True)
+        wait_until(lambda session=session: has_ended(session), f"{session} has not ended")
+
+
+@pytest.fixture
+def session(hold):
+    """A session of one host, entered."""
+    with hold() as session:
+        yield session
+
+
+def has_ended(session):
+    return session.status().state not in ("PENDING", "RUNNING")
+
+
+def call(function, accelerator="cpu", **options):
+    return kinetic.run(accelerator, **options)(function)
+
+
+def begin(tmp_path, name="call", value=None, **options):
+    """Start a call that waits for a file; return its handle once it runs, and the file."""
+    mark = tmp_path / name
+    handle = call(touch_and_wait, **options).run_async(str(mark), value)
+    wait_until(mark.exists, f"{name} has not begun")
+    return handle, Path(f"{mark}.go")
+
+
+def agent_of(session, host=0):
+    return session.job.processes()["agents"][host]
+
+
+def supervisor_of(session):
+    return session.job.processes()["supervisor"]
+
+
+# -- plain calls -----------------------------------------------------------------------------------
+
+
+def test_each_call_is_a_job_of_its_own_in_new_processes(session):
+    """Each call has its own id, log, value and exception; the hosts stay."""
+    agent, describe = agent_of(session), call(describe_process)
+    handles = [describe.run_async() for _ in range(2)]
+    pids, ids = zip(*(handle.result() for handle in handles), strict=True)
+    assert ids == tuple(handle.job_id for handle in handles)
+    assert pids[0] != pids[1]
+    assert [handle.logs() for handle in handles] == ["spoken\n", "spoken\n"]
+    failed = describe.run_async(fails=True)
+    with pytest.raises(KeyError, match="own") as caught:
+        failed.result()
+    assert failed.job_id in "".join(caught.value.__notes__)
+    assert [h.status() for h in (*handles, failed)] == ["SUCCEEDED", "SUCCEEDED", "FAILED"]
+    assert agent_of(session) == agent
+    assert session.status()[:5] == ("s", session.job.job_id, "cpu", 1, "RUNNING")
+    assert session.status().calls == ()
+    assert kinetic.attach(handles[0].job_id).result() == (pids[0], ids[0])
+
+
+def test_only_calls_that_fit_run_on_the_session_of_a_block(hold):
+    """In a `with` block a function with another accelerator runs as without a session."""
+    with hold() as session:
+        own, other = call(describe_process).run_async(), call(describe_process, "cpu:2").run_async()
+        assert own.result()[1] == own.job_id
+        assert other.result()[1] == other.job_id
+    after = call(describe_process).run_async()
+    after.result()
+    places = [handle.ref.place.session for handle in (own, other, after)]
+    assert places == [session.job.job_id, "", ""]
+
+
+def test_limits_retries_and_batches_are_those_of_jobs(session, tmp_path):
+    """A call may fail at first, take too long, or be one of a batch."""
+    assert call(fail_at_first, retries=1).run_async().result() > 0
+    late = call(touch_and_wait, timeout=0.5).run_async(str(tmp_path / "late"))
+    with pytest.raises(JobTimeout):
+        late.result()
+    batch = call(describe_process).run_async_map([{}, {}])
+    assert len({pid for pid, _ in batch.results()}) == 2
+    assert {job.ref.place.session for job in batch.jobs} == {session.job.job_id}
+
+
+# -- kept calls ------------------------------------------------------------------------------------
+
+
+def test_kept_calls_share_a_process_until_it_dies(session):
+    """An exception keeps the process and its state, `os._exit` loses it, and both say so. A plain
+    call sees nothing of what is kept."""
+    kept = call(count_calls, keep=True)
+    pid, calls, _ = kept()
+    assert (calls, kept()) == (1, (pid, 2, 2))
+    with pytest.raises(KeyError, match="own"):
+        kept("raise")
+    assert kept() == (pid, 4, 4)
+    with pytest.raises(HostLost, match=f"exit code 3.*{KEPT_IS_GONE}"):
+        kept("exit")
+    handle = kept.run_async()
+    other, calls, seen = handle.result()
+    assert other != pid
+    assert (calls, seen) == (1, 1)
+    assert GONE in handle.logs()
+    plain, calls, seen = call(count_calls)()
+    assert plain != other
+    assert (calls, seen) == (1, 1)
+
+
+def test_a_kept_process_that_dies_between_calls_is_missed_by_none(session):
+    """The next call runs in a new process, and its log says what is lost."""
+    kept = call(count_calls, keep=True)
+    pid = kept()[0]
+    kill(pid)
+    handle = kept.run_async()
+    assert handle.result()[1:] == (1, 1)
+    assert GONE in handle.logs()
+    assert call(describe_process)()[0] != pid
+
+
+def test_the_world_of_jax_stays_until_a_host_of_it_dies(hold):
+    """Processes, the world of JAX and arrays on devices stay; after the death of one process, all
+    hosts begin anew."""
+    with hold("gang", "tpu-v6e-8") as session:
+        kept = call(gather_pids, "tpu-v6e-8", keep=True, all_hosts=True)
+        pids, before = kept()
+        assert before is None
+        assert kept.run_async().results() == [(pids, 0.0), (pids, 0.0)]
+        with pytest.raises(HostLost, match=f"(?s)host 1 of 2 died.*{KEPT_IS_GONE}"):
+            kept(dies=1)
+        handle = kept.run_async()
+        new, before = handle.result()
+        assert before is None
+        assert not {*new} & {*pids}
+        assert GONE in handle.logs()
+        kill(agent_of(session, 1))
+        newer, before = kept()
+        assert before is None
+        assert not {*new} & {*newer}
+
+
+PROJECT = {
+    "layers.py": "WIDTH = 1\n",
+    "model.py": "import layers\nbuilt = []\ndef size(): return layers.WIDTH\n",
+    "other.py": "seen = []\n",
+    "script.py": """
+        import json, os, sys, threading
+        import kinetic
+        import model, other
+        import jax
+
+        traced = []
+
+        @jax.jit
+        def double(x):
+            traced.append(1)
+            return 2 * x
+
+        @kinetic.run("cpu", keep=True)
+        def train(x):
+            model.built.append(x)
+            other.seen.append(x)
+            return float(double(x)), len(traced), model.size(), len(model.built), len(other.seen)
+
+        @kinetic.run("cpu")
+        def place():
+            return os.environ["KINETIC_JOB_ID"]
+
+        if __name__ == "__main__":
+            values = [train(1.0), train(2.0)]
+            with open("layers.py", "w") as file:
+                file.write("WIDTH = 23")
+            handle = train.run_async(3.0)
+            values.append(handle.result())
+            values.append(train(4.0))
+            own = place.run_async()
+            own.result()
+            print(json.dumps([values, handle.logs(), own.ref.place.session]))
+    """,
+}
+
+
+def test_a_script_on_a_named_session_traces_once_and_imports_changes(hold, tmp_path, monkeypatch):
+    """With KINETIC_SESSION, a script of another process runs on the session. A jitted function of
+    the script is traced once; a changed module is imported anew with the one that uses it."""
+    session = hold("dev")
+    for name, text in PROJECT.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    monkeypatch.setenv("KINETIC_SESSION", "dev")
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    values, log, place = json.loads(done.stdout.splitlines()[-1])
+    assert values[:2] == [[2.0, 1, 1, 1, 1], [4.0, 1, 1, 2, 2]]
+    assert [value[2:] for value in values[2:]] == [[23, 1, 3], [23, 2, 4]]
+    assert values[2][1] == values[3][1], "not traced again"
+    assert "imported anew, as their files have changed: layers, model\n" in log
+    assert place == session.job.job_id
+
+
+# -- several callers -------------------------------------------------------------------------------
+
+
+def test_calls_wait_in_order_and_can_be_cancelled(session, tmp_path):
+    """A waiting call says which one it waits for. Cancelling a call, waiting or running, ends that
+    call alone."""
+    first, _ = begin(tmp_path)
+    words = tmp_path / "words"
+    second, third, fourth = (call(append).run_async(str(words), word) for word in "234")
+    assert session.status().calls == tuple(h.job_id for h in (first, second, third, fourth))
+    assert second.status() == "PENDING"
+    assert second.read_standings([second.ref])[second.job_id].reason == (
+        f"it waits for {first.job_id} on its session"
+    )
+    third.cancel()
+    first.cancel()
+    assert fourth.result() == ["2", "4"]
+    assert second.result() == ["2"]
+    for handle in (first, third):
+        with pytest.raises(JobCancelled):
+            handle.result()
+    assert call(describe_process)()[0] > 0
+    assert not has_ended(session)
+
+
+def test_a_cancelled_kept_call_keeps_the_process(session, tmp_path):
+    """Interrupting a call does not lose what is kept."""
+    kept = call(count_calls, keep=True)
+    pid = kept()[0]
+    begin(tmp_path, keep=True)[0].cancel()
+    assert kept() == (pid, 2, 2)
+
+
+def test_threads_that_start_one_session_get_the_same(home):
+    """Many callers at once hold slices once."""
+    found, ready = [], threading.Barrier(4)
+
+    def start():
+        ready.wait()
+        found.append(kinetic.session("cpu", name="one"))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        assert len({session.job.job_id for session in found}) == 1
+        assert len(found) == 4
+        assert len(kinetic.list_jobs()) == 1
+    finally:
+        for session in found:
+            session.stop(force=True)
+        wait_until(lambda: all(map(has_ended, found)), "not ended")
+
+
+def test_a_call_goes_on_without_its_caller(session, home, tmp_path):
+    """The caller is killed while its call runs; another process finds the value."""
+    mark = tmp_path / "mark"
+    caller = start_script(
+        home,
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import kinetic
+        from on_sessions import touch_and_wait
+        handle = kinetic.run("cpu", session="s")(touch_and_wait).run_async({str(mark)!r}, "there")
+        print(handle.job_id, flush=True)
+        handle.result()
+        """,
+    )
+    job_id = caller.stdout.readline().decode().strip()
+    wait_until(mark.exists, "not begun")
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    Path(f"{mark}.go").touch()
+    assert kinetic.attach(job_id).result() == "there"
+
+
+# -- the end of sessions ---------------------------------------------------------------------------
+
+
+def test_a_session_ends_when_no_call_comes_but_not_during_one(hold, tmp_path):
+    """idle_timeout counts from the end of the last call. The session's end says why, and a later
+    call names it."""
+    with hold(idle_timeout=1) as session:
+        handle, go = begin(tmp_path, value="value")
+        time.sleep(1.5)
+        go.touch()
+        assert handle.result() == "value"
+        ended_at = time.time()
+        wait_until(lambda: has_ended(session), "the session has not ended")
+        assert session.job.outcome().ended_at - ended_at > 0.5
+        assert session.status().state == "SUCCEEDED"
+        assert "no call came for 1 s (idle_timeout)" in session.job.outcome().reason
+        with pytest.raises(PreflightError, match=r"The session s \(job-.*\) has ended"):
+            call(describe_process)()
+    again = hold()
+    assert again.job.job_id != session.job.job_id
+
+
+def test_max_lifetime_cuts_off_a_call(hold, tmp_path):
+    """The running call and the waiting one name the limit."""
+    with hold(max_lifetime=2) as session:
+        running, _ = begin(tmp_path)
+        waiting = call(describe_process).run_async()
+        for handle in (running, waiting):
+            with pytest.raises(JobFailed, match="max_lifetime of 2 s"):
+                handle.result()
+        wait_until(lambda: has_ended(session), "the session has not ended")
+        assert session.status().state == "SUCCEEDED"
+
+
+def test_a_session_with_calls_is_stopped_only_by_force(session, tmp_path):
+    """Without force, stopping is refused while a call runs. With it, every call gets a verdict."""
+    running, _ = begin(tmp_path)
+    waiting = call(describe_process).run_async()
+    with pytest.raises(UsageError, match=f"The session s runs {running.job_id} and 1 more"):
+        session.stop()
+    assert not has_ended(session)
+    session.stop(force=True)
+    for handle in (running, waiting):
+        with pytest.raises(JobFailed, match="The session s was stopped"):
+            handle.result()
+    wait_until(lambda: has_ended(session), "the session has not ended")
+    assert session.status().state == "CANCELLED"
+    session.stop()
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+def test_a_host_that_dies_is_replaced(session, tmp_path):
+    """Killed in a call, the agent costs the call; killed while idle, it costs nothing."""
+    handle, _ = begin(tmp_path)
+    agent = agent_of(session)
+    kill(agent)
+    with pytest.raises(HostLost):
+        handle.result()
+    assert handle.outcome().first.exit is Exit.AGENT_LOST
+    assert call(describe_process)()[0] > 0
+    second = agent_of(session)
+    assert second != agent
+    kill(second)
+    assert call(describe_process)()[0] > 0
+    assert agent_of(session) not in (agent, second)
+
+
+def test_a_worker_that_is_killed_in_a_kept_call_is_replaced(session, tmp_path):
+    """SIGKILL of the function's process costs what was kept, and the call's error says so."""
+    handle, _ = begin(tmp_path, keep=True)
+    kill(worker_of(agent_of(session)))
+    with pytest.raises(HostLost, match=f"SIGKILL.*{KEPT_IS_GONE}"):
+        handle.result()
+    assert call(count_calls, keep=True)()[1:] == (1, 1)
+
+
+def test_the_death_of_the_leader_ends_the_calls_and_the_session(hold, tmp_path):
+    """All calls end with an error, and a session with the same name can be started."""
+    with hold() as session:
+        running, _ = begin(tmp_path)
+        waiting = call(describe_process).run_async()
+        kill(supervisor_of(session))
+        for handle in (running, waiting):
+            with pytest.raises(JobFailed, match="session"):
+                handle.result(timeout=PATIENCE_S)
+            assert handle.status() == "FAILED"
+        assert has_ended(session)
+    with hold() as again:
+        assert again.job.job_id != session.job.job_id
+        assert call(describe_process)()[0] > 0
+
+
+def test_a_host_that_stands_still_between_calls_is_replaced_or_goes_on(session):
+    """An idle agent that is stopped for a moment takes the next call when it goes on."""
+    agent = agent_of(session)
+    os.kill(agent, signal.SIGSTOP)
+    handle = call(describe_process).run_async()
+    time.sleep(0.3)
+    os.kill(agent, signal.SIGCONT)
+    assert handle.result()[1] == handle.job_id
