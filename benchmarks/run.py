@@ -10,6 +10,7 @@ from pathlib import Path
 ORDER = (
     "startup.py",
     "calls.py",
+    "sessions.py",
     "batch.py",
     "submit_tree.py",
     "store_calls.py",

@@ -23,6 +23,7 @@ from kinetic._host.agent.loop import Agent
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
+from kinetic._source.renewal import UnpackedTree
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError
@@ -41,6 +42,8 @@ class AttemptLoop:
         self._store = store
         self._logs = logs
         self._alive_fd = alive_fd
+        self._tree: UnpackedTree | None = None
+        """The source tree of the last call on a session."""
         self._world = 0
         """Number of the world that the worker keeps between calls; 0 for none."""
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
@@ -72,12 +75,14 @@ class AttemptLoop:
                 worker,
                 logs=self._logs(identity),
                 alive_fd=self._alive_fd,
+                tree=self._tree,
             )
             code = agent.run()
             if agent.nothing_follows:
                 self._fork_server.close()
                 return code
             agent.release()
+            self._tree = agent.tree
             if not worker.is_kept:
                 worker.close()
                 worker = self._new_worker()

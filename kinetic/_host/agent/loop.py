@@ -37,6 +37,7 @@ from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.channel import Message, WorkerEvent
 from kinetic._host.identity import ALONE_S, Identity
 from kinetic._host.worker import joining
+from kinetic._source.renewal import UnpackedTree
 from kinetic._store.base import Store
 from kinetic._system import processes
 from kinetic.errors import KineticError
@@ -61,8 +62,10 @@ class Agent:
         *,
         logs: tuple[Path, Path],
         alive_fd: int = -1,
+        tree: UnpackedTree | None = None,
     ) -> None:
-        self._identity = identity
+        """Make the agent; `tree` is that of the last call on a session."""
+        self._identity, self.tree = identity, tree
         self._keeps = identity.assignment is not None and identity.assignment.world > 0
         self._plan = plan
         self._store, self._worker = store, worker
@@ -162,7 +165,10 @@ class Agent:
         parent = self._supervisor if self._alive_fd >= 0 else 0
         try:
             with processes.dying_with(parent):
-                self._workspace = workspace.prepare(self._identity, self._plan, self._store)
+                before = self.tree
+                if self._plan.tree is not None:
+                    self.tree = None
+                self._workspace = workspace.prepare(self._identity, self._plan, self._store, before)
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
@@ -474,6 +480,8 @@ class Agent:
             self._written or self._preemption.is_known or workspace.has_new_entries(self._workspace)
         ):
             self._reporter.keep_files(self._workspace)  # With the files of exit handlers.
+        if self._machine.activity is not Activity.PREPARING and self._identity.session:
+            self.tree = workspace.set_aside(self._workspace) or self.tree
         if not self._is_swept_up():
             workspace.remove(Path(self._identity.scratch) / f"host-{self._identity.index}")
 

@@ -9,6 +9,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout
@@ -20,7 +21,8 @@ from kinetic._host.agent import datasets
 from kinetic._host.agent.datasets import Datasets
 from kinetic._host.identity import Identity
 from kinetic._host.worker.home import Home
-from kinetic._source import download, ignore, manifest
+from kinetic._source import download, ignore, manifest, renewal
+from kinetic._source.renewal import UnpackedTree
 from kinetic._store import files
 from kinetic._store.base import Store, check_key, folder_of
 from kinetic._store.many import at_once
@@ -55,6 +57,7 @@ class Workspace:
         programs: folder for the programs that JAX compiles; "" keeps none.
         sent: size of each file of the tree, by path.
         ready_ns: time when the workspace was complete, since the epoch.
+        unpacked: the tree, for the next call of a session; None for any other job.
     """
 
     root: Path
@@ -70,10 +73,14 @@ class Workspace:
     programs: str
     sent: Mapping[str, int]
     ready_ns: int
+    unpacked: UnpackedTree | None = None
 
 
-def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
-    """Make the host's folder: fetch, verify and unpack everything that the job has sent.
+def prepare(
+    identity: Identity, plan: Plan, store: Store, before: UnpackedTree | None = None
+) -> Workspace:
+    """Make the host's folder: fetch, verify and unpack everything that the job has sent. `before`
+    is the tree of the last call on a session.
 
     Raises:
         SetupFailed: the stored content is damaged or missing, or this host's disk is full.
@@ -85,8 +92,15 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         if root.exists():  # A killed agent has left it.
             remove(root)
         root.mkdir(mode=0o700, exist_ok=True)  # Without parents: the job may have been removed.
-        tree.mkdir(mode=0o700, exist_ok=True)
-        entries = [] if plan.tree is None else download.unpack(store, plan.tree, tree)
+        unpacked = None
+        if plan.tree is None or before is None:
+            tree.mkdir(mode=0o700, exist_ok=True)
+            entries = [] if plan.tree is None else download.unpack(store, plan.tree, tree)
+            if plan.tree is not None and identity.session:
+                unpacked = renewal.note(plan.tree, tree, entries)
+        else:
+            unpacked = renewal.renew(store, plan.tree, _move_tree(before, tree))
+            entries = unpacked.entries
         files.make_below(cwd, tree)
         payload = _file_of(store, plan.payload, root / "payload.pkl")
         function = (
@@ -121,7 +135,25 @@ def prepare(identity: Identity, plan: Plan, store: Store) -> Workspace:
         _programs_dir(identity, store, plan),
         sent,
         time.time_ns(),
+        unpacked,
     )
+
+
+def set_aside(space: Workspace) -> UnpackedTree | None:
+    """Move the tree out of the host's folder, so that the next call of the session can use it.
+    Return None if there is none, or if it cannot be moved."""
+    if space.unpacked is None:
+        return None
+    with contextlib.suppress(OSError):
+        target = space.root.with_name(f"tree-of-{space.root.name}")
+        remove(target)
+        return _move_tree(space.unpacked, target)
+    return None
+
+
+def _move_tree(unpacked: UnpackedTree, target: Path) -> UnpackedTree:
+    unpacked.path.rename(target)
+    return replace(unpacked, path=target)
 
 
 def request_reform(space: Workspace) -> None:

@@ -1,0 +1,132 @@
+"""Renew an unpacked source tree for the next call of a session: write only what differs.
+
+The function of the last call may have changed, removed or added anything in the tree. A file counts
+as unchanged if its size, its time of modification and its inode are those after it was written.
+Python's caches of compiled modules stay: Python compares them with their sources.
+"""
+
+# ruff: noqa: PTH102, PTH108, PTH115, PTH116, PTH211
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from kinetic._core.plan import Tree
+from kinetic._core.values import dataclass
+from kinetic._source import download, manifest
+from kinetic._store.base import Store
+
+_CACHE = "__pycache__"
+Mark = tuple[int, int, int]
+"""Size, time of modification and inode of a file."""
+
+
+@dataclass(frozen=True)
+class UnpackedTree:
+    """A tree that was unpacked.
+
+    Attributes:
+        tree: its digest and size.
+        path: its folder.
+        entries: its entries; folders come before their entries.
+        marks: the mark of each file, by path, after it was written.
+    """
+
+    tree: Tree
+    path: Path
+    entries: list[manifest.Entry]
+    marks: Mapping[str, Mark]
+
+
+def note(tree: Tree, path: Path, entries: list[manifest.Entry]) -> UnpackedTree:
+    """Note the files of a tree that was just unpacked."""
+    marks = {e.path: _mark_of(os.stat(path / e.path)) for e in entries if _is_file(e)}
+    return UnpackedTree(tree, path, entries, marks)
+
+
+def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
+    """Turn an unpacked tree into another one, or into what it was, and return it.
+
+    Raises:
+        CorruptRecord: the stored tree is damaged or incomplete.
+        StoreError: the store does not answer.
+        OSError: the folder cannot be written.
+    """
+    if tree == before.tree:
+        entries = before.entries
+        stale = _remove_strange(before, entries)
+        if not stale:
+            return before
+    with download.open_tree(store, tree) as stored:
+        entries = list(stored.entries)
+        stale = _remove_strange(before, entries)
+        for entry in entries:
+            if entry.path not in stale:
+                continue
+            at = str(before.path / entry.path)
+            if isinstance(entry, manifest.Folder):
+                os.mkdir(at, 0o700)
+            elif isinstance(entry, manifest.Symlink):
+                os.symlink(entry.target, at)
+            else:
+                download.write_file(stored, entry, str(before.path))
+        for entry in entries:
+            if isinstance(entry, manifest.Folder) and entry.path in stale:
+                (before.path / entry.path).chmod(entry.mode | 0o700)
+    marks = {
+        entry.path: _mark_of(os.stat(before.path / entry.path))
+        if entry.path in stale
+        else before.marks[entry.path]
+        for entry in entries
+        if _is_file(entry)
+    }
+    return UnpackedTree(tree, before.path, entries, marks)
+
+
+def _is_file(entry: manifest.Entry) -> bool:
+    return not isinstance(entry, manifest.Folder | manifest.Symlink)
+
+
+def _mark_of(info: os.stat_result) -> Mark:
+    return info.st_size, info.st_mtime_ns, info.st_ino
+
+
+def _remove_strange(before: UnpackedTree, entries: list[manifest.Entry]) -> set[str]:
+    """Remove everything from the folder that the wanted entries do not have in this form; return
+    the paths of the entries that must be written."""
+    wanted = {entry.path: entry for entry in entries}
+    own = {entry.path: entry for entry in before.entries}
+    present: set[str] = set()
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(before.path / folder) as scan:
+            found = list(scan)
+        for item in found:
+            path = f"{folder}/{item.name}" if folder else item.name
+            entry = wanted.get(path)
+            if item.name == _CACHE and entry is None:
+                continue
+            if entry is not None and entry == own.get(path) and _is_same(item, entry, before):
+                present.add(path)
+                if isinstance(entry, manifest.Folder):
+                    folders.append(path)
+            elif item.is_dir(follow_symlinks=False):
+                shutil.rmtree(item.path)
+            else:
+                os.unlink(item.path)
+    return set(wanted) - present
+
+
+def _is_same(item: os.DirEntry[str], entry: manifest.Entry, before: UnpackedTree) -> bool:
+    """True if an item of the folder is this entry, as it was written."""
+    if isinstance(entry, manifest.Folder):
+        return item.is_dir(follow_symlinks=False)
+    if isinstance(entry, manifest.Symlink):
+        return item.is_symlink() and os.readlink(item.path) == entry.target
+    return item.is_file(follow_symlinks=False) and (
+        _mark_of(item.stat(follow_symlinks=False)) == before.marks.get(entry.path)
+    )
