@@ -36,7 +36,7 @@ TABLE: tuple[tuple[int, str], ...] = (
     ),
     (USAGE, "The command line is wrong. Nothing was created."),
     (NOT_FOUND, "The job or batch does not exist, or its result or logs were removed."),
-    (REFUSED, "The job was refused or could not be submitted."),
+    (REFUSED, "A job was refused or not submitted; a session with calls stays."),
     (STORE, "The store could not be read or written."),
     (UNAVAILABLE, "The backend does not answer. Try again later."),
     (TIMED_OUT, "`jobs wait` or `jobs result` timed out; the job keeps running."),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
 from kinetic._client import notebook
 from kinetic._client.board import drawing
+from kinetic._config import settings
+from kinetic._core import layout
 from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.place import Place
+from kinetic._core.ref import JobRef
+from kinetic._store.local import LocalStore
 from kinetic.errors import WaitTimeout
 
 
@@ -105,3 +111,40 @@ def test_a_drawing_that_nobody_updates_says_so(error, words):
     with pytest.raises(type(error)), quick.progress:
         raise error
     assert quick.displays == []
+
+
+@pytest.fixture
+def session_dev(home):
+    """A store that knows a session dev."""
+    ref = JobRef("job-0000005e", Place("local"), "cpu", "f", "session dev", 1.0, str(home))
+    store = LocalStore(home)
+    store.put(layout.JobKeys(ref.job_id).ref, json.dumps(ref.to_json()).encode())
+    store.put(layout.session("dev"), b'{"job_id": "job-0000005e"}')
+    yield
+    settings.choose_session(None)
+
+
+def test_the_magic_selects_a_session_for_later_calls(session_dev, capsys, monkeypatch):
+    """`off` goes back to the session that the environment names."""
+    pytest.importorskip("IPython")
+    notebook.kinetic_magic("session dev")
+    assert settings.load(flags={"session": None}).session == "dev"
+    assert settings.load(flags={"session": "big"}).session == "big"
+    notebook.kinetic_magic("session off")
+    assert settings.load().session is None
+    monkeypatch.setenv("KINETIC_SESSION", "big")
+    notebook.kinetic_magic("session")
+    assert capsys.readouterr().err.splitlines() == [
+        "kinetic: calls run on the session dev.",
+        "kinetic: calls run on no session.",
+        "kinetic: calls run on the session big (from environment KINETIC_SESSION).",
+    ]
+
+
+@pytest.mark.parametrize("line", ["", "session nope", "session dev now", "sesion dev"])
+def test_a_magic_that_cannot_work_changes_nothing(session_dev, line):
+    """A wrong command, and a session that does not exist, are IPython's errors of usage."""
+    error = pytest.importorskip("IPython.core.error").UsageError
+    with pytest.raises(error, match=r"kinetic[. ]session"):
+        notebook.kinetic_magic(line)
+    assert settings.load().session is None
