@@ -219,6 +219,11 @@ def find_misfit(plan: Plan, held: Plan) -> str:
             f"it runs Python {held.versions.python}, and this is Python {plan.versions.python}. "
             "Start a session with this Python."
         )
+    if plan.requirements not in (None, held.requirements):
+        return (
+            "its hosts have installed other packages than the project requires now. Stop the session, "
+            "and start it again."
+        )
     unsupported = {
         "slices=(least, most)": wanted.elastic is not None,
         'controller="single"': plan.has_single_controller,

@@ -63,7 +63,8 @@ class Link:
     def start(self) -> None:
         """Connect and watch, without joining the gang yet. Idempotent."""
         if self._thread is None:
-            processes.check_threads()
+            if self._identity.turn <= 1:  # It takes 10 ms, and each call of a session has a link.
+                processes.check_threads()
             self._thread = threading.Thread(target=self._run, name="kinetic-link", daemon=True)
             self._orders.put(lambda client: client.watch(self._on_view, self._on_fault))
             self._thread.start()
