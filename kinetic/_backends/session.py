@@ -221,8 +221,8 @@ def find_misfit(plan: Plan, held: Plan) -> str:
         )
     if plan.requirements not in (None, held.requirements):
         return (
-            "its hosts have installed other packages than the project requires now. Stop the session, "
-            "and start it again."
+            "its hosts have installed other packages than the project requires now. Stop the "
+            "session, and start it again."
         )
     unsupported = {
         "slices=(least, most)": wanted.elastic is not None,

@@ -52,6 +52,16 @@ def test_two_hosts_psum_on_a_slice_that_is_announced_once_and_on_stderr() -> Non
     assert done.stdout.splitlines()[-1] == "psum over 8 devices on 2 hosts: 28"
 
 
+def test_session() -> None:
+    lines = run("session.py").stdout.splitlines()
+    assert lines == [
+        "compiling",
+        "distance: 0.983",
+        "refused: a rate of 2.0 would diverge",
+        "distance: 0.322",
+    ]
+
+
 @pytest.mark.long
 def test_multislice() -> None:
     lines = run("multislice.py").stdout.splitlines()
