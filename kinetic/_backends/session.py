@@ -88,7 +88,7 @@ class SessionBackend:
 
         if (verdict := stored.read_verdict(self._store, ref)) is not None:
             return verdict
-        waiting = self._waiting()
+        waiting = self._list_waiting()
         if ref.job_id not in waiting:  # The leader removes a request after the verdict.
             verdict = stored.read_verdict(self._store, ref)
             return verdict or Status(JobStatus.NOT_FOUND)
@@ -171,15 +171,15 @@ class SessionBackend:
             return ()
         return self._holder.kill(self._session, hosts, signum, agents=agents)
 
-    def _waiting(self) -> list[str]:
-        return waiting_calls(self._store, self._session_id)
+    def _list_waiting(self) -> list[str]:
+        return list_waiting_calls(self._store, self._session_id)
 
     def _ring(self) -> None:
         if (folder := folder_of(self._store)) is not None:
             pipes.tell(folder / layout.JobKeys(self._session_id).bell, "!")
 
 
-def waiting_calls(store: Store, session_id: str) -> list[str]:
+def list_waiting_calls(store: Store, session_id: str) -> list[str]:
     """Return the ids of the calls in a session's queue, the one that runs first."""
     keys = sorted(store.list(layout.JobKeys(session_id).calls))
     return [key.rpartition("/")[2].partition("-")[2] for key in keys]

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kinetic._backends import stored
-from kinetic._backends.session import waiting_calls
+from kinetic._backends.session import list_waiting_calls
 from kinetic._client import planning, submission
 from kinetic._client.board import console, text
 from kinetic._client.handle import JobHandle
@@ -128,7 +128,7 @@ class SessionHandle:
             gang.ran_s(until),
             None if cost is None else 0.0 if cost.is_simulated else cost.usd_per_hour,
             None if cost is None else cost.for_seconds(paid_s),
-            tuple(waiting_calls(self._store, self.job.job_id)),
+            tuple(list_waiting_calls(self._store, self.job.job_id)),
         )
 
     @hide_frames
@@ -160,7 +160,7 @@ class SessionHandle:
         Raises:
             UsageError: The session has calls, and `force` is false.
         """
-        calls = waiting_calls(self._store, self.job.job_id)
+        calls = list_waiting_calls(self._store, self.job.job_id)
         if calls and not force and not self._read_standing().status.ended:
             waiting = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
             raise UsageError(
@@ -261,6 +261,15 @@ def hold(
 ) -> tuple[SessionHandle, bool]:
     """Return the session of `session`, and True if this call has started it. Raises the same
     errors."""
+    from kinetic._config import settings
+
+    if settings.on_host():
+        raise UsageError(
+            "A job cannot hold a session: nobody would end it. Start the session in the script that "
+            "submits the jobs."
+        )
+    if options.get("session") is not None:
+        raise UsageError("kinetic.session has no option session=. Pass the name as name=.")
     checked = check_options(None, {"accelerator": accelerator, **options})
     if checked.elastic is not None or checked.controller == "single":
         raise UsageError(

@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from kinetic._core import layout
+from kinetic._core import events, layout
 from kinetic._core.gang.formation import make_policy
 from kinetic._core.gang.policy import AttemptPolicy
-from kinetic._core.outcome import Outcome, Verdict
+from kinetic._core.outcome import Outcome, Verdict, judge_leaderless
 from kinetic._core.plan import Plan
 from kinetic._core.session import CANCELLED_WAITING
 from kinetic._core.values import dataclass
 from kinetic._host.story import Story
-from kinetic._store import index
+from kinetic._store import attempts, index
 from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, NotFound, UnsupportedVersion
 
@@ -55,7 +55,7 @@ class CallQueue:
     def take(self, hosts_per_slice: int) -> Call | None:
         """Return the first call; None if no call waits. Calls that were cancelled or removed while
         they waited are concluded on the way."""
-        for key, job_id in self._requests():
+        for key, job_id in self._list_requests():
             keys = layout.JobKeys(job_id)
             if self._store.has(keys.outcome):
                 self._store.delete(key)
@@ -69,11 +69,35 @@ class CallQueue:
                 except (CorruptRecord, UnsupportedVersion) as error:
                     self._refuse(key, job_id, Verdict.FAILED, str(error))
                 else:
+                    if (lost := self._judge_begun(plan)) is not None:
+                        index.write_outcome(self._store, job_id, lost, if_absent=True)
+                        self._store.delete(key)
+                        continue
                     policy = make_policy(plan)
                     return Call(
                         key, plan, policy, Story(self._store, job_id, policy, hosts_per_slice)
                     )
         return None
+
+    def _judge_begun(self, plan: Plan) -> Outcome | None:
+        """Return the outcome of a call that an earlier leader had begun; None if it has not begun.
+        Its function must not run a second time."""
+        try:
+            begun = events.parse(self._store.get(layout.JobKeys(plan.job_id).events))
+        except NotFound:
+            return None
+        if not any(event.kind is events.EventKind.READY for event in begun):
+            return None
+        number = attempts.find_newest(self._store, plan.job_id)
+        reports = attempts.read_reports(self._store, plan.job_id, number, plan.hosts)
+        return judge_leaderless(
+            plan.hosts,
+            reports,
+            reason="it was replaced while the call ran",
+            head=True,
+            now=time.time(),
+            attempt=number,
+        )
 
     def is_cancelled(self, job_id: str) -> bool:
         """True if somebody has cancelled this call."""
@@ -87,10 +111,10 @@ class CallQueue:
 
     def close(self, reason: str) -> None:
         """Fail all calls that still wait, because the session has ended for this reason."""
-        for key, job_id in self._requests():
+        for key, job_id in self._list_requests():
             self._refuse(key, job_id, Verdict.FAILED, f"The call did not begin. {reason}")
 
-    def _requests(self) -> Iterator[tuple[str, str]]:
+    def _list_requests(self) -> Iterator[tuple[str, str]]:
         for key in sorted(self._store.list(self._prefix)):
             yield key, key.rpartition("/")[2].partition("-")[2]
 

@@ -453,7 +453,7 @@ class Leader:
         call that was kept, if all hosts still have it."""
         if not (call.plan.options.keep or self._plan.options.keep):
             return {"world": 0}
-        if world := self._hosts.waiting_room.common_world(indices):
+        if world := self._hosts.find_common_world(indices):
             return {"world": world}
         self._worlds += 1
         gone = "what the session kept is gone: this call begins in new processes."

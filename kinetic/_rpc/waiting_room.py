@@ -21,8 +21,8 @@ AWAY_S = 10.0
 class Listener(Protocol):
     """The listener to the events of a waiting room."""
 
-    def on_enter(self, index: int) -> None:
-        """Handle a host that begins to wait."""
+    def on_enter(self, index: int, world: int) -> None:
+        """Handle a host that begins to wait; `world` is that of its kept process, 0 for none."""
         ...
 
     def on_start(self, index: int) -> None:
@@ -56,7 +56,6 @@ class WaitingRoom:
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
         self._waiting: set[int] = set()
-        self._worlds: dict[int, int] = {}
         self._assignments: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -78,11 +77,6 @@ class WaitingRoom:
     def waits(self, index: int) -> bool:
         """True if the host waits."""
         return index in self._waiting
-
-    def common_world(self, indices: Collection[int]) -> int:
-        """Return the number of the world that all of these hosts keep; 0 if there is none."""
-        worlds = {self._worlds.get(index, 0) for index in indices}
-        return worlds.pop() if len(worlds) == 1 else 0
 
     def assign(self, assignments: Mapping[int, HostAssignment]) -> None:
         """Answer these hosts. Earlier assignments that no host has fetched are void."""
@@ -107,9 +101,8 @@ class WaitingRoom:
         if not self._counts(index, start):
             return None
         self._asking[index] += 1
-        self._worlds[index] = world
         try:
-            assignment = await self._wait(index, start)
+            assignment = await self._wait(index, start, world)
         finally:  # A broken connection cancels this task.
             self._asking[index] -= 1
             if self._leave:
@@ -118,12 +111,12 @@ class WaitingRoom:
             self._listener.on_dismissed(index)
         return assignment
 
-    async def _wait(self, index: int, start: int) -> HostAssignment | None:
+    async def _wait(self, index: int, start: int, world: int) -> HostAssignment | None:
         loop = asyncio.get_running_loop()
         due = loop.time() + PATIENCE_S
         if index not in self._waiting and index not in self._assignments:
             self._waiting.add(index)
-            self._listener.on_enter(index)
+            self._listener.on_enter(index, world)
         while self._counts(index, start):
             if (assignment := self._assignments.pop(index, None)) is not None:
                 return assignment

@@ -17,7 +17,7 @@ class EventRecorder:
     def __init__(self):
         self.events = []
 
-    def on_enter(self, index):
+    def on_enter(self, index, world):
         self.events.append(("enter", index))
 
     def on_start(self, index):
