@@ -265,8 +265,8 @@ def hold(
 
     if settings.on_host():
         raise UsageError(
-            "A job cannot hold a session: nobody would end it. Start the session in the script that "
-            "submits the jobs."
+            "A job cannot hold a session: nobody would end it. Start the session in the script "
+            "that submits the jobs."
         )
     if options.get("session") is not None:
         raise UsageError("kinetic.session has no option session=. Pass the name as name=.")
