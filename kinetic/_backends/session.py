@@ -224,6 +224,12 @@ def find_misfit(plan: Plan, held: Plan) -> str:
             "its hosts have installed other packages than the project requires now. Stop the "
             "session, and start it again."
         )
+    for name, value in wanted.env.items():
+        if name.startswith("JAX_") and own.env.get(name) != value:
+            return (
+                f"{name} takes effect when JAX is imported, which its hosts have done. Start a "
+                f'session with env={{"{name}": "{value}"}}.'
+            )
     unsupported = {
         "slices=(least, most)": wanted.elastic is not None,
         'controller="single"': plan.has_single_controller,

@@ -6,6 +6,7 @@ process waits for the host's assignment from the coordinator.
 
 from __future__ import annotations
 
+import importlib
 import os
 import selectors
 import signal
@@ -23,6 +24,7 @@ from kinetic._host.agent.loop import Agent
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
+from kinetic._host.worker import jaxworld, process
 from kinetic._source.renewal import UnpackedTree
 from kinetic._store.base import Store
 from kinetic._system import processes
@@ -47,6 +49,8 @@ class AttemptLoop:
         self._world = 0
         """Number of the world that the worker keeps between calls; 0 for none."""
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
+        if plan.holds is not None and identity.is_program:
+            _import_for_calls(plan)
         label = f"{identity.job_id} host {identity.assigned_index}"
         self._title = f"kinetic-worker {label}"
         self._fork_server = ForkServer(
@@ -158,3 +162,12 @@ class AttemptLoop:
             return answers[0]
         lost = worker.pidfd in ready and self._alive_fd not in ready
         return None, ProgramCode.WORKER_LOST if lost else ProgramCode.UNDELIVERED
+
+
+def _import_for_calls(plan: Plan) -> None:
+    """Import what each worker of a session needs, so that forks have it. On this machine, the
+    zygote has done this."""
+    for name in process.PRELOADED:
+        importlib.import_module(name)
+    if not any(name.startswith("JAX_") for name in plan.options.env):
+        jaxworld.preload(("numpy", "jax"))

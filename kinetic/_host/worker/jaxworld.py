@@ -226,10 +226,9 @@ def set_options(options: Mapping[str, Any]) -> list[str]:
 
 def _configure(world: World) -> None:
     """Set the options that an already imported JAX has not read from the new environment."""
-    joining.configure({"jax_enable_preemption_service": False})
+    joining.configure({"jax_enable_preemption_service": False, "jax_platforms": _platforms(world)})
     if world.simulated:
-        platforms = _platforms(world)
-        joining.configure({"jax_platforms": platforms, "jax_num_cpu_devices": world.devices})
+        joining.configure({"jax_num_cpu_devices": world.devices})
 
 
 def leave() -> None:
