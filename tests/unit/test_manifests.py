@@ -1,5 +1,5 @@
-"""The documents that a cluster gets for a job: equal to tests/golden/kubernetes, valid for the API
-server, and without anything that must not be in them.
+"""Kubernetes manifests of jobs: equal to the golden files in tests/golden/kubernetes, accepted by
+the API server's schema, and free of secrets.
 
 KINETIC_REGENERATE_GOLDEN=1 rewrites the golden files.
 """
@@ -405,7 +405,7 @@ def test_what_the_cluster_would_take_for_a_variable_arrives_as_it_is():
 
 
 def expand(text):
-    """Expand a command as the kubelet does if every variable is set."""
+    """Expand `$(NAME)` and `$$` in a command as the kubelet does, if every variable is set."""
     return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[1] is None else "REPLACED", text)
 
 

@@ -49,7 +49,7 @@ def store(request, tmp_path) -> Store:
 
 
 def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: int = 0) -> None:
-    """Append rows as a function and its agent do."""
+    """Append encoded rows to a host's metrics, as a function and its agent do."""
     key = layout.HostKeys(JOB, attempt, host).metrics
     folder = folder_of(store)
     path = (
@@ -105,7 +105,7 @@ def test_damage_costs_the_line_that_it_hits(seed):
     kind = chance.choice(("flip", "cut", "grow"))
     if kind == "flip":
         parts[hit] = parts[hit][:at] + bytes([parts[hit][at] ^ 0xFF]) + parts[hit][at + 1 :]
-    elif kind == "cut":  # As on a full disk: the next writer begins a line.
+    elif kind == "cut":  # As on a full disk: the cut line ends here.
         parts[hit] = parts[hit][:at] + b"\n"
     else:
         parts[hit] = parts[hit][:at] + b"KMF" + parts[hit][at:]

@@ -38,7 +38,7 @@ class Logged:
         self.times: list[float] = []
 
     def rows(self, *, returned: bool = True) -> list[Row]:
-        """End the function, and return its rows without the time of steps."""
+        """End the function, and return its rows without the rows of `step_time_s`."""
         return [row for row in self.all_rows(returned=returned) if "step_time_s" not in row[1]]
 
     def all_rows(self, *, returned: bool = True) -> list[Row]:
@@ -55,7 +55,7 @@ class Logged:
 @pytest.fixture
 def logged(tmp_path, monkeypatch) -> Iterator[Logged]:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics"))
-    own = os.getpid()  # A worker leads its process group.
+    own = os.getpid()  # kinetic logs only in a worker, which leads its process group.
     monkeypatch.setattr(os, "getpgid", lambda _: own)
     metrics._forget_in_fork()
     yield Logged(tmp_path / "metrics")
@@ -159,7 +159,7 @@ def test_outside_of_a_job_it_says_so_once_and_checks_all_the_same(monkeypatch, c
 
 
 class Array:
-    """A stand-in for an array of JAX that may not be ready yet."""
+    """A stand-in for a JAX array whose value may not be computed yet."""
 
     def __init__(self, value: Any, *, ready: bool = True) -> None:
         self.value, self.ready = value, ready
@@ -312,7 +312,8 @@ def log_in_a_child(step: int) -> int:
 
 @pytest.mark.starts_processes
 def test_what_the_children_of_a_pool_log_last_is_kept(logged):
-    """The children of a pool end without exit handlers."""
+    """The children of a pool end without exit handlers; their last rows must be kept all the
+    same."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         assert list(pool.map(log_in_a_child, range(6))) == list(range(6))
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
@@ -334,7 +335,7 @@ if __name__ == "__main__":
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_what_the_children_of_a_pool_log_before_they_are_killed_is_kept(logged, tmp_path, method):
-    """A pool is terminated at the end of its block: its children get SIGTERM."""
+    """The end of a pool's `with` block kills its children by SIGTERM: no row may be lost."""
     (tmp_path / "pool.py").write_text(POOL)
     subprocess.run([sys.executable, str(tmp_path / "pool.py"), method], check=True, timeout=120)
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
@@ -412,7 +413,7 @@ def test_figures_become_rarer():
 
 
 def times_of(*rows: tuple[float, int, str], last: bool = True) -> list[tuple[int, float]]:
-    """Return (step, mean time of the steps before it), for rows of (time, step, name)."""
+    """Log rows of (time in s, step, metric); return (step, mean seconds of the steps until it)."""
     steps, measured = StepTimes(), []
     for time_s, step, name in rows:
         steps.note(MetricRow(time_s, step, {name: 1.0} if name else {}, waits=False))

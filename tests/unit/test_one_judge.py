@@ -1,6 +1,6 @@
 """Python, the CLI, a batch and the notebook report the same state of a job.
 
-The stores have no verdict: the supervisor was killed before it could write one, and nobody has
+The jobs' stores have no verdict: the supervisor was killed before it wrote one, and no caller has
 waited for the job since.
 """
 

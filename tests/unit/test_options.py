@@ -1,4 +1,4 @@
-"""The decorator's options: refused values, and options that are changed for one call."""
+"""Options of the decorator: values that it refuses, and `with_options` for a single call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending source trees: the contents, their order, and several processes that send at once."""
+"""Sending source trees: the uploaded content, the order of uploads, and several senders at once."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     full=st.sampled_from([1, 60, 1000]),
 )
 def test_a_record_never_precedes_what_it_names(tmp_path_factory, tree, second, stop, small, full):
-    """A submission can stop after any write, and the next one relies on its records."""
+    """A submission may be cut off after any write: records written so far name only stored
+    content."""
 
     class Cut(LocalStore):
         puts = 0

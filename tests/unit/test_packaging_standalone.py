@@ -17,7 +17,7 @@ from kinetic.cli.program import Program, ProgramKind
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A home folder with typical content."""
+    """A home folder with the files that users typically have."""
     home = tmp_path.resolve() / "home"
     write(
         home,
@@ -94,8 +94,8 @@ def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monke
 
 
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
-    """Modules that no import statement names are sent too, but no modules of the interpreter, or of
-    installations in the home folder."""
+    """Modules that the script has loaded without an import statement are sent too, but not those of
+    the interpreter, or of installations in the home folder."""
     write(
         folder,
         "t.py",

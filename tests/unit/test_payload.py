@@ -1,4 +1,4 @@
-"""Packing and unpacking calls and values."""
+"""Pickling calls and values, and rebuilding them."""
 
 from __future__ import annotations
 
@@ -233,7 +233,8 @@ def test_known_classes_are_left_alone():
 
 
 def test_known_functions_come_back_as_themselves(monkeypatch):
-    """Functions whose values a host may have changed come back as copies."""
+    """A script's function comes back as the caller's own; as a copy if the host may have changed
+    it."""
     main = sys.modules["__main__"]
     space = in_main(
         "import math\ncount = 0\ndef relu(x, least=0): return max(x, math.floor(least))\n"
@@ -260,7 +261,7 @@ def test_known_functions_come_back_as_themselves(monkeypatch):
 
 
 def test_a_class_that_cannot_be_sent_is_named(monkeypatch):
-    """Both the caller and the host's `__main__` have the class, so its name is enough."""
+    """A ctypes structure can be sent by name only: `__main__` must have it on both sides."""
     text = "import ctypes\nclass Pair(ctypes.Structure):\n    _fields_ = [('x', ctypes.c_int)]\n"
     space = in_main(f"{text}pair = Pair(7)")
     with pytest.raises(PicklingError, match="CField"):

@@ -1,4 +1,4 @@
-"""Loopback connections are accepted only from the same user."""
+"""Loopback connections are accepted only from processes of the same user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOBODY = 65534
 
 
 def connect_as(uid, address):
-    """Connect as another user; return the process. When the connection is closed, the process exits
-    with code 0 if it received nothing."""
+    """Connect to the address as another user, in a child process; return the child's pid. Its exit
+    code is 0 if it received nothing until the connection was closed."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -62,7 +62,7 @@ def test_somebody_else_is_hung_up_on(listener):
 
 
 def test_who_has_hung_up_is_nobody(listener):
-    """For a closed connection, the kernel would report root, even if another user had opened it."""
+    """A closed connection is refused: the kernel reports its user as root, whoever opened it."""
     socket.create_connection(listener.getsockname()[:2]).close()
     far, _ = listener.accept()
     with far:

@@ -1,7 +1,7 @@
 """Annotations that name later definitions, or names that only type checkers import.
 
-Since Python 3.14, such annotations need no quotes; before, `from __future__ import annotations`
-makes all annotations strings.
+They need no quotes since Python 3.14. Before, `from __future__ import annotations` makes strings of
+all annotations.
 """
 
 from __future__ import annotations

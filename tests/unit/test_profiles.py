@@ -1,4 +1,4 @@
-"""Profiles: whoever writes, breaks or replaces the file, it is intact or reported as damaged."""
+"""Profiles: whoever writes, breaks or replaces their file, a read finds it whole or damaged."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
 def test_two_that_write_at_once_do_not_move_each_others_halves(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the first writer is writing, the second one writes its whole file."""
+    """A second process writes the whole file while the first one is writing: the last one wins."""
     render = profiles.render
 
     def render_late(before: Profiles) -> bytes:

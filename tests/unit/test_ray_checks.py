@@ -1,4 +1,4 @@
-"""The doctor's checks of a Ray cluster, and its rows in `accelerators --live`."""
+"""Checks of a Ray cluster by `kinetic doctor`, and its rows in `kinetic accelerators --live`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a job from Ray's responses, the submitted command, and checks of versions."""
+"""Jobs on Ray: their state from Ray's responses, the command that is submitted, version checks."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_submission_shows_no_secrets_and_travels_as_modules():
     sent = backend.read_submission(document, ["jax==0.9"])
     assert sent.runtime_env["uv"] == {"packages": ["jax==0.9"]}
     assert "uv" not in backend.read_submission(document).runtime_env
-    # Only nodes that the job uses install its environment.
+    # Ray installs the environment only on nodes that the job uses.
     assert sent.runtime_env["config"] == {"eager_install": False}
 
 
@@ -199,7 +199,8 @@ def test_the_driver_has_more_time_to_stop_than_its_function():
 
 @pytest.mark.starts_processes
 def test_the_interpreter_of_rays_workers_is_found(tmp_path):
-    """The command's shell has an ancestor that a raylet started; its command line names Python."""
+    """The driver runs in the Python of the raylet's workers. The command finds its path in the
+    command line of an ancestor process."""
     ours = tmp_path / "python"
     ours.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "driver: $*"\n')
     ours.chmod(0o755)

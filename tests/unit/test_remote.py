@@ -1,5 +1,4 @@
-"""The decorator: options that it refuses, objects that it returns, and a complete call on a backend
-in memory."""
+"""The decorator: refused options, returned objects, and a whole call on a backend in memory."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_classmethod_below_arrives_as_one_with_its_class(backend):
 
 @pytest.mark.starts_processes
 def test_a_classmethod_above_that_hides_its_class_is_refused(backend):
-    """Python 3.13 calls the method in this way."""
+    """Python 3.13 calls a decorated function below @classmethod so. The error says to swap them."""
     hidden = vars(Trainer)["of_class_by_default"].__func__
     with pytest.raises(TypeError, match=r"Put @kinetic\.run above @classmethod"):
         hidden.run_async(5)
@@ -203,7 +203,7 @@ def test_nested_calls_run_the_body(backend):
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path):
-    """Set the environment variables that a worker has."""
+    """Set the environment variables by which kinetic recognizes a worker."""
     monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
     monkeypatch.setenv("KINETIC_PREEMPTION", str(tmp_path))
 
@@ -346,7 +346,7 @@ def test_a_ray_cluster_that_does_not_answer(backend, monkeypatch, options, envir
 
 @pytest.mark.starts_processes
 def test_an_address_of_rays_own_does_not_choose_ray(backend, monkeypatch):
-    """Ray sets RAY_ADDRESS in the environment of its programs."""
+    """Ray sets RAY_ADDRESS in its programs. It selects no backend: the job runs on this machine."""
     monkeypatch.setenv("RAY_ADDRESS", NOWHERE)
     assert kinetic.run("cpu")(add)(1) == 2
 

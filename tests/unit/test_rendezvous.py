@@ -1,5 +1,5 @@
-"""Rendezvous of hosts that have joined the gang: workers that start, and processes that join one
-JAX world."""
+"""Meeting points of a gang: workers start when all hosts have joined, and processes then join one
+JAX world; hosts that are missing are named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STACK = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", lin
 
 
 class Running:
-    """A gang whose hosts have joined, with a clock."""
+    """A gang whose hosts have all joined, with a fake clock."""
 
     def __init__(self, hosts: int = 3, start_timeout_s: float = 10.0) -> None:
         self.now = 0.0

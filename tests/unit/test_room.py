@@ -1,4 +1,4 @@
-"""The number of jobs with the same accelerator that this machine can run well at a time."""
+"""The number of jobs with one accelerator that this machine can run well at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of a worker that is being stopped."""
+"""Exit codes and output of a worker that is stopped outside of the user's function."""
 
 from __future__ import annotations
 

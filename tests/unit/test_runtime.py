@@ -1,5 +1,5 @@
-"""kinetic as an archive: the same files give the same bytes, wherever and whenever they were
-written, and an unchanged package is not archived again."""
+"""The archive of kinetic that pods run: equal files give equal bytes, whatever their timestamps,
+and an unchanged package is not archived again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_AGO = (1e9, 1e9)
 
 @pytest.fixture
 def package(tmp_path):
-    """Create a small package with old timestamps."""
+    """Create a small package `kinetic`, with old timestamps."""
     folder = tmp_path / "site-packages" / "kinetic"
     (folder / "_host").mkdir(parents=True)
     for name, text in {
@@ -105,8 +105,8 @@ def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
     zipped = tmp_path / "app.pyz"
     with zipfile.ZipFile(zipped, "w") as target:
         target.write(package / "a.py", "kinetic/a.py")
-    # A file's ctime cannot be set, and recent files are not trusted, so write the cache's note as
-    # it would be for old files.
+    # The cache trusts only files with an old ctime, which a test cannot set. So write the note that
+    # the cache would write for old files.
     stamps, _ = runtime._stamp_files(zipped / "kinetic", 0)
     archive = runtime.archive(tmp_path, zipped / "kinetic")
     note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Environment variables of an agent or worker that starts on a host."""
+"""Environment variables that an agent or a worker gets when it starts on a host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a job: an enumeration, and a pure function that decides it."""
+"""States of a job, and the pure function that decides which one a job is in."""
 
 from __future__ import annotations
 

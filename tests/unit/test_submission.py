@@ -1,4 +1,4 @@
-"""Submission: the order in which records are written, and those that remain after an error."""
+"""Submitting a job: the order in which records are written, and the records left by an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST = "ab" * 32
 
 
 class RecordingStore(LocalStore):
-    """Records the order in which keys are written; raises an error at one of them."""
+    """A store that records the order of writes, and raises `error` at keys with a prefix."""
 
     def __init__(self, root, fails_at="", error=None):
         super().__init__(root)
@@ -160,7 +160,7 @@ def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answe
 
 
 class Alarm(Exception):
-    """Raised by a handler of SIGALRM."""
+    """An exception that a user's handler of SIGALRM raises."""
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeoutError, Alarm])
@@ -222,7 +222,7 @@ def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
 
 
 class Building(FakeBackend):
-    """A backend that builds images; `unbuilt` is the reason why it cannot build one."""
+    """A backend that builds images. It raises `unbuilt` if that is set."""
 
     unbuilt: BaseException | None = None
 

@@ -1,4 +1,5 @@
-"""The room where hosts wait for their places: hosts that get a place, and hosts that do not."""
+"""The waiting room: hosts that have started wait in it until the leader assigns them a place in an
+attempt, or dismisses them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ PLACE = HostAssignment(2, 1, (0, 2), 5)
 
 
 class EventRecorder:
-    """Records events in order."""
+    """A listener that records, in order, hosts that enter, restart, leave and are dismissed."""
 
     def __init__(self):
         self.events = []
@@ -31,7 +32,7 @@ class EventRecorder:
 
 
 async def started(*waiting):
-    """Start tasks that wait, and return them."""
+    """Start a task for each coroutine that waits; return the tasks."""
     tasks = [asyncio.create_task(coroutine) for coroutine in waiting]
     await asyncio.sleep(0)
     return tasks
