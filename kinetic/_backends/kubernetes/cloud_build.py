@@ -17,7 +17,7 @@ from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 POLL_S = 5.0
 NOTICE_EVERY_S = 60.0
 QUEUE_S = 3600.0
-"""Cloud Build drops builds that have waited longer than this."""
+"""Seconds after which Cloud Build drops a build that still waits."""
 LAST_LINES = 15
 _UNDER_WAY = ("STATUS_UNKNOWN", "PENDING", "QUEUED", "WORKING")
 _MANIFESTS = (
@@ -111,8 +111,8 @@ class CloudBuild:
         return self._calls.call("HEAD", url, accept=_MANIFESTS, allowed=(404,))[0] != 404
 
     def check(self, uri: str, bucket: str) -> None:
-        """Check that a build has its repository in Artifact Registry, its bucket, and permission
-        to write to the bucket.
+        """Check that the image's repository and the bucket exist, and that the caller may write to
+        the bucket.
 
         Raises:
             PreflightError: something is missing.
@@ -144,7 +144,8 @@ class CloudBuild:
             )
 
     def _read_code(self, url: str) -> int:
-        """Return the status code of a response, even of a refusal: the build may still succeed."""
+        """Return the HTTP status of a GET request, even if it is refused: a user who may not read a
+        resource may still be allowed to build."""
         try:
             return self._calls.call("GET", url, allowed=(404,))[0]
         except ServiceRefused as error:
@@ -180,7 +181,7 @@ class CloudBuild:
         request = images.build_request(uri, bucket, source)
         try:
             _, begun = self._calls.call("POST", self._builds, request, repeats=False)
-        except BackendUnavailable:  # The build may have begun all the same.
+        except BackendUnavailable:  # The build may have begun nevertheless.
             newest = self.newest(uri)
             if newest is None or not newest.is_under_way:
                 raise

@@ -46,8 +46,8 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
 
 
 def settle(place: Place) -> Place:
-    """Return the place with the kubeconfig's current context and namespace, which may have changed
-    when the job is read later. Without a kubeconfig the place is unchanged; `connect` refuses it.
+    """Return the place with the kubeconfig's current context and namespace filled in, because they
+    may change before the job is read again. Without a kubeconfig, return the place unchanged.
     """
     if (place.cluster and place.namespace) or _list_missing():
         return place
@@ -100,8 +100,8 @@ def check(settings: Settings) -> tuple[Finding, ...]:
 
 
 def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | None = None) -> Api:
-    """Return the connection to a place's cluster: the process's shared one, or with `patience` one
-    of its own.
+    """Return the connection to a place's cluster that this process shares; with `patience`, a new
+    connection with these time limits.
 
     Raises:
         PreflightError: there is no such cluster, or packages are missing; the message says where

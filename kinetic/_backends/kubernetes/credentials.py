@@ -1,9 +1,9 @@
 """Logging in as a kubeconfig's user: by token, certificate, program, or Google's credentials.
 
 The official client reads certificates, tokens and passwords. This module runs the programs that log
-in: after a failed program the client would go on as an anonymous user, and it would wait for a
-hanging program forever. This module refuses users that impersonate others (`as:`): the client
-ignores that, and would act with other rights than the kubeconfig says.
+in: the client would continue as an anonymous user after a failed program, and wait forever for a
+hanging one. This module refuses users that impersonate others (`as:`), because the client ignores
+`as:` and would act with other rights than the kubeconfig says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kinetic._system import proxies
 from kinetic.errors import PreflightError
 
 PLUGIN_S = 300.0
-"""The time limit of a program that logs in, which may wait for its user."""
+"""Time limit in seconds for a program that logs in; it may wait for the user."""
 CERTIFICATE_KEYS = (
     "client-certificate",
     "client-certificate-data",
@@ -90,9 +90,10 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
 def _run_plugin(
     access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a program by the ExecCredential protocol; return the user's entry.
+    """Run a program that logs in by Kubernetes' ExecCredential protocol; return the user's entry.
 
-    Its messages go to the terminal, as with kubectl; without one they are part of the error.
+    The program's messages go to the terminal, as with kubectl; without a terminal they become part
+    of the error.
     """
     command = str(plugin.get("command", ""))
     if shutil.which(command, path=variables.get("PATH")) is None:
@@ -159,8 +160,8 @@ def _run_plugin(
 
 
 def _from_provider(access: Access, provider: Mapping[str, Any]) -> dict[str, Any]:
-    """Log in by an auth-provider, as old kubeconfigs do. Only kubectl refreshes OIDC tokens: the
-    client would do so without verifying the issuer's certificate."""
+    """Log in with the `auth-provider` of an old kubeconfig. OIDC tokens are sent as they are: only
+    kubectl refreshes them, because the client would not verify the issuer's certificate."""
     name = provider.get("name")
     if name == "gcp":
         return {"token": ask_google()}
@@ -214,7 +215,7 @@ def _explain_google(why: object) -> PreflightError:
 
 
 def _request_by_proxy(url: str, *args: Any, **more: Any) -> Any:
-    """Send a request for google-auth, through the proxy for its server."""
+    """Send an HTTP request for google-auth, through the proxy that is set for the URL's server."""
     from google.auth.transport.urllib3 import Request
 
     return Request(proxies.open_pools(url))(url, *args, **more)
