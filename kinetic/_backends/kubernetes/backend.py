@@ -358,8 +358,7 @@ class KubernetesBackend:
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the request in the store and delete the workload, which sends SIGTERM to the
-        leader."""
+        """Record the request and delete the workload, which sends SIGTERM to the leader."""
         cancellation.request(self._store, ref.job_id, lambda: self._delete(ref, "Foreground"))
 
     def cleanup(self, ref: JobRef) -> None:

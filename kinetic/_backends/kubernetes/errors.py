@@ -11,10 +11,10 @@ In: a request (`ApiCall`) and the answer to it. Out: one of kinetic's exceptions
     ├── NotInstalled     the cluster does not know this kind of object (404 without JSON)
     └── Refused          400, 413, 415, 422, and quotas: this object will never be accepted as it is
     SubmitError
-    └── Conflict         409: it exists already, or has changed
+    └── Conflict         409: the object exists already, or has changed
     NotFound             no such object
 
-Users see the public errors: a traceback names their base classes instead of these.
+Users see only public errors: a traceback names the public base class instead of these.
 """
 
 from __future__ import annotations

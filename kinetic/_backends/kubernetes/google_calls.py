@@ -19,7 +19,7 @@ TRIES = 5
 BUSY = (408, 429, 500, 502, 503, 504)
 """The HTTP codes after which the same request may succeed."""
 REJECTED = (429,)
-"""The HTTP codes after which the request is known to have had no effect."""
+"""The HTTP codes which mean that the request certainly had no effect."""
 
 
 class ServiceRefused(PreflightError):
@@ -60,8 +60,8 @@ class GoogleCalls:
             method, url, body: the request.
             accept: the accepted types of content.
             allowed: error codes to return instead of raising.
-            repeats: whether the request may arrive twice; otherwise only rejected requests are
-                repeated.
+            repeats: True if the request may arrive twice; otherwise only requests without effect
+                are repeated.
 
         Raises:
             ServiceRefused: the service refused the request.

@@ -102,7 +102,7 @@ def build_tag(uri: str) -> str:
 
 
 def variables(plan: Plan) -> dict[str, str]:
-    """Return the variables of the bootstrap (see _host.bootstrap)."""
+    """Return the environment variables of a pod's bootstrap program, `_host.bootstrap`."""
     blobs = {"KINETIC_RUNTIME": plan.runtime, "KINETIC_REQUIREMENTS": plan.requirements}
     return {name: blob.digest for name, blob in blobs.items() if blob is not None}
 
@@ -161,7 +161,7 @@ def files(
 
 
 def _uv_options(requirements: str) -> str:
-    """Return the options that uv takes on its command line only, as _host.bootstrap does."""
+    """Return the options in a requirements.txt that uv accepts only on its command line."""
     options = " --prerelease=allow" if re.search(r"(?m)^--pre$", requirements) else ""
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", requirements)
     return options + "".join(f" --allow-insecure-host={shlex.quote(host)}" for host in hosts)

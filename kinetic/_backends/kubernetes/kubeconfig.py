@@ -1,8 +1,8 @@
 """Access to clusters, from kubeconfig files or a pod's own account. Files are never written.
 
-The official client reads and merges the files. This module corrects its differences from kubectl:
-the first file's current context counts, and paths are relative to their own file. It also accepts
-the names that people use for clusters, and never chooses a cluster of another project.
+The official client reads and merges the files. This module corrects the client's differences from
+kubectl: the first file's current context counts, and paths are relative to their own file. It also
+accepts the names that people use for clusters, and never chooses a cluster of another project.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """The merged files: of several entries with the same name the first one counts, as in kubectl.
+    """The merged files: the first of several entries with the same name counts, as in kubectl.
 
     Attributes:
         current: the current context, or "".
@@ -133,8 +133,8 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
         config: all contexts.
         cluster: the name of a context, of a GKE cluster, or of a cluster's entry; "" for the
             current context.
-        project, zone: narrow down a GKE cluster's name; if the current context is GKE's, they must
-            match it.
+        project, zone: choose between GKE clusters of the same name; a current context of GKE must
+            match them.
 
     Raises:
         PreflightError: no context matches, or several do; or the current context belongs to another
@@ -177,7 +177,7 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
 
 
 def _check_project(context: str, files: str, project: str, zone: str) -> None:
-    """Refuse a current context that names another project or zone than the job."""
+    """Refuse the current context if its name has another project or zone than the job's options."""
     parts = context.split("_")
     if len(parts) != 4 or parts[0] != "gke":
         return

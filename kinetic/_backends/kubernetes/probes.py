@@ -24,13 +24,13 @@ from kinetic._store.many import at_once
 from kinetic.errors import KineticError, PreflightError
 
 OLDEST = (1, 27)
-"""Since this version, Indexed Jobs with a pod failure policy are on by default."""
+"""Oldest supported Kubernetes: from 1.27 on, Jobs may be Indexed and have a pod failure policy."""
 CALLS_AT_ONCE = 8
 _NO_CONTROLLER = (
     "only their definition is installed. No controller fills in the defaults of a JobSet, so none "
     "would start its hosts"
 )
-"""Shown if `spec.successPolicy` is not set, which only the controller's webhook does."""
+"""The fault if a dry run leaves `spec.successPolicy` empty: JobSet's controller fills it in."""
 
 
 def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:

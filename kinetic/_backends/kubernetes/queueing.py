@@ -1,4 +1,4 @@
-"""The diagnosis of a suspended job, from Kueue's Workload: the job only says that it is suspended.
+"""The diagnosis of a job that a queue has suspended. The reason is only in Kueue's Workload.
 
 In: the Job or JobSet, its Workload, its position in the queue. Out: a `JobDiagnosis`. Pure.
 """
@@ -36,7 +36,7 @@ def why_suspended(
     Args:
         workload: the Job or JobSet.
         queue_workload: Kueue's Workload, or None if it does not exist (yet).
-        position: how many jobs of its queue come before it.
+        position: the number of jobs before it in its queue.
     """
     queue = labels(workload).get(QUEUE_LABEL, "")
     name = metadata(workload).get("name", "")

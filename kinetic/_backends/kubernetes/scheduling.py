@@ -27,8 +27,8 @@ from kinetic._backends.kubernetes.observed import (
 from kinetic._core.quantities import amount_of
 
 SCALE_UP_S = 30.0
-"""An autoscaler says within this time whether it adds nodes; a cluster without such an event has no
-autoscaler."""
+"""Seconds within which an autoscaler writes an event on whether it adds nodes. Without such an
+event the cluster has no autoscaler."""
 _SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
 _PASSING = (
     "max node group size",
@@ -60,7 +60,7 @@ def why_unscheduled(
         events: returns the events of a pod.
         nodes: the nodes of the cluster; None if the caller may not list them.
         now: seconds since the epoch, or None.
-        scale_up_s: how long to wait for an autoscaler.
+        scale_up_s: how long to wait for an autoscaler's event, in seconds.
     """
     stuck = [pod for pod in pods if pod.stage is Stage.UNSCHEDULED and pod.unschedulable]
     if not stuck:
@@ -186,8 +186,8 @@ def requests_of(of: PodSet) -> dict[str, list[str]]:
 
 
 def _describe_head(of: PodSet) -> str:
-    """Return a sentence on the requests of a single controller's pod, which are more than most
-    machines without chips have; "" for other pods."""
+    """Return a sentence on the large requests of a single controller's pod, which most machines
+    without chips cannot satisfy; "" for other pods."""
     if of.name != PATHWAYS_HEAD:
         return ""
     requests = sorted(requests_of(of).items())

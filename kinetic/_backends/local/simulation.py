@@ -57,7 +57,7 @@ def document(plan: Plan) -> dict[str, Any]:
 def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
     """Return the modules that are imported once for all hosts and all jobs of a caller.
 
-    There are none if the job sets variables that JAX or numpy read when they are imported.
+    Return none if the job sets variables that JAX or numpy read when they are imported.
     """
     if any(name.startswith(("JAX_", "XLA_", "PYTHONPATH", *THREADS)) for name in variables):
         return ()
@@ -65,12 +65,12 @@ def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, 
 
 
 def preload_libraries(libraries: Iterable[str], *, variables: Iterable[str]) -> tuple[str, ...]:
-    """Return the libraries to import ahead: none if the job sets variables that they may read."""
+    """Return the libraries to import early: none if the job sets variables that they may read."""
     return () if any(name.startswith(_READ_BY_LIBRARIES) for name in variables) else (*libraries,)
 
 
 def memory_estimate_bytes(plan: Plan) -> int:
-    """Return the memory that the whole gang needs before the function allocates anything."""
+    """Return the memory, in bytes, that the gang needs before the function allocates anything."""
     return SHARED_BYTES + plan.hosts * _host_bytes(plan)
 
 
@@ -234,8 +234,7 @@ def check_reach(plan: Plan, store_folder: Path | None) -> None:
 
 
 def check_places(plan: Plan, needed: Sequence[str]) -> None:
-    """Refuse an output folder that cannot be created, and mounts that hide folders which hosts
-    need.
+    """Refuse an output folder that cannot be created, and mounts that would hide a needed folder.
 
     Args:
         plan: the job's plan.
