@@ -50,6 +50,7 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
         UsageError: No accelerator has this name, or its compiler does not run without the chip.
 
     Example:
+        <!-- not run: the compiler takes many seconds -->
         ```python
         with kinetic.compile_for("tpu-v6e-16", slices=2) as slice:
             mesh = kinetic.make_mesh(ici={"fsdp": 16})

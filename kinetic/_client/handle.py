@@ -140,6 +140,12 @@ class JobHandle(Generic[R_co]):
 
         Args:
             data: A dictionary that `to_dict` returned. Unknown keys are ignored.
+
+        Example:
+            ```python
+            text = json.dumps(job.to_dict())
+            job = kinetic.JobHandle.from_dict(json.loads(text))
+            ```
         """
         return JobHandle(JobRef.from_json(data))
 
@@ -418,6 +424,13 @@ class JobHandle(Generic[R_co]):
 
         Raises:
             WaitTimeout: The time has passed; the job keeps running.
+
+        Example:
+            ```python
+            outcome = job.wait()
+            if not outcome.ok:
+                print(outcome.reason)
+            ```
         """
         with _InterruptNotice(self):
             return self._watch(LogRequest(hosts=()), timeout=timeout)
@@ -503,6 +516,11 @@ class JobHandle(Generic[R_co]):
         Raises:
             UsageError: The job has several hosts, but ran without `all_hosts=True`.
             WaitTimeout: The time has passed; the job keeps running.
+
+        Example:
+            ```python
+            losses = train.with_options(all_hosts=True).run_async(1000).results()
+            ```
         """
         outcome = self.wait(timeout)
         collecting.name_files(self.job_id, [outcome])
@@ -578,6 +596,11 @@ class JobHandle(Generic[R_co]):
 
         Callbacks run in the order in which they were added, in a daemon thread, which does not keep
         the process alive. An exception in a callback is logged.
+
+        Example:
+            ```python
+            job.add_done_callback(lambda job: print(job.job_id, job.status()))
+            ```
         """
         call = functools.partial(_call_back, fn, self, futures.loop_of(fn))
         if self.done():

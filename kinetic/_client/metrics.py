@@ -135,6 +135,12 @@ class Metrics(Mapping[str, Metric]):
 
     If several hosts have logged a name, it maps to the metric of the first host; `all` has every
     metric of every host.
+
+    Example:
+        ```python
+        for name, metric in job.metrics().items():
+            print(name, metric.values[-1])
+        ```
     """
 
     def __init__(self, job_id: str, series: Sequence[Series]) -> None:

@@ -421,7 +421,13 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function in this process, without a job. Local `kinetic.Data` arrive as paths."""
+        """Run the function in this process, without a job. Local `kinetic.Data` arrive as paths.
+
+        Example:
+            ```python
+            loss = train.local(10)
+            ```
+        """
         value = self._run_body(args, kwargs)
         return run_coroutine(value) if inspect.iscoroutine(value) else value
 

@@ -126,6 +126,7 @@ class CompileReport(Record, called="The report of the compiler"):
         kernels: Number of Pallas kernels, whose multiplications are not in `flops`.
 
     Example:
+        <!-- not run: the compiler takes many seconds -->
         ```python
         with kinetic.compile_for("tpu-v6e-16") as slice:
             report = slice.compile(step, params, batch)

@@ -39,6 +39,7 @@ class CompileSlice:
     state by `jax.eval_shape`.
 
     Example:
+        <!-- not run: the compiler takes many seconds -->
         ```python
         with kinetic.compile_for("tpu-v6e-16", slices=2) as slice:
             mesh = kinetic.make_mesh(ici={"fsdp": 16})
@@ -141,6 +142,13 @@ class CompileSlice:
         Raises:
             ValueError: `build` raised it for every size.
             UsageTypeError: `build` does not return a function and its arguments.
+
+        Example:
+            <!-- not run: the compiler takes many seconds -->
+            ```python
+            reports = kinetic.compile_for("tpu-v6e-1").find_fit(lambda: (step, params, batch))
+            print(reports[-1].accelerator)
+            ```
         """
         _check_callable("find_fit", build, "that returns a function and its arguments")
         reports = list[CompileReport]()

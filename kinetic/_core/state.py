@@ -21,7 +21,14 @@ SUBMITTING = "it is being submitted"
 
 
 class JobStatus(StrEnum):
-    """The state of a job. New members may be added, so loops should test `ended`."""
+    """The state of a job. New members may be added, so loops should test `ended`.
+
+    Example:
+        ```python
+        if job.status().ended:
+            print(job.logs())
+        ```
+    """
 
     PENDING = "PENDING"
     """The job is being submitted, or waits for its hosts."""

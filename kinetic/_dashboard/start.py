@@ -48,7 +48,7 @@ def dashboard(port: int = 0) -> DashboardServer:
 
     Example:
         ```python
-        kinetic.dashboard()
+        print(kinetic.dashboard().url)
         ```
     """
     with hide_frames:

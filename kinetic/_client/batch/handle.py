@@ -114,7 +114,14 @@ class BatchHandle(Generic[R_co]):
         return counts
 
     def failures(self) -> list[JobHandle[R_co]]:
-        """Return the jobs that failed or were cancelled, in the order of the inputs."""
+        """Return the jobs that failed or were cancelled, in the order of the inputs.
+
+        Example:
+            ```python
+            for job in batch.failures():
+                print(job.group_index, job.error())
+            ```
+        """
         failed = (JobStatus.FAILED, JobStatus.CANCELLED)
         jobs = (self._view.handles[i] for i, status in self.statuses() if status in failed)
         return [job for job in jobs if job is not None]

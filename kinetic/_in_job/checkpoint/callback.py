@@ -29,6 +29,7 @@ class KerasMetrics(library.callbacks.Callback):  # type: ignore[misc]
             at the end of an epoch.
 
     Example:
+        <!-- not run: Keras takes seconds to import -->
         ```python
         model.fit(x, y, callbacks=[kinetic.keras.Metrics()])
         ```
@@ -84,6 +85,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
         verify: Save digests and check them on restore.
 
     Example:
+        <!-- not run: Keras takes seconds to import -->
         ```python
         model.fit(x, y, epochs=10, callbacks=[kinetic.keras.Checkpointer()])
         ```
