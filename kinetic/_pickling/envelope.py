@@ -24,15 +24,15 @@ from kinetic.version import __version__
 SCHEMA = 3
 _NO_DIGEST = "0" * 64
 _DEEPEST = 4000
-"""Recursion limit while pickling, instead of Python's 1,000: in a chain of functions that use each
-other, pickle needs six levels for each."""
+"""Recursion limit while pickling, instead of Python's 1,000: if functions call each other in a
+chain, pickle needs six levels per function."""
 _LIMIT_LOCK = threading.Lock()
 _limits_before: list[int] = []
 
 
 @contextmanager
 def _raise_recursion_limit() -> Iterator[None]:
-    """Raise the recursion limit for deeply nested values; threads may do so at the same time."""
+    """Raise the recursion limit within the block; several threads may do so at the same time."""
     with _LIMIT_LOCK:
         _limits_before.append(_limits_before[0] if _limits_before else sys.getrecursionlimit())
         sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
@@ -77,7 +77,7 @@ def read_versions() -> Versions:
 
 
 def read_header(data: bytes) -> Header:
-    """Read the header line; unpickles nothing.
+    """Read the header line without unpickling anything.
 
     Raises:
         CorruptRecord: The record has no valid header line.

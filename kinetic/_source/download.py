@@ -2,8 +2,8 @@
 
 In: a store, the tree's digest, an empty folder. Out: the files.
 
-Nothing is trusted: the tree's list must have the digest in the plan, every content the digest in
-the list, and nothing is written outside the folder. Damaged content is removed from the store
+The store is not trusted: the tree's list must have the digest in the job's plan, and each file the
+digest in the list. Nothing is written outside the folder. Damaged content is removed from the store
 together with the record of the tree, so that the next submission sends it again.
 """
 
@@ -36,7 +36,7 @@ _RESUBMIT = "The damaged copy was removed from the store: submit the job again."
 
 @dataclass(frozen=True)
 class _Pack:
-    """A pack, open for reading."""
+    """A pack (many small files in one object), open for reading."""
 
     index: Index
     file: FileIO
@@ -59,7 +59,7 @@ class StoredTree:
     entries: list[manifest.Entry] = field(default_factory=list)
 
     def read_small(self, digest: str, subject: str) -> bytes:
-        """Return a content from a pack.
+        """Return the content with this digest from a pack.
 
         Raises:
             CorruptRecord: it is missing or damaged; the message begins with `subject`.
@@ -96,7 +96,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
     """
     with open_tree(store, tree) as stored:
         try:
-            dest.mkdir(exist_ok=True, mode=0o700)  # Do not recreate parents that were removed.
+            dest.mkdir(exist_ok=True, mode=0o700)  # Without parents: they may have been removed.
             if any(dest.iterdir()):
                 raise StoreError(
                     f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "
@@ -111,7 +111,7 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
 
 @contextmanager
 def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
-    """Fetch the packs of a tree unless the store is a local folder, and read its list.
+    """Fetch a tree's packs, unless the store is a local folder, and read the tree's list.
 
     Raises:
         CorruptRecord: the list is missing, or differs from the plan's.
@@ -250,7 +250,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
 
 
 def _read_large(stored: StoredTree, file: manifest.File, subject: str, at: Path) -> Iterator[bytes]:
-    """Yield a content that is a file in the store's folder, in chunks; raise at the end if it is
+    """Yield a large content in chunks from the store's folder. Raise after the last if it is
     damaged."""
     digest = hashlib.sha256()
     try:
@@ -267,7 +267,7 @@ def _read_large(stored: StoredTree, file: manifest.File, subject: str, at: Path)
 
 
 def _fetch_large(stored: StoredTree, file: manifest.File, subject: str, path: str) -> None:
-    """Fetch a content that is an object of its own in a remote store."""
+    """Fetch a large file, which is a separate object in a remote store, to `path`."""
     try:
         stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:

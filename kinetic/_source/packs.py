@@ -1,11 +1,11 @@
-"""Packs: many small contents in one object, so that a tree takes few objects and few calls.
+"""Packs: many small files in one object, so that a tree needs few objects and few calls.
 
 In: contents by digest. Out: packs; the position of each content in a pack, from its index; the
 record of a tree, which locates all its contents.
 
-A tree is a base and deltas. The packs of the base hold the small files of the tree that was sent
-when the base was created, and the list of that tree. Changes since then are in the record (rows of
-the list) and in a few packs (contents). Larger files are objects of their own.
+A tree is stored as a base and deltas. The base is a tree that was sent completely: packs with its
+small files and its list. Later changes are stored in the tree's record (rows of the list) and in a
+few further packs, the deltas (contents). Larger files are separate objects.
 
 A pack is its index followed by its contents. Its name is the SHA-256 of its index; since the index
 has the digest of each content, the name verifies the whole pack.
@@ -26,9 +26,9 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 SMALL_BYTES = 256 << 10
-"""Files above this size are objects of their own."""
+"""Size in bytes above which a file is a separate object."""
 PACK_BYTES = 16 << 20
-"""Largest size of a pack's contents; a larger content has a pack of its own."""
+"""Largest size of a pack's contents, in bytes. A larger content is alone in its pack."""
 MOST_LIST_BYTES = 1 << 30
 _SCHEMA = 2
 _MAGIC = b"KNPACK2\n"
@@ -39,7 +39,7 @@ HEAD_BYTES = _HEAD.size
 
 @dataclass(frozen=True)
 class Index:
-    """The content of a pack.
+    """The list of a pack's contents.
 
     Attributes:
         name: name of the pack: the SHA-256 of the index.
@@ -88,7 +88,7 @@ def parse(data: bytes) -> Index:
 
 
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Distribute contents to packs, in order. Return at least one group."""
+    """Distribute contents to packs, in order. Return their digests, at least one list."""
     packs: list[list[str]] = [[]]
     filled_bytes = 0
     for digest, size_bytes in sizes.items():
@@ -101,7 +101,7 @@ def groups(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 def deflate_list(data: bytes) -> bytes:
-    """Compress a list for a pack. Half of it is hexadecimal digests."""
+    """Compress a tree's list for a pack."""
     return zlib.compress(data, 1)
 
 

@@ -41,8 +41,8 @@ class Pyproject:
 
     @property
     def is_chosen(self) -> bool:
-        """True if a `[tool.kinetic]` table makes this file count instead of a requirements.txt next
-        to it."""
+        """True if the file has a `[tool.kinetic]` table, so that a requirements.txt next to it is
+        ignored."""
         return "kinetic" in self._table("tool")
 
     @property
@@ -92,7 +92,7 @@ class Pyproject:
                 yield index
 
     def _check_lines(self, texts: Iterable[str], editable: Collection[Package]) -> Iterator[str]:
-        """Yield requirements with their sources from `[tool.uv.sources]`."""
+        """Yield requirements, each with its source from `[tool.uv.sources]`, such as a git URL."""
         for text in texts:
             about = {} if "@" in text else self._find_source(find_name(text))
             line = _add_source(text, _find_source(about))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 KEEP_MARK = "  # kn:keep"
-"""Ends a line that hosts install although it names an accelerator package (see dependencies)."""
+"""Comment at the end of a line, so that hosts install it although it names a package of JAX."""
 _COMMENT = re.compile(r"(^|\s)#\s*(?P<text>.*)$")
 _INCLUDE = re.compile(r"(-r|--requirement)(\s+|=)(?P<path>.+)|-r(?P<glued>\S.*)")
 _WITH_URL = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
@@ -129,15 +129,15 @@ def _check_line(
 def check_requirement(
     where: str, text: str, folder: Path, editable: Collection[Package]
 ) -> Iterator[str]:
-    """Yield a requirement for hosts, or nothing if the package travels with the job. Relative paths
-    begin in `folder`.
+    """Yield a requirement for hosts, or nothing if the package's files are sent with the job.
+    Relative paths begin in `folder`. `where` names the file in messages.
 
     Raises:
         UsageError: it is not a requirement, or names a path of this machine.
     """
     if _is_editable(text, folder, editable):
         return
-    if is_kinetic(find_name(text)):  # It travels with the job: only its extras are installed.
+    if is_kinetic(find_name(text)):  # The job brings kinetic: only extras are installed.
         extras = re.match(r"[^\[;@]*\[([^]]*)\]", text)
         yield from list_extra_requirements(re.split(r"\s*,\s*", extras[1]) if extras else ())
         return
@@ -148,7 +148,7 @@ def check_requirement(
             "project, its files travel with the job: remove the line and list what it requires. "
             "Otherwise install it editable, so that it is sent too, or name a published version."
         )
-    if "://" not in text or " @ " in text:  # The installer parses a bare URL.
+    if "://" not in text or " @ " in text:  # pip parses a bare URL.
         read_requirement(where, text)
     yield text
 
@@ -215,8 +215,8 @@ def _hide_login(text: str) -> str:
 
 
 def is_for_hosts(marker: str) -> bool:
-    """True if hosts, which run Linux, meet the marker of a requirement. Python's version and the
-    like are the same on hosts as on this machine. An unreadable marker counts as met."""
+    """True if hosts meet the marker of a requirement. They run Linux, with this machine's version
+    of Python. A marker that cannot be parsed counts as met."""
     from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
 
     try:

@@ -14,8 +14,8 @@ from kinetic.errors import CheckpointError, NotFound
 
 
 def is_foreign(directory: str) -> bool:
-    """True if a folder has checkpoints of other programs and none of kinetic's, or is itself a
-    single checkpoint, so that no step can be added to it."""
+    """True if a folder must only be read: it has checkpoints of other programs and none of
+    kinetic's, or is itself a single checkpoint."""
     return bool(Checkpoints(directory).program)
 
 
@@ -57,7 +57,7 @@ class Guest:
 
         Args:
             step: A committed step.
-            now: The current state, as a pattern.
+            now: The current state, with the structure and layout of the result.
             cast: Allow casts that lose precision.
 
         Returns:
@@ -87,7 +87,7 @@ class Guest:
             names = list(now.in_files())
             saved = [Leaf.from_json(leaf) for leaf in guest_step.leaves]
         else:
-            is_array = now.joined == [""] and len(files.names) == 1  # A bare array has no key.
+            is_array = now.joined == [""] and len(files.names) == 1  # One array has no name.
             names = files.names if is_array else now.joined
             own = dict(zip(names, now.leaves, strict=True))
             described = zip(files.names, files.about, strict=True)
@@ -144,8 +144,8 @@ def _explain_unclear_item(step: Step, path: str) -> str:
 
 
 def _make_leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
-    """Return the leaf that Orbax's metadata describe. `now` has the current leaves by Orbax's
-    names: Orbax stores a typed key as a plain array, so only the current state identifies it."""
+    """Make a leaf from `about`, Orbax's metadata of a saved leaf, and from the leaf of this name
+    in the current state `now`: Orbax does not record that an array was a typed key."""
     import numpy as np
 
     dtype, like = np.dtype(about.dtype), now.get(name, Leaf(name))

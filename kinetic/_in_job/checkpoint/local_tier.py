@@ -35,7 +35,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 class LocalSaveFailed(CheckpointError):
-    """No room for a local checkpoint, or its folder was removed: the next save may succeed."""
+    """A local save failed for lack of room, or its folder was removed. A later one may succeed."""
 
 
 def measure_size(state: TreeState) -> int:
@@ -216,11 +216,11 @@ class LocalTier:
                 self._recycle(path)
 
     def withdraw(self, step: int) -> None:
-        """Drop a step that another host could not commit; the previous step stays."""
+        """Drop this step because another host could not commit it; the previous step stays."""
         self._recycle(self._folder / str(step))
 
     def _recycle(self, path: Path) -> None:
-        """Reuse the memory of a step for the next save."""
+        """Keep the file of a dropped step, so that the next save reuses its memory."""
         try:
             path.rename(self._folder / _WRITING)
         except OSError:  # `writing` exists already.
@@ -240,8 +240,8 @@ class LocalTier:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def keep_only(self, whole: CompleteStep | None) -> None:
-        """Remove every step but this one: pieces of an earlier run must not be mixed with those
-        that this run writes."""
+        """Remove all steps but the restored one, or all if None: an earlier run's steps must not be
+        mixed with those of this run."""
         names = {
             str(local.step)
             for local in self.list_committed()
