@@ -20,7 +20,7 @@ CANCELLED = HostView(stop=True, stop_exit=Exit.CANCELLED)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """The folder of host 0, whose function is this process."""
+    """The folder of host 0; this process acts as the host's function."""
     root = tmp_path / "host-0"
     root.mkdir()
     monkeypatch.setenv(VARIABLE, str(root))
@@ -91,8 +91,8 @@ def test_whoever_saw_it_has_ended_because_of_it(folder):
 
 
 def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
-    """Regression: the function had "called sys.exit(143)" because its own agent noticed the
-    preemption later, and the job failed."""
+    """Regression: the function ended because another host was preempted, before its agent knew. The
+    agent reported "called sys.exit(143)", and the job failed."""
     agent = agent_of(folder)
     with pytest.raises(Preempted):
         end_function()

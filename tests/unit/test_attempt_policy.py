@@ -33,7 +33,7 @@ def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False):
 
 
 def lost(machine, *slices, now=0.0):
-    """Lose these slices; the others become ready at once."""
+    """Report that these slices were lost; all other missing slices become ready at once."""
     machine.note_failure(Loss(slices, DIED), now)
     for index in machine.missing:
         if index not in slices:
@@ -393,6 +393,7 @@ def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
 
 
 def test_the_limit_of_attempts_stays_and_is_left_out_beyond():
-    """Attempts that only made room for a slice, or lost their leader, do not count as failures."""
+    """Attempts may exceed the limit, because those that made room for a slice or lost their leader
+    are no failures. The name of such an attempt omits the limit."""
     names = [name_attempt(number, 2) for number in (1, 2, 3, 4)]
     assert names == ["1 of 3", "2 of 3", "3 of 3", "4"]

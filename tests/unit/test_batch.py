@@ -1,4 +1,4 @@
-"""Batches of scripted jobs: every input ends exactly once, in its place."""
+"""Batches of scripted jobs: every input ends exactly once, and results keep the inputs' order."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
         poll(self)
 
     def wait_in_vain():
-        while True:  # The watch starts with the batch, and may break before anybody waits.
+        while True:  # The watch starts with the batch, and may break before `results`.
             bugs[:] = [ZeroDivisionError("a bug")]
             with contextlib.suppress(TimeoutError):
                 batch.results(timeout=1)
@@ -176,7 +176,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
     assert batch.results(timeout=PATIENCE_S) == [(0, 1)]
 
 
-# -- how it is run ---------------------------------------------------------------------------------
+# -- submission and cancellation -------------------------------------------------------------------
 
 
 def test_no_more_jobs_at_a_time_than_allowed(store):

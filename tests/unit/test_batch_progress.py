@@ -1,4 +1,4 @@
-"""The progress of a batch while it is waited for: on a terminal, in a pipe, after Ctrl-C."""
+"""The progress line of a batch while a caller waits: on a terminal, in a pipe, after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
 
 
 def test_an_end_that_is_told_twice_counts_once(store):
-    """A job may be registered again while its end is being reported."""
+    """A job that is registered again while its end is being reported counts as one end."""
     batch = begin(Scripted(store, ["raise"]), 1)
     batch.wait(timeout=PATIENCE_S)
     (handle,) = batch._view.handles
@@ -134,7 +134,7 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
 
 
 def interrupt_call(store, source, total):
-    """Start a batch, and raise Ctrl-C during it."""
+    """Launch a batch that Ctrl-C interrupts, then wait for the batch's threads to end."""
     how = BatchRules(max_concurrent=2)
     with pytest.raises(KeyboardInterrupt):
         launch.launch(source, store, total, how, name="", notes={})
@@ -209,7 +209,7 @@ def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
 
 
 def test_a_narrow_terminal_cuts_the_line_instead_of_wrapping_it(store, monkeypatch):
-    """The numbers come before the bar, and wrapping is off while the line is drawn."""
+    """Numbers come before the bar, so a cut keeps them; wrapping is off while a line is drawn."""
     monkeypatch.setattr("sys.stderr", stream := Terminal())
     batch = begin(Scripted(store), 3)
     batch.wait(timeout=PATIENCE_S)

@@ -1,5 +1,5 @@
 """Messages about a bucket's refusals name the bucket, the permission or cause, and the remedy. The
-answers are worded as those of the real service."""
+simulated answers have the real service's words."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a store in a bucket."""
+    """Yield the address of a store in a bucket, which a double of Cloud Storage serves."""
     with serving("bucket") as double:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
         yield "gs://bucket/run"
@@ -38,7 +38,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(params=["folder", "bucket"])
 def saved(request: Any, tmp_path: Path) -> Any:
-    """The address of two steps and an incomplete one, and a store on the same folder."""
+    """Return an address with two complete steps and an incomplete one, and a store on it."""
     in_place = request.param == "bucket"
     where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
     store = open_store(where)
@@ -108,9 +108,9 @@ def test_the_newest_is_inspected(world: World, saved: Any, capsys: Capture) -> N
 @pytest.mark.parametrize(
     ("committed_at", "marked", "listed_as"),
     [
-        ([1, 1, 1], [2, 3], [True, True, True]),  # Step 1 was written when Orbax made no marks yet,
+        ([1, 1, 1], [2, 3], [True, True, True]),  # Step 1 is older than Orbax's marks.
         ([1, 1, 1], [1, 2], [True, True, False]),
-        ([1, 1, None], [], [True, True, False]),  # and was written in place by Orbax.
+        ([1, 1, None], [], [True, True, False]),  # Step 3 has no commit time.
         ([1, None, 1], [3], [True, False, True]),
         ([1, 1, 1], [], [True, True, True]),
     ],
@@ -184,7 +184,7 @@ def test_steps_are_removed(
 
 
 def answer_no(monkeypatch: Any) -> list[str]:
-    """Decline on a terminal; return the list of questions."""
+    """Answer no to all questions, as on a terminal; return the list that collects them."""
     questions: list[str] = []
 
     def decline(text: str, **_: object) -> None:
@@ -264,7 +264,7 @@ def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
 
 @pytest.fixture(params=["folder", "bucket"])
 def foreign(request: Any, tmp_path: Path) -> Any:
-    """Checkpoints that Orbax's manager wrote for another program, and their store."""
+    """Return an address with checkpoints of Orbax's manager, not kinetic's, and a store on it."""
     in_place = request.param == "bucket"
     where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
     store = open_store(where)
@@ -322,7 +322,7 @@ def test_folders_of_an_unknown_program_are_never_removed(
 def test_numbered_folders_beside_checkpoints_are_the_users(
     world: World, saved: Any, capsys: Capture
 ) -> None:
-    """The logs of each host are in the output folder and, by mistake, among the steps."""
+    """Numbered folders of logs, above or among the steps, are neither listed nor removed."""
     where, store = saved
     put(store, "1/log.txt", {})
     assert world("checkpoint", "rm", where, "--all", "--yes") == 0

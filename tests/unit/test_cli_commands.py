@@ -436,7 +436,7 @@ def test_waiting_tells_by_its_exit_code(world: World, capsys: Capture) -> None:
 def test_its_exit_code_stands_where_nobody_reads(
     world: World, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
-    """The reader of the pipe has ended."""
+    """`jobs wait` exits with the job's code although the reader of its output has ended."""
     world.job("job-00000001")
     world.fail("job-00000001")
     reader, writer = os.pipe()

@@ -22,7 +22,7 @@ KINDS = [("jobset.x-k8s.io/v1alpha2", "JobSet"), ("v1", "Secret")]
 
 
 class Rendering(FakeBackend):
-    """A cluster that renders its objects."""
+    """A backend that renders the objects of a cluster."""
 
     name = "gke"
 
@@ -32,7 +32,7 @@ class Rendering(FakeBackend):
 
 @pytest.fixture
 def dry_run(home, tmp_path, monkeypatch, capsys):
-    """Run the command in a project with a cluster; return its output."""
+    """Return a function that runs `kinetic run` for a cluster; it returns exit code and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KINETIC_CLUSTER", "tpus")
     Path("train.py").touch()
@@ -85,7 +85,7 @@ def test_what_pods_get_is_shown(dry_run):
 
 
 def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
-    for name in ("kubernetes", "yaml"):  # kubernetes brings yaml.
+    for name in ("kubernetes", "yaml"):  # kubernetes depends on yaml.
         monkeypatch.setitem(sys.modules, name, None)
     _, printed = dry_run("--dry-run", "-o", "yaml")
     monkeypatch.undo()

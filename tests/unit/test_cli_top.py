@@ -162,7 +162,7 @@ def test_narrow_terminals_show_less() -> None:
 
 
 class Backend:
-    """Running jobs whose gangs report what a test wants."""
+    """A backend whose jobs have the phases that a test sets."""
 
     def __init__(self) -> None:
         self.phases: dict[str, JobStatus] = {}
@@ -180,7 +180,7 @@ class Backend:
 
 
 class Client:
-    """The coordinator of a gang, found by the job's id."""
+    """A client of a gang's coordinator, which answers with the job's entry in `gangs`."""
 
     gangs: ClassVar[dict[str, Callable[[], dict[str, Any]]]] = {}
 

@@ -159,7 +159,7 @@ def test_what_is_refused_says_what_to_do(google, builds, code, advice):
     with pytest.raises(PreflightError, match="no such thing") as caught:
         builds.begin(URI, FILES, "b")
     assert advice in str(caught.value)
-    assert len(google.calls) == (3 if code == 401 else 1)  # with two new tokens
+    assert len(google.calls) == (3 if code == 401 else 1)  # 401: again with two new tokens
 
 
 def test_a_token_that_expires_is_renewed(google, builds):

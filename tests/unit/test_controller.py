@@ -1,5 +1,5 @@
-"""Repeated calls of a function in its own process, with the losses of pathwaysutils' own fault
-simulator instead of kinetic's stand-in. Programs run on four devices in two slices."""
+"""A single controller (one process for all slices) repeats a function after losses, which come from
+pathwaysutils' fault simulator. Programs run on four devices in two slices."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def forks():
 
 @pytest.fixture
 def run(forks, tmp_path):
-    """Return a program's output, and kinetic's notices in it."""
+    """Return a function that runs a program, and returns its output lines and kinetic's notices."""
 
     def run(program):
         forks.start(BEFORE + program, tmp_path, str(tmp_path))

@@ -1,4 +1,4 @@
-"""The function of a single controller: when it is called once more, and when its error is final."""
+"""The rules by which a single controller calls its function again, or gives up with its error."""
 
 from __future__ import annotations
 
