@@ -186,7 +186,7 @@ def test_hosts_that_fail_alike_have_a_moment_each_to_say_so():
     ("how", "waits"), [(Exit.RAISED, False), (Exit.SYS_EXIT, False), (Exit.UNPICKLE_FAILED, True)]
 )
 def test_nobody_waits_for_others_to_fail_alike_where_the_function_is_called_again(how, waits):
-    """Unless no other attempt could avoid the failure."""
+    """A gang that may retry ends at the first failure, unless every attempt would fail so."""
     gang = gang_of(4, peers_window_s=0.3, repeats=True)
     gang.report(ended(2, how), 1.0)
     assert (gang.phase is GangPhase.RUNNING) is waits
@@ -223,7 +223,7 @@ def test_without_a_hang_timeout_nothing_hangs():
     assert gang.view(0).stacks_request == 0
 
 
-# --- odds and ends
+# --- refusals and limits
 
 
 def test_stacks_of_a_wish_nobody_made_are_not_kept():
@@ -282,7 +282,7 @@ def test_a_big_gang_is_easy():
             gang.heartbeat(Heartbeat(host, Activity.RUNNING), float(step))
         gang.sweep(float(step))
         versions.add(gang.version)
-    assert len(versions) == 1  # Heartbeats wake nobody.
+    assert len(versions) == 1  # Heartbeats alone notify no host.
     assert gang.view(0) is gang.view(1023)  # All hosts share one view.
     for host in range(hosts):
         gang.report(ended(host), 20.0)
@@ -358,7 +358,7 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
             views, version = {}, gang.version
         for host in range(HOSTS):
             view = gang.view(host)
-            # Every change has a new version.
+            # A view changes only with the version.
             assert views.setdefault(host, view) == view == gang._make_view(view.stop_exit)
             assert not view.ready or joined == set(range(HOSTS))
             assert view.all_done == (exits(gang) == [Exit.RETURNED] * HOSTS)
@@ -408,8 +408,8 @@ STATES = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 
 
 def beat(gang, now, *states, stalled_s=61.0):
-    """Send heartbeats of hosts that have stood still in these states; None for a host that
-    moves."""
+    """Send one heartbeat per host, which has stalled for `stalled_s` seconds in the given state;
+    None stands for a host that makes progress."""
     for host, state in enumerate(states):
         still_s = stalled_s if state is not None else 0.5
         gang.heartbeat(Heartbeat(host, state or Activity.RUNNING, stalled_s=still_s), now)

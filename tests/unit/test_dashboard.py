@@ -1,4 +1,4 @@
-"""The dashboard without a browser: what it reads, and what its pages say."""
+"""The dashboard without a browser: its answers, and the contents of its pages."""
 
 from __future__ import annotations
 

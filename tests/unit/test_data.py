@@ -150,8 +150,8 @@ trees = st.dictionaries(
 
 
 def write(top: Path, tree: dict[tuple[str, ...], bytes]) -> dict[tuple[str, ...], bytes]:
-    """Write the files of a random tree in the given order, without those whose path is a folder of
-    another, and return the files that were written."""
+    """Write the files of a random tree in order, except files whose path conflicts with an earlier
+    file or folder. Return the files that were written."""
     written: dict[tuple[str, ...], bytes] = {}
     top.mkdir()
     for parts, content in tree.items():

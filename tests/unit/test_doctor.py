@@ -274,7 +274,7 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
     job(store, "job-00000002")
     reader, writer = os.pipe()
     child = os.fork()
-    if child == 0:  # A lock of this process would not count against this process.
+    if child == 0:  # A process does not see the locks that it holds itself.
         import fcntl
 
         descriptor = os.open(lock, os.O_RDWR)
@@ -333,7 +333,7 @@ def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the doctor without starting a zygote, on a machine in order."""
+    """Let the doctor find a healthy machine, and start no zygote (process that forks hosts)."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 

@@ -124,7 +124,7 @@ def test_no_document_is_read_in_another_way(document):
 
 @pytest.mark.starts_processes
 def test_reading_after_a_ctrl_c_does_not_hide_it_from_the_shell() -> None:
-    """Threads go on for a moment, and CPython forgets the interrupt if one evaluates a text."""
+    """A process ends by SIGINT although a thread still reads: an `eval` would hide the signal."""
     program = """
 import threading
 from kinetic._core.documents import from_document

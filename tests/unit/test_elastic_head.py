@@ -1,4 +1,4 @@
-"""A head that replaces a lost one, and judges or continues the attempt that was running."""
+"""The head (separate leader) of an elastic job is replaced and takes over the running attempt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store():
 
 
 def leave_attempt(store, attempt, *reports, hosts=2):
-    """Write the records that a lost head and its hosts leave of a running attempt."""
+    """Write the records of an attempt that was running when its head was lost."""
     event = GangEvent(EventKind.FORMED, hosts=tuple(range(hosts)), slices=(0, 1)[:hosts])
     verdicts.write_event(store, PLAN.job_id, attempt, event)
     for report in reports:

@@ -1,4 +1,4 @@
-"""Hosts that their cluster takes away: the blame, and attempts that do not count."""
+"""Evictions of hosts by a cluster: which hosts are blamed, and which attempts do not count."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_hosts_that_are_all_taken_away_at_once_are_all_named():
 
 @pytest.mark.parametrize("says", [evicted, lambda host: replace(evicted(host), announced=True)])
 def test_hosts_that_are_asked_to_end_after_one_is_gone_are_not_named(says):
-    """A Job whose pod was deleted by force deletes the other pods a second later."""
+    """Only the first evicted hosts are blamed: a Job deletes its other pods a second later."""
     gang = gang_of(4)
     now = let_pass(gang, 0.0, 5.0, beating=range(4))
     gang.report(says(2), now)

@@ -256,7 +256,7 @@ def test_following_logs_nothing_when_all_is_well(store, backend, caplog):
 
 
 class Queue(FakeBackend):
-    """A backend whose jobs wait for a list of reasons, one after the other."""
+    """A backend that gives one reason after the other why its job waits."""
 
     name = "pathways"
 

@@ -248,7 +248,7 @@ class Clock:
 
 
 class ByHand(EndWatcher):
-    """A watcher without its thread, polled by the test."""
+    """A watcher of jobs' ends without a thread: the test calls its `poll`."""
 
     def start(self):
         pass

@@ -116,7 +116,7 @@ def test_a_timeout_leaves_the_job_running(store, backend, job, handle):
 
 
 def test_a_timeout_while_nobody_can_be_asked_promises_nothing(backend, handle):
-    """After the death of a cluster's control plane, nobody knows if the job keeps running."""
+    """While the backend does not answer, a timeout must not say that the job keeps running."""
 
     def fail():
         raise errors.BackendUnavailable("The cluster does not answer.")

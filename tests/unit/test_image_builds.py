@@ -41,7 +41,7 @@ URI = images.image_of(made())
 
 
 class Caller:
-    """A process that submits jobs."""
+    """A process that submits jobs; it records the notices and the pauses in seconds."""
 
     def __init__(self, google):
         self.notices, self.waited, self.google = [], [], google
@@ -214,7 +214,7 @@ def test_another_image_is_left_alone(google, caller, image):
 
 
 class Pods:
-    """The pods that a caller's backend would create."""
+    """A backend of the caller; `image` returns the image of the pods that it renders."""
 
     def __init__(self, caller):
         settings = PodSettings(image="", store_uri="gs://b", bootstrap="print()")

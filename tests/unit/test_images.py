@@ -1,4 +1,4 @@
-"""Images of pods: which one a plan gets, and the content of those that kinetic builds."""
+"""Images of pods: which image a plan gets, and what the images built by kinetic contain."""
 
 from __future__ import annotations
 

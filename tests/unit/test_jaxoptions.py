@@ -22,7 +22,7 @@ class Promotion(enum.Enum):
 
 @pytest.fixture
 def jax_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that replaces JAX by one with the given options."""
+    """Return a function that replaces the module `jax` by a fake with the given options."""
 
     def put(**options: object) -> None:
         promotion = {"jax_numpy_dtype_promotion": Promotion.STANDARD}

@@ -1,4 +1,4 @@
-"""The hosts and signals of `kill_hosts` and `kinetic jobs kill`, and their output."""
+"""`kill_hosts` and `kinetic jobs kill`: the hosts that get a signal, and the output."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ EXPECTED: dict[tuple[str, str], list[tuple[JobCause | None, bool, tuple[int, ...
     ("25-job-retries", "retry"): [(JobCause.HOST_FAILED, HOPELESS, (0,))],
     ("26-job-restart-on-failure", "again"): [(JobCause.HOST_FAILED, HOPELESS, ())],
 }
-"""The findings of each recording, in order; the last one is also the final one. If nothing is wrong
-at the end, only the listed findings come before."""
+"""The findings (cause, hopeless, hosts) that each recording must show. If the last one is not None,
+it must still hold at the end of the recording."""
 
 
 def test_every_recording_is_in_the_table() -> None:

@@ -323,8 +323,8 @@ def test_other_ways_to_log_in() -> None:
 def test_a_job_stays_where_its_submission_found_the_current_context(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`kubectx` and `kubens` affect only later jobs. Otherwise a job that is read in another
-    namespace would be taken for removed."""
+    """`kubectx` and `kubens` affect only later jobs. A job that was read in another namespace would
+    seem to have been removed."""
     path = config_file(tmp_path / "config", "one", "two", current="one")
     monkeypatch.setenv("KUBECONFIG", str(path))
     for name, value in (("BACKEND", "gke"), ("PROJECT", "p")):

@@ -1,4 +1,4 @@
-"""The time since which hosts wait to be started, from which start_timeout counts."""
+"""The moment since which hosts wait for their start: `start_timeout` counts from it."""
 
 from __future__ import annotations
 

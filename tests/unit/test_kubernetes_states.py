@@ -60,7 +60,7 @@ PHASES = {
 
 
 def kind_of(scenario: str) -> str:
-    """Return the kind of the user's workload: JobSets create Jobs of their own."""
+    """Return the kind of a recording's workload: "jobsets" if any, as these create Jobs, too."""
     watched = {row.watch for row in recorded.rows(scenario)}
     return "jobsets" if "jobsets" in watched else "jobs"
 

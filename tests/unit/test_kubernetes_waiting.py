@@ -1,4 +1,4 @@
-"""The diagnosis of waiting jobs, in cases that need GKE, a queue, or time."""
+"""The diagnosis of waiting jobs in constructed cases: GKE, queues, long waits."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def over(amount: str, limit: str, *, used: str = "0", noun: str = "pods") -> str
 def test_a_quota_smaller_than_the_gang_never_lets_it_in(
     amount: str, limit: str, hopeless: bool
 ) -> None:
-    """Some of the pods run, and wait for the others."""
+    """Host 0 runs and the quota refuses three pods: hopeless if the limit is below all four."""
     refused = event("FailedCreate", over(amount, limit), "kinetic-job-1-host-0", kind="Job")
     finding = of(Observed(jobset(), [pod(0)], events=by_name(refused)))
     assert (finding.kind, finding.hopeless, finding.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
@@ -532,7 +532,7 @@ def test_memory_that_no_node_has_is_not_waited_for(amount: str, has: str, hopele
 
 
 def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
-    """Host 2 was deleted by force. The Job removes the others, with events for two of them."""
+    """Only host 2 is named: it was deleted by force, and its Job then removed the other pods."""
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
     child = {"metadata": {"name": "j", "uid": "j"}, "status": {"conditions": [failed]}}
     over = jobset()
@@ -621,7 +621,7 @@ def test_a_head_that_went_first_is_named_as_one() -> None:
 
 
 def test_a_leader_that_has_all_hosts_started_again_is_not_lost() -> None:
-    """The exit code by which the leader restarts all hosts says nothing to users."""
+    """A leader ends with exit code 3 to restart all hosts: no finding may call it lost."""
     leader, evicted = ended(0, 3), ended(0, 43)
     for document in (leader, evicted):
         document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
@@ -631,7 +631,7 @@ def test_a_leader_that_has_all_hosts_started_again_is_not_lost() -> None:
 
 
 def test_a_leader_that_its_hosts_have_lost_is_named_before_the_cluster_gives_it_up() -> None:
-    """The leader's machine is lost: for 40 s the cluster counts its pod as running."""
+    """The status names a leader whose machine is lost; the cluster says for 40 s that it runs."""
     leader, lost = running_pod(0, 0), [ended(host, 1) for host in (1, 2)]
     for document in (leader, *lost):
         document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
@@ -645,7 +645,7 @@ def test_a_leader_that_its_hosts_have_lost_is_named_before_the_cluster_gives_it_
 
 
 def test_pods_that_do_not_end_are_named_while_all_hosts_are_to_start_again() -> None:
-    """Pods on a dead node end when the cluster gives the node up."""
+    """During a restart, the status names pods that do not end, because their node is dead."""
     leader, rest = ended(0, 3), [running_pod(host, 0) for host in (1, 2)]
     for document in (leader, *rest):
         document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"

@@ -1,5 +1,5 @@
-"""A gang of one host, whose function begins before the host joins, if the host joins at all: the
-limits that count from the function's start, and stops.
+"""A gang of one host that joins after its function has begun, or never: stops, and limits of time,
+which count from the function's start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def lone_gang(**limits):
 
 
 def started_ago(gang, now):
-    """Return for how long the function has run, by the events; None if it has not run."""
+    """Return the seconds since the function started, from the gang's events; None before that."""
     return next((e.ago_s for e in gang.sweep(now) if e.kind == "ready"), None)
 
 

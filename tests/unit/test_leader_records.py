@@ -1,4 +1,4 @@
-"""The records that a leader writes at the end of an attempt, once, even if it returns later."""
+"""The records that a leader writes at the end of an attempt; no later leader overwrites them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_attempt_that_lost_its_leader_ended_too():
     ],
 )
 def test_only_hosts_that_are_there_must_be_heard_from(accelerator, kind, first_sign_s):
-    """Hosts that are started as programs may come late."""
+    """Forked hosts must give a first sign in time; hosts that are separate programs may be late."""
     planned = plan("job-00000001", accelerator, {})
     agents = SimpleNamespace(pids={100: 0})
     more = {"hosts": planned.hosts} if kind is JoinedHosts else {}
