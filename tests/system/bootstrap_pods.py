@@ -1,5 +1,5 @@
-"""Simulated bare pods: an interpreter as in a slim image, a store, and a folder of wheels for an
-index."""
+"""Simulated pods from a bare image: a Python interpreter with pip only, a store, and a folder of
+wheels instead of a package index."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ print(json.dumps({"found": found, "python": sys.executable, "kinetic": kinetic._
 
 
 def package(runner=RUNNER):
-    """Return an archive like kinetic's, with the same bytes each time; its runner prints its
-    location."""
+    """Return an archive like that of kinetic, equal at each call. Its runner prints as JSON which
+    packages it finds and the path of its code."""
     archive_bytes = io.BytesIO()
     with zipfile.ZipFile(archive_bytes, "w") as archive:
         archive.writestr(zipfile.ZipInfo("kinetic/__init__.py"), "")
@@ -47,7 +47,7 @@ def package(runner=RUNNER):
 
 
 def wheel(folder, name, version="1.0", scripts=()):
-    """Write a wheel with one empty module."""
+    """Write a wheel of a package with one empty module and these scripts."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": b"",
@@ -124,7 +124,7 @@ class Pod:
         self.env["KINETIC_REQUIREMENTS"] = self.holds(text.encode())
 
     def has_uv(self, instead=""):
-        """Put a `uv` on the PATH that records its calls."""
+        """Put a `uv` on the PATH that records its calls and runs the shell command `instead`."""
         real = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         assert real, "the development extra installs uv"
         script = self.bin / "uv"
