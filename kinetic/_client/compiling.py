@@ -142,7 +142,9 @@ def show_report(make: Callable[[], CheckReport]) -> None:
     try:
         console.notice(str(make()), repeat=True)
     except KineticError as error:
-        console.notice(f"kinetic: compile_check: {error}", repeat=True)
+        console.notice(
+            f"kinetic: compile_check= could not compile the job's programs: {error}", repeat=True
+        )
 
 
 class CompileProgress:

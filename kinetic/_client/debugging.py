@@ -117,14 +117,14 @@ class PortForward:
         near = SocketConnection(caller)
         if not peers.is_own(caller):
             _log.warning(
-                "refused another user of this machine who tried to attach to the job's debugger"
+                "refused a connection to the job's debugger from another user of this machine"
             )
             near.close()
             return
         try:
             far = self._connect()
         except (OSError, KineticError) as error:
-            _log.warning("the job's debugger cannot be reached: %s", error)
+            _log.warning("cannot connect to the job's debugger; try again. The error: %s", error)
             near.close()
             return
         self._open |= {near, far}
@@ -278,7 +278,7 @@ def _wait_for_debugger(
         debugger = read(store, ref)
         if has_ended:
             raise NotFound(
-                f"{ref.job_id} has ended: its debugger is closed. `kinetic jobs result "
+                f"{ref.job_id} has ended, so its debugger cannot be attached. `kinetic jobs result "
                 f"{ref.job_id}` shows the result."
             )
         if debugger is not None and debugger.listens:

@@ -122,7 +122,13 @@ def follow(
             if isinstance(error, BackendUnavailable) and request.follow:
                 outcome = outcome or _peek_verdict(board, store, ref)
             if outcome is not None and reading.is_hopeless:
-                _log.warning("the rest of the output of %s cannot be read: %s", ref.job_id, error)
+                _log.warning(
+                    "the rest of the output of %s cannot be read; `kinetic jobs logs %s` tries "
+                    "again. The error: %s",
+                    ref.job_id,
+                    ref.job_id,
+                    error,
+                )
                 break
             if reading.is_hopeless and (isinstance(error, StoreError) or not request.follow):
                 raise
@@ -212,7 +218,12 @@ class _OutputReading:
         self._failed_at = now
         self._failures += 1
         if self._failures == TRIES_BEFORE_WARNING:
-            _log.warning("%s cannot be read at present; retrying: %s", self._ref.job_id, error)
+            _log.warning(
+                "the output and state of %s cannot be read at present; kinetic keeps trying. The "
+                "error: %s",
+                self._ref.job_id,
+                error,
+            )
         return min(PAUSE_S * 2.0 ** (self._failures - 1), LONGEST_PAUSE_S)
 
     @property

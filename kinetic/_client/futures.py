@@ -164,7 +164,12 @@ class EndWatcher:
         for job, answer in zip(due, settle(due), strict=True):
             if not isinstance(answer, Outcome | NotFound):
                 if answer is not None:
-                    _log.warning("%s cannot be read at present: %s", job.ref.job_id, answer)
+                    _log.warning(
+                        "the state of %s cannot be read at present; kinetic keeps trying. The "
+                        "error: %s",
+                        job.ref.job_id,
+                        answer,
+                    )
                 free_signals -= self._postpone(job, wants_signal=free_signals > 0)
                 continue
             with self._lock:

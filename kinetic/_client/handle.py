@@ -650,7 +650,13 @@ class JobHandle(Generic[R_co]):
         except NotFound:
             pass
         except WaitTimeout:
-            _log.warning("%s has not stopped within %g s of being cancelled.", self.job_id, limit_s)
+            _log.warning(
+                "%s was cancelled, but has not stopped within %g s. `kinetic jobs status %s` shows "
+                "its state.",
+                self.job_id,
+                limit_s,
+                self.job_id,
+            )
 
     @hide_frames
     def kill_hosts(
@@ -682,9 +688,12 @@ class JobHandle(Generic[R_co]):
         """
         hosts, signum = killing.choose_hosts(self.ref, slice, host), killing.signal_of(signal)
         if self.status().ended:
-            raise NotFound(f"{self.job_id} has ended: it has no hosts to kill.")
+            raise NotFound(f"{self.job_id} has ended, so it has no hosts to kill.")
         if not isinstance(self._backend, Kills):
-            raise UsageError(f"Hosts of the backend {self._backend.name!r} cannot be killed.")
+            raise UsageError(
+                f"Hosts of {self.job_id} cannot be killed: its backend, {self._backend.name!r}, "
+                "does not support that."
+            )
         killed = self._backend.kill(self.ref, hosts, signum, agents=agents)
         if not killed:
             names = killing.name_machines(self.ref, hosts, of_all=True)
@@ -717,8 +726,8 @@ class JobHandle(Generic[R_co]):
         if not self.status().ended:
             if not k8s:
                 raise UsageError(
-                    f"{self.job_id} is running and needs its records. Cancel it first, or clean up "
-                    "with k8s=True."
+                    f"{self.job_id} is still running. Cancel it first, or clean up without "
+                    "k8s=False (--no-k8s): that cancels it, too."
                 )
             self.cancel(cleanup_timeout=0)
             with contextlib.suppress(NotFound):
@@ -748,7 +757,13 @@ class JobHandle(Generic[R_co]):
         try:
             self.remove(k8s=True, gcs=records)
         except (KineticError, OSError) as error:
-            _log.warning("%s could not be cleaned up: %s", self.job_id, error)
+            _log.warning(
+                "%s has ended, but could not be cleaned up; `kinetic jobs cleanup %s` tries again. "
+                "The error: %s",
+                self.job_id,
+                self.job_id,
+                error,
+            )
 
     def remove(self, *, k8s: bool, gcs: bool) -> None:
         """Remove an ended job's resources from the backend (`k8s`), its records from the store

@@ -72,5 +72,7 @@ def signal_of(name: str | int) -> signals.Signals:
     by_name |= {each.name.removeprefix("SIG"): each for each in signals.Signals}
     by_name |= {str(each.value): each for each in signals.Signals}
     if text not in by_name:
-        raise UsageError(f"There is no signal {name!r}. Give a name or a number: KILL, TERM, 9.")
+        raise UsageError(
+            f"There is no signal {name!r}. Give a name or a number, such as KILL or 9."
+        )
     return by_name[text]

@@ -407,8 +407,8 @@ def _check_checkpoints(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         folder = variables.get(name, name)
         if isinstance(folder, str) and folder.startswith(BUCKETS):
             raise UsageError(
-                f"{name_of(func)} saves checkpoints to {folder}, for which Orbax needs gcsfs: pip "
-                "install gcsfs."
+                f"{name_of(func)} saves checkpoints to {folder}, for which Orbax needs the package "
+                "gcsfs. Install it: pip install gcsfs."
             )
 
 

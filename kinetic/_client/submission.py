@@ -250,13 +250,14 @@ def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
             backend.cancel(ref)
         except BackendUnavailable:
             raise BackendUnavailable(
-                f"{error} {ref.job_id} may have been created in part: when the backend answers "
-                f"again, remove it with `kinetic jobs cleanup {ref.job_id}`."
+                f"The backend failed while it created {ref.job_id}, and parts of the job may "
+                "exist. When the backend answers again, remove them with `kinetic jobs cleanup "
+                f"{ref.job_id}`. The error: {error}"
             ) from error
     _remove(store, ref.job_id)
     if not isinstance(error, KineticError):
         raise SubmitError(
-            f"{ref.job_id} could not be created, and was removed: {error}."
+            f"{ref.job_id} could not be created, and its records were removed. The error: {error}"
         ) from error
 
 
@@ -298,5 +299,9 @@ def _remove(store: Store, job_id: str) -> None:
         index.remove(store, job_id)
     except KineticError as error:
         _log.warning(
-            "the records of %s could not be removed after its creation failed: %s", job_id, error
+            "%s could not be created, and its records could not be removed; `kinetic jobs cleanup "
+            "%s` removes them. The error: %s",
+            job_id,
+            job_id,
+            error,
         )

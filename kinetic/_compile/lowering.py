@@ -77,7 +77,9 @@ def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lower
             return _lower(target, function, args, kwargs)
         except ValueError as error:
             if calls_back(error):
-                raise UsageError(f"{own} cannot be compiled here: {CALLBACKS}.") from error
+                raise UsageError(
+                    f"{own} cannot be compiled here: {CALLBACKS}. Compile it without these calls."
+                ) from error
             raise
 
 
@@ -104,8 +106,8 @@ def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowe
         function.lower(*args, **kwargs)
     if not computations:
         raise UsageError(
-            f"{function!r} has a method lower() that lowers nothing with JAX: pass the function "
-            "that it wraps."
+            f"The method lower() of {function!r} does not lower a program with JAX. Pass the "
+            "function that it wraps."
         )
     return describe(computations[-1], target, source)
 
@@ -147,9 +149,9 @@ def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if _is_from_keras(leaf) and hasattr(leaf, "variables"):
             raise UsageError(
-                f"{name} is given {type(leaf).__name__} of Keras, whose variables are not among "
-                "its arguments. Write the step with stateless_call and stateless_apply, and give "
-                "it lists of variables; or check a run of `fit` on a simulated slice "
+                f"{name} takes the Keras object {type(leaf).__name__} as an argument, but not the "
+                "variables of this object. Write the step with stateless_call and stateless_apply, "
+                "and give it lists of variables; or check a run of `fit` on a simulated slice "
                 "(compile_check)."
             )
 

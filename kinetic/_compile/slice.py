@@ -230,6 +230,6 @@ def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
     family = next(family_row for family_row in TPUS if family_row.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:
-        raise UsageError(f"kinetic knows no slice of {family.name} to compile for.")
+        raise UsageError(f"kinetic knows no slice of {family.name} for which it could compile.")
     by_chips = {row.chips: row for row in reversed(rows)}
     return [replace(target, topology=row) for _, row in sorted(by_chips.items())]

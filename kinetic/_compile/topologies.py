@@ -169,8 +169,8 @@ def _describe(
             devices = topology._make_compile_only_devices()
         except Exception as error:
             raise UsageError(
-                f"libtpu does not support {slices} x {name}: {error}. `kinetic accelerators` lists "
-                "the available slices."
+                f"libtpu does not support {slices} x {name}. `kinetic accelerators` lists the "
+                f"available slices. The error: {error}"
             ) from error
     return tuple(sorted(devices, key=lambda device: (find_slice(device), device.id)))
 

@@ -27,7 +27,8 @@ def check_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise PreflightError(
-            f"The dashboard needs {', '.join(missing)}: {make_install_command('dashboard')}"
+            f"The dashboard needs packages that are not installed: {', '.join(missing)}. Install "
+            f"them: {make_install_command('dashboard')}"
         )
 
 

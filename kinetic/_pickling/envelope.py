@@ -88,8 +88,9 @@ def read_header(data: bytes) -> Header:
         line = json.loads(data[: max(end, 0)])
         if line["schema"] != SCHEMA:
             raise UnsupportedVersion(
-                f"The record was written by another version of kinetic (schema {line['schema']!r}, "
-                f"not {SCHEMA}). Read it with that version, or submit the job again."
+                "The stored call, value or exception was written by another version of kinetic, in "
+                f"format {line['schema']!r}; this version reads format {SCHEMA}. Use that version, "
+                "or submit the job again."
             )
         versions, function = Versions(**line["fingerprint"]), str(line.get("function", ""))
         header = Header(
@@ -97,7 +98,8 @@ def read_header(data: bytes) -> Header:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord(
-            "The record is damaged: it has no readable first line. Submit the job again."
+            "The stored call, value or exception is damaged: its first line cannot be read. Submit "
+            "the job again."
         ) from error
     return header
 
@@ -135,7 +137,10 @@ def frame_record(
 def verify_record(data: bytes, kind: str) -> Header:
     header = read_header(data)
     if header.kind != kind:
-        raise CorruptRecord(f"The record holds a {header.kind}, not a {kind}.")
+        raise CorruptRecord(
+            f"The stored record has the kind {header.kind!r} instead of {kind!r}. Submit the job "
+            "again."
+        )
     if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
         raise CorruptRecord(
             f"The stored {kind} is damaged: its bytes differ from those that were written. Submit "

@@ -57,7 +57,7 @@ def describe(
     if nodes[0]["body"] is None:
         name = nodes[0]["type"]
         raise PicklingError(
-            f"The exception of class {name} cannot be pickled: {nodes[0]['text']}",
+            f"The exception {name} cannot be pickled. Its message: {nodes[0]['text']}",
             component=f"the exception ({name})",
         )
     return nodes

@@ -221,7 +221,8 @@ class CallUnpickler(pickle.Unpickler):
         """Return the object that was left out of the pickle under this number."""
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
-                f"The call needs its data {pid}, which is not on this host. Submit the job again."
+                f"The kinetic.Data with the number {pid} in the call is not on this host. Submit "
+                "the job again."
             )
         return self._external[pid]
 

@@ -391,7 +391,7 @@ def test_a_disk_that_is_full_while_a_function_prints(project, small_disk):
         assert outcome.reports[0].lost_log_bytes > 1_000_000, outcome
         lines = job.logs().splitlines()
         assert [line.rstrip(".") for line in lines[:2]] == ["line 0 of many ", "line 1 of many "]
-        assert "bytes of output were lost: the disk is full" in lines[-1], lines[-3:]
+        assert "bytes of output were lost, because the disk is full" in lines[-1], lines[-3:]
         job.cleanup()
     """,
         before=small_disk,

@@ -109,7 +109,7 @@ def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     assert second == "attempt 2 of 11 begins on all 3 slices."
     assert re.fullmatch(r"function called again after [\d.]+ s\.", recovered)
     assert re.fullmatch(r"step 1[01] is restored from the hosts' memory\.", restored)
-    assert re.fullmatch(r"first step after [\d.]+ s\.", stepped)
+    assert re.fullmatch(r"first step again after [\d.]+ s\.", stepped)
 
 
 @pytest.mark.long

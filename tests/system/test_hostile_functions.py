@@ -74,17 +74,17 @@ def test_a_function_that_takes_python_apart_gets_its_end_or_a_clear_error(havoc,
 @pytest.mark.parametrize(
     ("leave", "named"),
     [
-        (leave_sleepers, "processes sleep ("),
-        (leave_an_orphan, "processes fork of the function ("),
+        (leave_sleepers, "were killed: sleep ("),
+        (leave_an_orphan, "were killed: fork of the function ("),
         (leave_many, " and others"),
-        (leave_the_deaf, "processes fork of the function ("),
+        (leave_the_deaf, "were killed: fork of the function ("),
     ],
 )
 def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
     def took_s():
         handle = start(leave)
         assert handle.result(stream_logs=False) == 1
-        assert "still running after the function ended, and killed" in handle.logs()
+        assert "processes still running after the function ended were killed" in handle.logs()
         assert named in handle.logs()
         outcome = handle.outcome()
         return outcome.ended_at - outcome.reports[0].ended_at

@@ -341,7 +341,8 @@ def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(
         return jax.local_device_count(), jax.device_count()
 
     assert count() == (4, 8)
-    notice = "jax_num_cpu_devices=8 has no effect: this host of the simulated slice has 4"
+    notice = "jax_num_cpu_devices=8 has no effect: the number of devices of this simulated host is "
+    notice += "fixed at 4"
     assert notice in capfd.readouterr().err
 
 

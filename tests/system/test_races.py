@@ -127,7 +127,7 @@ def test_a_supervisor_that_is_killed_before_it_holds_the_lock(home, monkeypatch)
         target=lambda: kill(wait_until(lambda: children(zygote), "no supervisor")[0])
     )
     killer.start()
-    with pytest.raises(errors.SubmitError, match="killed before it held the job's lock"):
+    with pytest.raises(errors.SubmitError, match="it ended before it took over the job"):
         kinetic.run(accelerator="cpu")(quick).run_async()
     killer.join()
     monkeypatch.undo()

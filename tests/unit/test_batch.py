@@ -202,7 +202,7 @@ def test_nothing_more_is_submitted_after_a_failure(store):
     results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert results[0] == (0, 1), "what ran went on"
     assert [type(e) for e in results[1:]] == [ValueError] + [errors.SubmitError] * 48
-    assert "an input failed" in str(results[-1])
+    assert "another input failed" in str(results[-1])
 
 
 def test_a_failure_cancels_what_runs_when_asked_to(store):

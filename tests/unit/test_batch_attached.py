@@ -171,7 +171,7 @@ def test_where_inputs_stand_follows_from_the_records():
     waiting, live, refused = InputState.WAITING, InputState.LIVE, InputState.REFUSED
     assert inputs_of(4, {0}, {1}, None) == [live, refused, waiting, waiting]
     assert inputs_of(4, {0}, {1}, None, is_abandoned=True) == [live, refused, refused, refused]
-    end = BatchEnd("an input failed", frozenset({3}))
+    end = BatchEnd("another input failed", frozenset({3}))
     assert inputs_of(4, {0}, {1}, end) == [live, refused, InputState.REMOVED, InputState.SKIPPED]
 
 

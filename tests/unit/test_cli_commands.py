@@ -259,7 +259,7 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
     assert call(["jobs", "list"], app) == 0
     printed = capsys.readouterr()
     assert "UNKNOWN" in printed.out
-    assert printed.err == "Some states are unknown: no such backend\n"
+    assert printed.err == "The states of some jobs are unknown. The error: no such backend\n"
     assert call(["jobs", "prune", "--yes", "--older-than", "1s"], app) == 0
     assert world.store.has(layout.JobKeys("job-00000001").ref)
 

@@ -97,7 +97,7 @@ def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
 def test_it_goes_with_a_dry_run_alone(dry_run, words):
     code, printed = dry_run(*words)
     assert code == 2
-    assert "needs --dry-run and excludes --json" in printed.err
+    assert "works only with --dry-run and without --json" in printed.err
 
 
 def test_a_plan_shows_what_would_be_created(dry_run):

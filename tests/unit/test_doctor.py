@@ -196,7 +196,7 @@ def test_a_folder_beside_the_store_of_the_settings_is_not_called_the_store() -> 
 
 def test_a_store_of_somebody_else_is_not_made_yours() -> None:
     (finding,) = probes.store(StoreFolder("/s", is_mine=False))
-    assert finding.remedy == "set KINETIC_STORE to a folder of your own."
+    assert finding.remedy == "Set KINETIC_STORE to a folder of your own."
 
 
 # -- leftovers -------------------------------------------------------------------------------------
@@ -414,4 +414,4 @@ def test_a_variable_that_looks_like_one_of_a_setting_is_a_finding(
 ) -> None:
     monkeypatch.setenv("KINETIC_BACKND", "ray")
     call(["doctor"])
-    assert "Nothing reads KINETIC_BACKND." in capsys.readouterr().out
+    assert "The environment variable KINETIC_BACKND has no effect" in capsys.readouterr().out

@@ -56,7 +56,7 @@ class Trainer:
         ({"local_storage": "mtc"}, "or \"multi-tier\"; got 'mtc'"),
         (
             {"local_storage": "1Gi", "controller": "single", "accelerator": "tpu-v6e-16"},
-            "local_storage= is memory of hosts that run the function",
+            "local_storage= is memory of hosts that both run the function",
         ),
         ({"memory": "16"}, 'memory must be a size with its unit, such as "60Gi"'),
         ({"memory": 16}, "memory must be a string"),

@@ -68,7 +68,7 @@ def test_the_runner_starts_from_it(tmp_path):
         [sys.executable, "-m", "kinetic.runner"], env=env, cwd="/", capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert "is not set: only a backend can start python -m kinetic.runner" in ended.stderr
+    assert "is not set. Do not start python -m kinetic.runner yourself" in ended.stderr
 
 
 def test_times_modes_and_order_do_not_matter(package, tmp_path):

@@ -162,7 +162,9 @@ def test_messages_of_flax_training_are_not_ours(tmp_path):
     before = everything(tmp_path)
     with (
         kinetic.Checkpointer(tmp_path, local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match=r"checkpoints of flax\.training, .*leaves them alone"),
+        pytest.raises(
+            CheckpointError, match=r"cannot read the checkpoints in .*, which flax\.training wrote"
+        ),
     ):
         ckpt.restore({"x": np.zeros(3)})
     assert everything(tmp_path) == before
@@ -216,7 +218,9 @@ def test_formats_of_others_are_named_and_left_alone(tmp_path, monkeypatch):
     before = everything(tmp_path)
     with (
         kinetic.Checkpointer(tmp_path, local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match=r"checkpoints of Keras, .*leaves them alone"),
+        pytest.raises(
+            CheckpointError, match=r"cannot read the checkpoints in .*, which Keras wrote"
+        ),
     ):
         ckpt.restore({"x": 1})
     assert everything(tmp_path) == before
@@ -237,7 +241,7 @@ def test_a_note_that_an_earlier_version_left_does_not_make_a_folder_ours(tmp_pat
     (tmp_path / "run/kinetic-owner.json").write_text("")
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
         assert ckpt.restore(state(0))[1] == 4
-        with pytest.raises(CheckpointError, match="writes nothing beside them"):
+        with pytest.raises(CheckpointError, match="does not save to their folder"):
             ckpt.save(4, state())
 
 
@@ -269,7 +273,7 @@ def test_a_training_starts_from_another_one(tmp_path):
     assert (jax.random.key_data(restored["k"]) == jax.random.key_data(ours["k"])).all()
     with (
         kinetic.Checkpointer(tmp_path / "one" / "4", local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match="writes nothing beside them"),
+        pytest.raises(CheckpointError, match="does not save to their folder"),
     ):
         ckpt.save(0, ours)
 
@@ -324,7 +328,7 @@ def test_the_first_step_that_is_being_written_is_no_checkpoint(tmp_path, monkeyp
     assert (step.step, step.is_committed) == (3, False)
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
         assert ckpt.restore({"x": 1}) == ({"x": 1}, 0)
-        with pytest.raises(CheckpointError, match="writes nothing beside them"):
+        with pytest.raises(CheckpointError, match="does not save to their folder"):
             ckpt.save(0, {"x": 1}, force=True)
 
 

@@ -344,7 +344,8 @@ def test_a_folder_that_cannot_be_written_does_not_keep_the_training_from_going_o
         with monkeypatch.context() as patched:
             patched.setattr(persistent.Persistent, "save", refuse)
             assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
-        assert "step 5 is not saved to the persistent tier: there is no room" in caplog.text
+        assert "step 5 exists only as a local checkpoint" in caplog.text
+        assert "there is no room" in caplog.text
         assert ckpt.save(6, {"n": 6}, force=True) == ("persistent",)
 
 
@@ -385,7 +386,7 @@ def test_a_long_save_is_told_and_not_waited_for_without_end(monkeypatch, capfd):
     finally:
         goes_on.set()
     err = capfd.readouterr().err
-    assert err.count("returned, and a checkpoint is still being saved") == 1
+    assert err.count("returned, but a checkpoint is still being saved") == 1
     assert "is cut off" in err
 
 

@@ -332,7 +332,7 @@ assert b"state[0][0]" in lowered.module and b"data[1]" in lowered.module
 try:
     lowering.lower(target, lambda model, x: model(x), (model, x), {})
 except errors.UsageError as error:
-    assert "<lambda> is given Sequential of Keras" in str(error), error
+    assert "<lambda> takes the Keras object Sequential" in str(error), error
 else:
     raise AssertionError("it is not refused")
 """

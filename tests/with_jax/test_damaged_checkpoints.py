@@ -167,7 +167,7 @@ def test_where_the_library_is_missing_it_is_said_and_the_training_goes_on(
     monkeypatch.setattr(digests, "is_available", lambda: False)
     with checkpointer(tmp_path) as ckpt:
         ckpt.save(3, state(3))
-    assert "Without the package xxhash" in caplog.text
+    assert "The package xxhash is not installed" in caplog.text
     assert not (tmp_path / "run/3/digests").exists()
     monkeypatch.undo()
     assert restore(tmp_path) == 3

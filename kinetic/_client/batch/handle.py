@@ -298,7 +298,7 @@ class BatchHandle(Generic[R_co]):
         try:
             self._stop()
         except WaitTimeout as error:
-            _log.warning("%s was cancelled, but has not ended yet: %s", self.group_id, error)
+            _log.warning("%s was cancelled, but has not ended yet. %s", self.group_id, error)
 
     def _stop(self) -> None:
         view = self._view
@@ -309,9 +309,9 @@ class BatchHandle(Generic[R_co]):
             if view.is_submitting or not view.list_inputs(InputState.WAITING):
                 raise
             raise WaitTimeout(
-                f"{self._describe_ends()}. {view.records.read_stamp() or 'Another process'}, which "
-                "submits the batch, has not answered and may be suspended. When it resumes, "
-                "it will submit no more inputs."
+                f"{self._describe_ends()}. The process that submits the inputs "
+                f"({view.records.read_stamp() or 'not this one'}) does not answer and may be "
+                "suspended. Resume or end that process; it will submit no more inputs."
             ) from error
 
     @hide_frames
@@ -331,8 +331,8 @@ class BatchHandle(Generic[R_co]):
         if not view.is_done:
             if not k8s:
                 raise UsageError(
-                    f"{self.group_id} is running and needs its records. Cancel it first, or clean "
-                    "up with k8s=True."
+                    f"{self.group_id} is still running. Cancel it first, or clean up without "
+                    "k8s=False (--no-k8s): that cancels it, too."
                 )
             self._stop()
         jobs = [job for job in view.handles if job is not None]

@@ -80,8 +80,9 @@ class Batch(Record, called="The record of the batch"):
         version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else None
         if version not in (SCHEMA_VERSION, None):
             raise UnsupportedVersion(
-                "The record of the batch was written by another version of kinetic: use that "
-                "version to read it. `kinetic jobs list --all` lists its jobs."
+                f"The record of the batch {data.get('group_id')} was written by another version of "
+                "kinetic, and this version cannot read it. Use that version; `kinetic jobs list "
+                "--all` lists the jobs of the batch."
             )
         return super().from_json(data)
 
@@ -286,7 +287,7 @@ def _read_record(store: Store, key: str) -> dict[str, Any]:
     try:
         return record.parse(data)
     except CorruptRecord as error:
-        raise CorruptRecord(f"{key} is damaged: {error}.") from error
+        raise CorruptRecord(f"The record {key} in the store is damaged: {error}.") from error
 
 
 def _json(document: Mapping[str, Any] | Sequence[Any]) -> bytes:

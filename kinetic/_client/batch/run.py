@@ -302,7 +302,7 @@ class AttachedView(BatchView):
             self._enter_states(states, reading)
             if reading.end is not None or reading.is_abandoned:
                 stopped = reading.end.stopped if reading.end else ""
-                self.stopped = stopped or "nothing more is submitted"
+                self.stopped = stopped or "the batch was stopped"
 
     def _enter_states(self, states: Sequence[InputState], reading: BatchReading) -> None:
         batch, store = self.records.batch, self.records.store
@@ -379,7 +379,7 @@ class BatchSubmitter:
         with view.changes:
             known_events = view.events
             if rules.fail_fast and view.has_failed:
-                view.stop("an input failed")
+                view.stop("another input failed")
             index = self._take()
             is_over = index is None and self._next == len(view.states)
             may_cancel = rules.cancels and not view.stopped and view.live > 0
@@ -413,7 +413,7 @@ class BatchSubmitter:
         if view.stopped or (now - self._stop_checked_at < IDLE_S and not has_freed):
             return
         self._stop_checked_at, self._finished_at_check = now, len(view.finished)
-        with logged("the store could not be checked for a stop request"):
+        with logged("the store cannot be checked for a request to stop the batch"):
             if self._records.is_to_stop():
                 view.cancel("another process cancelled the batch")
 
@@ -440,8 +440,11 @@ class BatchSubmitter:
         except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
             self._refuse(index, error)
         except BaseException as error:
-            why = f"{type(error).__name__}: {text_of(error)}"
-            self._refuse(index, SubmitError(f"Input {index} was not submitted: {why}"))
+            why = f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
+            self._refuse(
+                index,
+                SubmitError(f"The submission of input {index} of {group_id} was ended by {why}."),
+            )
             if not isinstance(error, SystemExit):
                 raise
         else:

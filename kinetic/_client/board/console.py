@@ -53,7 +53,8 @@ class Printer:
         except Exception as error:  # noqa: BLE001 - the caller may have replaced the stream by any object
             self._broken.add(chunk.stream)
             _log.warning(
-                "the job's output can no longer be printed (%s). See `kinetic jobs logs`.",
+                "the job's output can no longer be printed here, but the job keeps running and "
+                "`kinetic jobs logs` shows its output. The error: %s",
                 error,
             )
 

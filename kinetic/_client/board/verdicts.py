@@ -35,7 +35,8 @@ def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
         return None
     except CorruptRecord as damage:
         _log.warning(
-            "the stored outcome of %s is damaged (%s); using the hosts' reports instead",
+            "the stored outcome of %s is damaged, so it is computed again from the reports of the "
+            "job's hosts. The error: %s",
             ref.job_id,
             damage,
         )
@@ -82,7 +83,12 @@ def judge_orphan(
     except StoreError as error:
         if not store.has(layout.JobKeys(ref.job_id).ref):
             return None
-        _log.warning("the outcome of %s could not be stored: %s", ref.job_id, error)
+        _log.warning(
+            "the outcome of %s could not be stored; it is computed again when it is next needed. "
+            "The error: %s",
+            ref.job_id,
+            error,
+        )
         return outcome
     if not store.has(layout.JobKeys(ref.job_id).ref):
         store.delete(layout.JobKeys(ref.job_id).prefix)  # Removed before the verdict came.
@@ -158,7 +164,13 @@ def release(backend: Backend, ref: JobRef) -> None:
     try:
         backend.cleanup(ref)
     except KineticError as error:
-        _log.warning("resources of the ended job %s could not be freed: %s", ref.job_id, error)
+        _log.warning(
+            "%s has ended, but its resources on the backend could not be freed; `kinetic jobs "
+            "cleanup %s` tries again. The error: %s",
+            ref.job_id,
+            ref.job_id,
+            error,
+        )
 
 
 def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:

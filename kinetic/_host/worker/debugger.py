@@ -136,7 +136,9 @@ def hold(channel: Channel) -> None:
     """Wait until the agent lets the function start, on a host other than the leader."""
     channel.send({"event": WorkerEvent.DEBUGGER_HELD})
     if channel.receive() is None:
-        raise SetupFailed("The agent of this host has died.")
+        raise SetupFailed(
+            "The function did not start: its agent, the process that watches it, has died."
+        )
 
 
 # -- in agents -------------------------------------------------------------------------------------
@@ -231,4 +233,8 @@ class Gate:
         try:
             self._store.put(self._key, json.dumps(record.to_json()).encode())
         except KineticError as error:
-            _log.warning("the debugger's address could not be recorded: %s", error)
+            _log.warning(
+                "the debugger's address could not be stored, so `kinetic jobs debug` cannot "
+                "attach. The error: %s",
+                error,
+            )

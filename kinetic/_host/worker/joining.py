@@ -248,8 +248,8 @@ class _Attachment:
             return
         configure({"jax_num_cpu_devices": self._devices})
         _log.warning(
-            "jax_num_cpu_devices=%d has no effect: this host of the simulated slice has "
-            "%d devices.",
+            "jax_num_cpu_devices=%d has no effect: the number of devices of this simulated host "
+            "is fixed at %d.",
             requested,
             self._devices,
         )

@@ -80,7 +80,7 @@ class Sender:
         """Queue a row, or drop it if too many wait."""
         if len(self._rows) >= MOST_ROWS and not self._await_room():
             self.say(
-                f"{MOST_ROWS} rows wait to be written, so new rows are dropped. Log less often."
+                f"{MOST_ROWS} calls wait to be written, so new values are lost. Log less often."
             )
             return
         self._rows.append(row)
@@ -110,9 +110,10 @@ class Sender:
                     break
                 time.sleep(0.005)
             if self._rows:
+                calls = "call" if len(self._rows) == 1 else f"{len(self._rows)} calls"
                 self.say(
-                    f"the last {len(self._rows)} rows are dropped: JAX had not computed their "
-                    "values when the function ended."
+                    f"the values of the last {calls} are lost, because JAX had not computed them "
+                    "when the function ended."
                 )
                 self._rows.clear()
             self._write_rows(self._steps.take(is_last=True))

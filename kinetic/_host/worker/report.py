@@ -76,7 +76,7 @@ def report_value(value: Any, start: Start) -> Message:
             " and others" if len(threads) > THREADS_NAMED else ""
         )
         streams.say(
-            f"kinetic: still running after the function returned, and ended: threads {names}"
+            f"kinetic: threads still running after the function returned were ended: {names}"
         )
     is_first = jaxworld.process_index(start.world) == 0
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads, "is_first": is_first}

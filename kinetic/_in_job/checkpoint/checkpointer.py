@@ -273,7 +273,7 @@ class Checkpointer:
                 step=step,
             )
         if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
-            self._say(f"first step after {time.monotonic() - float(lost_at):.1f} s.")
+            self._say(f"first step again after {time.monotonic() - float(lost_at):.1f} s.")
         self._has_stepped = True
         is_asked = force or requested is not None
         to = {
@@ -369,8 +369,8 @@ class Checkpointer:
         job = slices.job_id()
         if job and (fault := memory_folder.fault_of(job, "local")):
             self._warn(
-                f"there are no local checkpoints: this machine has no folder in memory for its "
-                f"hosts ({fault}). Remove the obstacle, set local_directory= to a folder, or set "
+                f"local checkpoints are off, because no folder in memory could be created for them "
+                f"({fault}). Remove the obstacle, set local_directory= to a folder, or set "
                 "local_every=None."
             )
 
@@ -379,7 +379,7 @@ class Checkpointer:
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            raise UsageError("This Checkpointer is closed: make a new one.")
+            raise UsageError("This Checkpointer is closed. Make a new one.")
         if self._is_forked():
             raise UsageError(
                 f"This Checkpointer belongs to process {self._owner}, and this process is a fork: "
@@ -416,8 +416,8 @@ class Checkpointer:
         tree.check_same(due.state.leaves, pattern, where, cast=self._casts)
         if due.position is None and self._has_iterator:
             raise CheckpointMismatch(
-                "restore() was called with data= and save() without: the position of the iterator "
-                "would not be saved. Give data= to save(), too."
+                "restore() was called with data=, but save() was not, so the position of the "
+                "iterator would not be saved. Give data= to save(), too."
             )
         if due.position is not None and elastic.could_shrink():
             name = f"first-positions/{due.number}"
@@ -496,7 +496,10 @@ class Checkpointer:
         except CheckpointInUse:
             raise
         except CheckpointError as error:
-            self._warn(f"{_name_step(self._last)} is not saved to the persistent tier: {error}")
+            self._warn(
+                f"{_name_step(self._last)} exists only as a local checkpoint, because it could not "
+                f"be saved to {self._directory}: {error}"
+            )
 
     def _save_persistent(self, opened: Opened, due: Due, data: list[Any]) -> bool:
         """Save to the persistent tier. `data` has the iterators' positions, by host."""

@@ -42,9 +42,9 @@ class Guest:
             raise CheckpointError(str(error)) from error
         if not steps and self._checkpoints.program not in ("", ORBAX):
             raise CheckpointError(
-                f"{self._directory} has checkpoints of {self._checkpoints.program}, which are not "
-                "in the format of Orbax: kinetic leaves them alone. Read them with that program, "
-                "and give this training another folder, with directory= or output_dir=."
+                f"kinetic cannot read the checkpoints in {self._directory}, which "
+                f"{self._checkpoints.program} wrote. Read them with that program, and give this "
+                "training another folder, with directory= or output_dir=."
             )
         return steps
 
@@ -111,8 +111,8 @@ class Guest:
         """
         program = self._checkpoints.program or "another training"
         raise CheckpointError(
-            f"{self._directory} has checkpoints of {program}: kinetic reads them, and writes "
-            "nothing beside them. Give this training another folder, with directory= or "
+            f"{self._directory} has checkpoints of {program}: kinetic can read them, but does not "
+            "save to their folder. Give this training another folder, with directory= or "
             "output_dir=, and start from these checkpoints with "
             f"restore(state, start_from={self._directory!r})."
         )

@@ -296,9 +296,9 @@ def _read_committed(path: Path) -> Local:
     local = Local.from_json(digests.check_signed(json.loads((path / _INDEX).read_text())))
     size = (path / _DATA).stat().st_size
     if path.name != str(local.step):
-        raise CorruptRecord(f"its index is that of step {local.step}")
+        raise CorruptRecord(f"its index is that of another step ({local.step})")
     if size < max((piece.offset + piece.size_bytes for piece in local.pieces), default=0):
-        raise CorruptRecord("its data are shorter than its index says")
+        raise CorruptRecord("the file with its data is shorter than its index says")
     return local
 
 
@@ -309,7 +309,7 @@ def _explain_error(
     failure = f"The {what} could not be written to {folder}"
     if error.errno in _FULL:
         return LocalSaveFailed(
-            f"{failure}: no space is left for {in_gigabytes(size_bytes)}. The local tier needs "
+            f"{failure}: no space is left for {in_gigabytes(size_bytes)}. Local checkpoints need "
             f"twice that on each host: request at least {in_gigabytes(room_for(size_bytes))} of "
             f'memory (on a cluster: local_storage="{quantity(room_for(size_bytes))}"), or set '
             "local_every=None.",

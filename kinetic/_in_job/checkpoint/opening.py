@@ -125,8 +125,8 @@ def open_checkpoints(
     if verify and not digests.is_available():
         verify = False
         warn(
-            "Without the package xxhash on the hosts, damage to a checkpoint may go unnoticed: "
-            "install it there, or set verify=False."
+            "The package xxhash is not installed on the hosts, so damage to a checkpoint may go "
+            "unnoticed. Install it there, or set verify=False to do without the check."
         )
     token = os.urandom(8).hex()
     leases: list[Lease] = []

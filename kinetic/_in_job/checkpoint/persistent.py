@@ -444,7 +444,7 @@ def _replace_damaged_metrics(directory: str) -> None:
             is_damaged = True
         if is_damaged:
             _log.warning(
-                "the metrics of step %s in %s are damaged: they are ignored", step.name, directory
+                "the metrics of step %s in %s are damaged and were removed", step.name, directory
             )
             file.write_text("{}")
 

@@ -90,7 +90,7 @@ class Local:
         """
         try:
             if data["format"] != 1:
-                raise CorruptRecord(f"The local checkpoint has format {data['format']!r}.")
+                raise CorruptRecord(f"its index has the unknown format {data['format']!r}")
             return cls(
                 int(data["step"]),
                 str(data["writer"]),
@@ -104,7 +104,7 @@ class Local:
                 data.get("metrics"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptRecord(f"The local checkpoint's index is damaged: {error!r}.") from error
+            raise CorruptRecord(f"its index has a missing or wrong field: {error!r}") from error
 
 
 class CompleteStep(NamedTuple):

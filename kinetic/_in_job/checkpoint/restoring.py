@@ -122,7 +122,7 @@ class Restoring:
             if saved is not None:
                 for (host, step), text in faults.items():
                     if step >= saved.restored.step:  # Damage to older steps does not matter.
-                        self._warn(f"host {host}: {text}. It is not used.")
+                        self._warn(f"host {host}: {text}. This checkpoint is not used.")
                 self._opened.persistent.continue_after(saved.restored.step)
                 return saved
             self._warn(reason)
@@ -137,7 +137,10 @@ class Restoring:
     def _restore_foreign(self, directory: str, now: TreeState, cast: bool) -> SavedState:
         guest = foreign.Guest(directory)
         if not (steps := guest.steps()):
-            raise CheckpointError(f"start_from={directory!r} has no checkpoint.")
+            raise CheckpointError(
+                f"The folder of start_from={directory!r} has no checkpoint. Correct the path, or "
+                "omit start_from=."
+            )
         state, where = guest.restore(max(steps), now, cast=cast)
         return SavedState(state, [], Restored(max(steps), "persistent"), where, is_start=True)
 

@@ -74,7 +74,10 @@ code."""
     help="With --fit: maximum number of sizes to try. [default: 12]",
 )
 @click.option(
-    "--within", type=DURATION, default="1h", help="With --fit: time limit for all. [default: 1h]"
+    "--within",
+    type=DURATION,
+    default="1h",
+    help="With --fit: time limit for all sizes. [default: 1h]",
 )
 @click.option(
     "--timeout", type=DURATION, default="10m", help="Time limit for one size. [default: 10m]"

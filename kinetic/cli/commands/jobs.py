@@ -188,7 +188,7 @@ def list_jobs(
     if more:
         output.notice("There are more jobs: --all lists all of them.")
     for why in dict.fromkeys(standing.reason for _, standing in jobs if standing.state == UNKNOWN):
-        output.notice(f"Some states are unknown: {why}")
+        output.notice(f"The states of some jobs are unknown. The error: {why}")
     return None
 
 

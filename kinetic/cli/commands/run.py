@@ -216,7 +216,7 @@ def run(
     if as_json and not dry_run:
         raise UsageError("--json needs --dry-run: without it, the program's output is printed.")
     if form is not None and (as_json or not dry_run):
-        raise UsageError(f"-o {form} needs --dry-run and excludes --json.")
+        raise UsageError(f"-o {form} works only with --dry-run and without --json.")
     function = programs.make_function(program, current_folder())
     if dry_run:
         view = app.plan(function, _arguments(program, options))
