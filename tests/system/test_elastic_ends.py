@@ -158,7 +158,7 @@ def test_the_leader_is_killed(begin):
         job.handle.result(timeout=LIMIT_S)
 
 
-def test_what_forks_is_killed(begin, tmp_path):
+def test_a_job_goes_on_after_the_process_that_starts_agents_was_killed(begin, tmp_path):
     """Without the process that starts agents, a lost slice cannot return."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
@@ -166,7 +166,7 @@ def test_what_forks_is_killed(begin, tmp_path):
     assert job.handle.result(timeout=LIMIT_S) == half(2)
 
 
-def test_nothing_that_forks_is_left(begin):
+def test_a_lost_slice_that_cannot_be_started_again_is_kinetics_own_fault(begin):
     """No slice can return. The error says so, and does not blame the function."""
     job = begin(elastic(2, 2), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)

@@ -118,14 +118,14 @@ def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(local_place, monkey
 
 
 @pytest.mark.parametrize("accelerator", ["tpu-v6e-8", "cpu"])
-def test_before_the_function_has_begun_it_is_the_same(local_place, accelerator):
+def test_a_host_taken_away_before_its_function_begins_has_another_attempt(local_place, accelerator):
     marker = local_place.marker()
     handle = kinetic.run(accelerator, retries=1)(wait_at_first).run_async(marker)
     take_away(local_place, handle, handle.hosts - 1)  # as soon as the agent exists
     assert handle.result(timeout=180) == "2"
 
 
-def test_between_two_attempts_it_holds_for_the_next_one(local_place, home, monkeypatch):
+def test_a_host_taken_away_between_two_attempts_ends_the_next_one(local_place, home, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "100")
     handle, marker = start(keep_others_waiting, local_place, retries=1)
     folder = home / layout.JobKeys(handle.job_id).prefix / "local/work/host-1"

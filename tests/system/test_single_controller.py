@@ -28,7 +28,7 @@ def test_one_process_has_the_devices_of_all_hosts():
     assert kinetic.attach(handle.job_id).ref.has_single_controller
 
 
-def test_and_of_all_slices():
+def test_one_process_has_the_devices_of_all_slices():
     remote = kinetic.run(accelerator="tpu-v6e-8", slices=2, controller="single")(world)
     assert remote() == (1, 16, 16)
 

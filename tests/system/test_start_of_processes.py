@@ -28,7 +28,7 @@ def hash_of_a_program(seed):
 
 
 @pytest.mark.shares_files
-def test_they_reach_the_process_and_not_only_its_children(place):
+def test_start_variables_reach_the_process_and_not_only_its_children(place):
     folder = place.marker("libraries")
     folder.mkdir()
     ctypes.CDLL("libm.so.6")

@@ -39,7 +39,7 @@ def job() -> JobRef:
     return reference
 
 
-def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
+def test_a_poll_asks_the_leader_again_after_each_answer(job: JobRef) -> None:
     store = MemoryStore()
     leader, poll = Leader(store, job), ActivityPoll(store, job)
     assert poll.read_answer() is None

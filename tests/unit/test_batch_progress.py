@@ -60,7 +60,7 @@ def test_an_end_that_is_told_twice_counts_once(store):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "dumb terminal"])
-def test_what_redraws_nothing_gets_one_line_for_each_end(store, monkeypatch, stream):
+def test_a_stream_that_cannot_redraw_gets_one_line_for_each_ended_input(store, monkeypatch, stream):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stderr", stream)
     batch = begin(Scripted(store, ["raise"]), 3, BatchRules(max_concurrent=1))
@@ -71,7 +71,7 @@ def test_what_redraws_nothing_gets_one_line_for_each_end(store, monkeypatch, str
     assert "\r" not in stream.getvalue()
 
 
-def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
+def test_skipped_inputs_get_no_lines_in_a_pipe(store, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := io.StringIO())
     batch = begin(Scripted(store, ["raise"]), 300, BatchRules(max_concurrent=1, fail_fast=True))
     batch.wait(timeout=PATIENCE_S)

@@ -117,7 +117,7 @@ def test_renewing_needs_a_permission_of_its_own(double):
     assert "permission storage.objects.update on gs://bucket" in message_of(ACTS["renew"])
 
 
-def test_nobody_answers(monkeypatch):
+def test_a_refused_connection_names_the_proxy_variable_and_no_pool(monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]

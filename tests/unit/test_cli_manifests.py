@@ -94,7 +94,7 @@ def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("-o", "yaml"), ("--dry-run", "--json", "-o", "json")])
-def test_it_goes_with_a_dry_run_alone(dry_run, words):
+def test_the_output_option_needs_a_dry_run_and_excludes_json(dry_run, words):
     code, printed = dry_run(*words)
     assert code == 2
     assert "works only with --dry-run and without --json" in printed.err

@@ -88,7 +88,9 @@ def test_a_build_that_fails_shows_the_end_of_its_log(google, builds):
 @pytest.mark.parametrize(
     ("status", "advice"), [("TIMEOUT", "20 min"), ("EXPIRED", "try again later")]
 )
-def test_builds_that_end_otherwise(google, builds, status, advice):
+def test_a_build_that_did_not_succeed_says_its_status_its_log_and_what_to_do(
+    google, builds, status, advice
+):
     google.states = [status]
     google.refusals = {"/v2/entries": (403, {})}
     message = str(builds.failure(URI, builds.wait(builds.begin(URI, FILES, "b"))))
@@ -105,20 +107,20 @@ def test_a_build_that_never_ends_is_given_up(google, builds, waited):
     assert cancelled == [60.0 * number for number in range(1, 81)]
 
 
-def test_whether_an_image_is_there(google, builds):
+def test_has_says_if_the_registry_has_an_image(google, builds):
     assert not builds.has(URI)
     google.images.add(path_of(URI))
     assert builds.has(URI)
     assert google.calls[-1][2] == "Bearer t0"
 
 
-def test_trouble_passes(google, builds):
+def test_requests_are_repeated_while_the_service_is_busy(google, builds):
     google.trouble = [(503, {}), (429, {}, {"Retry-After": "0"}), (429, {})]
     assert not builds.has(URI)
     assert len(google.calls) == 4
 
 
-def test_trouble_that_does_not_pass(google, builds):
+def test_a_service_that_stays_busy_is_an_error_after_five_requests(google, builds):
     google.trouble = [(503, {})] * 9
     with pytest.raises(BackendUnavailable, match="does not answer"):
         builds.has(URI)
@@ -154,7 +156,7 @@ def test_a_build_that_was_turned_away_is_asked_for_again(google, builds):
 @pytest.mark.parametrize(
     ("code", "advice"), [(401, "gcloud auth"), (403, "cloudbuild.builds.editor"), (404, "enabled")]
 )
-def test_what_is_refused_says_what_to_do(google, builds, code, advice):
+def test_a_refused_build_says_what_to_do(google, builds, code, advice):
     google.refusals = {"/": (code, {"error": {"message": "no such thing"}})}
     with pytest.raises(PreflightError, match="no such thing") as caught:
         builds.begin(URI, FILES, "b")
@@ -171,7 +173,7 @@ def test_a_token_that_expires_is_renewed(google, builds):
 # -- before anything is sent -----------------------------------------------------------------------
 
 
-def test_what_a_build_needs_is_there(google, builds):
+def test_check_asks_for_the_repository_and_the_rights_on_the_bucket(google, builds):
     builds.check(URI, "b")
     assert google.paths() == [
         "/v1/projects/p/locations/us-central1/repositories/kn-c",
@@ -188,7 +190,9 @@ def test_what_a_build_needs_is_there(google, builds):
         ({"/storage": (403, {})}, [], "storage.objectUser"),
     ],
 )
-def test_what_a_build_needs_and_is_not_there(google, builds, refusals, permissions, message):
+def test_check_names_a_missing_repository_bucket_or_right(
+    google, builds, refusals, permissions, message
+):
     google.refusals, google.permissions = refusals, permissions
     with pytest.raises(PreflightError, match=message):
         builds.check(URI, "b")

@@ -68,7 +68,7 @@ def test_a_host_that_moves_but_keeps_the_others_waiting_is_the_odd_one():
     assert gang.stop_reason.endswith("waiting for host 1")
 
 
-def test_who_does_not_answer_is_blamed_when_the_time_is_over():
+def test_a_host_that_sends_no_stacks_in_time_is_blamed_for_the_hang():
     gang = gang_of(3, hang_timeout_s=30.0, stacks_window_s=2.0)
     stand_still(gang, (0, 1, 2), 40.0)
     gang.stacks(0, 1, WAITING, 40.1)
@@ -111,7 +111,7 @@ def test_a_host_whose_function_has_returned_is_not_to_blame_for_a_hang():
 
 
 @pytest.mark.parametrize("state", ["preparing", "waiting", "returned"])
-def test_only_running_hosts_hang(state):
+def test_a_host_that_does_not_run_its_function_does_not_hang(state):
     gang = gang_of(1, hang_timeout_s=30.0)
     gang.heartbeat(Heartbeat(0, Activity(state), stalled_s=1e9), 40.0)
     gang.sweep(40.0)
@@ -226,7 +226,7 @@ def test_without_a_hang_timeout_nothing_hangs():
 # --- refusals and limits
 
 
-def test_stacks_of_a_wish_nobody_made_are_not_kept():
+def test_stacks_that_were_not_requested_are_dropped():
     gang = gang_of(1)
     gang.stacks(0, 7, SLEEPING, 1.0)
     assert gang.stacks_of(7) == {}
@@ -474,7 +474,7 @@ def test_the_host_that_all_others_wait_for_is_named(detail, stacks, states):
         ("there are no others", (SLEEPING,), STATES[:1]),
     ],
 )
-def test_a_host_that_may_have_reasons_is_not_accused(why, stacks, states):
+def test_no_notice_blames_a_host_whose_stack_may_have_another_reason(why, stacks, states):
     assert notice(*stacks, states=states) == "", why
 
 

@@ -64,7 +64,7 @@ def inline(ca: bytes) -> dict[str, str]:
     return {"certificate-authority-data": base64.b64encode(ca).decode()}
 
 
-def test_certificates_that_are_none() -> None:
+def test_an_invalid_or_missing_certificate_authority_is_refused() -> None:
     for ca in (inline(b"no certificate"), {"certificate-authority": "/no/such/file"}):
         api = HttpApi(Access("https://127.0.0.1:1", cluster=ca), {})
         with pytest.raises(PreflightError, match="certificates of the kubeconfig"):

@@ -26,7 +26,7 @@ def test_the_first_outcome_of_an_attempt_stands():
     assert written["reason"] == "host 0 was lost"
 
 
-def test_an_attempt_that_lost_its_leader_ended_too():
+def test_an_attempt_whose_leader_was_lost_is_recorded_as_ended():
     store, job = MemoryStore("leader-records-2"), "job-00000001"
     verdicts.write_event(store, job, 1, GangEvent(EventKind.JOINED, 0))
     assert pod.take_up(plan(job, "cpu", {"retries": 1}), store).attempt == 2

@@ -36,7 +36,7 @@ class SlowTime:
 
 
 @pytest.mark.parametrize("is_unmetered", [False, True])
-def test_who_follows_a_silent_job_looks_ever_more_seldom(monkeypatch, is_unmetered):
+def test_a_follower_of_a_silent_job_polls_less_and_less_often(monkeypatch, is_unmetered):
     """Polls of a silent job become rarer: each is work for a store, even if its calls are free."""
     clock, polled_at, store = SlowTime(), [0.0], MemoryStore()
     monkeypatch.setattr(attempt_logs, "time", clock)

@@ -89,7 +89,7 @@ def test_a_reader_gets_what_is_new_and_no_more(host, store):
 
 
 @pytest.mark.parametrize("failures", [True, False])
-def test_a_stream_is_taken_up_after_each_chunk(host, store, failures):
+def test_a_reader_can_start_at_the_end_of_any_chunk(host, store, failures):
     speak(host, 20)
     host.log.say("Traceback", FAILURE)
     assert host.writer.flush()
@@ -167,7 +167,7 @@ def test_another_agent_goes_on_behind_the_one_that_was_killed(tmp_path, host, st
     assert ends == sorted(set(ends))
 
 
-def test_what_no_record_is_about_is_sent_at_the_end(host, store):
+def test_output_without_an_index_record_is_sent_when_the_writer_closes(host, store):
     host.log.write(STDOUT, b"with a record\n")
     with host.files[0].open("ab") as log:
         log.write(b"without")
@@ -294,7 +294,7 @@ def test_a_log_of_days_has_few_segments(old_host, store, clock):
     assert everything(reader_of(store)) == old_host.local()
 
 
-def test_what_is_printed_is_seen_by_the_next_look(old_host, store, clock):
+def test_each_read_gets_the_lines_printed_since_the_last_read(old_host, store, clock):
     reader = reader_of(store, clock=clock)
     for n in range(100):
         clock.now += n % 30
@@ -335,7 +335,7 @@ def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkey
     assert [chunk.data for chunk in reader.read()] == [b"two\n"]
 
 
-def test_who_follows_a_store_that_costs_nothing_keeps_up_with_its_writer(tmp_path, store):
+def test_a_reader_of_a_free_store_keeps_up_with_a_frequent_writer(tmp_path, store):
     """To a store with free calls, a writer sends many times a second. Regression: each send made an
     object, a reader read one object per poll, and output came later and later."""
     store.is_unmetered = True

@@ -213,7 +213,7 @@ PLANS = st.builds(
 
 @hypothesis(deadline=None, max_examples=30)
 @given(PLANS)
-def test_whatever_the_plan(plan):
+def test_manifests_of_any_plan_have_all_hosts_and_names_that_fit(plan):
     workload, secret = documents = render(plan, SETTINGS)
     assert json.dumps(documents) == json.dumps(render(plan, SETTINGS)), "it is not deterministic"
     job, slices = as_job(workload)["spec"], plan.options.slices

@@ -384,7 +384,7 @@ def test_a_clock_that_is_set_does_not_move_rows(logged, monkeypatch):
     assert all(before - 3600 < when < before + 3600 for when in logged.times)
 
 
-def test_devices_tell_their_memory(logged, monkeypatch):
+def test_memory_in_use_is_that_of_the_fullest_device(logged, monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 5, "bytes_limit": 10})
     full = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 7, "bytes_limit": 10})
     silent = SimpleNamespace(memory_stats=lambda: None)
@@ -399,7 +399,7 @@ def test_devices_tell_their_memory(logged, monkeypatch):
     assert metric_sender._sample_devices(5.0) == []
 
 
-def test_figures_become_rarer():
+def test_measurements_of_a_host_become_less_frequent_up_to_every_10_s():
     cadence, due = FigureCadence(0.0), []
     for second in range(4000):
         if cadence.is_due(float(second)):

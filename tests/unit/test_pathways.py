@@ -335,7 +335,7 @@ def test_pathways_needs_a_bucket():
         pathways.check(settings)
 
 
-def test_its_scratch_goes_with_the_job():
+def test_the_scratch_folder_of_pathways_is_removed_with_the_job():
     assert layout.JobKeys("job-1").pathways.startswith(f"{layout.JobKeys('job-1').prefix}/")
 
 

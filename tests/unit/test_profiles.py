@@ -53,7 +53,7 @@ def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "-x", ".x", "a b", "a/b", "ä", "a\n", "x" * 65])
-def test_what_cannot_be_a_name(name: str) -> None:
+def test_an_invalid_name_of_a_profile_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="letters, digits"):
         Profiles().with_profile(name, DEV)
 
@@ -69,12 +69,12 @@ def test_what_cannot_be_a_name(name: str) -> None:
         {"zone": 3},
     ],
 )
-def test_what_a_profile_cannot_say(values: dict[str, str]) -> None:
+def test_invalid_settings_of_a_profile_are_refused(values: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="dev"):
         Profiles().with_profile("dev", values)
 
 
-def test_what_is_not_there_has_a_hint() -> None:
+def test_an_unknown_profile_is_refused_with_a_similar_name() -> None:
     with pytest.raises(UsageError, match="already"):
         BOTH.with_profile("dev", DEV)
     for act in (BOTH.get, BOTH.with_current, BOTH.without):
@@ -174,14 +174,14 @@ def test_the_file_is_the_owners_alone_and_a_link_stays_one(place: Path, tmp_path
     assert set(profiles.read(place).by_name) == {"dev", "ops"}
 
 
-def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
+def test_the_unfinished_file_of_a_killed_writer_does_not_stop_the_next_writer(place: Path) -> None:
     place.parent.mkdir(parents=True)
     (place.parent / "profiles.json.new").write_text("{")
     profiles.change(place, lambda before: before.with_profile("dev", DEV))
     assert set(profiles.read(place).by_name) == {"dev"}
 
 
-def test_two_that_write_at_once_do_not_move_each_others_halves(
+def test_of_two_simultaneous_writers_the_last_one_wins(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second process writes the whole file while the first one is writing: the last one wins."""
@@ -311,7 +311,9 @@ def test_the_profiles_of_keras_kinetic_are_known_where_there_are_no_others(tmp_p
     assert settings.load(env | {"XDG_CONFIG_HOME": str(tmp_path / "conf")}).profile == "team"
 
 
-def test_who_has_no_home_needs_none_for_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_are_in_xdg_config_home_if_there_is_no_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Path, "home", lambda: {}[0])
     assert settings.profiles_file({"XDG_CONFIG_HOME": "/conf"}) == Path(
         "/conf/kinetic/profiles.json"

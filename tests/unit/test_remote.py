@@ -93,7 +93,7 @@ def test_a_decorator_below_may_give_the_function_arguments_of_its_own(backend):
         train(7, 3)
 
 
-def test_it_looks_like_the_function():
+def test_a_decorated_function_has_the_name_and_docstring_of_the_function():
     @kinetic.run("tpu-v6e-16")
     def train(steps: int) -> int:
         """Train."""
@@ -144,7 +144,7 @@ def test_the_default_accelerator():
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
-def test_it_travels_as_the_plain_function(dumps):
+def test_a_decorated_callable_is_unpickled_as_the_plain_callable(dumps):
     plain = pickle.loads(dumps(kinetic.run("cpu")(functools.partial(operator.add, 1))))
     assert not isinstance(plain, RemoteCallable)
     assert plain(2) == 3
@@ -155,7 +155,7 @@ def triple(number):
     return 3 * number
 
 
-def test_pickle_finds_it_by_its_name():
+def test_pickle_refers_to_a_decorated_function_by_its_name():
     assert pickle.loads(pickle.dumps(triple)) is triple
     assert pickle.loads(pickle.dumps([triple]))[0] is triple
     plain = pickle.loads(cloudpickle.dumps(triple))
@@ -165,7 +165,7 @@ def test_pickle_finds_it_by_its_name():
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
-def test_processes_of_a_pool_find_it(kind, tmp_path):
+def test_processes_of_a_pool_can_call_a_decorated_function(kind, tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent(f"""
         import multiprocessing
@@ -189,7 +189,7 @@ def test_processes_of_a_pool_find_it(kind, tmp_path):
 
 
 @pytest.mark.starts_processes
-def test_the_other_side_needs_no_kinetic(tmp_path):
+def test_a_cloudpickled_function_is_loaded_without_kinetic(tmp_path):
     namespace = {"__name__": "__main__"}
     exec("def outer(n):\n    return 0 if n == 0 else 1 + outer(n - 1)", namespace)
     namespace["outer"] = kinetic.run("cpu")(namespace["outer"])

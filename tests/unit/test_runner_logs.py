@@ -219,7 +219,7 @@ def test_how_a_host_failed_is_shown_on_stderr_or_left_out(files):
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
-def test_what_is_left_out_ends_no_reading(files, monkeypatch, batch_bytes):
+def test_a_read_that_leaves_out_failures_goes_on_behind_them(files, monkeypatch, batch_bytes):
     monkeypatch.setattr(log_segments, "SEGMENT_BYTES", batch_bytes)
     log = HostLog(*files, clock_ns=clock)
     log.say("Traceback", FAILURE)

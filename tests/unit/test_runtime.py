@@ -41,7 +41,7 @@ def names_in(data):
 
 
 @pytest.mark.starts_processes
-def test_it_holds_the_package_without_the_pages_of_a_browser(tmp_path):
+def test_the_archive_has_the_package_without_the_dashboard_pages(tmp_path):
     archive = runtime.archive(tmp_path)
     assert archive.blob.digest == hashlib.sha256(archive.data).hexdigest()
     assert archive.blob.size_bytes == len(archive.data) < 1_150_000
@@ -124,6 +124,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(package, tmp_path):
     assert runtime.archive(tmp_path / "cache", package).blob.size_bytes > 0
 
 
-def test_a_package_that_is_gone(tmp_path):
+def test_an_archive_of_a_removed_package_asks_to_reinstall_kinetic(tmp_path):
     with pytest.raises(UsageError, match="Reinstall kinetic"):
         runtime.archive(tmp_path, tmp_path / "gone" / "kinetic")

@@ -61,7 +61,7 @@ def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
     assert " 52 of" not in terminal.getvalue()
 
 
-def test_nothing_is_shown_where_nobody_would_look(tmp_path):
+def test_no_progress_is_shown_for_small_or_local_uploads_or_in_a_pipe(tmp_path):
     for where, most, stream in (
         (CountingStore(), 5 * MB, Terminal()),
         (LocalStore(tmp_path), 40 * MB, Terminal()),

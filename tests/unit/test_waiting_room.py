@@ -38,7 +38,7 @@ async def started(*waiting):
     return tasks
 
 
-def test_those_who_wait_are_given_their_places():
+def test_waiting_hosts_get_their_places_and_unplaced_ones_keep_waiting():
     async def story():
         recorder = EventRecorder()
         room = WaitingRoom(recorder)
@@ -58,7 +58,7 @@ def test_those_who_wait_are_given_their_places():
     asyncio.run(story())
 
 
-def test_one_that_asks_between_two_calls_finds_its_place():
+def test_a_host_that_asks_after_the_assignment_gets_its_place():
     async def story():
         room = WaitingRoom(EventRecorder())
         room.assign({3: PLACE})
@@ -82,7 +82,7 @@ def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
     asyncio.run(story())
 
 
-def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
+def test_a_host_that_has_waited_long_is_told_to_ask_again(monkeypatch):
     monkeypatch.setattr(waiting_room, "PATIENCE_S", 0.0)
 
     async def story():

@@ -106,7 +106,7 @@ def test_a_host_without_its_gpu_says_so(monkeypatch, capsys, file, warns):
     assert ("no NVIDIA GPU" in capsys.readouterr().err) == warns
 
 
-def test_what_programs_inherit_is_completed_once():
+def test_the_environment_for_programs_is_completed_once_even_if_called_twice():
     env = {"PYTHONPATH": "/mine"}
     for _ in range(2):
         joining.complete(env, WORLD, "/startup")
@@ -140,7 +140,7 @@ def test_arguments_that_disagree_are_found(arguments, wrong):
 
 
 @pytest.mark.starts_processes
-def test_one_process_at_a_time_stands_for_its_host(tmp_path):
+def test_only_one_process_of_a_host_joins_jax_at_a_time(tmp_path):
     file = str(tmp_path / "world")
     assert joining.join_state(file) == ""
     with joining._claim_place(file):
@@ -219,7 +219,7 @@ def break_a_collective(*, own):
 
 
 @pytest.mark.parametrize(("own", "follows"), [(True, False), (False, True)])
-def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own, follows):
+def test_an_error_raised_from_a_broken_collective_is_a_consequence(own, follows):
     with pytest.raises(ValueError, match="no luck") as raised:
         break_a_collective(own=own)
     assert jaxworld.is_consequence(raised.value) is follows
@@ -251,7 +251,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(number, words)
     assert words in message
 
 
-def test_xla_logs_no_more_than_where_jax_comes_first() -> None:
+def test_the_log_level_of_xla_is_1_unless_the_caller_sets_it() -> None:
     """XLA's log level on hosts is 1, unless the caller sets TF_CPP_MIN_LOG_LEVEL."""
     name = "TF_CPP_MIN_LOG_LEVEL"
     assert jaxworld.environ(WORLD, {}, {}, automatic=True)[name] == "1"
@@ -259,7 +259,7 @@ def test_xla_logs_no_more_than_where_jax_comes_first() -> None:
     assert jaxworld.environ(WORLD, {}, {name: "2"}, automatic=True)[name] == "2"
 
 
-def test_only_of_functions_it_is_known_at_once_that_their_process_has_died(monkeypatch):
+def test_the_heartbeat_limit_is_long_in_functions_and_short_in_programs(monkeypatch):
     """JAX's limit for silent peers is long in functions, whose agents report deaths at once."""
     spec = importlib.util.spec_from_file_location("kinetic_joining", joining.__file__)
     in_program = importlib.util.module_from_spec(spec)
