@@ -21,7 +21,7 @@ FOREVER = settings(
 
 
 def later() -> int:
-    """Return the time in ns, 10 s ahead: new files seem old enough to trust their change times."""
+    """Return the time in ns plus 10 s, so that new files seem old enough to trust their mtimes."""
     return time.time_ns() + 10_000_000_000
 
 

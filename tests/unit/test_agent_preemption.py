@@ -91,8 +91,8 @@ def test_a_function_that_noticed_the_preemption_counts_as_stopped_by_it(folder):
 
 
 def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
-    """Regression: the function ended because another host was preempted, before its agent knew. The
-    agent reported "called sys.exit(143)", and the job failed."""
+    """Regression: the function ended because another host was preempted, but the function's agent
+    did not know it yet. The agent reported "called sys.exit(143)", and the job failed."""
     agent = agent_of(folder)
     with pytest.raises(Preempted):
         end_function()

@@ -1,5 +1,5 @@
-"""The policy of elastic jobs: with which slices a job continues, and when it is given up. Tables
-and random interleavings."""
+"""The policy of elastic jobs: the slices with which a job continues, and when the job is given up.
+Tests use tables and random orders of events."""
 
 from __future__ import annotations
 

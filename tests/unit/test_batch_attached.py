@@ -98,7 +98,7 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
 
 
 def dead(store, total, submitted):
-    """Write a batch whose process was killed after submitting some jobs, and recorded no end."""
+    """Store a batch whose process was killed after `submitted` jobs; return source and records."""
     source = Scripted(store)
     batch_records = leave(store, new_batch(total, now=0.0))
     for index in range(submitted):

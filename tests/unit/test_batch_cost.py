@@ -54,7 +54,7 @@ def put_events(store, ref, *events):
 
 @pytest.fixture
 def spent(tmp_path):
-    """A command line over a store."""
+    """A command line over an empty store."""
     return World(tmp_path / "store")
 
 

@@ -267,7 +267,7 @@ def test_a_bucket_has_one_owner_until_that_is_silent():
 
 
 def test_an_owner_that_has_released_writes_nothing_over_the_next_one():
-    """The first owner's thread may be about to write a heartbeat when the owner releases."""
+    """A released lease writes no more, even if its thread was about to write a heartbeat."""
     renews, goes_on = threading.Event(), threading.Event()
 
     class Slow(InStore):

@@ -308,8 +308,8 @@ def test_the_tree_of_a_script_is_looked_for_around_the_script(tmp_path: Path) ->
 def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
     kind: ProgramKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The source tree is searched from the caller's folder: `__main__` is the console script, which
-    lies in an environment's bin folder."""
+    """The search for the source tree begins in the caller's folder, because `__main__` is a console
+    script in an environment's bin folder."""
     console = write(tmp_path / "env/bin/kinetic", "")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(console), raising=False)
     func = program.make_function(Program(kind, "json.tool"), tmp_path)
@@ -320,8 +320,8 @@ def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
 def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that embeds kinetic may be started by a script in its environment's bin folder, or
-    by a link to the script."""
+    """A program that embeds kinetic may start from a script in an environment's bin folder, or from
+    a link to it. The project is still the caller's folder."""
     (tmp_path / "env/conda-meta").mkdir(parents=True)
     (tmp_path / "local/bin").mkdir(parents=True)
     console = write(tmp_path / "env/bin/tool", "")
@@ -338,7 +338,7 @@ def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
 def test_a_script_from_a_pipe_belongs_to_the_callers_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python <(…)` runs a script in /dev/fd, which is not the project's folder."""
+    """`python <(…)` runs a script in /dev/fd, but the project is the caller's folder."""
     read, write_end = os.pipe()
     module = types.ModuleType("from_a_pipe")
     module.__file__ = f"/dev/fd/{read}"

@@ -1,4 +1,4 @@
-"""Cloud Build call by call, against a server that answers as its documentation says."""
+"""The calls to Cloud Build, against a double that answers as Google's documentation says."""
 
 from __future__ import annotations
 

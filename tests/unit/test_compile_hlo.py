@@ -59,7 +59,7 @@ def test_what_a_loop_computes_counts_each_time(module: hlo.Module) -> None:
 
 def test_a_slice_of_an_array_costs_the_slice(module: hlo.Module) -> None:
     layer, hidden, product = 512 * 1024 * 2, 256 * 512 * 2, 256 * 1024 * 2
-    sliced = 2 * layer  # read from the array of all layers, written to an array
+    sliced = 2 * layer  # read from the stacked layers, written to a new array
     multiplied = hidden + layer + product
     gathered = product + 1024 * 1024 * 2
     counted = costs.count_bytes(module)

@@ -1,4 +1,4 @@
-"""A job's output on this process's streams: unchanged, whatever the streams are."""
+"""A job's output is written unchanged to this process's stdout and stderr, whatever they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding the host that holds up a gang, from the stacks of its workers."""
+"""Finding the host that makes a gang hang, from the stack traces of the workers."""
 
 from __future__ import annotations
 

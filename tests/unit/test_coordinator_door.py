@@ -1,4 +1,4 @@
-"""Authentication of a coordinator's callers, and messages when nobody answers."""
+"""Authentication of a coordinator's callers, and errors when no coordinator answers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ for _ in range(300):
 
 @pytest.mark.starts_processes
 def test_the_first_messages_may_be_read_by_several_threads_at_once():
-    """Threads read the first message of a process at once; each try is in a new fork."""
+    """Several threads may decode the first messages of a process at once. Each try is in a fork."""
     subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=True, timeout=PATIENCE_S)
 
 

@@ -249,7 +249,7 @@ def test_a_frozen_coordinator_blames_nobody_for_its_own_sleep():
     gang.sweep(now + 3600)
     assert gang.phase is GangPhase.RUNNING
     let_pass(gang, now + 3600, 9.0)
-    assert gang.first_failure == (0, 1)  # The count continues.
+    assert gang.first_failure == (0, 1)  # The silence goes on counting.
 
 
 def test_time_that_runs_backwards_stands_still():

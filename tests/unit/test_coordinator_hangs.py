@@ -186,7 +186,7 @@ def test_hosts_that_fail_alike_have_a_moment_each_to_say_so():
     ("how", "waits"), [(Exit.RAISED, False), (Exit.SYS_EXIT, False), (Exit.UNPICKLE_FAILED, True)]
 )
 def test_nobody_waits_for_others_to_fail_alike_where_the_function_is_called_again(how, waits):
-    """A gang that may retry ends at the first failure, unless every attempt would fail so."""
+    """A gang that may retry ends at the first failure, unless every attempt would repeat it."""
     gang = gang_of(4, peers_window_s=0.3, repeats=True)
     gang.report(ended(2, how), 1.0)
     assert (gang.phase is GangPhase.RUNNING) is waits

@@ -215,7 +215,7 @@ def test_a_busy_coordinator_refuses_no_host_of_a_large_gang(serve, opened):
 
 
 def test_a_busy_coordinator_lets_calls_wait_as_long_as_their_callers_do(serve, opened, monkeypatch):
-    """The server cancels calls that wait longer than its limit, which must exceed all callers'."""
+    """gRPC cancels calls that wait longer than a limit, which must be as long as callers wait."""
     limit = "grpc.server_max_unrequested_time_in_server"
     options = dict(codec.SERVER_OPTIONS)
     assert options[limit] >= client._WATCH_S

@@ -48,7 +48,7 @@ def test_a_local_folder(folder, monkeypatch):
     )
     assert (data.is_gcs, data.is_hf) == (False, False)
     assert not Data(Path("images/a.txt")).is_dir
-    assert os.listdir(data) == os.listdir(folder)  # Any function that takes a path takes it.
+    assert os.listdir(data) == os.listdir(folder)  # `Data` is a path (os.PathLike).
 
 
 def test_a_bucket():

@@ -1,4 +1,4 @@
-"""Debugging without a debugger: the forwarded port, the waits of hosts, refused calls."""
+"""Debugging, tested without debugpy: the forwarded port, the waits of hosts, refused calls."""
 
 from __future__ import annotations
 

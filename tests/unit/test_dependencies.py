@@ -289,7 +289,7 @@ def test_dynamic_dependencies(project):
     ],
 )
 def test_tables_that_only_poetry_reads_are_refused(project, table):
-    """Without Poetry's tables, hosts would lack packages or take them from another index."""
+    """kinetic refuses tables that only Poetry reads: hosts would lack packages or get others."""
     write(project, "pyproject.toml", table)
     with pytest.raises(UsageError, match=r"poetry export -o requirements\.txt"):
         find_declared(project)

@@ -1,4 +1,4 @@
-"""The doctor's findings about machines, settings, and stores that were left in a mess."""
+"""The findings of `kinetic doctor` about machines, settings, and leftovers in stores."""
 
 from __future__ import annotations
 

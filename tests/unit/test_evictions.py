@@ -77,7 +77,7 @@ def test_hosts_that_are_all_taken_away_at_once_are_all_named():
 
 @pytest.mark.parametrize("says", [evicted, lambda host: replace(evicted(host), announced=True)])
 def test_hosts_that_are_asked_to_end_after_one_is_gone_are_not_named(says):
-    """Only the first evicted hosts are blamed: a Job deletes its other pods a second later."""
+    """The first evicted hosts alone are blamed: a Job deletes its other pods a second later."""
     gang = gang_of(4)
     now = let_pass(gang, 0.0, 5.0, beating=range(4))
     gang.report(says(2), now)

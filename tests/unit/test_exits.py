@@ -1,4 +1,4 @@
-"""The table of exit kinds: every kind has a row, and the rows agree with one another."""
+"""The table of exit kinds (how a host ended): every kind has a row, and the rows are consistent."""
 
 from __future__ import annotations
 

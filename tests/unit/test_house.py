@@ -317,7 +317,7 @@ def collections_by_host(source: str) -> int:
 
 
 def test_who_is_there_is_kept_by_hosts_and_their_waiting_room_alone() -> None:
-    """Only hosts.py and waiting_room.py keep state by host: copies elsewhere might differ."""
+    """State by host is kept in hosts.py and waiting_room.py alone: copies would come to differ."""
     counts = {
         name(path): count
         for folder in ("_host", "_rpc")

@@ -35,7 +35,7 @@ def forks():
 
 @pytest.fixture
 def begin(forks, tmp_path):
-    """Return a function that starts a program; it returns `end`, which waits for (out, err)."""
+    """Return `begin`: it starts a program and returns `end`, which waits and returns (out, err)."""
     running = []
 
     def begin(code, *args):

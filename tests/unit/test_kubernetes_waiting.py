@@ -287,7 +287,7 @@ def over(amount: str, limit: str, *, used: str = "0", noun: str = "pods") -> str
 def test_a_quota_smaller_than_the_gang_never_lets_it_in(
     amount: str, limit: str, hopeless: bool
 ) -> None:
-    """Host 0 runs and the quota refuses three pods: hopeless if the limit is below all four."""
+    """The quota refuses three of four pods; the wait is hopeless if four never fit the quota."""
     refused = event("FailedCreate", over(amount, limit), "kinetic-job-1-host-0", kind="Job")
     finding = of(Observed(jobset(), [pod(0)], events=by_name(refused)))
     assert (finding.kind, finding.hopeless, finding.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
@@ -532,7 +532,7 @@ def test_memory_that_no_node_has_is_not_waited_for(amount: str, has: str, hopele
 
 
 def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
-    """Only host 2 is named: it was deleted by force, and its Job then removed the other pods."""
+    """Host 2 alone is named: it was deleted by force, and its Job then removed the other pods."""
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
     child = {"metadata": {"name": "j", "uid": "j"}, "status": {"conditions": [failed]}}
     over = jobset()

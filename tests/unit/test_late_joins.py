@@ -76,7 +76,7 @@ def test_a_function_that_begins_as_the_gang_stops_has_begun():
 
 def test_a_stop_does_not_wait_for_a_host_that_prepares():
     gang = cancelled_at_once()
-    gang.mark_connected(0, 0.5)  # A function begins only after its host has joined.
+    gang.mark_connected(0, 0.5)  # A connected host begins only after it has joined.
     assert gang.finished
     assert "had not joined when the gang was stopped: by ann" in gang.reports[0].detail
 

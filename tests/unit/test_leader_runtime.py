@@ -73,7 +73,7 @@ def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
 
 
 def test_a_lock_that_cannot_be_read_is_not_a_removal(tmp_path):
-    """A temporary EACCES, EIO or ESTALE is raised. The test uses ELOOP, which root gets, too."""
+    """A lock that is unreadable for now (EACCES, EIO) is no removal. ELOOP stops root, too."""
     store = LocalStore(tmp_path)
     store.put(layout.JobKeys("job-1").plan, b"{}")
     own = store.path(layout.JobKeys("job-1").prefix) / "local"

@@ -1,4 +1,4 @@
-"""The loggers of a script, as its function has them on a host."""
+"""The loggers that a script configures, which its function finds configured alike on a host."""
 
 from __future__ import annotations
 
