@@ -148,8 +148,8 @@ def show_report(make: Callable[[], CheckReport]) -> None:
 
 
 class CompileProgress:
-    """Progress of a compile on stderr: one line that is redrawn on a terminal; elsewhere a new line
-    after 30 s, 1, 2, 4 … minutes."""
+    """Progress of a compile on stderr: on a terminal one line that is redrawn, elsewhere a new line
+    after 30 s, 1 min, 2 min, 4 min, and so on."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream

@@ -71,7 +71,7 @@ def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, co
 
 
 def _widen(numbers: Iterable[float]) -> tuple[float, float]:
-    """Return the smallest and the largest number; if they are equal, with a margin."""
+    """Return the smallest and the largest number; if they are equal, move them apart."""
     values = list(numbers)
     low, high = min(values), max(values)
     if high > low:

@@ -230,13 +230,13 @@ def free_port(wanted: int = DEFAULT_PORT) -> int:
 
 def follow_call(submit: Callable[[], Any], abandoned: threading.Event) -> Any:
     """Submit a job, forward its debugger to this machine, and wait for the value. The function
-    starts when an editor attaches. Setting `abandoned` ends the wait."""
+    starts when an editor attaches. The wait ends early if another thread sets `abandoned`."""
     check_terminal(
         has_terminal=bool(sys.stdin and sys.stdin.isatty()), allowed=settings.load().no_tty_debug
     )
     handle = submit()
     with contextlib.ExitStack() as stack:
-        # A job may end before its debugger listens: then `call_result` raises the reason.
+        # If the job ends before its debugger listens, `call_result` below raises the reason.
         with contextlib.suppress(NotFound):
             stack.callback(handle.debug_attach(free_port()).terminate)
         return handle.call_result(abandoned)

@@ -42,7 +42,7 @@ EXPLAIN_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Tick:
-    """An event without news, so that the caller can check its deadline.
+    """An event that says nothing new; it lets the caller check its deadline.
 
     Attributes:
         fault: why the backend or the store cannot be read now; "" if it can.
@@ -60,7 +60,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A new reason why the job does not run yet."""
+    """A reason why the job does not run yet, if the reason has changed."""
 
     reason: str
 
@@ -87,9 +87,9 @@ def follow(
 
     Promises: (1) with `follow`, exactly one `Finished`, as the last event; (2) a verdict even if
     the job's supervisor was killed; (3) an event at least every 0.1 s, so that the caller can check
-    its deadline; (4) a broken stream resumes where it broke: no output is lost or repeated. A
-    backend that does not answer is retried while the job may run (without `follow`, for half a
-    minute); a remote store is retried for half a minute.
+    its deadline; (4) a broken stream resumes where it broke: no output is lost or repeated. If the
+    backend does not answer, `follow` retries while the job may run; without `request.follow`, and
+    for a remote store, it retries for half a minute.
 
     Raises:
         BackendUnavailable, StoreError: retrying did not help.
@@ -112,8 +112,8 @@ def follow(
             outcome = board.outcome(ref)
             if outcome is not None and request.hosts == ():
                 break
-            # After the verdict, read once more: the stream may have ended just before the job.
-            # Without a verdict, pause: the job has not started yet, or the stream broke.
+            # With a verdict, read once more at once: the stream may have ended just before the job.
+            # Without a verdict, pause first: the job has not started yet, or the stream broke.
             pause_s = PAUSE_S if outcome is None else 0.0
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
@@ -151,7 +151,7 @@ def chunks(
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogChunk | None]:
     """Yield a job's output so far, or with `request.follow` until the job ends; None when there is
-    nothing new. Call `tell` with each reason why the job does not run yet.
+    nothing new. `tell` is called with each reason why the job does not run yet.
 
     Raises the errors of `follow`.
     """
@@ -172,7 +172,7 @@ def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
 
 
 def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
-    """True if a retry may help: not for a local folder, a full store or a damaged record."""
+    """True if a retry may help. It cannot for a local folder, a full store or a damaged record."""
     if isinstance(error, BackendUnavailable):
         return True
     lasting = isinstance(error, CorruptRecord | UnsupportedVersion | StoreFull)

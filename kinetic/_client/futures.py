@@ -43,7 +43,7 @@ SLOWEST_POLL_S = 5.0
 SIGNALLED_POLL_S = 2.0
 SLOWER = 1.5
 MOST_SIGNALS = 256
-"""Most descriptors to open for signals of ends: a process may open about 1000 files in all."""
+"""Most descriptors that signal a job's end to have open: a process may open about 1000 files."""
 _NAMED = 5
 FUTURE_INTERNALS = ("_condition", "_state", "_waiters")
 """The private attributes of a future that `concurrent.futures.wait` and `as_completed` use."""
@@ -79,7 +79,8 @@ were removed, or another error if the job can no longer be watched."""
 
 
 def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:
-    """Call `ask` once for all jobs of the same place and store; return the answer for each job."""
+    """Call `ask` with one job and all references, once for each place and store. Return the answer
+    for each job, in the order of `jobs`."""
     groups: dict[tuple[Place, str], list[J]] = {}
     for job in jobs:
         groups.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
@@ -126,7 +127,7 @@ class EndWatcher:
 
     def start(self) -> None:
         """Start the thread unless it runs. Call this early if jobs may be added after the main
-        thread has ended: from Python 3.12 on, no thread can start then."""
+        thread has ended: from Python 3.12 on, no thread can start after that."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -225,7 +226,7 @@ class EndWatcher:
         ready = [fd for fd, _ in poll.poll(None if due == math.inf else math.ceil(pause_s * 1000))]
         with self._lock:
             for watched in (by_fd[fd] for fd in ready if fd in by_fd and by_fd[fd].fd == fd):
-                # A signal comes once: poll now, and from then on as for a job without signals.
+                # A descriptor signals once: poll now, and later like a job without one.
                 watched.close()
                 watched.due, watched.pause_s = self._clock(), FIRST_POLL_S
         if bell in ready and pipes.is_same(bell, self._inode):

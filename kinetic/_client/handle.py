@@ -280,8 +280,8 @@ class JobHandle(Generic[R_co]):
         return stacks
 
     def _has_leader(self) -> bool:
-        """True if the job's leader runs. The cluster's status is read only every few seconds, so
-        events in the store count as well."""
+        """True if the job's leader runs, by the backend's status or by the events in the store: a
+        cluster's status is read only every few seconds."""
         status = self.status()
         return status is JobStatus.RUNNING or (
             status is JobStatus.PENDING and self._store.has(layout.JobKeys(self.job_id).events)

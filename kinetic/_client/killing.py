@@ -1,5 +1,5 @@
-"""The arguments of `kill_hosts` and `kinetic jobs kill`: from slice, host and signal as users write
-them to host indices and a signal number. Pure; errors name the valid values."""
+"""The arguments of `kill_hosts` and `kinetic jobs kill`: converts slice, host and signal as users
+write them to host indices and a signal number. Pure; errors name the valid values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
 _MANY = 1 << 16
-"""Limit for a slice's index with a single controller: the reference has no number of slices."""
+"""Limit for a slice's index with a single controller, whose number of slices is not known here."""
 
 
 def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:

@@ -168,7 +168,7 @@ class RemoteCallable(Generic[P, R_co]):
         return self._call_and_wait(threading.Event(), args, kwargs)
 
     def _call_and_wait(self, abandoned: threading.Event, args: Any, kwargs: Any) -> Any:
-        """Submit, print the output and return the value. Setting `abandoned` ends the wait."""
+        """Submit, print the output, return the value. Another thread may stop it by `abandoned`."""
         submit = functools.partial(self._submit_job, args, kwargs)
         if self._options.debug:
             from kinetic._client import debugging
@@ -266,7 +266,7 @@ class RemoteCallable(Generic[P, R_co]):
         submission.warn(target, planned.warnings, planned.plan.output_dir)
         if "kinetic._client.handle" not in sys.modules:
             load = functools.partial(importlib.import_module, "kinetic._client.handle")
-            threading.Thread(target=load, daemon=True).start()  # Import it while the backend works.
+            threading.Thread(target=load, daemon=True).start()  # Import while the backend works.
         ref = submission.submit(planned, target.backend, target.store)
         planning.forget_member()
         try:

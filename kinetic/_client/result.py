@@ -39,7 +39,7 @@ from kinetic.errors import (
 
 T = TypeVar("T")
 _TAIL_LINES = 60
-"""Number of last lines to read for an error message, which quotes only the informative ones."""
+"""Number of last lines of output to read for an error message; it quotes only the useful ones."""
 _NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
 _log = logging.getLogger("kinetic.collecting")
 
@@ -254,7 +254,7 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
-    """Return the folders of the caller's import path that exist here, without those on ours."""
+    """Return those folders of the submitter's import path that exist, but are not on ours."""
     plan = board.plan(ref)
     if plan is None or not plan.client_root:
         return []

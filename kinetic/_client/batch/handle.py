@@ -344,7 +344,7 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def _view(self) -> BatchView:
-        """The view of the batch. A fork of the submitting process gets a view that only reads."""
+        """The state of the inputs; a fork of the submitting process reads it from the store."""
         if self._pid != os.getpid():
             self._own_view, self._pid = AttachedView(self._own_view.records), os.getpid()
         return self._own_view
@@ -366,7 +366,7 @@ class BatchHandle(Generic[R_co]):
                 with view.changes:
                     known_events, ended = view.events, view.finished[yielded:]
                 for number, index in enumerate(ended, yielded + 1):
-                    # Do not show ends that an earlier wait showed, or from before attaching.
+                    # Do not show inputs again that ended in an earlier wait, or before attaching.
                     if number > self._reported:
                         bar.show_end(index)
                         self._reported = number

@@ -1,8 +1,8 @@
 """The inputs of a batch as this process knows them, and the thread that submits them.
 
 The submitting thread is not a daemon, so that a script that ends after starting a batch still
-submits all of it. The thread that watches for ends of jobs also enters them in the `BatchView`: in
-the main thread, Ctrl-C could lose one.
+submits all of it. The thread that watches for the ends of jobs also enters them in the `BatchView`:
+if the main thread did so, Ctrl-C could lose an end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BatchRules:
 
     Attributes:
         max_concurrent: the most jobs at the same time; None for no limit.
-        fitted: True if `max_concurrent` must still be chosen to fit the backend.
+        fitted: True if `max_concurrent` will be the number of jobs that fit the backend.
         fail_fast: submit nothing more after the first failure.
         cancel_running_on_fail: with `fail_fast`, also cancel running jobs.
     """
@@ -194,8 +194,8 @@ class BatchView:
 
     @contextlib.contextmanager
     def watch_jobs(self) -> Iterator[None]:
-        """Watch for the ends of jobs in the `with` block, also of jobs submitted in it. Outside of
-        all such blocks the view does not learn of ends, except by `settle`."""
+        """Watch for the ends of jobs in the `with` block, also of jobs submitted in the block.
+        Outside of such blocks the view does not notice ends, except by `settle`."""
         with self.changes:
             self._waiters += 1
             is_first = self._waiters == 1 or self._broken is not None
@@ -219,7 +219,7 @@ class BatchView:
                 raise self._broken
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Read the changes that another process made. Does nothing in the submitting process."""
+        """Read other processes' changes, if due or `now`. Does nothing in the submitter."""
 
     def settle(self) -> None:
         """Read the verdicts of all running jobs in one call, and enter their ends."""
@@ -322,7 +322,7 @@ class AttachedView(BatchView):
 
 
 class BatchSubmitter:
-    """Submits the inputs of a batch in order, following the batch's rules."""
+    """Submits the inputs of a batch in order, by the batch's `BatchRules`."""
 
     def __init__(self, view: BatchView, source: JobSource) -> None:
         self._view = view
@@ -470,7 +470,7 @@ class BatchSubmitter:
         with view.changes:
             if self._source is None or not view.is_submitting:
                 return  # The batch has finished already, or was never started.
-            self._source = None  # Frees the copies of the inputs.
+            self._source = None  # Free the copies of the inputs.
             skipped = frozenset(view.list_inputs(InputState.SKIPPED))
         with logged("the end of the batch could not be recorded"):
             self._records.note_end(BatchEnd(view.stopped, skipped))

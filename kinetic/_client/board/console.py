@@ -34,8 +34,8 @@ def can_redraw(stream: TextIO | None) -> bool:
 class Printer:
     """Writes a job's output to this process's stdout and stderr, without delay.
 
-    Promises: (1) streams with a buffer get the bytes unchanged; streams without one, as in
-    notebooks, get text; (2) a broken stream gets no more output, but the job is still watched.
+    Promises: (1) streams with a buffer get the bytes unchanged; streams without a buffer, as in
+    notebooks, get text; (2) a broken stream gets no more output, but the caller's wait goes on.
     """
 
     def __init__(self, *, prefixed: bool = False) -> None:

@@ -226,7 +226,7 @@ class JobBoard:
             except NotFound:
                 return None
             except CorruptRecord:
-                pass  # `verdict` rebuilds it.
+                pass  # `verdict` rebuilds the damaged outcome.
         outcome = self.verdict(ref)
         return None if outcome is None else _standing_of(outcome, ref)
 

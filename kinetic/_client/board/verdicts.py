@@ -23,7 +23,7 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
 KNOWN_FOR_S = 3600.0
-"""Do not ask a backend later than this after a job's end: it has forgotten why a host was lost."""
+"""Seconds after a job's end in which its backend may still know why a host was lost."""
 
 
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
@@ -91,7 +91,7 @@ def judge_orphan(
         )
         return outcome
     if not store.has(layout.JobKeys(ref.job_id).ref):
-        store.delete(layout.JobKeys(ref.job_id).prefix)  # Removed before the verdict came.
+        store.delete(layout.JobKeys(ref.job_id).prefix)  # The job was removed while it was judged.
         return None
     return outcome if first else read_verdict(store, ref, now) or outcome
 
@@ -143,7 +143,7 @@ def _decide_orphan(
     if first is not None and program_code(first) is not ProgramCode.CODE_FAILED:
         plan = plan_of(ref)
         if plan is not None and plan.elastic_gang is not None:
-            # Blame no host: with a live supervisor, a new attempt would have followed the loss.
+            # Blame no host: a living supervisor would have begun a new attempt after the loss.
             outcome = replace(outcome, blamed=())
     if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_find_first_stop(outcome) or reason)
@@ -151,8 +151,8 @@ def _decide_orphan(
 
 
 def _find_first_stop(outcome: Outcome) -> str:
-    """Return why the first agent stopped. An agent that gives up ends the supervisor, so that the
-    other agents stop only because of that."""
+    """Return why the first agent stopped. The others stopped because of it: an agent that gives up
+    ends the supervisor."""
     stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
     return min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
 
@@ -187,7 +187,7 @@ def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: 
     if not isinstance(backend, Explains):
         return outcome
     if ref.has_head and not unready:
-        return outcome  # The head has reported each loss; host numbers differ between attempts.
+        return outcome  # The head has explained each loss; hosts' indices change between attempts.
     try:
         why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)
     except KineticError:

@@ -27,12 +27,12 @@ from kinetic._system import locks, processes
 from kinetic.errors import KineticError, NotFound, UnsupportedVersion, name_some
 
 SETTLED_S = 60.0
-"""Younger leftovers are ignored: their job may just be starting or ending."""
+"""Leftovers younger than this many seconds are ignored: their job may be starting or ending."""
 LOCAL = Place("local")
 """The place of jobs on this machine."""
 _NAMED_AT_MOST = 3
 _FUNCTION_VARIABLE = preemption.VARIABLE.encode()
-"""An environment variable that every program started by a job's function has."""
+"""An environment variable of every process that runs a job's function, and of its children."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 
 
