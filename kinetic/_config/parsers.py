@@ -115,7 +115,7 @@ reservation = _adapt_check(checks.reservation)
 
 
 def level(variable: str, value: Any) -> str:
-    """Check a level of the logging package."""
+    """Check the name of a level of the `logging` package."""
     levels = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
     text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(
         str(value).strip().upper(), str(value).strip().upper()

@@ -1,4 +1,4 @@
-"""Profiles: named clusters in one small file, one of them current.
+"""Profiles: named settings of clusters in one small file. One profile may be the current one.
 
     {
       "current": "dev",
@@ -6,7 +6,7 @@
     }
 
 Promises:
-    1. A reader sees the old file, the new one or none, and never a part.
+    1. A reader sees the old file, the new file or no file, and never a part of one.
     2. A damaged file is never overwritten.
     3. Users may edit the file. An unknown name in it is an error.
 """
@@ -32,7 +32,7 @@ FIELDS = (*CLUSTER_FIELDS, "address", "store", "prices")
 """The settings that a profile can hold."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = {"checksum", "current", "profiles"}
-"""kinetic 0.1 wrote a checksum, which is ignored."""
+"""The keys of the file. kinetic 0.1 wrote a checksum, which is ignored."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Profiles:
     def with_profile(
         self, name: str, values: Mapping[str, str], *, force: bool = False
     ) -> Profiles:
-        """Return the profiles with this one added. The first profile becomes the current one.
+        """Return the profiles with this one added. The very first one becomes current.
 
         Raises:
             UsageError: a name or value is malformed, or the profile exists already and `force` is
@@ -79,7 +79,7 @@ class Profiles:
         )
 
     def with_current(self, name: str | None) -> Profiles:
-        """Return the profiles with this one as the current one; None for no current profile."""
+        """Return the profiles with `name` as the current profile; None means no current profile."""
         if name is not None:
             self.get(name)
         return replace(self, current=name)

@@ -28,7 +28,7 @@ _AT_ONCE = 16
 _PATIENCE_S = 120.0
 _CHECK_PATIENCE_S = 5.0
 _TRIES = 3
-"""Number of attempts, if objects of the folder are replaced during the fetch."""
+"""Most attempts to fetch a folder, if its objects are replaced during the fetch."""
 
 
 def check(
@@ -38,8 +38,8 @@ def check(
     may_be_empty: bool = False,
     patience_s: float = _CHECK_PATIENCE_S,
 ) -> None:
-    """Raise if the data does not exist. If this machine may not read the bucket, the check is left
-    to the hosts.
+    """Raise if the data does not exist. If this machine may not read the bucket, return: the hosts
+    will check.
 
     Raises:
         UsageError: The bucket, object or folder does not exist.
@@ -129,7 +129,7 @@ def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> st
 
 
 def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing:
-    """Separate files from folders.
+    """Separate a bucket folder's objects into files and subfolders.
 
     Raises:
         StoreError: An object's name cannot be that of a file.
@@ -166,7 +166,7 @@ def _fill(bucket: Bucket, listing: _FolderListing, dest: str) -> None:
     def fetch(item: tuple[str, BucketObject]) -> None:
         rel, blob = item
         path = Path(dest, rel)
-        if path.is_file():  # Fetched before: a file appears only when complete.
+        if path.is_file():  # Skip it: a file appears only once it is complete.
             return
         try:
             with files.write_atomically(path) as sink:

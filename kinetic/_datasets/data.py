@@ -46,7 +46,7 @@ class Data(_Path):
     `volumes={"/data": Data(...)}`. Data is read-only on hosts, except for a `writable` folder of a
     bucket.
 
-    An instance stands for the content at its first use. To send changes, make a new instance.
+    An instance stands for the content at its first use. To send changed files, make a new instance.
 
     Args:
         path: A local path, relative to the working directory, or a gs:// or hf:// URI.
@@ -168,8 +168,8 @@ class Data(_Path):
         return self._path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another machine may not have the path, so nothing is checked when this is unpickled. The
-        # packed content is not part of the pickle.
+        # Unpickling checks nothing, because another machine may not have the path. The packed
+        # content is not part of the pickle.
         facts = (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code, self._writable)
         return _rebuilt, facts
 

@@ -182,8 +182,8 @@ def _register_module(program: Program, script: Path | None) -> str:
 
 
 def explain_missing_accelerator(program: Program | None) -> str:
-    """Return the message for an -a that is missing, or that was written after the program. Such an
-    -a is not used, because the program may have an option `-a` of its own."""
+    """Return the message for a missing -a. An -a after the program does not count, because the
+    program may have its own option `-a`; then the message says so."""
     shown_program = program or Program(ProgramKind.SCRIPT, "train.py")
     before = {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["-m"], ProgramKind.COMMAND: ["--"]}
     example = shlex.join(

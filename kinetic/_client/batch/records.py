@@ -131,7 +131,7 @@ class Stamp(Record, called="The record of who submits the batch"):
 
 class SubmitterWatch:
     """Judges whether the process that submits a batch is dead. A process on this machine is known
-    by its id; one elsewhere is dead if its stamp is `SILENT_S` old."""
+    by its id; one elsewhere is dead once its stamp has stayed the same for `SILENT_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -297,7 +297,7 @@ def _cost_document(cost: Cost, so_far_usd: float) -> dict[str, Any]:
 
 
 def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
-    """Return the activity of a running job's hosts; [] if it is unknown."""
+    """Return one line for each host of a running job; [] if the hosts' activity is unknown."""
     from kinetic._client.activity_watch import ActivityWatch
 
     with ActivityWatch(app, {ref.job_id}) as watch:

@@ -355,7 +355,7 @@ def _report_failure(
 
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
-        # The program has printed the reason, maybe on a host whose output was not printed here.
+        # The program has printed the reason, but perhaps on a host whose output was not shown here.
         where = (
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )
