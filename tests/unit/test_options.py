@@ -102,7 +102,7 @@ class Trainer:
         ({"slices": (1, 1)}, "has no slice to lose: an elastic job needs two or more"),
         (
             {"slices": (1, 2), "retries": 1, "accelerator": "tpu-v6e-8", "controller": "single"},
-            "max_failures= limits how often. Remove retries=",
+            "Remove retries=; max_failures= limits how many",
         ),
         ({"slices": (1, 2), "debug": True}, "debug=True does not work with slices=(least, most)"),
         (

@@ -189,7 +189,7 @@ def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd,
     with kinetic.Checkpointer(tmp_path / "run", every=1) as ckpt:
         ckpt.restore({"x": 0})
         assert ckpt.save(10, {"x": 1}) == ("persistent",)
-    assert f"no folder in memory for its hosts ({folder}: " in capfd.readouterr().err
+    assert f"no folder in memory could be created for them ({folder}: " in capfd.readouterr().err
     with kinetic.Checkpointer(tmp_path / "run", every=1, local_every=None) as ckpt:
         ckpt.restore({"x": 0})
     assert "no folder in memory" not in capfd.readouterr().err

@@ -128,9 +128,9 @@ def _fork_supervisor(line: bytes, caller: socket.socket) -> bytes:
 def _explain_silence(line: bytes) -> str:
     """Return why a supervisor ended without an answer, with the last line of its log if any."""
     request, text = json.loads(line), ""
-    folder = f"{request['store']}/{layout.JobKeys(request['job_id']).prefix}"
+    folder = f"{request['store']}/{layout.JobKeys(request['job_id']).prefix}/local"
     with contextlib.suppress(OSError):
-        fd = os.open(f"{folder}local/supervisor.log", os.O_RDONLY | os.O_NONBLOCK)
+        fd = os.open(f"{folder}/supervisor.log", os.O_RDONLY | os.O_NONBLOCK)
         with open(fd, "rb", buffering=0) as log:
             text = (log.read() or b"").decode(errors="replace").strip()
     end, last_line = "it ended before it took over the job", text.rpartition("\n")[2]
