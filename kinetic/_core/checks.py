@@ -16,7 +16,7 @@ from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
-"""The time at which the hosts join one world of JAX; see `Options`."""
+"""The time at which the hosts join one JAX process group (its "world"); see `Options`."""
 Controller = Literal["single", "multi"]
 """The kind of controller: one process runs the function, or one per host; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
@@ -27,7 +27,7 @@ C = TypeVar("C", bound=str)
 NetworkDevices = int | Literal["all"]
 """Number of network devices that a pod claims; see `Options`."""
 COMPONENTS = ("server", "proxy-server", "worker")
-"""Programs of Pathways, by xpk's names: resource manager, proxy, and one worker per machine."""
+"""Programs of Pathways, by their names in xpk: resource manager, proxy, a worker per machine."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _BUDGETS = 'Write 50, 12.5 or "$50"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -99,7 +99,7 @@ def size(name: str, value: object, other: str = "", advice: str = "") -> str | N
     Args:
         name: the option's name.
         value: the size as written, such as "60Gi".
-        other: other values that the option takes, for the error.
+        other: text about other values that the option takes, for the error.
         advice: how to find the size, for the error.
     """
     amount = text(name, value)
@@ -320,7 +320,7 @@ def switch(name: str, value: object) -> bool:
 
 
 def joins(name: str, value: object) -> Joins:
-    """Check the moment at which the hosts join one world of JAX."""
+    """Check the option for when the hosts join one JAX process group."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):
         return cast("Joins", value)
     raise UsageTypeError(f'{name} must be "lazy", "program", True or False; got {value!r}.')

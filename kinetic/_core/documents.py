@@ -1,7 +1,7 @@
 """Conversion between frozen dataclasses and JSON, for records in the store and for messages.
 
 A document may come from another version, or be damaged. Unknown keys are ignored, and absent keys
-have their defaults; any other mismatch raises an error that names the field.
+have their defaults; any other mismatch with the class raises an error that names the field.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The format of a host's stored output: segments of bytes as printed, with records about them.
 
-The bytes are those of both streams, in the order in which the agent read them. One 24-byte
+The bytes are those of stdout and stderr, in the order in which the agent read them. One 24-byte
 little-endian record describes each chunk: offset of the chunk's END in the output (u64), time in
 nanoseconds since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 the host's failure), and a
 check value (u32: CRC-32 of the rest of the record). A chunk ends at a line end unless the line

@@ -10,7 +10,7 @@ finite are written as Python's `json` does (NaN, Infinity):
 Times are seconds since the epoch. A row that belongs to no step has `NO_STEP`. Any program that
 knows the file can append to it, so readers skip lines that `kinetic.log` would not write.
 
-A step that was trained twice shows once: where an attempt goes on from a checkpoint, its rows
+A step that was trained twice is shown once: if an attempt continues from a checkpoint, its rows
 replace those of earlier attempts from its first step on. Within an attempt the last value of a step
 counts.
 """
@@ -34,7 +34,7 @@ VARIABLE = "KINETIC_METRICS_FILE"
 NO_STEP = -1
 LONGEST_NAME_BYTES = 200
 LONGEST_LINE_BYTES = 8 << 20
-"""Limit of a line; readers drop the beginning of a longer one."""
+"""Limit of a line in bytes; readers drop the beginning of a longer line."""
 MOST_LINE_CELLS = 20_000
 _LATEST_S = 1e12
 _FIRST_S, _LATER_S = 1.0, 10.0
@@ -47,7 +47,7 @@ DEVICE_MEMORY, DEVICE_LIMIT = "host/device_memory_bytes", "host/device_memory_li
 """Memory in use, and its limit, on the host's fullest device, as JAX reports them."""
 STEP_TIME = "step_time_s"
 STEP_RATE = "steps_per_s"
-"""Computed from the step time, and not stored."""
+"""Name of a metric that is computed from the step time, and not stored."""
 
 Column: TypeAlias = "array[Any]"
 

@@ -1,4 +1,4 @@
-"""The only judge of a job: it turns the reports of hosts into an outcome.
+"""The only module that judges a job: it turns the reports of hosts into an outcome.
 
 In: one `HostReport` per host, and the reason for which the gang was stopped. Out: one `Outcome`.
 """
@@ -219,10 +219,10 @@ def judge(
 ) -> Outcome:
     """Judge a gang of `hosts` hosts.
 
-    Promises: (1) success takes a RETURNED report of every host and the leader's result; (2) a host
-    without a report counts as lost; (3) `blamed` is final if the gang's state machine has named the
-    first failure, otherwise hosts are ordered by `blame_rank`, then by time of end; (4) a host that
-    its cluster asked to end only because another host failed is not called evicted.
+    Promises: (1) a job succeeds only with a RETURNED report of every host and the leader's result;
+    (2) a host without a report counts as lost; (3) `blamed` is final if the gang's state machine
+    has named the first failure, otherwise hosts are ordered by `blame_rank`, then by time of end;
+    (4) a host that its cluster asked to end only because another host failed is not called evicted.
     """
     by_host = {r.host: r for r in reports}
     missing = "The host ended without a report."

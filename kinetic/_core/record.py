@@ -1,4 +1,4 @@
-"""Parse stored JSON documents, which may be damaged: `CorruptRecord` stands for any damage."""
+"""Parse stored JSON documents. Any damage raises `CorruptRecord`."""
 
 from __future__ import annotations
 

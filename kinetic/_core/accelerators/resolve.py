@@ -22,11 +22,11 @@ from kinetic._core.accelerators.topology import Topology
 from kinetic.errors import UnknownAccelerator, UsageTypeError
 
 SPOT = ":spot"
-LONGEST_NAME = 64  # Far above any valid name; keeps megabytes of digits from int() and difflib.
+LONGEST_NAME = 64  # Longer than any valid name; keeps huge texts from int() and difflib.
 
 
 class _Refusal(NamedTuple):
-    """The reason for which a name is refused, and the nearest valid names."""
+    """The reason why a name is refused, and the nearest valid names."""
 
     why: str
     nearest: tuple[str, ...] = ()
