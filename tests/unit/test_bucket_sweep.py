@@ -1,9 +1,8 @@
 """Sweeps (removals of unused content) of a bucket while jobs are submitted.
 
-A sweep may interrupt a submission at any request: the job finds all content that its plan names,
-and unnamed content is removed. If a submission interrupts a sweep, the job must at worst be
-submitted again. All content is a month old when a test begins. The double of Cloud Storage calls
-back before each answer.
+A sweep may interrupt a submission at any request: the job finds all content that its plan names.
+If a submission interrupts a sweep, at worst the job must be submitted again. All content is a month
+old when a test begins. The double of Cloud Storage calls back before each answer.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the doctor find a healthy machine, and start no zygote (process that forks hosts)."""
+    """Let the doctor find a healthy machine, and start no zygote (a process that forks jobs)."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 

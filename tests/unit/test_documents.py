@@ -124,7 +124,7 @@ def test_no_document_is_read_in_another_way(document):
 
 @pytest.mark.starts_processes
 def test_reading_after_a_ctrl_c_does_not_hide_it_from_the_shell() -> None:
-    """A process ends by SIGINT although a thread still reads: an `eval` would hide the signal."""
+    """A process ends by SIGINT although a thread still reads: `eval` of text would hide that."""
     program = """
 import threading
 from kinetic._core.documents import from_document

@@ -351,7 +351,7 @@ def test_a_reader_of_a_free_store_keeps_up_with_a_frequent_writer(tmp_path, stor
 
 
 def test_what_was_sent_twice_does_not_grow(tmp_path, monkeypatch):
-    """A segment sent twice is final: the first, shorter write may arrive after the second one."""
+    """A segment that was sent again never grows: the first write may arrive late and replace it."""
     monkeypatch.setattr(log_segments, "FEW", 0)
 
     class Failing(MemoryStore):
