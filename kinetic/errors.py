@@ -238,7 +238,7 @@ class BatchError(KineticError):
 
 
 class CoordinatorLost(KineticError):
-    """An agent could not reach its gang's coordinator for the configured time. Raised on hosts."""
+    """A host could not reach the job's coordinator for the configured time. Raised on hosts."""
 
 
 class JobFailed(KineticError, RuntimeError):
@@ -246,7 +246,7 @@ class JobFailed(KineticError, RuntimeError):
 
     Attributes:
         job_id: id of the job.
-        hosts: indices of the hosts to blame, the first to fail first; () if none is to blame.
+        hosts: indices of the hosts that failed, the first one first; () if no host is to blame.
         remote_traceback: text of the remote traceback, or "".
 
     Example:

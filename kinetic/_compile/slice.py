@@ -24,7 +24,7 @@ from kinetic.errors import UsageError, UsageTypeError
 
 MOST_SIZES = 12
 FIT_WITHIN = "1h"
-"""Time limit of a search: a family has up to 20 sizes, and a compile takes minutes."""
+"""Default time limit of `find_fit`: a family has up to 20 sizes, and a compile takes minutes."""
 _CHIPS = ("/dev/accel0", "/dev/vfio/0")
 """Device files of TPU chips: on a machine with TPUs, JAX finds one of these."""
 Built = tuple[Any, ...]
@@ -172,7 +172,7 @@ class CompileSlice:
                 with candidate:
                     function, *args = call_build(build)
                     reports.append(candidate.compile(function, *args))
-            except UsageTypeError:  # A ValueError too, but about `build` itself.
+            except UsageTypeError:  # Also a ValueError, but not about this size.
                 raise
             except ValueError as error:
                 unsuited.append(error)

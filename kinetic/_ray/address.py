@@ -74,7 +74,7 @@ def connect(url: str, *, patience_s: float | None = None) -> JobsApi:
         patience_s: Time limit of each call, which is not repeated; None for the default
             `JobsApiLimits`.
     """
-    from kinetic._ray.jobs_api import JobsApi, JobsApiLimits  # Settings only need the address.
+    from kinetic._ray.jobs_api import JobsApi, JobsApiLimits  # Not needed to read settings.
 
     limits = None if patience_s is None else JobsApiLimits(patience_s, patience_s, tries=1)
     return JobsApi(url, find_token(os.environ), limits=limits)
@@ -88,7 +88,7 @@ def find_token(variables: Mapping[str, str]) -> str:
             cannot be a token.
     """
     token = _read_token(variables)
-    if not token.isascii() or not token.isprintable():  # Nothing else fits into a header.
+    if not token.isascii() or not token.isprintable():  # Other text cannot be sent in a header.
         raise PreflightError(
             "The token for the Ray cluster (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
             "~/.ray/auth_token) has several lines or invalid characters. `ray get-auth-token` on "

@@ -107,8 +107,8 @@ def explain_refusal(
 
 
 def _is_page(response: BaseHTTPResponse, body: bytes) -> bool:
-    """True if the response is an HTML page, so it is not from a dashboard, which refuses in plain
-    text or JSON. It may be from a proxy in front of a dashboard that does not answer."""
+    """True if the response is an HTML page. A dashboard refuses in plain text or JSON, so the page
+    is from another server, perhaps a proxy in front of a dashboard that does not answer."""
     kind = response.headers.get("content-type", "")
     return kind.startswith("text/html") or b"<html" in body[:500].lower()
 
@@ -124,7 +124,7 @@ _INSTALLER_PREFIX = re.compile(r".*Last \d+ lines of std(?:out|err):", re.DOTALL
 
 
 def last_words(text: str) -> str:
-    """Return the end of a message from Ray, in one line, without the frames before an installer's
-    output: the cause comes last."""
+    """Return the end of a message from Ray as one line, because the cause comes last. Omit stack
+    frames before the output of an installer."""
     words = " ".join(_INSTALLER_PREFIX.sub("", text).split())
     return words if len(words) <= _MOST_CHARS else f"… {words[-_MOST_CHARS:]}"

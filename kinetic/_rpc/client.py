@@ -1,4 +1,4 @@
-"""Clients of the coordinator: blocking calls, repeated until it answers or a time limit is reached.
+"""Clients of a job's coordinator. Calls block, and are repeated until an answer or a time limit.
 
 Importing this module creates no channel, loop or thread, so that the importer may fork. A client
 must be created after the last fork.
@@ -41,15 +41,15 @@ _TRANSIENT = frozenset(
 
 
 class _AnswerPatience:
-    """A time limit on silence of the coordinator. A longer pause of this process counts as the time
-    of one try at most."""
+    """A time limit on silence of the coordinator. If this process itself was paused, only `most_s`
+    of the pause count."""
 
     def __init__(self, limit_s: float, most_s: float, clock: Callable[[], float]) -> None:
         self._limit_s, self._most_s, self._clock = limit_s, most_s, clock
         self.renew()
 
     def renew(self) -> None:
-        """Restart the limit, because an answer has arrived."""
+        """Restart the limit after an answer."""
         self._left_s, self._counted_at = self._limit_s, self._clock()
 
     def is_over(self) -> bool:
@@ -61,7 +61,7 @@ class _AnswerPatience:
 
 
 class _Caller:
-    """One channel, and the rules for calling over it."""
+    """Makes calls over one channel: metadata, retries, errors."""
 
     def __init__(self, endpoint: Endpoint, give_up_s: float, clock: Callable[[], float]) -> None:
         self.target = endpoint.target
@@ -83,7 +83,7 @@ class _Caller:
         return map(self._read(method), reply) if method.streams else self._read(method)(reply)
 
     def _read(self, method: codec.Method) -> Callable[[bytes], Any]:
-        # Decode here and not in gRPC's deserializer: gRPC takes None from it for a failure.
+        # Not in gRPC's deserializer, where the result None would count as a failure.
         def read(data: bytes) -> Any:
             try:
                 return codec.read(data, method.reply)
@@ -99,7 +99,7 @@ class _Caller:
         timeout_s: float = _CALL_S,
         give_up_s: float | None = None,
     ) -> Any:
-        """Call until the coordinator answers; raises CoordinatorLost after `give_up_s`."""
+        """Call until the coordinator answers; raise CoordinatorLost after `give_up_s` seconds."""
         limit_s = self.give_up_s if give_up_s is None else give_up_s
         patience = _AnswerPatience(limit_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
         pause_s = _FIRST_PAUSE_S
@@ -167,7 +167,7 @@ def _open(endpoint: Endpoint) -> Any:
 
 
 class AgentClient:
-    """The agent's client. Thread-safe; `on_view` is called from the watching thread."""
+    """The agent's client. Thread-safe. A thread of its own calls the functions given to `watch`."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class AgentClient:
                         "host %d reconnects to the coordinator: %s", self._host, error.details()
                     )
             except ValueError:
-                return  # The channel was closed between two tries.
+                return  # `close` has closed the channel.
             self._caller.closed.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -292,7 +292,7 @@ class AgentClient:
         if view != last:
             try:
                 on_view(view)
-            except Exception:  # Keep watching, because the next view may say "stop".
+            except Exception:  # The next view may say "stop".
                 logger.exception("host %d could not act on %r", self._host, view)
         return view
 
@@ -344,8 +344,8 @@ def request_assignment(
 
     Args:
         endpoint: the coordinator.
-        request: the host that asks.
-        unreachable_after_s: time limit for going without an answer.
+        request: index and start of this host.
+        unreachable_after_s: time limit without an answer, in seconds.
 
     Raises:
         CoordinatorLost: the coordinator has not answered within this limit.

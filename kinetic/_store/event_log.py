@@ -51,7 +51,7 @@ class EventLog:
                 self._thread.start()
 
     def close(self) -> None:
-        """Wait until all lines are in the store, or until writing has failed too often."""
+        """Wait until all lines are in the store, or writing has failed too often."""
         if self._thread is None:
             return
         with self._changed:

@@ -56,7 +56,7 @@ def open_regular(path: str | Path) -> FileIO:
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """True if a folder's entry is a regular file or a link to one; a looping link is not."""
+    """True if a folder's entry is a regular file or a link to one; False for a loop of links."""
     try:
         return entry.is_file()
     except OSError as error:

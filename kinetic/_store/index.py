@@ -1,9 +1,9 @@
-"""Find jobs by the references in a store.
+"""Find jobs in a store by their references: small records of where a job runs.
 
 Reading the reference of each job is fast in a folder and slow over a network. So stores without a
 folder also have empty objects whose keys encode the reference and, later, the end of a job: to list
 the jobs, it is enough to list these keys. The objects are a cache: if one is missing, damaged or
-stale, a list only takes longer.
+out of date, a list only takes longer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JobListing(NamedTuple):
 
     Attributes:
         refs: the jobs, newest first.
-        endings: excerpts of outcomes, by job id, for jobs whose entry says that they have ended.
+        endings: by job id, a part of the outcome of jobs that have ended, if a key has it.
     """
 
     refs: list[JobRef]
@@ -81,12 +81,12 @@ def add(store: Store, ref: JobRef) -> None:
 
 
 def remove(store: Store, job_id: str) -> None:
-    """Remove a job: its records and its reference."""
+    """Remove a job's records and its reference."""
     store.delete(layout.JobKeys(job_id).prefix)
     _unlist(store, job_id)
     # Remove the reference after the records, so that an interrupted removal can be repeated.
     store.delete(layout.JobKeys(job_id).ref)
-    # Another process may have judged the job meanwhile, and written its outcome.
+    # Another process may have written the job's outcome meanwhile.
     store.delete(layout.JobKeys(job_id).prefix)
 
 
@@ -123,13 +123,13 @@ def find(store: Store, text: str) -> JobRef:
     try:
         return _read_ref(store, layout.JobKeys(wanted).ref)
     except NotFound:
-        pass  # not in the handler: later errors must not be chained to this one
+        pass  # Search outside of the handler: errors must not be chained to this one.
     return _read_ref(store, layout.JobKeys(_find_only(wanted, store)).ref)
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
-    """Find a job in order to stop or remove it. Like `find`, but in a folder, a job whose reference
-    is damaged or lost counts as a job of the local backend.
+    """Find a job in order to stop or remove it, like `find`. But if the store is a folder, a job
+    with a damaged or lost reference counts as one of the local backend.
 
     Raises:
         NotFound, UsageError: as in `find`.
@@ -248,7 +248,7 @@ def _read_listing(store: Store) -> JobListing:
             with suppress(CorruptRecord):
                 if (ref := _parse_ref(document)).job_id == job_id:
                     entry_refs.setdefault(job_id, []).append(ref)
-    # If a job has two entries, a killed writer left one of them: read the reference instead.
+    # A job has two entries if a writer was killed: read its reference instead.
     cached = {job_id: refs[0] for job_id, refs in entry_refs.items() if len(refs) == 1}
     uncached = [key for job_id, key in keys_by_id.items() if job_id not in cached]
     return JobListing([*cached.values(), *_readable(store, uncached)], endings)

@@ -40,8 +40,8 @@ class LocalStore:
 
     Args:
         root: the folder.
-        existing: never create the folder, nor the folder of a job in it: a running job must not
-            recreate a store or a job that was removed.
+        existing: never create the folder, or a job's folder in it: a running job must not create
+            a removed store, or its own removed folder, anew.
         sweeps: remove temporary files of killed writers at the first write.
     """
 
@@ -72,7 +72,7 @@ class LocalStore:
         return self._text
 
     def as_existing(self) -> Self:
-        """Return the same store, which creates neither its folder nor that of a job."""
+        """Return the same store, but one that creates neither its folder nor a job's."""
         same = copy.copy(self)
         same._existing = True
         return same
@@ -167,7 +167,7 @@ class LocalStore:
             return _remove(self._hide(path))
 
     def renew(self, key: str) -> bool:
-        """True if the key exists. Nothing is renewed: submissions lock the folder."""
+        """Return True if the key exists. Renew nothing: submissions lock the folder instead."""
         return self.has(key)
 
     def parts(self, prefix: str) -> Iterator[str]:
@@ -224,7 +224,7 @@ class LocalStore:
 
     def _make_temporary(self) -> None:
         self._make(f"{self._text}/{_TEMPORARY}")
-        self.check()  # Another user may have created the root first.
+        self.check()  # Another user may have been faster to create it.
 
     def _sweep_once(self) -> None:
         if not self._swept and privacy.check(self._text):
@@ -281,7 +281,7 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
             raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
         raise
     except OSError as error:
-        error.__suppress_context__ = True  # The error of an earlier try does not help users.
+        error.__suppress_context__ = True  # Hide the error of an earlier try.
         if error.errno in files.FULL:
             raise StoreFull(
                 f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some space, "
@@ -373,7 +373,7 @@ def _remove(path: str) -> int:
     try:
         os.rmdir(path)
     except OSError as error:
-        # Not empty: another process is writing here.
+        # If the folder is not empty, another process writes to it.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             raise
     return count

@@ -13,7 +13,7 @@ from kinetic._store import files
 from kinetic.errors import StoreError, StoreFull
 
 IN_MEMORY_BYTES = 16 << 20
-"""Content that arrives in parts is held in memory up to this size; larger content goes to disk."""
+"""Size in bytes up to which content in parts is held in memory; larger content goes to disk."""
 
 
 class Memory(io.BytesIO):

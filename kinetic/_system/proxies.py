@@ -1,7 +1,7 @@
 """Connections to other machines, through the proxies that the environment or a file names.
 
-The pools of connections are urllib3's. They are created with the proxy for one server, so they must
-not be used for another.
+The pools of connections are urllib3's. Each is made for one server and its proxy: do not use it for
+another server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HTTP = ("http", "https")
 _SOCKS = ("socks4", "socks4a", "socks5", "socks5h")
 _NEAR = ("localhost", "metadata.google.internal")
-"""Names that would mean another machine to a proxy."""
+"""Names that are never sent to a proxy: they would mean another machine there."""
 
 
 def open_pools(address: str, proxy: str = "", named_by: str = "", **settings: Any) -> PoolManager:
