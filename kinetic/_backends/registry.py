@@ -1,4 +1,4 @@
-"""From a place to the backend that runs its jobs: the only module that knows all backends."""
+"""Find the backend that runs the jobs of a place. Only this module knows all backends."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def has_cluster(settings: Settings) -> bool:
 
 @contextmanager
 def substitute_backend(name: str, maker: Maker) -> Iterator[None]:
-    """Replace the backend of a name, for tests."""
+    """Replace the backend that has this name in the `with` block, for tests."""
     before = _makers.get(name)
     _makers[name] = maker
     try:

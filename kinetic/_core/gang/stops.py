@@ -101,7 +101,7 @@ def of_hang(
 
 
 def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:
-    """Decide which hosts keep the others waiting in JAX, or are late with their start."""
+    """Return the stop for hosts that are late with their start, or keep others waiting in JAX."""
     if delay.waiting:
         guilty = delay.waiting if delay.final or not delay.missing else delay.missing
         exits = dict.fromkeys(guilty, Exit.HANG)
