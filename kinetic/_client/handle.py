@@ -821,7 +821,9 @@ class JobHandle(Generic[R_co]):
                 fault = event.fault if isinstance(event, Tick) else ""
                 if abandoned is not None and abandoned.is_set():
                     console.notice(f"\n{self._describe_interrupted()}", repeat=True)
-                    raise WaitTimeout(f"The wait for {self.job_id} was abandoned.")
+                    raise WaitTimeout(
+                        f"The wait for {self.job_id} was cancelled. The job keeps running."
+                    )
                 if self._clock() >= deadline and not self._has_ended():
                     why = f"{self.job_id} has not ended within {patience:g} s."
                     raise WaitTimeout(f"{why} {console.describe_timeout(self.job_id, fault)}")

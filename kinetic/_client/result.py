@@ -88,8 +88,8 @@ def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int | None = None) 
     ):
         writer = "the leader" if host == outcome.leader else f"host {host}"
         raise CorruptRecord(
-            f"The stored value of {ref.job_id} differs from what {writer} wrote, and was not "
-            "unpickled. Run the job again."
+            f"The stored value of {ref.job_id} is damaged (it differs from what {writer} wrote) "
+            "and was not unpickled. Run the job again."
         )
     return data
 

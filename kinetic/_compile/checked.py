@@ -88,7 +88,7 @@ class CheckReport(Record, called="The report of the check"):
     def _name_rest(self) -> Iterator[str]:
         if self.small:
             were = "was" if self.small == 1 else "were"
-            yield f"At least {_format_count(self.small)} of one operation {were} not checked."
+            yield f"At least {_format_count(self.small)} of a single operation {were} not checked."
         if self.left_out:
             yield f"At least {_format_count(self.left_out)} smaller than these were not compiled."
 

@@ -136,7 +136,7 @@ def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     ]
     if len({len(members) for members in slices}) != 1:
         sizes = ", ".join(str(len(members)) for members in slices)
-        raise UsageError(f"devices= must have equally many devices from each slice; got {sizes}.")
+        raise UsageError(f"devices= must have the same number from each slice; got {sizes}.")
     return slices
 
 

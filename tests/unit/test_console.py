@@ -67,7 +67,7 @@ def test_a_broken_stream_is_left_alone(monkeypatch, capsys, caplog, closed):
 
 class FailingObject:
     def write(self, text):
-        raise RuntimeError("no")
+        raise ValueError("I/O operation on closed file.")
 
 
 @pytest.mark.parametrize("has_buffer", [False, True])

@@ -369,7 +369,8 @@ def test_jobs_without_signals_are_asked_for_ever_less_often(source, watching):
 
 
 @pytest.mark.parametrize(
-    "fault", [errors.StoreError("no route"), errors.BackendUnavailable("no route")]
+    "fault",
+    [errors.StoreError("It does not answer."), errors.BackendUnavailable("It does not answer.")],
 )
 def test_a_job_that_cannot_be_asked_for_just_now_is_asked_for_again(
     source, watching, caplog, fault
@@ -385,7 +386,7 @@ def test_a_job_that_cannot_be_asked_for_just_now_is_asked_for_again(
     watching._clock.now += 1.0
     watching.poll()
     assert ends[0].ok
-    assert "no route" in caplog.text
+    assert "It does not answer." in caplog.text
 
 
 def test_all_jobs_of_a_place_are_one_question(source, watching):

@@ -126,7 +126,7 @@ def test_a_store_that_fails_leaves_no_job(tmp_path, planned, place, error):
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [
-        (OSError("no processes left"), errors.SubmitError),
+        (OSError("Resource temporarily unavailable"), errors.SubmitError),
         (errors.PreflightError("now full"), errors.PreflightError),
     ],
 )
@@ -145,14 +145,14 @@ def test_a_backend_that_fails_leaves_no_job(tmp_path, planned, failure, kind):
 def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answers_again):
     store = LocalStore(tmp_path)
     backend = FakeBackend(store)
-    backend.failure = errors.BackendUnavailable("no route")
+    backend.failure = errors.BackendUnavailable("The cluster does not answer.")
 
     def cancel(ref):
         raise errors.BackendUnavailable("still no route")
 
     if not answers_again:
         backend.cancel = cancel
-    with pytest.raises(errors.BackendUnavailable, match="no route"):
+    with pytest.raises(errors.BackendUnavailable, match="The cluster does not answer"):
         submission.submit(planned, backend, store)
     keys = [layout.JobKeys(planned.plan.job_id).ref]
     assert list(store.list(layout.REFS)) == ([] if answers_again else keys)
@@ -201,7 +201,7 @@ def test_ctrl_c_when_the_backend_does_not_answer(tmp_path, planned):
 def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, caplog):
     class Stubborn(LocalStore):
         def delete(self, prefix):
-            raise errors.StoreError("read-only now")
+            raise errors.StoreError("The store is read-only.")
 
     store = Stubborn(tmp_path)
     backend = FakeBackend(store)
@@ -209,7 +209,7 @@ def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, ca
     with pytest.raises(errors.SubmitError, match="no"):
         submission.submit(planned, backend, store)
     assert list(store.list(layout.REFS)) == [layout.JobKeys(planned.plan.job_id).ref]
-    assert "read-only now" in caplog.text
+    assert "The store is read-only." in caplog.text
 
 
 def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):

@@ -75,7 +75,7 @@ jax.tree_util.register_pytree_with_keys(
 
 @TIERS
 def test_leaves_of_one_name_are_refused(tmp_path, tier):
-    with pytest.raises(CheckpointError, match=r"two leaves of the name \['x'\]\.both"):
+    with pytest.raises(CheckpointError, match=r"two leaves with the name \['x'\]\.both"):
         saved(tmp_path, tier, {"x": Twins(1, 2)})
 
 

@@ -69,7 +69,7 @@ def probe(
     local = [ref for ref in refs if ref.backend == LOCAL.backend]
     ended, orphans = _find_ended(store, local, now)
     if orphans:
-        text = f"{_count(len(orphans), 'job')} ended without a result, because a supervisor was "
+        text = f"{_count(len(orphans), 'job')} ended without a result: a supervising process was "
         findings.append(
             warn(
                 "orphans",

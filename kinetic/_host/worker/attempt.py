@@ -73,11 +73,11 @@ def _prepare(channel: Channel, start: Start) -> Call:
         function = files.content(start.function) if start.function else b""
     except OSError as error:
         raise _NoValueError(
-            {"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}
+            {"event": Exit.SETUP_FAILED, "detail": f"The stored call cannot be read: {error}."}
         ) from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
         detail = (
-            "The payload is damaged (its SHA-256 differs), so the function was not called. Submit "
+            "The stored call is damaged (its SHA-256 differs), so the function was not run. Submit "
             "the job again."
         )
         raise _NoValueError(

@@ -123,7 +123,7 @@ def has_succeeded(error: BaseException | None) -> bool:
 def report_error(error: BaseException, start: Start) -> Message:
     """Return the message about an exception, `sys.exit` and `kinetic.reform` included."""
     if isinstance(error, Leaving):
-        return {"event": Exit.REFORMED, "detail": "The function left, to make room for a slice."}
+        return {"event": Exit.REFORMED, "detail": "The function ended, so that a slice can join."}
     if isinstance(error, SystemExit) and not isinstance(error, Terminated):
         return _report_exit(error, start)
     if isinstance(error, Terminated):

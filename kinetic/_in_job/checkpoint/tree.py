@@ -232,7 +232,7 @@ def take_apart(state: Any, *, describes: bool = False) -> TreeState:
     names = collections.Counter(leaf.name for leaf in leaves)
     if duplicates := [name for name, count in names.items() if count > 1]:
         raise CheckpointError(
-            f"The state has two leaves of the name {duplicates[0]}, so a checkpoint cannot tell "
+            f"The state has two leaves with the name {duplicates[0]}, so a checkpoint cannot tell "
             "them apart. Let the pytree node that they belong to give each its own key."
         )
     placed = {
@@ -422,8 +422,9 @@ def check_same(
         types = ", shapes and types" if loses else " and shapes"
         allow = "; cast=True allows a cast that loses precision" if loses else ""
         raise CheckpointMismatch(
-            f"The checkpoint {where} does not fit: {'; '.join(faults)}. Give restore() a state of "
-            f"the same structure{types}{allow}, or choose another folder for a new training."
+            f"The checkpoint {where} does not fit the state: {'; '.join(faults)}. Give restore() "
+            f"a state of the same structure{types}{allow}, or choose another folder for a new "
+            "training."
         )
 
 
