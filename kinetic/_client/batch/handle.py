@@ -416,7 +416,7 @@ def describe_reattaching(group_id: str) -> str:
     """Return instructions for reattaching to a batch and for stopping it."""
     return (
         f'reattach with kinetic.attach_batch("{group_id}").results(), '
-        f'stop it with kinetic.attach_batch("{group_id}").cancel().'
+        f'or stop it with kinetic.attach_batch("{group_id}").cancel().'
     )
 
 

@@ -156,5 +156,5 @@ def describe_timeout(job_id: str, fault: str) -> str:
 def _describe_reattaching(job_id: str) -> str:
     return (
         f'reattach with kinetic.attach("{job_id}").result() or `kinetic jobs logs -f {job_id}`, '
-        f"stop it with `kinetic jobs cancel {job_id}`."
+        f"or stop it with `kinetic jobs cancel {job_id}`."
     )
