@@ -1,4 +1,4 @@
-"""The output of a job, one attempt after the other, for every backend and store."""
+"""Reading a job's output, one attempt after the other, for every backend and store."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LogReader:
         return self._chunk(STDOUT, 0, b"")
 
     def read(self, *, to_end: bool = False) -> Iterator[LogChunk]:
-        """Yield some of the new output, if there is any."""
+        """Yield some of the new output, if there is any. `to_end`: the host has ended."""
         has_output = False
         while not has_output and (segments := self._log.read(self._at, to_end=to_end)):
             for segment in segments:

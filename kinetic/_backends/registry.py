@@ -28,8 +28,8 @@ def select(
 ) -> tuple[Place, str]:
     """Decide where a job goes; return the place and a notice for the user, or "".
 
-    Without a cluster the local backend stands in for it; the notice says so. That backend refuses
-    the job later if this machine cannot simulate slices.
+    If no cluster is configured, the local backend simulates it, and the notice says so. The local
+    backend later refuses the job if this machine cannot simulate slices.
 
     Args:
         options: the options of the call.

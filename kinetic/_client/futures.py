@@ -181,8 +181,8 @@ class EndWatcher:
                 call(job, answer)
 
     def _postpone(self, job: AwaitedJob, *, wants_signal: bool) -> bool:
-        """Set the time of a running job's next poll, and open the signal of its end if wanted and
-        available. True if a signal was opened."""
+        """Set the time of a running job's next poll. With `wants_signal`, open the descriptor that
+        signals its end, if the backend has one; True if one was opened."""
         with self._lock:
             watched = self._jobs.get(job)
         if watched is None:
@@ -213,7 +213,7 @@ class EndWatcher:
             self.sleep()
 
     def sleep(self) -> None:
-        """Sleep until a job is due or signals its end, or the jobs have changed."""
+        """Sleep until a job's poll is due, a job signals its end, or jobs were added or dropped."""
         with self._lock:
             self._check_bell()
             bell = self._bell

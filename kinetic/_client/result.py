@@ -194,7 +194,7 @@ def _drop_edited(error: BaseException, trace: str) -> None:
 
 def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) -> None:
     """Add a note to the error if the caller's project has the file or module that a host did not
-    find, according to the last such message in `text`."""
+    find. The last message of this kind in `text` names it."""
     instead, names = "", []
     for is_module, name in _NOT_FOUND.findall(text)[-1:]:
         path = name.replace(".", "/") if is_module else name

@@ -221,7 +221,7 @@ def _send_content(planned: Planned, store: Store) -> Planned:
 
 
 def _send(contents: Mapping[str, bytes], store: Store) -> None:
-    """Send the contents, by digest, that the store lacks; renew the others, so that they stay."""
+    """Send the contents (by digest) that the store lacks; renew the others against pruning."""
     keys = {layout.blob(digest): data for digest, data in contents.items()}
     existing = many.renew_many(store, keys)
     absent = {key: data for key, data in keys.items() if key not in existing}

@@ -32,7 +32,7 @@ SURVIVOR_GRACE_S = 0.3
 LEAST_EXIT_S = 5.0
 """Least seconds that exit handlers get, not counting time in which they get no processor."""
 ORPHAN_S = 3.0
-"""Seconds for which a host whose program was killed tries to reach its leader, perhaps in vain."""
+"""Seconds for which an agent whose program was killed tries to report to the leader."""
 
 
 class Act(Enum):

@@ -108,7 +108,7 @@ def _add_note(error: BaseException, note: str) -> None:
 
 
 def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
-    """Add notes about its host, traceback and log to the function's own exception."""
+    """Add notes to the function's own exception: where it was raised, and how to read more."""
     assert first.error is not None
     where = f"Remote traceback ({_name_host(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):

@@ -25,8 +25,8 @@ SLICES_PIPE = "slices"
 
 
 class Key:
-    """A key as a pattern with the attributes of its owner in braces. A pattern that ends with "/"
-    is a prefix."""
+    """A key as a pattern; names in braces are attributes of the object that has the key. A pattern
+    that ends with "/" is a prefix."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -142,7 +142,7 @@ class GroupKeys:
     stop = Key("groups/{group_id}/stop.json")
     """The request to submit no more inputs."""
     owner = Key("groups/{group_id}/owner.json")
-    """The process that submits, stamped every 30 s."""
+    """The process that submits the batch, rewritten every 30 s."""
     end = Key("groups/{group_id}/end.json")
     """The note that no more inputs will be submitted."""
 

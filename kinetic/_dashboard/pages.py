@@ -156,7 +156,7 @@ class Pages:
     # -- the list of jobs --------------------------------------------------------------------------
 
     def show_jobs(self, request: Request) -> Response:
-        """Show all jobs: the first rows, and room for the others."""
+        """Show the list of jobs: the first rows, and space for rows that the script fetches."""
         jobs = self._watch.read(patience_s=1.0)
         rows = jobs.select(*_filter_of(request))
         return self._page(

@@ -172,7 +172,7 @@ def _is_silence(error: BaseException | None) -> bool:
 
 def _limit_waits(limit_s: float) -> None:
     """Limit the time that connections of this process wait for data. The limit is set on sockets,
-    because the hub's package passes none to most requests."""
+    because the hub's package sends most requests without one."""
     plain = socket.socket.settimeout
 
     def settimeout(own: socket.socket, value: float | None, /) -> None:

@@ -42,7 +42,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The job's display name: that of the file, or of the folder if a folder is run."""
+        """The job's display name: the file's name, or the folder's if a folder is run."""
         path = Path(self.target)
         if self.kind is ProgramKind.SCRIPT and path.name == _MAIN_FILE:
             path = path.parent.absolute()

@@ -305,7 +305,7 @@ class KubernetesBackend:
         return finding.sentence
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return the last noted reason for waiting: pending pods are deleted when the job ends."""
+        """Return why the job waited before it ended; the pods that waited are deleted by now."""
         return self._loss_notes.find_wait(ref.job_id)
 
     def kill(

@@ -92,7 +92,7 @@ def registry(place: Place) -> str:
 
 
 def bucket(place: Place) -> str:
-    """Return the bucket for the files of builds."""
+    """Return the Cloud Storage bucket that gets the files for builds."""
     return f"{place.project}-kn-{place.cluster}-builds"
 
 

@@ -150,7 +150,7 @@ def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _jobset(plan: Plan, settings: PodSettings) -> Document:
-    # The whole JobSet is exclusive, as in Google's own JobSets with multi-tier checkpointing.
+    # Annotate the whole JobSet, as Google does for multi-tier checkpointing, unless it has a head.
     exclusive = _exclusive(plan, settings)
     template: Document = {
         "metadata": {

@@ -108,7 +108,7 @@ class GangShape:
 
     @property
     def leader(self) -> int:
-        """The host index of the leader: that of the head, or 0."""
+        """The leader's host index: the head's, or 0 without a head."""
         return next((s.first_host for s in self.sets if s.name == HEAD), 0)
 
     def set_of(self, pod: Document) -> PodSet:

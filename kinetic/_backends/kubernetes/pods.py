@@ -116,7 +116,7 @@ def remarks(plan: Plan) -> Document:
 def template(
     plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool = False
 ) -> Document:
-    """Return the template of the pods of a plan's hosts, or of its head."""
+    """Return the pod template of a plan's hosts, or with `is_head` that of its head."""
     buckets = () if is_head else volumes.buckets(plan)
     on_chips = not (plan.has_single_controller or is_head)
     own: Document = {DEFAULT_CONTAINER: CONTAINER} | (volumes.GCSFUSE if buckets else {})
@@ -161,7 +161,7 @@ def with_chips(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _metadata(plan: Plan, own: Document) -> Document:
-    # Otherwise an autoscaler that removes a node would evict its pods, and so end the function.
+    # Without it, an autoscaler could remove the node, evict its pods and so end the function.
     stays: Document = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     return {"labels": labels(plan), "annotations": remarks(plan) | stays | own}
 

@@ -74,7 +74,7 @@ def _probe_jobset(api: Api, _needs: Needs) -> Iterable[Finding]:
         stored = api.create(JOBSETS, trial, dry_run=True)
         fault = "" if "successPolicy" in stored["spec"] else _NO_CONTROLLER
     except Forbidden:
-        pass  # Rights are a probe of their own.
+        pass  # Another probe reports missing permissions.
     except KineticError as error:
         fault = str(error)
     if fault:

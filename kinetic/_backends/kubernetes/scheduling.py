@@ -157,8 +157,8 @@ def _from_nodes(
 
 
 def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
-    """Return a sentence if even the largest suitable node is too small for a pod of this set; ""
-    if one is large enough, or may be."""
+    """Return a sentence if even the largest suitable node is too small for a pod of this set; "" if
+    a node is large enough, or may be."""
     spec = of.template.get("spec") or {}
     fitting = pools.select_open_nodes(nodes, spec)
     for name, amounts in requests_of(of).items():

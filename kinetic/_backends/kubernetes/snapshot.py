@@ -333,7 +333,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
-    """Call the cluster: one list per kind of workload, and one of pods if some may run."""
+    """List the jobs' objects: one call for each kind of workload, one for pods if a job may run."""
     wanted = {ref.job_id for ref in refs}
     context = ClusterContext(api, wanted)
     kinds = dict.fromkeys(resource_of(ref) for ref in refs)

@@ -77,8 +77,8 @@ def status_of(workload: Document | None, pods: Iterable[Document]) -> Status:
 
 
 def _find_end(workload: Document) -> Status | None:
-    """Return the status of an ended workload, or None. Only these conditions are final: others are
-    set up to minutes earlier."""
+    """Return the status of a workload that has ended, or None. Only the conditions read here are
+    final; others are set up to minutes before the end."""
     for kind in ("Complete", "Completed"):
         if condition(workload, kind):
             return Status(JobStatus.SUCCEEDED)

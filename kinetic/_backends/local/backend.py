@@ -148,7 +148,7 @@ class LocalBackend:
         verdict = self._verdict(ref)
         if verdict is not None:
             return verdict
-        # Read this first: the lock shows a supervisor that begins later.
+        # Read this before the lock: a supervisor may begin in between, and the lock then shows it.
         had_begun = self._was_supervised(ref)
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
@@ -268,7 +268,7 @@ class LocalBackend:
         return existing if lost else ()
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor of the supervisor's process, or None."""
+        """Return a descriptor that becomes readable when the supervisor ends; None without one."""
         fd = liveness.ending_fd(self._folder(ref))
         return fd if fd >= 0 else None
 

@@ -85,7 +85,7 @@ class Zygote:
             env={
                 **environ,
                 **_SILENT,
-                "KERAS_BACKEND": "jax",  # as on hosts, for libraries that are imported ahead
+                "KERAS_BACKEND": "jax",  # as on hosts, for libraries imported early
                 **(_ONE_THREAD if modules else {}),
                 "PYTHONPATH": _python_path(environ),
             },
@@ -230,8 +230,8 @@ def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
 def warm_up(
     modules: tuple[str, ...], environ: Mapping[str, str], *, libraries: Sequence[str] = ()
 ) -> None:
-    """Start the zygote for these modules, so that it imports them and its jobs' libraries while
-    the caller packs its call."""
+    """Start the zygote for these modules, so that it imports the modules and `libraries` while the
+    caller packs its call."""
     with _lock:
         _zygote_for(modules, environ).import_ahead(libraries)
 

@@ -374,7 +374,7 @@ class BatchSubmitter:
             self._finish()
 
     def _step(self) -> bool:
-        """Submit one input, or wait until an event may allow that. True if there is more to do."""
+        """Submit one input, or wait for an event that may allow it. True if there is more to do."""
         view, rules = self._view, self._view.rules
         with view.changes:
             known_events = view.events
@@ -480,8 +480,8 @@ class BatchSubmitter:
 
 
 class logged(contextlib.suppress):  # noqa: N801 - reads as a statement
-    """Suppresses errors of the store and the backends in the `with` block, and logs each after the
-    text `failure`."""
+    """Suppresses errors of the store and the backends in the `with` block, and logs each error with
+    the text `failure` before it."""
 
     def __init__(self, failure: str) -> None:
         super().__init__(KineticError, OSError)

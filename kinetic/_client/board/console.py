@@ -121,8 +121,8 @@ def notice(text: str, *, repeat: bool = False) -> None:
 def print_last(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
 ) -> None:
-    """Print a text as the last line: below Python's traceback of the interrupt; or if the interrupt
-    is caught, when the process exits, unless `is_over` is true by then."""
+    """Print a text as the last line on stderr: after Python's traceback of the interrupt, or, if
+    the program catches the interrupt, when it exits, unless `is_over()` is true then."""
     interrupt.add_note(text)
     atexit.register(_print_unless_shown, interrupt, text, is_over)
 

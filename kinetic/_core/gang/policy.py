@@ -298,7 +298,7 @@ class AttemptPolicy:
         self._send_away(which, now)
 
     def note_departure(self, now: float) -> None:
-        """Note that the attempt has ended so that a slice that is back can join."""
+        """Note that the attempt was ended on purpose, to let a returned slice join the next one."""
         self._grows = True
         self._leave((), now)
 

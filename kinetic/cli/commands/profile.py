@@ -1,4 +1,4 @@
-"""`kinetic profile`: settings of clusters under names, one of which is current."""
+"""`kinetic profile`: named settings of clusters, one of which is current."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _collect_values(options: dict[str, str | None]) -> dict[str, str]:
 
 
 def _format_setting(value: object) -> str:
-    """Return a setting in the format of profiles."""
+    """Return a setting as text, as profiles store it: prices as "v6e=2.1,l4=0.5"."""
     if not isinstance(value, dict):
         return str(value)
     return ",".join(f"{name}={amount}" for name, amount in value.items())
