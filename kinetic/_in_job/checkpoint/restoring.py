@@ -126,7 +126,7 @@ class Restoring:
                 self._opened.persistent.continue_after(saved.restored.step)
                 return saved
             self._warn(reason)
-            reasons.append(reason)
+            reasons.append(reason.removesuffix(_NEXT).rstrip())
         reasons += [f"On host {host} {text}." for (host, _), text in faults.items()]
         if reasons:
             raise CheckpointError(
@@ -249,9 +249,5 @@ def _explain_damage(
         return ""
     (host, (leaf, _)), why = next(iter(sorted(damaged.items())))
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    action = (
-        "A copy of another host is used."
-        if has_copy
-        else "No other host has a copy: the newest remaining step is restored."
-    )
+    action = "A copy of another host is used." if has_copy else f"No other host has a copy. {_NEXT}"
     return f"host {host}: {why.rstrip('.')} (leaf {whole.leaves[leaf].name}{more}). {action}"
