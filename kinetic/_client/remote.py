@@ -286,8 +286,8 @@ class RemoteCallable(Generic[P, R_co]):
         return target_of(options)
 
     def _check_place(self) -> None:
-        """Refuse to submit a job from within a job: it could outlive that job, and then no process
-        would watch it."""
+        """Refuse to submit a job from inside a job: the inner job could outlive the outer one, and
+        no process would watch it then."""
         from kinetic._config import settings
 
         if settings.on_host():

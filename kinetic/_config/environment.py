@@ -101,7 +101,7 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     """Return the values of the named secrets.
 
     Raises:
-        UsageError: one of them is not set.
+        UsageError: a named secret is not set.
     """
     missing = [name for name in names if name not in environ]
     if missing:

@@ -67,7 +67,7 @@ class Eviction:
 
     Attributes:
         is_known: True if a host of the gang is being taken away.
-        is_ours: True if that host is this one.
+        is_ours: True if the agent's own host is being taken away.
         function_polls: True if the function polls for preemption, and must not be interrupted.
         saves_together: True if hosts save together, so that no host may end before all have saved.
         left_s: time that the function still has, in seconds.

@@ -178,8 +178,8 @@ class Series:
         return bool(self.steps) and self.steps[0] != NO_STEP
 
     def decimate(self, most: int) -> Series:
-        """Return the series with at most about `most` points: of each stretch the least and the
-        greatest value, and one NaN if any, so that no peak is lost."""
+        """Return the series reduced to about `most` points: the least and the greatest value of
+        each stretch, and one NaN if it has any, so that no peak is lost."""
         if len(self) <= max(most, 4):
             return self
         indices, buckets = {0, len(self) - 1}, max(most // 2 - 1, 1)

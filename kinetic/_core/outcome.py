@@ -70,8 +70,8 @@ class HostReport(Record, called="The report of a host"):
         is_first: True if the host has JAX's process 0, whose value is the call's.
         announced: True if the host is about to end, and will send another report then.
         kept_files: number of stored files that the function wrote into its work folder.
-        written: names of the largest of these files, and which are not stored and why; "" if the
-            function wrote none.
+        written: text for users: the largest of these files, and files that are not stored, with the
+            reason; "" if the function wrote none.
     """
 
     host: int

@@ -42,7 +42,7 @@ class AppContext(JobAccess):
 
     Attributes:
         submit: takes a function and the arguments of `kinetic.run`, and starts the job.
-        plan: takes the same and returns the plan without submitting it.
+        plan: takes the same arguments and returns the plan; submits nothing.
     """
 
     submit: Callable[[Callable[[], None], Mapping[str, Any]], JobHandle[Any]] = _refuse

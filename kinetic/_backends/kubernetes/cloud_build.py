@@ -51,10 +51,10 @@ class Build:
     """A build of an image.
 
     Attributes:
-        build_id: Cloud Build's id of it.
-        status: Cloud Build's name of its status.
-        log_url: the page with its log.
-        detail: why it failed, if Cloud Build says so.
+        build_id: the build's id in Cloud Build.
+        status: the build's status, as Cloud Build names it.
+        log_url: the page with the build's log.
+        detail: why the build failed; "" if Cloud Build does not say.
     """
 
     build_id: str
@@ -170,7 +170,7 @@ class CloudBuild:
             bucket: the bucket for the files.
 
         Raises:
-            PreflightError: the caller may not build it.
+            PreflightError: the caller may not build the image.
             BackendUnavailable: Google does not answer.
         """
         packed = gzip.compress(images.context(files), mtime=0)

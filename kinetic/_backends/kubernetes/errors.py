@@ -104,10 +104,10 @@ class ApiCall:
     """A request.
 
     Attributes:
-        verb: as RBAC names it: create, get, list, watch, delete.
+        verb: RBAC's name of the action: create, get, list, watch, delete.
         resource: the kind of object.
-        namespace: its namespace; "" for objects of the whole cluster.
-        name: of the object, or "".
+        namespace: the object's namespace; "" for objects of the whole cluster.
+        name: the object's name, or "".
     """
 
     verb: str

@@ -38,7 +38,7 @@ class GoogleCalls:
 
         Args:
             login: credentials of google-auth; by default the application's.
-            first_pause_s: the pause before the second try; each further one is twice as long.
+            first_pause_s: seconds before the second try; each further pause is twice as long.
         """
         self._login = login
         self._first_pause_s = first_pause_s

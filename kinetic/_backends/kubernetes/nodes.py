@@ -38,8 +38,8 @@ class NodePool:
         machine: the machine type.
         zone: the zone of the nodes.
         chips_each: the number of chips or GPUs of one node.
-        nodes: how many nodes exist now.
-        ready: how many of them accept pods.
+        nodes: the number of nodes that exist now.
+        ready: the number of nodes that accept pods.
         spot: true if the cloud may take the nodes away.
         reservation: the name of their reservation, or "".
     """

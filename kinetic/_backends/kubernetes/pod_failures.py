@@ -75,7 +75,7 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
     """Return which hosts were lost and why; None if no host was lost.
 
     Args:
-        pods: one for each host; the last known version of a deleted one.
+        pods: one pod for each host; for a deleted pod, its last known version.
     """
     lost = sorted(
         (p for p in pods if _is_lost(p)), key=lambda p: (_rank(p), p.finished_at or "9", p.host)

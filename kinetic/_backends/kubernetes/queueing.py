@@ -36,7 +36,7 @@ def why_suspended(
     Args:
         workload: the Job or JobSet.
         queue_workload: Kueue's Workload, or None if it does not exist (yet).
-        position: the number of jobs before it in its queue.
+        position: the number of jobs before this one in its queue.
     """
     queue = labels(workload).get(QUEUE_LABEL, "")
     name = metadata(workload).get("name", "")

@@ -56,7 +56,7 @@ def why_unscheduled(
 
     Args:
         workload: the Job or JobSet.
-        pods: one for each host.
+        pods: one pod for each host.
         events: returns the events of a pod.
         nodes: the nodes of the cluster; None if the caller may not list them.
         now: seconds since the epoch, or None.

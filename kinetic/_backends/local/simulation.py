@@ -93,7 +93,7 @@ def check_system(system: str, place: Place) -> None:
         place: the place of the job.
 
     Raises:
-        PreflightError: this machine cannot; the message says where else to run.
+        PreflightError: this machine cannot simulate slices; the message says where else to run.
     """
     if not can_simulate(system):
         no_cluster = "No cluster is configured, and"

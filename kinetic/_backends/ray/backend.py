@@ -276,7 +276,7 @@ class HostSettings:
     Attributes:
         archive: the SHA-256 of kinetic's archive.
         store_uri: the address of the store for nodes of the cluster.
-        python: an interpreter that all nodes have; "" for that of Ray's own workers.
+        python: an interpreter that all nodes have; "" for the interpreter of Ray's own workers.
         simulated: whether virtual devices of the processor replace chips.
     """
 

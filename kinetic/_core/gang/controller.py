@@ -66,7 +66,7 @@ class NextCall:
 
 
 class Calls:
-    """The state of a job: the number of the current call of its function, and the failures."""
+    """The calls of a job's function: the number of the current call, and the failures so far."""
 
     def __init__(self, rules: Elastic) -> None:
         self.rules = rules

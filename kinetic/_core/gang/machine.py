@@ -53,7 +53,7 @@ __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
 
 
 class Gang:
-    """The state machine. Not thread-safe."""
+    """The state machine of one gang. Not thread-safe."""
 
     def __init__(self, spec: GangSpec, now: float) -> None:
         if spec.hosts < 1:

@@ -151,7 +151,7 @@ def slices_to_end(outcome: Outcome, per_slice: int) -> tuple[int, ...]:
 
 
 class AttemptPolicy:
-    """The state machine. It starts during an attempt on all slices."""
+    """The state machine that plans a job's attempts. It starts during an attempt on all slices."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ def of_hang(
         running: stacks of hosts whose function runs; "" for hosts that have not answered.
         returned: hosts whose function has returned.
         stalled: hosts that are stalled.
-        still: the result of `describe_standstill` for them.
+        still: the result of `describe_standstill` for the stalled hosts.
     """
     odd = blame.odd_hosts(running, ())
     stacks = running | dict.fromkeys(returned, blame.RETURNED)

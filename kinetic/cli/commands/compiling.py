@@ -126,7 +126,7 @@ def find_function(reference: str) -> Callable[[], Any]:
     """Import the function that FILE.py:FUNCTION or MODULE:FUNCTION names.
 
     Raises:
-        UsageError: it does not exist.
+        UsageError: the file, module or function does not exist.
     """
     place, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():
