@@ -151,7 +151,7 @@ def call(argv: Sequence[str]) -> int:
     sys.stderr.flush()
     try:
         with _Forwarding() as forwarding:
-            # It stays in this process group, so that it is killed together with the worker.
+            # No new process group, so that the command is killed together with the worker.
             process = forwarding.to(subprocess.Popen(list(argv)))
             code = process.wait()
     except FileNotFoundError:

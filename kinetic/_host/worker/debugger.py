@@ -46,7 +46,7 @@ POLL_S = 0.25
 """Interval at which a waiting host reads the record of the leader's debugger."""
 _AGAIN_S = 0.05
 BEYOND_S = 60.0
-"""Time after the window for which the other hosts still wait for the leader."""
+"""Seconds after the window for which the other hosts still wait for the leader."""
 ENVIRON = {
     "KINETIC_DEBUG": "1",
     "PYTHONBREAKPOINT": "debugpy.breakpoint",

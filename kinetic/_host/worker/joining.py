@@ -35,11 +35,11 @@ except ImportError:
 JOINING, JOINED, APART = "joining", "joined", "apart"
 """States in the host's file, each followed by the id of the process."""
 MARK = "KINETIC_JAX_PROCESS"
-"""Variable: the process that has imported JAX. Its children are helpers, not the host's
-program."""
+"""Variable with the id of the process that has imported JAX. Its children are helpers and do not
+join."""
 ORDER = "KINETIC_PROCESS_ORDER"
-"""Variable: the indices that JAX gives simulated hosts, as "1,0". A real slice numbers its hosts by
-their positions in it."""
+"""Variable with JAX's process index of each simulated host, such as "1,0". Real slices, too, may
+number processes in another order than hosts."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
 """Attribute of a wrapper: the wrapped function of JAX."""
@@ -54,7 +54,7 @@ HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
 JAX would abort healthy processes, and counts the time that a machine sleeps. It is shorter in a
 program, whose death the agent may not notice, for example if the program is a shell's child."""
 _BEYOND_S = 60
-"""Extra time before JAX gives up: the gang gives up first, and names the missing host."""
+"""Seconds by which JAX waits longer than the leader, which names the missing host."""
 
 _APART = """kinetic: this host joins %s, not the other hosts of its job. To join these, call \
 jax.distributed.initialize() without arguments."""
@@ -241,8 +241,7 @@ class _Attachment:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Undo a program's request for virtual CPUs: it must not change simulated chips, as it
-        would not change real ones."""
+        """Undo a program's request for virtual CPUs: these stand for the simulated chips here."""
         requested = _cpu_devices()
         if self._devices in (-1, requested):
             return
@@ -531,7 +530,7 @@ def exchange_in_scatter() -> None:
 
 
 def _number_processes(world: World) -> None:
-    """Have JAX number simulated processes in the order of the variable `ORDER`."""
+    """Make JAX give simulated processes the indices in the variable `ORDER`."""
     from jax._src import xla_bridge
 
     if order := os.environ.get(ORDER):

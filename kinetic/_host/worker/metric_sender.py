@@ -32,15 +32,15 @@ from kinetic._core.metrics import (
 from kinetic._host.worker import streams
 
 PAUSE_S = 0.25
-"""Interval between writes: a killed process loses the rows since the last one."""
+"""Seconds between writes. A killed process loses the rows since the last write."""
 STEP_TIME_EVERY_S = 1.0
 MOST_ROWS = 100_000
-"""Most rows that wait to be written: a function that logs faster has to wait."""
+"""Largest number of rows that wait to be written: the function blocks when it is reached."""
 HOLD_S = 5.0
-"""Longest wait of the function; after it, rows are dropped until there is room."""
+"""Longest time, in seconds, that the function blocks; then rows are dropped until there is room."""
 RETURNED_S, RAISED_S = 10.0, 0.5
-"""Time for arrays to become ready after the function has returned, or raised: after an error they
-may never be ready."""
+"""Seconds for arrays to become ready after the function has returned, or raised: after an error
+they may never be ready."""
 
 
 class MetricRow(NamedTuple):
@@ -92,8 +92,8 @@ class Sender:
             _thread.start_new_thread(self._run, ())
 
     def _await_room(self) -> bool:
-        """Wait until half of the rows are written, at most `HOLD_S` seconds; return True if there
-        is room for a row. After waiting in vain, do not wait again until rows are written."""
+        """Wait up to `HOLD_S` seconds until half of the rows are written; return True if there is
+        room for a row. If none was written, do not wait again until there is room."""
         until = time.monotonic() + (0.0 if self._is_stuck else HOLD_S)
         while len(self._rows) >= MOST_ROWS // 2 and time.monotonic() < until:
             time.sleep(0.005)

@@ -53,7 +53,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
     try:
         _init_process(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": WorkerEvent.ARMED})
-        for name in PRELOADED:  # For unpickling, while the gang gathers.
+        for name in PRELOADED:  # Import early, while other hosts start.
             importlib.import_module(name)
         message = channel.receive()
         if message is not None:

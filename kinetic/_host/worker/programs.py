@@ -27,7 +27,7 @@ from kinetic._store import files
 MOST = 200
 """Most programs recorded in one attempt: a script that compiles more compiles in a loop."""
 _SMALL = (1 << 18, 12)
-"""Bytes and equations below which a program counts as a single operation."""
+"""Limits, in bytes and equations, below which a program counts as a single operation."""
 _SMALL_OF_JAX = (1 << 26, 64)
 """The same limits for functions of JAX itself: every chip has room for them even if the compiler
 pads them to its tiles a hundredfold."""
@@ -113,7 +113,7 @@ class Recorder:
         with self._lock:
             number = getattr(self._skipped, which) + 1
             self._skipped = replace(self._skipped, **{which: number})
-            if number & (number - 1) == 0:  # 1, 2, 4, ...: few writes, and a lower bound is enough
+            if number & (number - 1) == 0:  # at 1, 2, 4, …: a lower bound is enough
                 self._save_skipped()
 
     def _save_skipped(self) -> None:

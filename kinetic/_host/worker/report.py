@@ -37,8 +37,8 @@ ENCLOSED_BYTES = 1 << 16
 """Largest pickle that is sent in the message itself, which needs no free descriptor, disk space or
 write permission."""
 ENCLOSED_AT_MOST_BYTES = 64 << 20
-"""Largest pickle that may be sent in the message if no file can be written: the agent copies it in
-memory."""
+"""Largest pickle, in bytes, to send in the message if no file can be written: the agent has to hold
+it in memory."""
 SENT_CODE = "<kinetic>"
 """File name of the code that `kinetic run` sends to start a program."""
 _OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
@@ -243,7 +243,7 @@ def traceback_of(error: BaseException) -> str:
 def save(start: Start, name: str, data: bytes) -> str:
     """Write a file into the host's folder, which the function may have removed; return its path."""
     path = Path(start.scratch) / name
-    # Without parents: a job must not recreate a removed store.
+    # Not its parents: a job must not create a removed store anew.
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     # The function may have set a umask with which not even the agent could read the file.
@@ -264,8 +264,8 @@ def _enclose_pickle(start: Start, name: str, data: bytes) -> Message:
 
 
 def ends_with(error: BaseException | None, value: object) -> Message:
-    """Return the message that is sent before any code of the user's objects runs, because that code
-    may end the process."""
+    """Return the message that the function is ending. It is sent before methods of the user's
+    objects are called, which may end the process."""
     return {
         "event": WorkerEvent.ENDING,
         "raised": error is not None,

@@ -34,10 +34,10 @@ def renew() -> None:
 def keep_order(out: TextIO, err: TextIO) -> None:
     """Keep the order of writes that alternate between two streams, each with its own pipe.
 
-    One reader reads both pipes, so a writer that changes streams first waits until the pipe of the
-    previous stream is empty. Further writes to the same stream cost nothing: only the `write` of
-    the other stream is replaced. The wait is bounded, and happens only once for a reader that does
-    not read. A descriptor that is no longer the pipe is ignored.
+    One reader reads both pipes. So a write to the other stream than the last one first waits until
+    the last one's pipe is empty. Writes to the same stream do not wait: only the `write` of the
+    other stream is replaced. The wait is at most `READER_S`, and once if nobody reads. A descriptor
+    that is no longer the pipe is ignored.
     """
     pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
 
