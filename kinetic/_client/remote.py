@@ -168,7 +168,7 @@ class RemoteCallable(Generic[P, R_co]):
         return self._call_and_wait(threading.Event(), args, kwargs)
 
     def _call_and_wait(self, abandoned: threading.Event, args: Any, kwargs: Any) -> Any:
-        """Submit, print the output, return the value. Another thread may stop it by `abandoned`."""
+        """Submit, print the output, return the value; stop if another thread sets `abandoned`."""
         submit = functools.partial(self._submit_job, args, kwargs)
         if self._options.debug:
             from kinetic._client import debugging

@@ -70,7 +70,7 @@ _SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromk
 
 
 def flag(variable: str, value: Any) -> bool:
-    """Parse yes or no."""
+    """Parse a switch, such as "1", "true" or "no"."""
     text = str(value).strip().lower()
     if text not in _SWITCH:
         raise UsageError(f"{variable} must be 1 or 0; got {value!r}.")

@@ -106,7 +106,7 @@ class JobStanding(NamedTuple):
 
 
 def standing_of_verdict(verdict: Mapping[str, Any], created_at: float) -> JobStanding:
-    """Return the standing of a job from the document of its outcome, or from an excerpt.
+    """Return the state and times of a job, from its stored outcome or an excerpt of that.
 
     Raises:
         CorruptRecord: the document is damaged.

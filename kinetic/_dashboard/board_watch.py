@@ -80,7 +80,7 @@ class JobList(NamedTuple):
         return Counter(row.state for row in self.rows)
 
     def select(self, state: str, words: str) -> list[JobRow]:
-        """Return the jobs in a state whose name, id, accelerator or batch contains all words."""
+        """Return jobs in `state` ("": any) with all words in name, id, accelerator or batch."""
         wanted = words.casefold().split()
         rows = []
         for row in self.rows:

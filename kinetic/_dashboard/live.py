@@ -1,7 +1,7 @@
 """Changes of an open page: one stream of server-sent events for each page.
 
-A message has pieces of HTML by the id of their element, lines of output, or the error that keeps
-the page from being current.
+A message has pieces of HTML by the id of their element, lines of output, or the error because of
+which the page is out of date.
 
 Each source of a page has its own polling thread, so that lines of output do not wait for a leader
 that does not answer, or for a chart of a million steps. The threads are daemons, because Ctrl-C
@@ -53,8 +53,8 @@ class Source(NamedTuple):
 
 
 class _Poller:
-    """Polls one source in a thread. It polls again only after the stream has taken the news of the
-    previous poll."""
+    """Polls one source in a thread. It polls again only after the stream has taken the changes of
+    the previous poll."""
 
     def __init__(self, source: Source, notify: Callable[[], None]) -> None:
         self._source = source

@@ -168,7 +168,7 @@ class Pages:
         )
 
     def show_rows(self, request: Request) -> Response:
-        """Return the rows of a part of the list, and the total."""
+        """Return the rows of a part of the job list, and the number of all rows."""
         rows = self._watch.read().select(*_filter_of(request))
         first = _number(request, "from", 0)
         window = rows[first : first + min(_number(request, "n", _WINDOW), 4 * _WINDOW)]

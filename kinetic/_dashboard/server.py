@@ -1,7 +1,7 @@
 """The dashboard's server on the loopback address, for `kinetic dashboard` and for notebooks.
 
-The browser is started with a one-time address, which redirects to the address with the token: other
-users of the machine can see the command line of the browser.
+Other users of the machine can see the browser's command line. So the browser is started with a
+one-time address, which redirects to the address with the token.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ def _hash_content(path: Path, *, is_dir: bool) -> str:
 
 
 def _walk_files(root: str) -> Iterator[tuple[str, str]]:
-    """Yield relative and full path of each file. Follows links, except into a circle."""
+    """Yield the relative and the full path of each file. Follows links, but not in a circle."""
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while todo:
         rel, ancestors = todo.pop()

@@ -110,7 +110,7 @@ class AppContext(JobAccess):
         return group_id
 
     def find_to_end(self, text: str) -> JobRef:
-        """Return the job like `find`, even if its reference is damaged, so that it can be stopped
+        """Find a job like `find`, but accept a damaged reference, so that the job can be stopped
         and removed."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 

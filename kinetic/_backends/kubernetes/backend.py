@@ -116,7 +116,7 @@ class KubernetesBackend:
     # -- submission --------------------------------------------------------------------------------
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse a plan that the cluster cannot run, by a few calls, before anything is sent."""
+        """Refuse a plan that the cluster cannot run, after a few calls; nothing is sent."""
         from kinetic._rpc import certificate
 
         self._check_hosts(plan)

@@ -144,7 +144,7 @@ class ClusterSnapshot:
     """The cluster's objects of some jobs.
 
     Attributes:
-        context: the objects that explain them.
+        context: further objects, which explain the jobs' states.
         workloads, pods: the objects, by job.
         kinds: the kinds of workloads that were listed.
         jobs: the listed jobs; None for all jobs in the namespace.

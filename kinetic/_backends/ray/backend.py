@@ -399,7 +399,7 @@ class RayBackend:
     # -- submission --------------------------------------------------------------------------------
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse a plan that the cluster cannot run, by a few calls, before anything is sent."""
+        """Refuse a plan that the cluster cannot run, after a few calls; nothing is sent."""
         if plan.has_single_controller:
             raise PreflightError(
                 'controller="single" needs Pathways, which Ray does not have. Use '

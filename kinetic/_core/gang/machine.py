@@ -319,7 +319,7 @@ class Gang:
     # --- failures ---------------------------------------------------------------------------------
 
     def _lose(self, host: int, detail: str) -> bool:
-        """Record the death of a host, unless it has reported and is no longer needed."""
+        """Record a host's death unless it has reported and is not needed; True if recorded."""
         member = self._hosts[host]
         needed = self.phase is GangPhase.RUNNING and member.report is not None and member.report.ok
         if member.report is not None and not needed:

@@ -452,7 +452,7 @@ def name_slices(which: Sequence[int]) -> str:
 
 
 def describe_returned(which: Sequence[int]) -> str:
-    """Return the notice on an attempt that the function has ended so that these slices can join."""
+    """Return the notice that an attempt was ended on purpose, so that these slices can join."""
     if not which:
         return (
             "the function has left its attempt, but no slice is back: the next attempt has as many "
