@@ -166,8 +166,7 @@ def read(
 
 
 def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator[LogChunk]:
-    """Stop after this many lines of each host: later lines were written after the tail was
-    measured."""
+    """Stop after `lines` of each host: later lines were written after the tail was measured."""
     for chunk in chunks:
         if lines is None:
             yield chunk

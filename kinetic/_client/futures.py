@@ -67,8 +67,7 @@ class AwaitedJob(Protocol):
         ...
 
     def ending_fd(self) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended; None if there is
-        none."""
+        """Return a descriptor that becomes readable when the job has ended, or None."""
         ...
 
 

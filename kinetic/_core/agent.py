@@ -53,8 +53,7 @@ class Act(Enum):
     EXIT = auto()
     """Let the worker exit the way a script does."""
     RUN_EXIT_HANDLERS = auto()
-    """Let the worker exit without waiting for other hosts in JAX, which JAX cannot reach any
-    more."""
+    """Let the worker exit without waiting in JAX for other hosts, which JAX cannot reach now."""
     REQUEST_REFORM = auto()
     """Tell the function of an elastic job that a lost slice is back."""
     SAY_LATE = auto()

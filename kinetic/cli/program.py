@@ -120,8 +120,7 @@ def refuse_late(program: Program | None, words: Collection[str]) -> None:
 
 
 def _find_script(target: str) -> str:
-    """Return the path of the script; for a folder, the path of the file that `python FOLDER`
-    runs."""
+    """Return the path of the script; for a folder, of the file that `python FOLDER` runs."""
     path = Path(target)
     if path.is_dir():
         if not (path / _MAIN_FILE).is_file():

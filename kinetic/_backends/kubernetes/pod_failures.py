@@ -141,8 +141,8 @@ def _find_first_gone(
     jobs: Sequence[Document], events: Iterable[Document], existing: set[str]
 ) -> JobDiagnosis | None:
     """Return the hosts that ended first without a known reason, or None. A failed Job deletes its
-    other pods and writes an event for each of them. A pod that is missing and has no such event
-    ended earlier."""
+    other pods and writes an event for each of them. A missing pod without such an event ended
+    earlier."""
     shape = shape_of(jobs[0])
     failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
     uids = {metadata(job).get("uid") for job in failed}

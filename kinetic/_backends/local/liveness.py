@@ -112,8 +112,7 @@ def supervisor(lock: Path) -> int:
 
 
 def is_agent(pid: int, job_id: str) -> bool:
-    """True if the process is an agent of the job, and not dead or suspended: it can end its
-    host."""
+    """True if the process is an agent of the job and neither dead nor suspended."""
     with contextlib.suppress(OSError):
         # Just after the fork, an agent still has the supervisor's title, with the job's id in it.
         can_end = processes.state(pid) not in ("", "T", "t", "Z", "X")

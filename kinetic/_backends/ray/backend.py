@@ -472,8 +472,7 @@ class RayBackend:
         return (stored.read_verdict(self._store, ref) if status.phase.ended else None) or status
 
     def _read_wait(self, ref: JobRef, *, still: bool = True) -> str:
-        """Return the leader's note on what a job waits for; with `still`, "" if the wait is
-        over."""
+        """Return the leader's note on a job's wait; with `still`, "" if the wait is over."""
         try:
             note = record.parse(self._store.get(layout.JobKeys(ref.job_id).wait_note))
             return "" if still and note.get("is_over") else str(note["reason"])

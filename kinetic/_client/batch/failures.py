@@ -35,8 +35,8 @@ def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
     """Return the error of a batch, if the inputs in `failed` have no value; `values` has an entry
-    for each input. Its cause is the error of the first failed input, else of a cancelled or skipped
-    one."""
+    for each input. Its cause is the first failed input's error, else that of a cancelled or skipped
+    input."""
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:

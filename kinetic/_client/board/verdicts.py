@@ -27,8 +27,7 @@ KNOWN_FOR_S = 3600.0
 
 
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the stored verdict; None if there is none. Rebuild a damaged one from the hosts'
-    reports."""
+    """Return the stored verdict, or None. Rebuild a damaged verdict from the hosts' reports."""
     try:
         return Outcome.read(store.get(layout.JobKeys(ref.job_id).outcome))
     except NotFound:

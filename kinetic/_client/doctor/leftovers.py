@@ -131,8 +131,7 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
 def _find_ended(
     store: LocalStore, refs: Sequence[JobRef], now: float
 ) -> tuple[set[str], list[str]]:
-    """Return the ids of jobs that no longer run, and the ids of those among them that have no
-    verdict."""
+    """Return the ids of jobs that no longer run, and the ids of those without a verdict."""
     backend = registry.make(LOCAL, store)
     outcomes = {ref.job_id: layout.JobKeys(ref.job_id).outcome for ref in refs}
     judged = has_many(store, list(outcomes.values()))

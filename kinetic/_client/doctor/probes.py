@@ -261,8 +261,7 @@ def tpu_compiler(machine: Machine, find: Callable[[], TpuCompiler] = find_compil
 
 
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
-    """Check which slices fit into memory; `slices` has the number of hosts of each slice, by
-    name."""
+    """Check which slices fit into memory; `slices` maps a slice's name to its number of hosts."""
     if machine.available_bytes is None:
         return ok("memory", "The available memory is unknown.")
     hosts = max(0, (machine.available_bytes - SHARED_BYTES) // JAX_HOST_BYTES)

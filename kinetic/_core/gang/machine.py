@@ -389,9 +389,9 @@ class Gang:
             self._stop_failed()
 
     def _blame_absent(self) -> None:
-        """If the first failure is an eviction, blame hosts that never joined instead: a cluster
-        that loses a host evicts the others. With `first_sign_s` all hosts are known to exist, so
-        hosts that have not joined yet are not blamed."""
+        """Blame hosts that never joined instead of an evicted host: a cluster that loses a host
+        evicts the others. With `first_sign_s` all hosts are known to exist, so hosts that have not
+        joined yet are not blamed."""
         rank, host = self._window.first
         if rank == EVICTED_RANK and self.spec.first_sign_s is None:
             detail = f"It had not joined when the cluster asked the pod of host {host} to end."
