@@ -29,6 +29,7 @@ from kinetic import errors
 TESTS = Path(__file__).resolve().parent
 CATALOGUE = TESTS / "system" / "messages.txt"
 CALLS = {"warn", "problem", "notice", "warning", "say", "_say", "_warn", "JobDiagnosis", "Failed"}
+CALLS |= {"BucketNotFound"}
 EXCEPTIONS = {name for name, value in vars(errors).items() if isinstance(value, type)}
 HEADING = """\
 # Every error, warning and notice of kinetic, with one real instance of each.

@@ -91,7 +91,7 @@ def make(place: Place, store: Store) -> Backend:
     if place.backend in _makers:
         return _makers[place.backend](place, store)
     raise PreflightError(
-        f"This version of kinetic has no backend {place.backend!r}. It has {', '.join(_makers)}."
+        f"This version of kinetic has no backend {place.backend!r}, only {', '.join(_makers)}."
     )
 
 

@@ -95,6 +95,6 @@ def ask_to_kill(
             with contextlib.suppress(StoreError):
                 store.delete(key)
     raise BackendUnavailable(
-        f"The leader of {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
-        "starting, or beginning another attempt: try again."
+        f"The process that leads {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It "
+        "may be starting, or beginning another attempt: try again."
     )

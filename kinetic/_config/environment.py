@@ -83,7 +83,7 @@ def _log() -> logging.Logger:
 def _warn_once(names: str) -> None:
     _log().warning(
         "kinetic: capture_env_vars= matches variables that look like secrets: %s. They are sent as "
-        "secrets. Narrow the pattern if the job does not need them.",
+        "secrets, so they are not stored. If the job does not need them, narrow the pattern.",
         names,
     )
 
@@ -106,8 +106,8 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     missing = [name for name in names if name not in environ]
     if missing:
         raise UsageError(
-            f"The secret {missing[0]} is not set in this environment. Export it, or remove it from "
-            "secrets=."
+            f"The environment variable {missing[0]}, which secrets= names, is not set. Export it, "
+            "or remove it from secrets=."
         )
     return {name: environ[name] for name in names}
 

@@ -99,8 +99,8 @@ def prices(variable: str, value: Any) -> dict[str, float]:
     named = {check_family(str(name).strip()): amount for name, amount in pairs.items()}
     if None in named:
         raise UsageError(
-            f"{variable} has an unknown family of accelerators: {value!r}. Write dollars for one "
-            'chip or GPU and hour, for example "v6e=2.10, v6e:spot=0.80, l4=0.5".'
+            f"{variable} must have prices of accelerator families; got {value!r}. Write dollars an "
+            'hour for one chip or GPU, for example "v6e=2.10, v6e:spot=0.80, l4=0.5".'
         )
     return {str(name): number(variable, amount) for name, amount in named.items()}
 

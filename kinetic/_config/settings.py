@@ -305,8 +305,8 @@ def profiles_file(environ: Environ | None = None) -> Path:
     file = _pick("profiles_file", env, {}, _Profile({})) or _default_profiles_file(env)
     if file is None:
         raise UsageError(
-            "Profiles need a file, and this environment names no home folder. Set HOME, or "
-            "KINETIC_PROFILES_FILE to a file."
+            "The file of profiles has no path, because HOME is not set. Set HOME, or set "
+            "KINETIC_PROFILES_FILE to the path."
         )
     return _expand_path(file.value, env)
 
@@ -414,7 +414,7 @@ def _check_names(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     unknown = sorted(set(values) - set(_ROWS))
     if unknown:
         raise UsageError(
-            f"No setting is called {unknown[0]!r} ({where}). Settings are: {', '.join(_ROWS)}."
+            f"There is no setting {unknown[0]!r} ({where}). Settings are: {', '.join(_ROWS)}."
         )
     return values
 

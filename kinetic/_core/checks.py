@@ -170,7 +170,7 @@ def _split_arguments(name: str, flags: object) -> list[str]:
         )
     wrong = next((each for each in arguments if not _FLAG.fullmatch(each)), None)
     if wrong is not None or not _is_system_text("".join(arguments)):
-        raise UsageError(f"{name} must have flags such as --flag=1; got {wrong!r:.80}.")
+        raise UsageError(f"{name} must consist of flags such as --flag=1; got {wrong!r:.80}.")
     return arguments
 
 
@@ -226,7 +226,7 @@ def path_text(name: str, value: object) -> str | None:
     path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     if path is not None and not _is_system_text(path):
         raise UsageError(
-            f"{name} must be a path without NUL or unpaired surrogates; got {path!r:.80}."
+            f"{name} must be a path without NUL characters and broken Unicode; got {path!r:.80}."
         )
     return path
 
@@ -329,7 +329,7 @@ def joins(name: str, value: object) -> Joins:
 def variable(where: str, name: object) -> str:
     """Check the name of an environment variable."""
     if not isinstance(name, str):
-        raise UsageTypeError(f"{where} must name variables with strings; got {name!r}.")
+        raise UsageTypeError(f"The names of variables in {where} must be strings; got {name!r}.")
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{where} must name environment variables, which have letters, digits and '_'; got "
@@ -359,7 +359,7 @@ def variables(name: str, value: object) -> dict[str, str]:
         if variable(name, key) in HOST_VARIABLES:
             option = "--output-dir" if name.startswith("--") else "output_dir="
             way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else f"Remove {key}."
-            raise UsageError(f"{name}: each host sets {key} itself. {way}")
+            raise UsageError(f"{name} cannot set {key}, because each host sets it. {way}")
         if not isinstance(content, str):
             raise UsageTypeError(
                 f"{name}[{key!r}] must be a string; got {content!r}. Write {str(content)!r} "
@@ -367,7 +367,7 @@ def variables(name: str, value: object) -> dict[str, str]:
             )
         if not _is_system_text(content):
             raise UsageError(
-                f"{name}[{key!r}] must be text without NUL or unpaired surrogates; got "
+                f"{name}[{key!r}] must be text without NUL characters and broken Unicode; got "
                 f"{content!r:.80}."
             )
         variable_size(f"{name}[{key!r}]", key, content)
@@ -379,7 +379,7 @@ def variable_size(where: str, name: str, value: str) -> None:
     size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
     if size_bytes > VARIABLE_BYTES:
         raise UsageError(
-            f"{where} has {size_bytes:,} bytes, and Linux allows {VARIABLE_BYTES:,} in a variable. "
+            f"{where} has {size_bytes:,} bytes, but Linux allows {VARIABLE_BYTES:,} in a variable. "
             "Put the value into a file or a secret manager, and read it in the function."
         )
 

@@ -117,7 +117,7 @@ class Segment:
             CorruptRecord: the content is not a segment.
         """
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
-            raise CorruptRecord(f"The segment of output at {begin} is damaged.")
+            raise CorruptRecord(f"The stored output of a host is damaged from byte {begin} on.")
         size = _HEAD.size + _HEAD.unpack_from(content)[1]
         return cls(begin, tuple(decode_records(content[_HEAD.size : size])), content[size:])
 

@@ -116,6 +116,6 @@ def standing_of_verdict(verdict: Mapping[str, Any], created_at: float) -> JobSta
         state, lines = status_of_verdict(verdict["verdict"]), verdict.get("reason", "").splitlines()
         ended_at = float(verdict.get("ended_at") or created_at)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptRecord(f"it is not an outcome: {error!r}") from error
+        raise CorruptRecord(f"the record is not a job's outcome: {error!r}") from error
     reason = lines[0] if lines and state is JobStatus.FAILED else ""
     return JobStanding(state, reason, ended_at, min(filter(None, started), default=None))

@@ -100,7 +100,9 @@ def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: 
             os.utime(path)
     except OSError as error:
         kind = StoreFull if error.errno in _FULL else StoreError
-        raise kind(f"The data could not be unpacked into {path}: {error}.") from error
+        raise kind(
+            f"The data could not be unpacked into {path}: {error.strerror or error}."
+        ) from error
     return path / "files"
 
 
@@ -168,7 +170,7 @@ def _build(path: Path, fill: Callable[[str], None], source: str) -> None:
     if not source:
         _discard(new)
     if os.path.lexists(path):
-        _log.warning("the data in %s was changed: it is unpacked again", path)
+        _log.warning("the copy of the data in %s was changed, so the data is unpacked again", path)
         _retire(path)
     try:
         files = new / "files"

@@ -205,8 +205,8 @@ def _check_changes(data: Data, changes: Changes) -> None:
     Data that was never sent may change."""
     if data.was_sent:
         raise SourceChanged(
-            f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store "
-            "does not have the earlier content. Make a new Data to send the current content."
+            f"{data!r} has changed since it was first used (file {sorted(changes)[0]!r}), and this "
+            "store lacks the earlier content. Make a new Data to send the current content."
         )
     unreadable = [
         path
@@ -215,6 +215,6 @@ def _check_changes(data: Data, changes: Changes) -> None:
     ]
     if unreadable:
         raise UsageError(
-            f"{data!r}: {unreadable[0]} can no longer be read. Make it readable, or make a new "
-            "Data."
+            f"{data!r}: {unreadable[0]} can no longer be read. Make the file readable, or make a "
+            "new Data."
         )

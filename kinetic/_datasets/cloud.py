@@ -20,6 +20,7 @@ from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._store import files
 from kinetic._store.bucket import Bucket, BucketObject
+from kinetic._store.bucket_errors import BucketNotFound
 from kinetic._store.gcs import split
 from kinetic._store.many import at_once
 from kinetic.errors import NotFound, StoreError, UsageError
@@ -49,7 +50,7 @@ def check(
         bucket = Bucket(name, patience_s=patience_s)
         exists = _exists(bucket, source, path, is_dir=is_dir)
     except StoreError as error:
-        if "there is no bucket" in str(error):
+        if isinstance(error, BucketNotFound):
             raise UsageError(f"kinetic.Data({source!r}): {error}") from error
         return
     if not exists and not may_be_empty:
@@ -139,8 +140,8 @@ def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing
     for rel in (*contents, *markers):
         if "\0" in rel or any(part in ("", ".", "..") for part in rel.split("/")):
             raise StoreError(
-                f"The object {rel!r} below {source} has a name that no file can have. Rename the "
-                "object."
+                f"The object {rel!r} below {source} cannot become a file, because no file can have "
+                "this name. Rename the object."
             )
     folders = sorted({*_with_parents(markers), *_with_parents(map(posixpath.dirname, contents))})
     both = sorted(contents.keys() & set(folders))

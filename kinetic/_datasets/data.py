@@ -223,11 +223,11 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     """Return the path or URI, and True if it is a folder."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise UsageTypeError(f"Data must be given a path or a URI as a string; got {path!r}.")
+        raise UsageTypeError(f"kinetic.Data needs a path or a URI as a string; got {path!r}.")
     if not text.strip() or "\0" in text:
         raise UsageError(
-            "Data must be given the path of a file or folder, or a gs:// or hf:// URI; its path is "
-            "empty."
+            "kinetic.Data needs the path of a file or folder, or a gs:// or hf:// URI; got an "
+            "empty path."
         )
     scheme, separator, rest = text.partition("://")
     if writable and (scheme != "gs" or not separator or not text.endswith("/")):
@@ -242,7 +242,7 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     if scheme == "hf":
         return f"hf://{_check_hub_name(text, rest, fuse)}", True
     raise UsageError(
-        f"Data cannot be read from {scheme}://. Give a local path, gs://bucket/path, or hf://name."
+        f"kinetic.Data cannot read {scheme}://. Give a local path, gs://bucket/path, or hf://name."
     )
 
 
@@ -313,8 +313,8 @@ def _check_hub_name(text: str, rest: str, fuse: bool) -> str:
     ]
     if wrong:
         raise UsageError(
-            f"Data({text!r}): {wrong[0]!r} cannot be used like this. Options are "
-            f"{', '.join(_HF_OPTIONS)}, each once and with a value."
+            f"Data({text!r}): {wrong[0]!r} is unknown, repeated or without a value. Options are "
+            f"{', '.join(_HF_OPTIONS)}."
         )
     return f"{name}?{query}" if query else name
 
@@ -337,7 +337,7 @@ def _hash_content(path: Path, *, is_dir: bool) -> str:
         threads = FILE_THREADS if len(files) >= _THREADED_FROM else 1
         digests = at_once(_hash_file, files, threads)
     except OSError as error:
-        raise UsageError(f"The data {path} cannot be read: {error}.") from error
+        raise UsageError(f"The data {path} cannot be read: {error.strerror}.") from error
     whole = hashlib.sha256(b"dir:" if is_dir else b"file:")
     for digest in digests:
         whole.update(digest)

@@ -92,7 +92,7 @@ def find_token(variables: Mapping[str, str]) -> str:
         raise PreflightError(
             "The token for the Ray cluster (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
             "~/.ray/auth_token) has several lines or invalid characters. `ray get-auth-token` on "
-            "the head shows the token."
+            "the cluster's head node shows the right one."
         )
     return token
 
@@ -111,6 +111,6 @@ def _read_token(variables: Mapping[str, str]) -> str:
         if not token_path:
             return ""
         raise PreflightError(
-            f"The token for the Ray cluster could not be read: RAY_AUTH_TOKEN_PATH={token_path} "
-            f"({error}). Set it to a file that you can read."
+            f"The token for the Ray cluster cannot be read from RAY_AUTH_TOKEN_PATH={token_path} "
+            f"({error}). Set the variable to a file that you can read."
         ) from error

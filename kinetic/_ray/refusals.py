@@ -85,23 +85,23 @@ def explain_refusal(
     if status == 401:
         return PreflightError(
             f"The Ray cluster at {address} asks for a token. Set RAY_AUTH_TOKEN, or set "
-            "RAY_AUTH_TOKEN_PATH to the file that holds it. `ray get-auth-token` on the head shows "
-            "the token."
+            "RAY_AUTH_TOKEN_PATH to the file that holds it. `ray get-auth-token` on the head node "
+            "shows the token."
         )
     if status == 403:
         problem = "does not accept your token" if has_token else "refuses calls without a token"
         return PreflightError(
             f"The Ray cluster at {address} {problem} (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
-            "~/.ray/auth_token). Compare it with the output of `ray get-auth-token` on the head."
+            "~/.ray/auth_token). `ray get-auth-token` on the head node shows the right one."
         )
     if status < 400 or (status < 500 and is_page):
         return explain_wrong_server(address)
     if status == 404 or "file is not found" in message.lower() or "no such file" in message.lower():
-        return NotFound(f"Not found on the Ray cluster at {address}: {message}.")
+        return NotFound(f"The Ray cluster at {address} does not have this object: {message}.")
     if 400 <= status < 500 or "already exists" in message:
         return SubmitError(f"The Ray cluster at {address} refused the request: {message}.")
     return BackendUnavailable(
-        f"The Ray cluster at {address} failed to answer (HTTP {status}): {message}. Try again "
+        f'The Ray cluster at {address} failed to answer (HTTP {status}): "{message}". Try again '
         "later. Submitted jobs are not affected."
     )
 

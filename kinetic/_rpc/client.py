@@ -88,7 +88,7 @@ class _Caller:
             try:
                 return codec.read(data, method.reply)
             except CorruptRecord as error:
-                raise CoordinatorLost(f"The coordinator at {self.target}: {error}") from error
+                raise CoordinatorLost(f"The coordinator's answer is unusable. {error}") from error
 
         return read
 
@@ -116,8 +116,8 @@ class _Caller:
     def explain_loss(self, error: grpc.RpcError) -> CoordinatorLost:
         """Return the error for a coordinator that does not answer."""
         return CoordinatorLost(
-            f"The coordinator of the gang at {self.target} has not answered for {self.give_up_s:g} "
-            f"s ({error.details()}). Its process has ended, or this host cannot reach it."
+            f"The process that coordinates the hosts, at {self.target}, has not answered for "
+            f'{self.give_up_s:g} s ("{error.details()}"). It has ended, or cannot be reached.'
         )
 
     def translate(self, method: codec.Method, error: grpc.RpcError) -> Exception:
@@ -130,11 +130,12 @@ class _Caller:
             )
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return CoordinatorLost(
-                f"The coordinator at {self.target} refused the token, which belongs to another job."
+                f"The coordinator at {self.target} refused the token of this host: it belongs to "
+                "another job."
             )
         return CoordinatorLost(
-            f"{method.name} failed at the coordinator at {self.target}: {error.code().name}, "
-            f"{error.details()}."
+            f"The coordinator at {self.target} failed to answer {method.name} "
+            f"({error.code().name}): {error.details()}."
         )
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ def _open(endpoint: Endpoint) -> Any:
     if not endpoint.certificate:
         raise UsageError(
             f"The coordinator at {endpoint.target} cannot be called without the certificate of "
-            f"{endpoint.job_id}, because kinetic uses only TLS over TCP."
+            f"{endpoint.job_id}, because every TCP connection uses TLS."
         )
     trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
     # The certificate names the job, not the machine.
@@ -279,7 +280,9 @@ class AgentClient:
                 has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
                 if has_broken and not self._caller.closed.is_set():
                     logger.warning(
-                        "host %d reconnects to the coordinator: %s", self._host, error.details()
+                        "host %d lost its connection to the coordinator and reconnects: %s",
+                        self._host,
+                        error.details(),
                     )
             except ValueError:
                 return  # `close` has closed the channel.

@@ -358,7 +358,7 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
     if not endpoint.is_unix and not (endpoint.certificate and key):
         raise UsageError(
             f"The coordinator of {endpoint.job_id} cannot listen on {target} without a certificate "
-            "and its key, because kinetic uses only TLS over TCP."
+            "and its key, because every TCP connection uses TLS."
         )
     try:
         if endpoint.is_unix:
@@ -367,7 +367,9 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
         return int(server.add_secure_port(target, grpc.ssl_server_credentials([pair])))
     except RuntimeError as error:
         why = _explain_refusal(Path(target.removeprefix("unix:"))) if endpoint.is_unix else ""
-        raise SubmitError(f"The coordinator of the gang cannot listen on {target}{why}.") from error
+        raise SubmitError(
+            f"The coordinator of {endpoint.job_id} cannot listen on {target}{why}."
+        ) from error
 
 
 def _explain_refusal(path: Path) -> str:

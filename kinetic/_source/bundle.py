@@ -296,14 +296,14 @@ def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
     incomplete data must not be sent."""
     if scan.unreadable:
         raise UsageError(
-            f"These paths of the data cannot be read: {_name_some(scan.unreadable)}. Make them "
-            "readable, or remove them."
+            "The data cannot be sent, because these paths in it cannot be read: "
+            f"{_name_some(scan.unreadable)}. Make them readable, or remove them."
         )
     texts = (
         (scan.secrets, "These files of the data look like secrets and are sent: {}."),
         (scan.broken, "Broken links in the data are left out: {}."),
         (scan.loops, "Links in the data to a folder that contains them are left out: {}."),
-        (scan.special, "Left out of the data because they are neither files nor folders: {}."),
+        (scan.special, "Paths left out of the data, neither files nor folders: {}."),
     )
     return tuple(text.format(_name_some(paths)) for paths, text in texts if paths)
 
@@ -315,11 +315,11 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
             "These files look like secrets and are sent: {}. List those that are not needed in "
             ".kineticignore.",
         ),
-        (scan.kept_back, "Left out because they look like keys or passwords: {}."),
+        (scan.kept_back, "Files left out because they look like keys or passwords: {}."),
         (scan.broken, "Broken links are left out: {}."),
-        (scan.unreadable, "Left out because they cannot be read: {}."),
+        (scan.unreadable, "Paths left out because they cannot be read: {}."),
         (scan.loops, "Links to a folder that contains them are left out: {}."),
-        (scan.special, "Left out because they are neither files nor folders: {}."),
+        (scan.special, "Paths left out because they are neither files nor folders: {}."),
         (
             scan.too_large,
             "Too large to be sent, although installed editable or on PYTHONPATH: {}. Hosts on this "

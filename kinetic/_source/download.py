@@ -99,13 +99,13 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
             dest.mkdir(exist_ok=True, mode=0o700)  # Without parents: they may have been removed.
             if any(dest.iterdir()):
                 raise StoreError(
-                    f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "
-                    "first."
+                    f"The job's files cannot be unpacked into {dest}: the folder is not empty. "
+                    "Remove it first."
                 )
             write_tree(stored, str(dest), write_file)
         except OSError as error:
             kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
+            raise kind(f"The job's files could not be unpacked into {dest}: {error}.") from error
         return stored.entries
 
 
@@ -127,7 +127,7 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         try:
             data = manifest.amend(packs.inflate_list(base), record.removed, record.changed)
             if hashlib.sha256(data).hexdigest() != tree.manifest.digest:
-                raise CorruptRecord("The list of the source tree is damaged.")
+                raise CorruptRecord(f"{_LIST} is damaged.")
         except CorruptRecord as error:
             _forget(store, tree)
             raise CorruptRecord(f"{error} {_RESUBMIT}") from error
@@ -135,13 +135,13 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         sizes = [entry.size_bytes for entry in manifest.list_files(data)]
         if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
             raise CorruptRecord(
-                "The list of the source tree does not match the job's plan: number or size of the "
-                "files differ. Submit the job again."
+                f"{_LIST} does not match the job's plan: it has another number or size of files. "
+                "Submit the job again."
             )
         yield stored
 
 
-_LIST = "The list of the source tree"
+_LIST = "The stored list of the job's files"
 
 
 def _read_record(store: Store, tree: Tree) -> TreeRecord:
@@ -180,17 +180,17 @@ def _open_pack(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         _forget(store, tree, name)
         raise CorruptRecord(
-            "A pack of the source tree is missing from the store: submit the job again."
+            "An archive of the job's files is missing from the store: submit the job again."
         ) from error
     except OSError as error:
-        raise StoreError(f"A pack of the source tree could not be read: {error}.") from error
+        raise StoreError(f"An archive of the job's files could not be read: {error}.") from error
     try:
         size = packs.index_bytes(file.read(packs.HEAD_BYTES))
         if size > os.fstat(file.fileno()).st_size:
-            raise CorruptRecord("The index of a pack is damaged: it is cut off.")
+            raise CorruptRecord("An archive of the job's files is cut off.")
         index = packs.parse(os.pread(file.fileno(), size, 0))
         if index.name != name:
-            raise CorruptRecord("The index of a pack is damaged.")
+            raise CorruptRecord("An archive of the job's files is damaged.")
     except CorruptRecord as error:
         _forget(store, tree, name)
         raise CorruptRecord(f"{error} {_RESUBMIT}") from error

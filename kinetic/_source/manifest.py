@@ -80,7 +80,7 @@ def decode(data: bytes) -> tuple[Entry, ...]:
         entries = [_parse_row(*row) for row in _parse_rows(data.split(b"\n") if data else ())]
         _verify(entries)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptRecord(f"The list of the source tree is damaged: {error!r}.") from error
+        raise CorruptRecord(f"The stored list of the job's files is damaged: {error!r}.") from error
     return tuple(entries)
 
 
@@ -186,4 +186,4 @@ def amend(base: bytes, removed: Collection[str], changed: Iterable[str]) -> byte
             by_path.pop(path, None)
         return b"\n".join(by_path[path] for path in sorted(by_path))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptRecord(f"The list of the source tree is damaged: {error!r}.") from error
+        raise CorruptRecord(f"The stored list of the job's files is damaged: {error!r}.") from error

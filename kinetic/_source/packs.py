@@ -69,7 +69,7 @@ def index_bytes(head: bytes) -> int:
     except struct.error:
         magic, count = b"", 0
     if magic != _MAGIC:
-        raise CorruptRecord("The index of a pack is damaged.")
+        raise CorruptRecord("An archive of the job's files is damaged.")
     return _HEAD.size + int(count) * _ROW.size
 
 
@@ -80,7 +80,7 @@ def parse(data: bytes) -> Index:
         CorruptRecord: it is damaged.
     """
     if len(data) != index_bytes(data[:HEAD_BYTES]):
-        raise CorruptRecord("The index of a pack is damaged: it is cut off.")
+        raise CorruptRecord("An archive of the job's files is cut off.")
     rows = list(_ROW.iter_unpack(data[HEAD_BYTES:]))
     offsets = accumulate((size for _, size in rows), initial=len(data))
     spans = {digest.hex(): (offset, size) for (digest, size), offset in zip(rows, offsets)}  # noqa: B905 - the last offset is the end
@@ -115,9 +115,9 @@ def inflate_list(data: bytes) -> bytes:
     try:
         text = inflating.decompress(data, MOST_LIST_BYTES)
     except zlib.error as error:
-        raise CorruptRecord("The list of the source tree is damaged.") from error
+        raise CorruptRecord("The stored list of the job's files is damaged.") from error
     if not inflating.eof or inflating.unused_data:
-        raise CorruptRecord("The list of the source tree is damaged.")
+        raise CorruptRecord("The stored list of the job's files is damaged.")
     return text
 
 
@@ -155,19 +155,22 @@ class TreeRecord:
             document = json.loads(data)
             if document["schema"] != _SCHEMA:
                 raise CorruptRecord(
-                    "The record of the source tree was written by another version of kinetic."
+                    "The record of the job's files was written by another version of kinetic."
                 )
             texts: dict[str, tuple[str, ...]] = {}
             for name in _TEXTS:
                 value = document[name]
                 if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-                    raise ValueError(f"{value!r} is not a list of texts")
+                    raise ValueError(f"its field {name!r} is {value!r}, not a list of texts")
                 texts[name] = tuple(value)
             (base_list,) = _check_digests((document["base_list"],))
             packs, blobs = _check_digests(texts["packs"]), _check_digests(texts["blobs"])
             return cls(packs, blobs, base_list, texts["removed"], texts["changed"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise CorruptRecord(f"The record of the source tree is damaged: {error}.") from error
+            why = f"it has no field {error}" if isinstance(error, KeyError) else error
+            raise CorruptRecord(
+                f"The stored record of the job's files is damaged: {why}."
+            ) from error
 
 
 _TEXTS = ("packs", "blobs", "removed", "changed")

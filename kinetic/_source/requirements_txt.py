@@ -65,7 +65,7 @@ def read_file(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"{file} cannot be read: {reason}. It lists the packages that hosts must install."
+            f"{file}, which lists the packages that hosts must install, cannot be read: {reason}."
         ) from error
 
 
@@ -78,7 +78,7 @@ def read_lines(
         UsageError: a file cannot be read, or requires something that hosts cannot install.
     """
     if file in including:
-        raise UsageError(f"{file} includes itself. Remove that line.")
+        raise UsageError(f"{file} includes itself (-r). Remove that line.")
     for number, text, comment in _join_lines(read_file(file)):
         where = f"{file}, line {number}"
         include = _INCLUDE.fullmatch(text)
@@ -120,8 +120,8 @@ def _check_line(
     odd = next((each for each in options if not each.startswith("--hash")), None)
     if odd is not None:
         raise UsageError(
-            f"{where}: hosts do not support the option {_hide_login(odd)} of a requirement. "
-            "Remove it."
+            f"{where}: hosts do not support the option {_hide_login(odd)} in a requirement. "
+            "Remove the option."
         )
     yield from check_requirement(where, bare, folder, editable)
 

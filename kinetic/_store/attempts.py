@@ -48,7 +48,7 @@ def check(store: Store, job_id: str, attempt: int) -> None:
     """
     last = find_newest(store, job_id)
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:
-        attempts = "one attempt" if last == 1 else f"attempts 1 to {last}"
+        attempts = "attempt 1" if last == 1 else f"attempts 1 to {last}"
         raise UsageError(f"{job_id} has no attempt {attempt!r}, only {attempts}.")
 
 

@@ -187,7 +187,7 @@ def check_key(key: str) -> list[str]:
     parts = key.split("/")
     if not {"\0", "\n", "\r"}.isdisjoint(key) or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
-            f"{key!r} is not a valid key. Write names with one '/' between them, without '.', "
-            "'..', a leading '/' or line ends."
+            f"{key!r} is not a valid key of the store. A key has names with one '/' between them, "
+            "without '.', '..', a leading '/' and line ends."
         )
     return parts

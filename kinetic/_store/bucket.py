@@ -115,8 +115,8 @@ class Bucket:
                 return
             target.restart()
         raise StoreError(
-            f"gs://{self.name}/{name} arrived damaged {_RESTARTS} times: its CRC32C differs from "
-            "the bucket's. Try again; if that does not help, look for a proxy that changes "
+            f"gs://{self.name}/{name} arrived damaged {_RESTARTS} times: its checksum (CRC32C) is "
+            "not the bucket's. Try again; if that does not help, look for a proxy that changes "
             "downloads."
         )
 
@@ -376,7 +376,7 @@ def _connect(name: str, at_once: int) -> _Connections:
             from requests.adapters import HTTPAdapter
     except ImportError as error:
         raise StoreError(
-            f"The packages of Google Cloud Storage for gs://{name} are missing: {error}. Install "
+            f'The packages that reading gs://{name} needs cannot be imported: "{error}". Install '
             f"them: {make_install_command('gcp')}"
         ) from error
     try:
@@ -388,7 +388,7 @@ def _connect(name: str, at_once: int) -> _Connections:
         raise StoreError(bucket_errors.no_credentials(name)) from error
     except Exception as error:
         raise StoreError(
-            f"gs://{name} cannot be reached: {bucket_errors.message_of(error)}. Check the "
+            f'gs://{name} cannot be reached: "{bucket_errors.message_of(error)}". Check the '
             "credentials that GOOGLE_APPLICATION_CREDENTIALS names."
         ) from error
     # Without its cache, the client needs no permission to read the bucket's metadata.

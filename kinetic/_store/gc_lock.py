@@ -75,8 +75,8 @@ def _open(root: str) -> int | None:
         return None
     except OSError as error:
         raise StoreError(
-            f"The store {root} cannot be opened: {error}. Set KINETIC_HOME, or KINETIC_STORE "
-            "alone, to a folder that you own."
+            f"The store {root} cannot be opened: {error.strerror}. Set KINETIC_HOME, or only "
+            "KINETIC_STORE, to a folder that you own."
         ) from error
 
 
@@ -88,8 +88,8 @@ def _lock(descriptor: int, root: str, *, exclusive: bool) -> None:
             locks.hold(descriptor, shared=True)
     except OSError as error:  # network file systems may refuse to lock a folder
         raise StoreError(
-            f"The store {root} cannot be locked: {error}. Set KINETIC_HOME to a folder on a local "
-            "disk."
+            f"The store {root} cannot be locked: {error.strerror}. Set KINETIC_HOME to a folder on "
+            "a local disk."
         ) from error
 
 

@@ -183,8 +183,8 @@ def _find_only(wanted: str, store: Store) -> str:
         return matching[0]
     if matching:
         raise UsageError(
-            f"{wanted!r} is the beginning of {len(matching)} ids: "
-            f"{name_some(matching, _MOST_IDS)}. Write more of the id."
+            f"{len(matching)} job ids begin with {wanted!r}: {name_some(matching, _MOST_IDS)}. "
+            "Write more of the id."
         )
     if wanted.startswith("grp-"):
         raise NotFound(
@@ -267,7 +267,7 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
     except CorruptRecord as damage:
         import logging  # needed only here
 
-        logging.getLogger("kinetic.storage").warning("%s is skipped: %s", key, damage)
+        logging.getLogger("kinetic.storage").warning("A job is skipped: %s", damage)
         return None
 
 
@@ -279,14 +279,14 @@ def _read_ref(store: Store, key: str) -> JobRef:
             raise _corrupt_ref(key, "it is not a file") from None
         raise
     except CorruptRecord as error:
-        raise _corrupt_ref(key, str(error)) from error
+        raise _corrupt_ref(key, str(error).partition(" is damaged: ")[2] or str(error)) from error
 
 
 def _corrupt_ref(key: str, why: str) -> CorruptRecord:
     job_id = _id(key)
     return CorruptRecord(
-        f"The reference {job_id} is damaged: {why.rstrip('.')}. `kinetic jobs cleanup {job_id}` "
-        "removes the job."
+        f"The record {key} of {job_id} is damaged ({why.rstrip('.')}). `kinetic jobs cleanup "
+        f"{job_id}` removes the job."
     )
 
 
@@ -299,7 +299,7 @@ def _parse_ref(document: dict[str, Any]) -> JobRef:
         and isinstance(ref.hosts, int)
     )
     if not sound:
-        raise CorruptRecord("its fields have the wrong types")
+        raise CorruptRecord("the record's fields have the wrong types")
     return ref
 
 

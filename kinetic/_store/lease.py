@@ -145,7 +145,7 @@ class Lease:
         writer = "another process" if owner is None else str(owner)
         return CheckpointInUse(
             f"The {self._target} is being written by {writer}. Wait until that process ends, stop "
-            "its job (`kinetic jobs cancel`), or give this training a folder of its own.",
+            "its job (`kinetic jobs cancel`), or use another folder for this training.",
             job_id="" if owner is None else owner.job_id,
         )
 
@@ -160,7 +160,7 @@ class Lease:
             raise CheckpointInUse(self._lost)
         if not self._record.exists():
             raise CheckpointError(
-                f"The {self._target} was removed, or its {RECORD}, so nothing more is saved: "
+                f"The {self._target}, or {RECORD} in it, was removed: nothing more is saved, as "
                 "another job may write there now. Start this job again."
             )
 
@@ -364,6 +364,7 @@ def open_record(directory: str) -> InFolder | InStore:
     store = open_store(directory)
     if not isinstance(store, Swaps):
         raise CheckpointError(
-            f"Checkpoints cannot be written to {store.uri}: it has no compare-and-swap for a lease."
+            f"Checkpoints cannot be written to {store.uri}: this kind of store cannot ensure that "
+            "only one job writes them."
         )
     return InStore(store)

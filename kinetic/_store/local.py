@@ -29,7 +29,7 @@ from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
 _TEMPORARY = ".tmp"
 _TEMPORARY_LIFE_S = 24 * 3600.0
 _REMEDY = (
-    "Set KINETIC_HOME, or KINETIC_STORE alone, to a folder that you own, with nothing else in it."
+    "Set KINETIC_HOME, or only KINETIC_STORE, to a folder that you own, with nothing else in it."
 )
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -203,8 +203,8 @@ class LocalStore:
         parts = check_key(key)
         if parts[0] == _TEMPORARY:
             raise UsageError(
-                f"{key!r} is not a valid key: {_TEMPORARY!r} is for unfinished writes. Choose "
-                "another name."
+                f"{key!r} is not a valid key of the store: {_TEMPORARY!r} is for unfinished "
+                "writes. Choose another name."
             )
         return f"{self._text}/{key}"
 
@@ -278,7 +278,9 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         if writes:
-            raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
+            raise StoreError(
+                f"Could not {doing} in the store {root}: {error.strerror}. {_REMEDY}"
+            ) from None
         raise
     except OSError as error:
         error.__suppress_context__ = True  # Hide the error of an earlier try.
@@ -287,9 +289,10 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
                 f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some space, "
                 "or set KINETIC_HOME to a folder on another disk."
             ) from error
+        why = error.strerror or error
         if error.errno in _DENIED:
-            raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
-        raise StoreError(f"Could not {doing} in the store {root}: {error}.") from error
+            raise StoreError(f"Could not {doing} in the store {root}: {why}. {_REMEDY}") from None
+        raise StoreError(f"Could not {doing} in the store {root}: {why}.") from error
 
 
 def _fill(temporary: str, data: bytes | Path | Iterator[bytes]) -> None:
@@ -310,7 +313,7 @@ def _open_source(path: Path) -> FileIO:
     try:
         return FileIO(path)
     except OSError as error:
-        raise StoreError(f"Could not read {path} to store it: {error}.") from error
+        raise StoreError(f"Could not read {path} to store it: {error.strerror}.") from error
 
 
 def _give_name(temporary: str, target: str, if_absent: bool) -> bool:

@@ -51,7 +51,7 @@ def open_stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
         try:
             file = files.open_regular(data)
         except OSError as error:
-            raise StoreError(f"Could not read {data} to store it: {error}.") from error
+            raise StoreError(f"Could not read {data} to store it: {error.strerror}.") from error
         with io.BufferedReader(file, 1 << 20) as stream:
             yield stream
     elif isinstance(data, Iterator):

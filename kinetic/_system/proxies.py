@@ -86,16 +86,16 @@ def _split_proxy(url: str, named_by: str) -> SplitResult:
         has_host = False
     if not has_host:
         raise PreflightError(
-            f"The proxy of {named_by} is not an address. Write it as http://HOST:PORT."
+            f"The proxy in {named_by} is not an address. Write it as http://HOST:PORT."
         )
     if parts.scheme in _SOCKS and importlib.util.find_spec("socks") is None:
         raise PreflightError(
-            f"The proxy of {named_by} is a SOCKS proxy ({parts.scheme}://), which needs the "
+            f"The proxy in {named_by} is a SOCKS proxy ({parts.scheme}://), which needs the "
             "package PySocks: pip install pysocks. Or use an HTTP proxy."
         )
     if parts.scheme not in _HTTP + _SOCKS:
         raise PreflightError(
-            f"The proxy of {named_by} has the unknown scheme {parts.scheme}://. Use one of "
+            f"The proxy in {named_by} has the unknown scheme {parts.scheme}://. Use one of "
             f"{', '.join(_HTTP + _SOCKS)}."
         )
     return parts

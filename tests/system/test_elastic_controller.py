@@ -212,7 +212,7 @@ def test_slices_of_a_fixed_number_stay(home):
     fixed = kinetic.run("tpu-v6e-8", slices=2, controller="single")(time.sleep)
     job = fixed.run_async(600)
     wait_until(lambda: job.status() is JobStatus.RUNNING, "it does not run")
-    with pytest.raises(UsageError, match=r"with slices=\(least, most\) only"):
+    with pytest.raises(UsageError, match=r"only with slices=\(least, most\)"):
         job.kill_hosts(slice=1)
     job.cancel()
 

@@ -40,12 +40,12 @@ CASES = {
     "expired credentials": (
         401,
         "Invalid Credentials",
-        ("does not accept these credentials", "gcloud auth application-default login"),
+        ("does not accept your credentials", "gcloud auth application-default login"),
     ),
     "nobody": (
         401,
         "Anonymous caller does not have storage.objects.get access to the object.",
-        ("does not accept these credentials", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("does not accept your credentials", "GOOGLE_APPLICATION_CREDENTIALS"),
     ),
     "no right to replace": (
         403,

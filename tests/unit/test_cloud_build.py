@@ -96,13 +96,13 @@ def test_a_build_that_did_not_succeed_says_its_status_its_log_and_what_to_do(
     message = str(builds.failure(URI, builds.wait(builds.begin(URI, FILES, "b"))))
     assert status in message
     assert advice in message
-    assert f"Its log: {LOG}b1" in message
+    assert f"The log: {LOG}b1" in message
 
 
 def test_a_build_that_never_ends_is_given_up(google, builds, waited):
     google.states = ["WORKING"]
     cancelled = []
-    with pytest.raises(PreflightError, match="80 min, its time limit"):
+    with pytest.raises(PreflightError, match="within its time limit of 80 min"):
         builds.wait(builds.begin(URI, FILES, "b"), cancelled.append)
     assert cancelled == [60.0 * number for number in range(1, 81)]
 
@@ -186,7 +186,7 @@ def test_check_asks_for_the_repository_and_the_rights_on_the_bucket(google, buil
     [
         ({"/v1/projects/p/locations/us-central1/repo": (404, {})}, ["x"], "repositories create"),
         ({"/storage": (404, {})}, [], "gcloud storage buckets create gs://b"),
-        ({}, ["storage.objects.get"], "You lack storage.objects.create on gs://b"),
+        ({}, ["storage.objects.get"], "bucket gs://b: you lack storage.objects.create"),
         ({"/storage": (403, {})}, [], "storage.objectUser"),
     ],
 )

@@ -110,9 +110,9 @@ def test_missing_data_is_a_missing_file():
 
 
 def test_wrong_types_are_refused(folder):
-    with pytest.raises(UsageTypeError, match="must be given a path"):
+    with pytest.raises(UsageTypeError, match="needs a path or a URI"):
         Data(7)  # type: ignore[arg-type]
-    with pytest.raises(UsageTypeError, match="must be given a path"):
+    with pytest.raises(UsageTypeError, match="needs a path or a URI"):
         Data(b"x")  # type: ignore[arg-type]
     with pytest.raises(UsageTypeError, match="fuse"):
         Data(str(folder), fuse=1)  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ RIGHT = {"number": 1, "colour": "red", "inner": {"name": "a"}}
         ({"number": 1.5}, "number is 1.5, not of type int"),
         ({"colour": "green"}, "colour is 'green'"),
         ({"colour": []}, "colour is []"),
-        ({"inner": {}}, "inner has no name"),
+        ({"inner": {}}, "inner has no field 'name'"),
         ({"inner": None}, "inner is None, not an object"),
         ({"more": [{"name": "a"}, {"name": 2}]}, "more[1].name is 2, not of type str"),
         ({"more": {}}, "more is {}, not a list"),

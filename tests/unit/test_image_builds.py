@@ -193,7 +193,7 @@ def test_threads_of_one_caller_build_once(google, caller):
 
 
 def test_a_cluster_whose_name_no_registry_can_have():
-    with pytest.raises(UsageError, match="Name the cluster as GKE does"):
+    with pytest.raises(UsageError, match=r"'10\.0\.0\.1' cannot name one"):
         images.image_of(
             made(place=Place("gke", image="bundled", **CLUSTER | {"cluster": "10.0.0.1"}))
         )

@@ -151,7 +151,7 @@ def test_a_queue_that_preempted_a_job_is_the_reason_of_its_end() -> None:
     (queued,) = job.objects[QUEUE_WORKLOADS[0]]
     queued["status"] = {"conditions": [evicted]}
     reason = job.backend.why_lost(job.ref, 0)
-    assert reason == f"The queue lq evicted the job: {evicted['message']}."
+    assert reason == f"The queue 'lq' evicted the job: \"{evicted['message']}\"."
     job.refused = set(QUEUE_WORKLOADS)
     assert job.backend.why_lost(job.ref, 0) == "", "that it waits again is no reason"
 

@@ -67,7 +67,7 @@ def inline(ca: bytes) -> dict[str, str]:
 def test_an_invalid_or_missing_certificate_authority_is_refused() -> None:
     for ca in (inline(b"no certificate"), {"certificate-authority": "/no/such/file"}):
         api = HttpApi(Access("https://127.0.0.1:1", cluster=ca), {})
-        with pytest.raises(PreflightError, match="certificates of the kubeconfig"):
+        with pytest.raises(PreflightError, match="certificates of this pod cannot be used"):
             api.get(JOBS, "a")
 
 

@@ -170,7 +170,9 @@ def test_a_pool_that_lacks_a_node_of_the_slice() -> None:
     existing = [node(f"n{n}", "tpu", "4x4") for n in range(3)]
     finding = of(Observed(jobset(), [pod(0, SHORT)], nodes=existing), now=NOW)
     assert (finding.kind, finding.hopeless) == (JobCause.PARTIAL_SLICE, False)
-    assert finding.sentence.startswith("Only 3 of the 4 nodes of a slice with tpu-v6e-slice 4x4")
+    assert finding.sentence.startswith(
+        "A slice with tpu-v6e-slice 4x4 needs 4 nodes, but no pool has over 3"
+    )
     two_pools = [node(f"n{n}", f"tpu-{n % 2}", "4x4") for n in range(6)]
     assert of(Observed(jobset(), [pod(0, SHORT)], nodes=two_pools)).kind is JobCause.PARTIAL_SLICE
 
@@ -353,8 +355,8 @@ def test_an_image_that_may_come_later(words: str, hopeless: bool) -> None:
 @pytest.mark.parametrize(
     ("reason", "message", "words"),
     [
-        ("InvalidImageName", "invalid reference format", "'img' is not a valid image name: inv"),
-        ("ErrImageNeverPull", "it is not present", "does not have the image img, and may not pull"),
+        ("InvalidImageName", "invalid reference format", "'img' is not a valid image name: \"in"),
+        ("ErrImageNeverPull", "it is not present", "does not have the image img and may not pull"),
     ],
 )
 def test_an_image_that_will_never_come(reason: str, message: str, words: str) -> None:
@@ -448,14 +450,16 @@ def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
     over["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     finding = of(Observed(over, jobs=[child]))
     assert (finding.kind, finding.hosts) == (JobCause.HOST_FAILED, (2,))
-    assert finding.sentence == "Host 2 failed: its function raised."
+    assert finding.sentence == "Host 2 failed: its function raised an exception."
 
 
 def test_a_place_in_the_queue_is_said() -> None:
     job = jobset()
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
     job["spec"]["suspend"] = True
-    assert of(Observed(job, queue_position=3)).sentence.startswith("The job waits for the queue lq")
+    assert of(Observed(job, queue_position=3)).sentence.startswith(
+        "The job waits for the queue 'lq'"
+    )
     queued = {"spec": {"active": True}, "status": {"conditions": []}}
     finding = of(Observed(job, queue_workload=queued, queue_position=3))
     assert finding.sentence == "The job waits in the queue 'lq'. 3 other jobs come first."
@@ -525,7 +529,7 @@ def test_memory_that_no_node_has_is_not_waited_for(amount: str, has: str, hopele
     if hopeless:
         assert finding.kind is JobCause.NO_NODE_POOL
         assert (
-            "has the 60Gi of memory that a pod requests; they have up to 50Gi" in finding.sentence
+            "has the 60Gi of memory that a pod requests; the largest has 50Gi" in finding.sentence
         )
     else:
         assert finding.kind is JobCause.NO_ROOM
@@ -562,7 +566,7 @@ def test_a_class_of_the_queue_that_does_not_exist_is_named(after_s: int, hopeles
     finding = of(Observed(job, events=by_name(missing)), now=START + after_s)
     assert (finding.kind, finding.hopeless) == (JobCause.QUEUE_REFUSED, hopeless)
     assert finding.sentence.startswith(
-        'The queue lq cannot take the job: WorkloadPriorityClass "urgent" not found. Change or'
+        "The queue 'lq' cannot take the job: \"WorkloadPriorityClass "
     )
 
 
@@ -590,7 +594,7 @@ def test_processors_that_no_node_has_are_not_waited_for() -> None:
     finding = of(Observed(asking(cpu="500"), [pod(0, NO_CPU)], nodes=existing), now=NOW)
     assert (finding.kind, finding.hopeless) == (JobCause.NO_NODE_POOL, True)
     assert finding.sentence.startswith(
-        "No node has the 500 CPUs that a pod requests; they have up to 80. Ask for less: cpu="
+        "No node has the 500 CPUs that a pod requests; the largest has 80. Ask for less with cpu="
     )
     finding = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=existing), now=NOW)
     assert finding.kind is JobCause.NO_ROOM

@@ -9,7 +9,7 @@ from kinetic._core.outcome import HostReport, RemoteError, Verdict, judge_leader
 
 
 def test_survivors_that_lost_their_leader_are_not_blamed():
-    silence = "The coordinator of the gang at 10.0.0.1:5000 has not answered for 10 s."
+    silence = "The coordinator at 10.0.0.1:5000 has not answered for 10 s."
     broken = RemoteError("JaxRuntimeError", "UNAVAILABLE", "", consequence=True)
     reports = [
         HostReport(1, Exit.STOPPED, silence),

@@ -123,7 +123,7 @@ def test_a_file_in_place_of_all_packs(root, place):
     built, store = sent(root, place)
     shutil.rmtree(store.path(layout.PACKS))
     store.path(layout.PACKS).touch()
-    with pytest.raises(CorruptRecord, match="A pack of the source tree is missing"):
+    with pytest.raises(CorruptRecord, match="An archive of the job's files is missing"):
         unpack(store, built.tree, place / "dest")
 
 
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_told_by_its_path_and_mended(root, place, path, monkeyp
     else:
         content[-1] ^= 1
     store.put(key, bytes(content))
-    with pytest.raises(CorruptRecord, match=path or "The list of the source tree"):
+    with pytest.raises(CorruptRecord, match=path or "The stored list of the job's files"):
         unpack(store, built.tree, place / "dest")
     with pytest.raises(CorruptRecord, match="missing"):
         unpack(store, second.tree, place / "second")

@@ -159,7 +159,7 @@ def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
         ("2.60.0", "3.11.4", ""),
         ("3.0.0.dev0", "", ""),
         ("2.40.0", "3.11.4", "runs Ray 2.40.0, but jobs need Ray 2.49 or later"),
-        ("2.60.0", "3.12.1", "Python 3.12.1 runs on the cluster, 3.11 here"),
+        ("2.60.0", "3.12.1", "The cluster runs Python 3.12.1, this machine 3.11"),
     ],
 )
 def test_versions_are_compared_before_anything_is_sent(ray, python, words):
@@ -242,11 +242,19 @@ def test_what_fits(accelerator, nodes):
 @pytest.mark.parametrize(
     ("accelerator", "nodes", "words"),
     [
-        ("gpu-l4", [node({})], "gpu-l4 has 1 host with 1 GPU each; none of its nodes (1) has GPU"),
-        ("tpu-v6e-16", slice_of(3), "TPU each; its 3 nodes are 3 of v6e-16 4x4 (4 on each)"),
-        ("tpu-v6e-16", [*slice_of(2), *slice_of(2, "t")], "cannot hold this job"),
+        (
+            "gpu-l4",
+            [node({})],
+            "1 GPU each: none of the cluster's nodes (1) has GPU",
+        ),
+        (
+            "tpu-v6e-16",
+            slice_of(3),
+            "the cluster's nodes (3) are 3 of v6e-16 4x4 (4 on each)",
+        ),
+        ("tpu-v6e-16", [*slice_of(2), *slice_of(2, "t")], "is too small for"),
         ("tpu-v6e-32", slice_of(8), "8 hosts"),
-        ("cpu", [replace(node({}), is_alive=False)], "none of its nodes (0) has CPU"),
+        ("cpu", [replace(node({}), is_alive=False)], "none of the cluster's nodes (0) has CPU"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, words):
@@ -259,8 +267,12 @@ def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, wor
     ("options", "fits", "words"),
     [
         ({"cpu": "8", "memory": "2Gi"}, True, ""),
-        ({"cpu": "9"}, False, "with 9 CPU each; its 1 nodes are 1 of CPU (8 on each)"),
-        ({"memory": "64Gi"}, False, "with 1 CPU and 64 GiB each; its 1 nodes are 1 of CPU (8, 4 G"),
+        ({"cpu": "9"}, False, "with 9 CPU each: the cluster's nodes (1) are 1 of CPU (8 on each)"),
+        (
+            {"memory": "64Gi"},
+            False,
+            "with 1 CPU and 64 GiB each: the cluster's nodes (1) are",
+        ),
     ],
 )
 def test_processors_and_memory_count_too(options, fits, words):

@@ -305,12 +305,12 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
 @pytest.mark.parametrize(
     ("options", "environ", "words"),
     [
-        ({"project": "p"}, {}, "No kubeconfig was found (/nowhere)"),
-        ({}, {"KINETIC_CLUSTER": "c"}, "No kubeconfig was found (/nowhere)"),
+        ({"project": "p"}, {}, "No kubeconfig was found at /nowhere"),
+        ({}, {"KINETIC_CLUSTER": "c"}, "No kubeconfig was found at /nowhere"),
         (
             {"backend": "gke"},
             {"KINETIC_PROJECT": "p"},
-            'simulate the job here, with backend="local"',
+            'simulate the job here, set backend="local"',
         ),
         ({}, {"KINETIC_PROJECT": "p"}, "or KINETIC_BACKEND=local"),
     ],

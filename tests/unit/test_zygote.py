@@ -84,8 +84,8 @@ def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path,
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("raise ImportError('jaxlib is too old.')", "died: ImportError: jaxlib is too old. Run"),
-        ("import os; os._exit(3)", "died: it said nothing. Run"),
+        ("raise ImportError('jaxlib is too old.')", 'died: "ImportError: jaxlib is too old". Run'),
+        ("import os; os._exit(3)", "died: it printed nothing. Run"),
     ],
 )
 def test_a_zygote_that_cannot_import_says_why_and_what_to_try(tmp_path, content, words):
@@ -134,8 +134,8 @@ def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("PYTHONHASHSEED", "abc", r"died: Fatal Python error: .*PYTHONHASHSEED must be"),
-        ("PYTHONIOENCODING", "abc", r"died: Fatal Python error: .*; LookupError: unknown.* abc"),
+        ("PYTHONHASHSEED", "abc", r'died: "Fatal Python error: .*PYTHONHASHSEED must be'),
+        ("PYTHONIOENCODING", "abc", r'died: "Fatal Python error: .*; LookupError: unknown.* abc'),
     ],
 )
 def test_a_zygote_whose_interpreter_cannot_start_says_why(variable, value, words):

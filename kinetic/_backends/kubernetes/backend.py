@@ -125,7 +125,7 @@ class KubernetesBackend:
             raise PreflightError(
                 f"The store {self._store.uri} is a folder, which the pods of a cluster cannot "
                 "reach. Name a bucket (KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile "
-                "create`), or set KINETIC_POD_STORE if pods have this folder, too."
+                "create`); or set KINETIC_POD_STORE to this folder's path in the pods."
             )
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)
@@ -315,8 +315,8 @@ class KubernetesBackend:
         (SIGTERM)."""
         if signum not in _GRACES_S:
             raise UsageError(
-                "A cluster can only delete pods, not send them other signals. Use KILL, which "
-                "deletes them at once, or TERM, which gives them their grace period."
+                "Hosts on a cluster take no other signals than KILL and TERM, because a cluster "
+                "can only delete pods: at once (KILL), or after their grace period (TERM)."
             )
         if self._store.has(layout.JobKeys(ref.job_id).outcome):
             return ()  # The pods of an ended job are deleted anyway.

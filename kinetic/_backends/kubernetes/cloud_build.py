@@ -123,24 +123,24 @@ class CloudBuild:
         path = f"projects/{project}/locations/{location}/repositories/{repository}"
         if location != host and self._read_code(f"{self._at.repositories}/v1/{path}") == 404:
             raise PreflightError(
-                f"The repository {repository!r} for {uri} does not exist. Create it: `gcloud "
-                f"artifacts repositories create {repository} --repository-format=docker "
-                f"--location={location} --project={project}`."
+                f"The repository {repository!r}, which is to hold the image {uri}, does not exist. "
+                f"Create it: `gcloud artifacts repositories create {repository} "
+                f"--repository-format=docker --location={location} --project={project}`."
             )
         query = urllib.parse.urlencode([("permissions", each) for each in _NEEDED])
         url = f"{self._at.storage}/storage/v1/b/{bucket}/iam/testPermissions?{query}"
         code, answer = self._calls.call("GET", url, allowed=(404,))
         if code == 404:
             raise PreflightError(
-                f"The bucket gs://{bucket}, which holds the files for builds, does not exist. "
-                f"Create it: `gcloud storage buckets create gs://{bucket} "
+                f"The bucket gs://{bucket}, to which files for image builds are uploaded, does not "
+                f"exist. Create it: `gcloud storage buckets create gs://{bucket} "
                 f"--location={self._region} --project={self._project}`."
             )
         missing = [each for each in _NEEDED if each not in answer.get("permissions", ())]
         if missing:
             raise PreflightError(
-                f"You lack {' and '.join(missing)} on gs://{bucket}, which holds the files for "
-                "builds. Ask for roles/storage.objectUser on this bucket."
+                f"You may not upload files for image builds to the bucket gs://{bucket}: you lack "
+                f"{' and '.join(missing)}. Ask for roles/storage.objectUser on the bucket."
             )
 
     def _read_code(self, url: str) -> int:
@@ -203,8 +203,8 @@ class CloudBuild:
         while build.is_under_way:
             if waited_s > QUEUE_S + images.BUILD_TIMEOUT_S:
                 raise PreflightError(
-                    f"Cloud Build has not ended the build in {waited_s / 60:.0f} min, its time "
-                    f"limit. See the build's log: {build.log}"
+                    f"The image build has not ended within its time limit of {waited_s / 60:.0f} "
+                    f"min (log: {build.log})."
                 )
             self._sleep(POLL_S)
             waited_s += POLL_S
@@ -240,12 +240,12 @@ class CloudBuild:
 
     def failure(self, uri: str, build: Build) -> PreflightError:
         """Return the error that explains why a build failed."""
-        detail = f", {build.detail.rstrip('.')}" if build.detail else ""
+        detail = f': "{build.detail}"' if build.detail else ""
         lines = "".join(f"\n  {line}" for line in self.last_lines(build))
-        text = f" The last lines of its log:{lines}\nAll of it" if lines else " Its log"
+        text = f" The last lines of the log:{lines}\nThe whole log" if lines else " The log"
         return PreflightError(
-            f"The image {uri} could not be built: {build.status}{detail}. {_advice(build.status)}"
-            f"{text}: {build.log}"
+            f"The image {uri} could not be built: the build ended with status "
+            f"{build.status}{detail}. {_advice(build.status)}{text}: {build.log}"
         )
 
 
@@ -257,13 +257,13 @@ def _build(about: Mapping[str, Any]) -> Build:
 
 def _advice(status: str) -> str:
     return {
-        "TIMEOUT": f"The limit for a build is {images.BUILD_TIMEOUT_S // 60} min: require fewer "
-        "packages, or ones that have wheels.",
+        "TIMEOUT": f"A build may take {images.BUILD_TIMEOUT_S // 60} min: require fewer packages, "
+        "or packages that have wheels.",
         "EXPIRED": "Cloud Build had no machine for the build within an hour: try again later.",
         "CANCELLED": "Somebody cancelled the build.",
         "INTERNAL_ERROR": "Cloud Build itself failed: try again.",
     }.get(
         status,
-        "Change the requirements, or remove container_image: pods then install them when they "
-        "start.",
+        "Change the project's requirements, or remove container_image=: pods then install the "
+        "requirements when they start.",
     )

@@ -109,7 +109,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
     """
     if missing := _list_missing():
         raise PreflightError(
-            f"Packages for Kubernetes clusters are not installed ({', '.join(missing)}). "
+            f"Packages that jobs on clusters need are not installed: {', '.join(missing)}. "
             f"Install them: {make_install_command('gcp')}"
         )
     from kinetic._backends.kubernetes import kubeconfig
@@ -127,7 +127,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
         if not simulation.can_simulate(sys.platform):
             raise
         raise PreflightError(
-            f'{error} Or simulate the job here, with backend="local" or KINETIC_BACKEND=local.'
+            f'{error} To simulate the job here, set backend="local" or KINETIC_BACKEND=local.'
         ) from None
     if patience is None:
         return share_connection(access, variables, namespace=place.namespace)

@@ -108,8 +108,8 @@ def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator
                 )
         except (ConfigException, OSError, TypeError, ValueError) as error:
             raise PreflightError(
-                f"The certificates of the kubeconfig's context {access.context} cannot be used: "
-                f"{error}."
+                f'The certificates of {access.origin} cannot be used: "{error}". Get credentials '
+                "for the cluster again."
             ) from error
         yield configuration
 
@@ -134,7 +134,7 @@ def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
             if not configuration.verify_ssl:
                 pools["assert_hostname"] = False
     client.user_agent = f"kinetic/{__version__}"
-    named_by = f"the kubeconfig's context {access.context} (proxy-url)"
+    named_by = f"{access.origin} (proxy-url)"
     proxy = cluster.get("proxy-url") or ""
     client.rest_client.pool_manager = proxies.open_pools(access.server, proxy, named_by, **pools)
     return client
@@ -152,8 +152,8 @@ def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContex
             context.load_cert_chain(configuration.cert_file, configuration.key_file)
     except (OSError, ValueError) as error:
         raise PreflightError(
-            f"The certificates of the kubeconfig's context {access.context!r} cannot be used: "
-            f"{error}. Get credentials for the cluster again."
+            f'The certificates of {access.origin} cannot be used: "{error}". Get credentials for '
+            "the cluster again."
         ) from error
     return context
 
@@ -444,9 +444,10 @@ class HttpApi:
                 )
                 data = response.read()
             except ApiException as error:  # raised for TLS errors only
+                why = " ".join(str(error.reason).split())
                 raise PreflightError(
-                    f"The certificate of {self.server} is not trusted ({error.reason}). Get "
-                    "credentials for the cluster again: its certificate may have changed."
+                    f'The certificate of {self.server} is not trusted: "{why}". It may have '
+                    "changed: get credentials for the cluster again."
                 ) from error
             except HTTPError as error:
                 raise explain_unreachable(call, self.server, error) from error

@@ -205,16 +205,16 @@ def _check_image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
         _shorten_text(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
     )
     if pod.waiting_reason == "InvalidImageName":
-        text = f"{pod.image!r} is not a valid image name: {message}. Correct container_image=."
+        text = f'{pod.image!r} is not a valid image name: "{message}". Correct container_image=.'
         return JobDiagnosis(JobCause.IMAGE_PULL, text, hopeless=True)
     if pod.waiting_reason == "ErrImageNeverPull":
         advice = "Load the image onto the nodes, or let the cluster's policy allow pulls."
-        text = f"The node {pod.node} does not have the image {pod.image}, and may not pull it: "
-        return JobDiagnosis(JobCause.IMAGE_PULL, f"{text}{message}. {advice}", hopeless=True)
+        text = f"The node {pod.node} does not have the image {pod.image} and may not pull it: "
+        return JobDiagnosis(JobCause.IMAGE_PULL, f'{text}"{message}". {advice}', hopeless=True)
     text_without_names = _NAMES.sub("", message).lower()
     hopeless = any(words in text_without_names for words in _HOPELESS_IMAGE)
     advice = "Check container_image=, and that the nodes may read the repository."
-    text = f"The image {pod.image} cannot be pulled: {message}."
+    text = f'The image {pod.image} cannot be pulled: "{message}".'
     return JobDiagnosis(JobCause.IMAGE_PULL, f"{text} {advice}", hopeless)
 
 
@@ -227,7 +227,7 @@ def _check_config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
             any(words in message for words in _HOPELESS_CONFIG),
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
-        text = f"{pod.called.capitalize()} does not start: {reason}: {_shorten_text(message)}."
+        text = f"{pod.called.capitalize()} does not start ({reason}): {_shorten_text(message)}."
         return JobDiagnosis(JobCause.START_ERROR, text)
     return None
 
@@ -251,8 +251,8 @@ def _find_missing(observed: Observed, message: str) -> JobDiagnosis | None:
 def _explain_own_secret(name: str) -> JobDiagnosis:
     return JobDiagnosis(
         JobCause.MISSING_SECRET,
-        f"The job's own secret {name} does not exist: the submission is still under way, or was "
-        "interrupted. If it was interrupted, cancel the job and run it again.",
+        f"The secret {name}, which the job's submission creates, does not exist yet. If the "
+        "submission was interrupted, cancel the job and run it again.",
     )
 
 
@@ -336,7 +336,7 @@ def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
         return None
     message = _shorten_text(warnings[-1].get("message") or "")
     final = "not found" in message and _has_lasted(first_event_time(warnings[-1]), now)
-    text = f"The queue {queue[QUEUE_LABEL]} cannot take the job: {message}."
+    text = f'The queue {queue[QUEUE_LABEL]!r} cannot take the job: "{message}".'
     if "PriorityClass" in message:
         text = f"{text} Change or remove priority=."
     return JobDiagnosis(JobCause.QUEUE_REFUSED, text, final)

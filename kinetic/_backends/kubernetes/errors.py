@@ -157,7 +157,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
     """
     message = message_of(body)
     detail = _status(body)
-    quote = f" The cluster says: {message.rstrip('.')}." if message else ""
+    quote = f' The cluster says: "{message.rstrip(".")}".' if message else ""
     if status == 401:
         return Unauthorized(
             f"The cluster does not accept your credentials ({call}). Log in again, for example "
@@ -188,7 +188,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
         )
     if 400 <= status < 500:
         return Refused(f"The cluster refuses to {call}.{quote}")
-    return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{quote}")
+    return BackendUnavailable(f"Could not {call}: the cluster answered HTTP {status}.{quote}")
 
 
 def explain_unreachable(call: ApiCall, server: str, error: object) -> Busy:
@@ -228,7 +228,7 @@ def _explain_missing(call: ApiCall, detail: dict[str, Any], message: str) -> Kin
     if about == "namespaces" and call.resource.plural != "namespaces":
         return Refused(no_namespace(call.namespace))
     return NotFound(
-        f"Could not {call}: the object does not exist{f' ({message})' if message else ''}."
+        f"Could not {call}, because the object does not exist{f': {message}' if message else '.'}"
     )
 
 

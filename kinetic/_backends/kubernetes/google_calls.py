@@ -93,11 +93,11 @@ class GoogleCalls:
             )
         except google.auth.exceptions.GoogleAuthError as error:
             raise PreflightError(
-                f"Logging in to Google Cloud failed: {error}. Log in with `gcloud auth "
+                f'Logging in to Google Cloud failed: "{error}". Log in with `gcloud auth '
                 "application-default login`."
             ) from error
         except urllib3.exceptions.HTTPError as error:
-            raise BackendUnavailable(f"{address} does not answer: {error}.") from error
+            raise BackendUnavailable(f'{address} does not answer: "{error}".') from error
         code = int(response.status)
         if code in allowed:
             return code, {}
@@ -129,7 +129,7 @@ def _explain_refusal(address: str, code: int, answer: Any) -> str:
         401: "Log in with `gcloud auth application-default login`.",
         403: "Ask for roles/cloudbuild.builds.editor, roles/artifactregistry.reader and "
         "roles/storage.objectUser.",
-        404: "Check that it exists, and that the service is enabled in the project.",
+        404: "Check the project's name, and that the service is enabled in the project.",
     }
-    quote = f": {str(reason).rstrip('.')}" if reason else ""
-    return f"{address} refused ({code}){quote}. {advice.get(code, '')}".rstrip()
+    quote = f': "{reason}"' if reason else ""
+    return f"{address} refused a request (HTTP {code}){quote}. {advice.get(code, '')}".rstrip()

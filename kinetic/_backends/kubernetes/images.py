@@ -75,13 +75,13 @@ def _registry(plan: Plan) -> str:
     advice = f"remove container_image: pods then start from {slim_image(plan.versions.python)}."
     if missing:
         raise UsageError(
-            f'container_image="bundled" lies in a registry of the cluster, but {missing[0]} is not '
-            f"set. Set {missing[0]}=, or {advice}"
+            f'container_image="bundled" uses the cluster\'s image registry, for whose address '
+            f"{missing[0]} is not set. Set {missing[0]}=, or {advice}"
         )
     if not _NAME.fullmatch(place.cluster):
         raise UsageError(
-            f'container_image="bundled" needs a registry named after the cluster, but '
-            f"{place.cluster!r} is not a valid name. Name the cluster as GKE does, or {advice}"
+            f'container_image="bundled" needs an image registry named after the cluster, but '
+            f"{place.cluster!r} cannot name one. Set cluster= to the name in GKE, or {advice}"
         )
     return registry(place)
 

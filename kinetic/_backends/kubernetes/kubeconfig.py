@@ -42,6 +42,11 @@ class Access:
     cluster: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sources: tuple[Path, ...] = ()
 
+    @property
+    def origin(self) -> str:
+        """The source of the login, as messages name it."""
+        return f"the kubeconfig's context {self.context!r}" if self.context else "this pod"
+
 
 @dataclass(frozen=True)
 class Kubeconfig:
@@ -101,7 +106,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
     except (ConfigException, yaml.YAMLError, OSError, *_MALFORMED) as error:
         cause = " ".join(str(error).split())
         raise PreflightError(
-            f"The kubeconfig {files} cannot be read ({type(error).__name__}: {cause}). Repair the "
+            f'The kubeconfig {files} cannot be read: "{type(error).__name__}: {cause}". Repair the '
             "file, or get credentials for the cluster again."
         ) from error
     return Kubeconfig(str(current), **entries, sources=sources)
@@ -146,12 +151,13 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
             _check_project(config.current, files, project, zone)
             return config.current
         problem = (
-            f"the current context of {files} is {config.current}, which does not exist"
+            f"the current context of {files}, {config.current!r}, does not exist"
             if config.current
             else f"{files} has no current context"
         )
         raise PreflightError(
-            f"No cluster is named, and {problem}. Name a cluster: {_list_contexts(config)}."
+            f"No cluster is named, and {problem}. Set cluster= or KINETIC_CLUSTER to one of the "
+            f"contexts: {_list_contexts(config)}."
         )
     if cluster in config.contexts:
         return cluster
@@ -170,9 +176,9 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
     where = f" --zone {zone}" if zone else ""
     of = f" --project {project}" if project else ""
     raise PreflightError(
-        f"No context of {files} belongs to the cluster {cluster!r}: {_list_contexts(config)}. Get "
-        "credentials for the cluster, for example with `gcloud container clusters get-credentials "
-        f"{cluster}{where}{of}`."
+        f"No context of {files} belongs to the cluster {cluster!r} (contexts: "
+        f"{_list_contexts(config)}). Get credentials for the cluster, for example with `gcloud "
+        f"container clusters get-credentials {cluster}{where}{of}`."
     )
 
 
@@ -185,8 +191,8 @@ def _check_project(context: str, files: str, project: str, zone: str) -> None:
         if wanted not in ("", actual):
             raise PreflightError(
                 f"No cluster is named, and the current context of {files}, {context}, belongs to "
-                f"the {noun} {actual}, not {wanted}. Name the cluster with cluster=, "
-                "KINETIC_CLUSTER or a profile."
+                f"the {noun} {actual!r}, but the job's {noun} is {wanted!r}. Name the cluster with "
+                "cluster=, KINETIC_CLUSTER or a profile."
             )
 
 
@@ -198,8 +204,7 @@ def _is_gke(context: str, cluster: str, project: str, zone: str) -> bool:
 
 
 def _list_contexts(config: Kubeconfig) -> str:
-    names = sorted(config.contexts)
-    return f"the contexts are {', '.join(names)}" if names else "there are no contexts"
+    return ", ".join(sorted(config.contexts)) or "none"
 
 
 def access_of(config: Kubeconfig, context: str) -> Access:
@@ -267,7 +272,7 @@ def find(
     if not config.sources or not (cluster or config.contexts):
         paths = ", ".join(str(path) for path in paths_of(variables))
         raise PreflightError(
-            f"No kubeconfig was found ({paths}). Get one for your cluster, for example with "
+            f"No kubeconfig was found at {paths}. Get one for your cluster, for example with "
             f"`gcloud container clusters get-credentials {cluster or 'NAME'}`, or set KUBECONFIG."
         )
     return access_of(config, choose(config, cluster=cluster, project=project, zone=zone))

@@ -159,7 +159,7 @@ def _find_first_gone(
     hosts = tuple(sorted(shape.host_named(pod) for pod in ended))
     names = ", ".join(map(shape.name_pod, hosts))
     whose = f"pod of {names} was" if len(hosts) == 1 else f"pods of {names} were"
-    text = f"The {whose} deleted, or ended without a trace of why."
+    text = f"The {whose} deleted, or ended without a recorded reason."
     return JobDiagnosis(JobCause.HOST_FAILED, text, True, hosts)
 
 
@@ -215,7 +215,7 @@ def _cause(pod: Pod) -> tuple[JobCause, str, bool]:
         missing = any(words in pod.exit_message for words in _NO_PROGRAM)
         kind = JobCause.BAD_COMMAND if missing else JobCause.START_ERROR
         advice = f"Check that the image {pod.image} has the program" if missing else ""
-        text = f"its program could not be started: {_last_line(pod.exit_message)}"
+        text = f'its program could not be started: "{_last_line(pod.exit_message)}"'
         return kind, ". ".join(t for t in (text, advice) if t), missing
     if pod.stage is Stage.RUNNING:
         text = f"its node {pod.node} does not answer. If the node does not come back, the cluster"
@@ -259,7 +259,7 @@ def _memory(pod: Pod) -> tuple[JobCause, str]:
 
 def _code(code: int) -> str:
     if code == ProgramCode.CODE_FAILED:
-        return "its function raised"
+        return "its function raised an exception"
     if code in _SIGNALS:
         return f"it was killed by {_SIGNALS[code]} (exit code {code})"
     return f"it ended with exit code {code}"

@@ -40,7 +40,7 @@ _PASSING = (
 """Substrings of an autoscaler's message that it cannot add nodes now, but perhaps later."""
 _GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
 _REQUEST = ("AcceptedProvisioningRequest", "ProvisioningRequestPending")
-_ASK_FOR_LESS = "Ask for less: cpu=, memory= and local_storage= reserve it."
+_ASK_FOR_LESS = "Ask for less with cpu=, memory= or local_storage=."
 
 
 def why_unscheduled(
@@ -76,13 +76,13 @@ def why_unscheduled(
     finding = _from_nodes(of, stuck, nodes, placed=placed)
     if reason in ("FailedScaleUp", "ScaleUpTimedOut"):
         why = _strip_notes(message)
-        text = f"{finding.sentence} The cluster tried to add nodes and failed: {why}."
+        text = f'{finding.sentence} The cluster tried to add nodes and failed: "{why}".'
         return JobDiagnosis(JobCause.NO_SCALE_UP, text, hosts=hosts)
     if reason == "NotTriggerScaleUp":
         passes = any(words in message for words in _PASSING)
         impossible = finding.kind is JobCause.NO_NODE_POOL and not passes
         kind = finding.kind if impossible else JobCause.NO_SCALE_UP
-        text = f"{finding.sentence} The cluster adds no nodes: {_strip_notes(message)}."
+        text = f'{finding.sentence} The cluster adds no nodes: "{_strip_notes(message)}".'
         return JobDiagnosis(kind, text, impossible, hosts)
     if finding.kind is JobCause.NO_NODE_POOL and waited:
         return JobDiagnosis(finding.kind, finding.sentence, True, hosts)
@@ -145,12 +145,14 @@ def _from_nodes(
             JobCause.NO_NODE_POOL, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if fitting and (largest := _largest_pool(fitting)) < of.pods_each:
-        text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} exist."
+        text = f"A slice with {kind} needs {of.pods_each} nodes, but no pool has over {largest}."
         return JobDiagnosis(
             JobCause.PARTIAL_SLICE, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
-    count = f"The {len(fitting)} nodes" if fitting else "The nodes"
-    text = f"{count}{kind and f' with {kind}'} are in use or not ready. The job waits for them."
+    many = len(fitting or ())
+    count = "The only node" if many == 1 else f"The {many} nodes" if many else "The nodes"
+    be, them = ("is", "it") if many == 1 else ("are", "them")
+    text = f"{count}{kind and f' with {kind}'} {be} in use or not ready. The job waits for {them}."
     return JobDiagnosis(
         JobCause.NO_ROOM, f"{text} {_describe_head(of)}{_quote_scheduler(scheduler)}", hosts=hosts
     )
@@ -168,7 +170,7 @@ def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
             kind, amount = _kind_of(spec.get("nodeSelector") or {}), " + ".join(amounts)
             requested = f"{amount} CPUs" if name == "cpu" else f"{amount} of {name}"
             text = f"No node{kind and f' with {kind}'} has the {requested} that a pod requests"
-            return f"{text}; they have up to {most}. {_ASK_FOR_LESS}"
+            return f"{text}; the largest has {most}. {_ASK_FOR_LESS}"
     return ""
 
 
@@ -233,7 +235,7 @@ def _offers(nodes: Sequence[Document] | None) -> str:
 
 
 def _quote_scheduler(scheduler: str) -> str:
-    return f"The scheduler says: {scheduler}."
+    return f'The scheduler says: "{scheduler}".'
 
 
 def _strip_notes(message: str) -> str:

@@ -125,7 +125,7 @@ class LocalBackend:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SubmitError(
-                f"The job's folder {folder} cannot be created: {error.strerror}."
+                f"The folder of {ref.job_id} cannot be created: {folder}: {error.strerror}."
             ) from error
         request = {
             "store": self._store.uri,
@@ -255,8 +255,8 @@ class LocalBackend:
         plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         if plan.elastic_controller is None:
             raise UsageError(
-                f"{ref.job_id} has a single controller, one process with all slices. Simulated "
-                "slices of it can be lost with slices=(least, most) only; name host 0 to kill the "
+                f"{ref.job_id} has a single controller, one process with all slices, so it can "
+                "lose a simulated slice only with slices=(least, most). Name host 0 to kill the "
                 "controller."
             )
         hosts_each, most = plan.topology.hosts, plan.options.most_slices

@@ -213,7 +213,7 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
 
 
 def _explain_death(last_line: str, modules: tuple[str, ...]) -> str:
-    cause = last_line.rstrip(".") or "it said nothing"
+    cause = f'"{last_line.rstrip(".")}"' if last_line else "it printed nothing"
     imports = f" or `python -c 'import {', '.join(modules)}'`" if modules else ""
     advice = f"Run `kinetic doctor`{imports} to see more."
     return f"The process that starts simulated slices died: {cause}. {advice}"
@@ -221,7 +221,7 @@ def _explain_death(last_line: str, modules: tuple[str, ...]) -> str:
 
 def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
     """Return the error for a supervisor that could not begin."""
-    text = f"The supervisor of {job_id} could not begin: {why}."
+    text = f'The process that supervises {job_id} could not begin: "{why}".'
     if number in files.FULL:
         return StoreFull(f"{text} Free some space, or set KINETIC_HOME to a folder elsewhere.")
     return SubmitError(text)

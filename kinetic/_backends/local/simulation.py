@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kinetic._core.plan import Plan
 
 LOOPBACK_REMEDY = (
-    "As root, run `ip link set lo up`; if the interface is up, but has IPv6 alone, run `ip addr "
+    "As root, run `ip link set lo up`; if the interface is up, but has only IPv6, run `ip addr "
     "add 127.0.0.1/8 dev lo`."
 )
 _READ_BY_LIBRARIES = ("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_")
@@ -172,8 +172,8 @@ def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
     """
     if plan.options.debug and not installed():
         raise PreflightError(
-            "debug=True needs debugpy in this environment, which simulated hosts use. Install it: "
-            "pip install debugpy."
+            "debug=True needs the package debugpy in this Python environment, in which simulated "
+            "hosts run. Install it: pip install debugpy"
         )
 
 
@@ -194,8 +194,8 @@ def check_pathways(plan: Plan) -> None:
 
     if plan.elastic_controller is not None and find_spec("pathwaysutils") is None:
         raise PreflightError(
-            'slices=(least, most) with controller="single" needs pathwaysutils. Install it: pip '
-            "install 'pathwaysutils[gke]'."
+            'slices=(least, most) with controller="single" needs the package pathwaysutils. '
+            "Install it: pip install 'pathwaysutils[gke]'"
         )
 
 
@@ -214,8 +214,8 @@ def check_reach(plan: Plan, store_folder: Path | None) -> None:
         if store_folder is None:
             raise UsageError(
                 f"{data.source} cannot be simulated while the store is a bucket. Unset "
-                "KINETIC_STORE to have a folder of this machine simulate the bucket, or use a "
-                "cluster."
+                "KINETIC_STORE, so that a folder of this machine simulates the data's bucket, or "
+                "use a cluster."
             )
         folder = store_folder / layout.bucket_folder(data.source)
         logging.getLogger("kinetic").warning(

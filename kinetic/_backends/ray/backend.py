@@ -161,8 +161,8 @@ def check_versions(ray: str, python: str, ours: str) -> None:
     theirs, mine = (version.split(".")[:2] for version in (python, ours))
     if python and theirs != mine:
         raise PreflightError(
-            f"Python {python} runs on the cluster, {ours} here, and functions are sent as code of "
-            f"one version. Use a cluster with Python {'.'.join(mine)}, or Python "
+            f"The cluster runs Python {python}, this machine {ours}, and functions are sent as "
+            f"code of one version. Use a cluster with Python {'.'.join(mine)}, or Python "
             f"{'.'.join(theirs)} here."
         )
 
@@ -185,7 +185,7 @@ def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False)
     if grows or _count_slices(topology, needed, alive) >= least:
         return
     raise PreflightError(
-        f"The Ray cluster cannot hold this job: {_describe_job(topology, needed, least)}; "
+        f"The Ray cluster is too small for {_describe_job(topology, needed, least)}: "
         f"{_describe_cluster(needed, alive)}. Add nodes, or ask for less."
     )
 
@@ -231,7 +231,7 @@ def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) 
     many = f"{slices} slices of " if slices > 1 else ""
     noun = "host" if hosts == 1 else "hosts"
     share = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
-    return f"{many}{topology.name} has {hosts} {noun} with {share} each"
+    return f"{many}{topology.name}, which needs {hosts} {noun} with {share} each"
 
 
 def _describe_amount(name: str, amount: float) -> str:
@@ -246,9 +246,9 @@ def _describe_cluster(needed: Mapping[str, float], nodes: Sequence[RayNode]) -> 
         if node.resources.get(unit)
     )
     if not kinds:
-        return f"none of its nodes ({len(nodes)}) has {unit}"
+        return f"none of the cluster's nodes ({len(nodes)}) has {unit}"
     text = ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
-    return f"its {len(nodes)} nodes are {text}"
+    return f"the cluster's nodes ({len(nodes)}) are {text}"
 
 
 def _describe_node(node: RayNode, unit: str, others: Sequence[str]) -> str:
@@ -498,7 +498,7 @@ class RayBackend:
         """Ask the leader to kill the hosts' actors, which ends their functions and agents too."""
         if signum != signal.SIGKILL:
             raise UsageError(
-                "On Ray, hosts can only be ended at once, not sent other signals. Use KILL."
+                "Hosts on a Ray cluster take no other signal than KILL, which ends them at once."
             )
         if self.status([ref])[ref.job_id].phase is not JobStatus.RUNNING:
             return ()
@@ -551,7 +551,8 @@ class RayBackend:
         self._api.stop(ref.job_id)
         if not self._has_ended_within(_STOPPING_S, ref):
             raise BackendUnavailable(
-                f"Ray has not ended the driver of {ref.job_id} within {_STOPPING_S:g} s. Try again."
+                f"Ray has not ended the driver process of {ref.job_id} within {_STOPPING_S:g} s. "
+                "Try again."
             )
 
     def _has_ended_within(self, limit_s: float, ref: JobRef) -> bool:

@@ -77,7 +77,7 @@ def test_jobset_is_tried_out(configured: FakeCluster) -> None:
     assert configured.objects("jobsets") == []
     configured.api.job_set_controller = False
     level, detail = examined()["JobSet"]
-    assert (level, "only their definition is installed" in detail) == ("problem", True)
+    assert (level, "only the definition of JobSets is installed" in detail) == ("problem", True)
     configured.api.job_set_controller = True
     configured.api.webhook_down = True
     level, detail = examined()["JobSet"]
