@@ -1,5 +1,5 @@
-"""A bare pod becomes a host, by real runs of the pod's command. The store is a folder, the package
-index a folder of wheels."""
+"""The command of a pod, which turns a bare image into a host, is run for real. The store is a
+folder; the package index is a folder of wheels."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_an_image_that_holds_everything_needs_no_store(pod):
 
 
 def test_programs_find_the_driver_of_gpus(pod):
-    """The loader reads LD_LIBRARY_PATH when a program starts: a function would set it too late."""
+    """The bootstrap sets LD_LIBRARY_PATH: the loader reads it at a program's start only."""
     program = "import os; print({n: os.environ.get(n) for n in ('LD_LIBRARY_PATH', 'PATH')})"
     pod.sends(package(program))
     driver, path = pod.folder / "nvidia", pod.env["PATH"]
@@ -170,8 +170,8 @@ def test_programs_find_the_driver_of_gpus(pod):
 
 
 def build_image(files, image, pod):
-    """Apply a Dockerfile to a copy of an interpreter, installing from a folder; return the image's
-    environment variables."""
+    """Build an image from a Dockerfile: a copy of an interpreter, and packages from a folder of
+    wheels. Return the image's environment variables."""
     shutil.copytree(pod.python.parents[1], image, symlinks=True)
     environ, home = {}, f"{image}/opt/kinetic"
     os.makedirs(home)

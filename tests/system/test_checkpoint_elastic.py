@@ -1,5 +1,5 @@
-"""Checkpoints of elastic jobs whose hosts are preempted: SIGTERM for the agent of one host makes
-all hosts save the same step, from which the next attempt continues."""
+"""Checkpoints of elastic jobs that lose a slice by preemption. After SIGTERM for one host's agent,
+all hosts save the same step, and the next attempt continues from it."""
 
 from __future__ import annotations
 

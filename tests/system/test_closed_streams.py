@@ -1,5 +1,5 @@
-"""Callers whose standard streams are closed, in every combination, or have a narrow encoding:
-values arrive, commands do their work."""
+"""Callers whose standard streams are closed, in every combination, or cannot encode all characters:
+values arrive, and commands do their work."""
 
 from __future__ import annotations
 

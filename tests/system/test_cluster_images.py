@@ -1,4 +1,4 @@
-"""A job whose image cannot be pulled ends with an error that says why, and leaves nothing."""
+"""A job whose image cannot be pulled: its error says why, and nothing is left in the cluster."""
 
 from __future__ import annotations
 

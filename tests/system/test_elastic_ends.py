@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
 @pytest.fixture
 def begin(begin):
-    """Start a job and wait for its second step, unless a test says otherwise."""
+    """A function that starts a job and waits for its second step; `wait=False` skips the wait."""
     return functools.partial(begin, wait=True)
 
 
@@ -159,7 +159,7 @@ def test_the_leader_is_killed(begin):
 
 
 def test_a_job_goes_on_after_the_process_that_starts_agents_was_killed(begin, tmp_path):
-    """Without the process that starts agents, a lost slice cannot return."""
+    """The fork server, which starts agents, is killed: a lost slice stays lost."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
@@ -167,7 +167,7 @@ def test_a_job_goes_on_after_the_process_that_starts_agents_was_killed(begin, tm
 
 
 def test_a_lost_slice_that_cannot_be_started_again_is_kinetics_own_fault(begin):
-    """No slice can return. The error says so, and does not blame the function."""
+    """Without the fork server no slice returns: the error blames kinetic, not the function."""
     job = begin(elastic(2, 2), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)

@@ -1,8 +1,5 @@
-"""Functions that damage the process they run in: the caller gets the value or an error with the
-true cause, and nothing is left.
-
-The fixture `no_leftovers` checks for processes after each test.
-"""
+"""Functions that damage their own process: the caller gets the value, or an error with the true
+cause, and no process is left, as the fixture `no_leftovers` checks."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ from kinetic import errors
 def test_a_value_comes_back_all_the_same(havoc):
     handle = start(then_return, havoc, timeout=PATIENCE_S)
     if havoc in STRIKING and not handle.wait(PATIENCE_S).ok:
-        # it struck before the function had returned
+        # The signal or exception came before the function returned.
         failure_of(handle, (RuntimeError, errors.UserCodeFailed))
         return
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
@@ -89,8 +86,8 @@ def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
         outcome = handle.outcome()
         return outcome.ended_at - outcome.reports[0].ended_at
 
-    # It waits for no time limit, of which the shortest is 3 s: that would make every run slow, a
-    # busy machine only some.
+    # Waiting for a time limit, at least 3 s, would make all runs slow; a busy machine slows some
+    # runs.
     assert any(took_s() < 2.5 for _ in range(20))
 
 

@@ -1,7 +1,7 @@
-"""The client on a Mac: interpreters without any Linux-only feature submit to a cluster, follow
-jobs, and list them.
+"""The client on a Mac: without features that only Linux has, it submits to a cluster, follows jobs
+and lists them.
 
-`macos/sitecustomize.py` removes the features.
+`macos/sitecustomize.py` removes the features from the tests' interpreters.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def out(done):
 
 
 def read_refusal(done):
-    """Return the message of a command that failed without a traceback."""
+    """Check that a command failed without a traceback; return its stderr."""
     assert done.returncode not in (0, None), done.stdout
     assert "Traceback" not in done.stderr
     return done.stderr

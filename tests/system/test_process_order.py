@@ -1,4 +1,4 @@
-"""JAX numbers the hosts of a real slice by their places in it: process 0 need not be host 0."""
+"""JAX numbers hosts of a real slice by position: its process 0 need not be host 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDER = "KINETIC_PROCESS_ORDER"
 
 
 def first():
-    """Return a value on process 0 only."""
+    """Return this host and the hosts in JAX's order, from process 0; None from all others."""
     import os
 
     import jax
@@ -25,7 +25,7 @@ def first():
 
 
 def count_hosts():
-    """Return the index of the host, without JAX."""
+    """Return the index of this host, without starting JAX."""
     import os
 
     return int(os.environ["KINETIC_HOST_INDEX"])

@@ -1,5 +1,5 @@
-"""A world of one process that has the devices of all hosts, as under Pathways; these devices are
-virtual."""
+"""Jobs in which one process controls the virtual devices of all hosts, as Pathways does with real
+ones."""
 
 from __future__ import annotations
 
