@@ -51,7 +51,7 @@ REMOVED_FROM_CLUSTER = "its workload was removed from the cluster"
 CANCELLED = "The job was cancelled."
 
 LEAST_START_TIMEOUT_S = 2.0
-"""Do not read the plan in these first seconds, to save a call: no start timeout is shorter."""
+"""To save a call, the plan with the start timeout is not read in these first seconds of a wait."""
 SUBMISSION_S = 15.0
 """Seconds after which a workload without a Secret counts as an interrupted submission."""
 _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
