@@ -132,7 +132,7 @@ class ProgramCheck:
         return min(len(self._programs), MOST_COMPILED)
 
     def compile(self) -> Iterator[CompileReport]:
-        """Yield each report when it is ready; afterwards `report` has all of them."""
+        """Yield each report as soon as it is ready. Afterwards `report` has all reports."""
         chosen = self._programs[:MOST_COMPILED]
         self._reports: dict[int, CompileReport] = {}
         for number, lowered in enumerate(chosen):

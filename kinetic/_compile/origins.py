@@ -30,8 +30,8 @@ Frame = tuple[str, str, str]
 
 
 def read_origins(text: str) -> tuple[str, ...]:
-    """Return "file:line (function)" for each operation, in order: the user's source line, as in
-    reports; "" if unknown.
+    """Return the user's source line, "file:line (function)", for each operation in order; "" if
+    unknown.
 
     Args:
         text: A StableHLO module with its locations.

@@ -43,9 +43,9 @@ from kinetic.version import __version__
 TIMEOUT_S = 600.0
 """Limit of one compile in seconds, more than any known program needs."""
 _BYTES_EACH = 3 << 30
-"""Memory that one compiler of a large program needs, as measured."""
+"""Measured memory, in bytes, of the compiler of a large program."""
 _ANALYSIS_VERSION = 2
-"""Version of the analysis: a change invalidates cached reports."""
+"""Version of the analysis of compiled programs. A new one invalidates cached reports."""
 _LAST_WORDS = 1500
 _NOISE = re.compile(r"I\d{4} |PC: @|\s+@ +0x|https://symbolize|[0-9a-f,]{80}")
 _FOLDER = "kinetic-compile-"
@@ -73,7 +73,7 @@ class Compiling(NamedTuple):
 
 
 Watch = Callable[[Compiling | None], None]
-"""Called every second with the progress, and with None before anything else is printed."""
+"""Shows the progress: called every second, and with None before other text is printed."""
 
 
 class _Running(NamedTuple):

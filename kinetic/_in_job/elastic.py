@@ -39,8 +39,8 @@ def is_slice_back() -> bool:
 def should_reform() -> bool:
     """True if a lost slice of this elastic job is back: save the state and call `reform`.
 
-    Call it on all hosts at the same step; all get the same answer. It is a small collective while
-    a slice is missing, and free otherwise. Always False outside elastic jobs.
+    Call it on all hosts at the same step; all get the same answer. While a slice is missing, a call
+    is a small collective; otherwise it costs nothing. Always False outside elastic jobs.
 
     Returns:
         True on all hosts, or False on all hosts.

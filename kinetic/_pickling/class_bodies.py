@@ -155,7 +155,7 @@ def _make_registered_body(cls: type) -> dict[str, Any]:
 
 
 def _simplify_annotation(field: Any) -> Any:
-    """Return `object` or `InitVar`, as the field's annotation is one; None for a ClassVar."""
+    """Return the annotation `object`; for an InitVar, `InitVar[object]`; for a ClassVar, None."""
     kind = field._field_type.name
     if kind == "_FIELD_CLASSVAR":
         return None

@@ -200,9 +200,9 @@ def _check_bare(obj: Any) -> None:
 
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:
-    """Return module and name of a class whose qualified name does not lead to it, but whose last
-    part does, such as `jax.Array`. None for other classes, and for those that a function made:
-    the host's module may lack them."""
+    """Return module and name of a class that its module has only under the last part of its
+    qualified name, such as `jax.Array`. None for other classes, and for a class made by a
+    function, which the host's module may lack."""
     name, module = obj.__qualname__.rpartition(".")[2], sys.modules.get(obj.__module__ or "")
     if (
         name == obj.__qualname__

@@ -88,8 +88,8 @@ class LoggingState:
 
 def mark_handlers() -> None:
     """Mark the root logger's handlers, for `LoggingState.apply` to remove. Libraries such as Orbax
-    added them when they were imported; they would not have, had the program set up logging
-    first."""
+    add handlers when they are imported, but not if the program has set up logging before, as it
+    had on the caller."""
     for handler in logging.root.handlers:
         handler.set_name(_IMPORTED_AHEAD)
 
@@ -162,8 +162,8 @@ def read() -> list[LoggingState | AbslState | KerasState]:
 
 
 def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
-    """Describe a logger. None if it has the default settings, or has filters: these are not sent,
-    and without them a host could write secrets."""
+    """Describe a logger. None if it has the default settings, or has filters: filters are not
+    sent, and without them a host could write secrets."""
     handlers = [handler for handler in logger.handlers if type(handler) is not logging.NullHandler]
     if logger.filters or any(handler.filters for handler in handlers):
         return None

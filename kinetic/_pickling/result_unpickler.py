@@ -55,8 +55,8 @@ class ResultUnpickler(pickle.Unpickler):
         return self._keep_64_bits(value) if is_array else value
 
     def _keep_64_bits(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that rebuilds JAX arrays, so that 64-bit types stay: JAX would silently
-        truncate them unless this process has enabled them, as the host did."""
+        """Wrap a function that rebuilds JAX arrays, so that 64-bit types stay. JAX would silently
+        truncate them unless this process has enabled 64-bit types, as the host did."""
         try:
             enable = super().find_class("jax", "enable_x64")
         except AttributeError:  # Before JAX 0.8.
@@ -138,8 +138,8 @@ def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
 
 
 def _find_all(module: str | None, qualname: str) -> Iterator[Any]:
-    """Yield the objects of this name that a module defines; for a script, those in each of its
-    remembered namespaces."""
+    """Yield the objects of this name that a module defines. For `__main__`, search the globals of
+    all remembered scripts."""
     if module not in sys.modules:
         return
     names = origin.MAIN if module in origin.MAIN else (module,)

@@ -27,7 +27,7 @@ _BEAT_S = 2.0
 _WATCH_S = 300.0
 """Seconds after which a stream is renewed, in case it has died unnoticed."""
 _ASSIGNMENT_S = 20.0
-"""Time limit of a call for an assignment: longer than `waiting_room.PATIENCE_S`."""
+"""Seconds until a call for an assignment fails: more than `waiting_room.PATIENCE_S`."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _CLOSE_S = 2.0

@@ -1,4 +1,4 @@
-"""The coordinator as a gRPC server: it drives the gang's clock and pushes changes to every agent.
+"""The coordinator as a gRPC server: it tells the gang the time, and agents each change of the gang.
 
 Importing this module creates no channel, loop or thread, so that the importer may fork.
 """
@@ -187,7 +187,7 @@ class Coordinator:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    # --- for agents -------------------------------------------------------------------------------
+    # --- calls of agents --------------------------------------------------------------------------
 
     async def _join(self, request: codec.JoinRequest, context: Context) -> bytes:
         host, ran_s = request.host, request.ran_s
@@ -239,8 +239,8 @@ class Coordinator:
         return await self._room.ask(request.index, request.start)
 
     def _view(self, host: int) -> bytes:
-        # Encode each state once, not for each host: it has the addresses of all hosts, 20 kB for
-        # 1,024 hosts.
+        # Encode each view once, not for each host: a view of 1,024 hosts has their addresses, 20
+        # kB.
         view = self._gang.view(host)
         if self._views[0] != view.version:
             self._views = (view.version, {})
@@ -249,7 +249,7 @@ class Coordinator:
             written[view.stop_exit] = codec.write(view)
         return written[view.stop_exit]
 
-    # --- for users --------------------------------------------------------------------------------
+    # --- calls of users ---------------------------------------------------------------------------
 
     async def _dump_stacks(self, timeout_s: float, context: Context) -> dict[int, str]:
         return await self.dump_stacks(timeout_s)
@@ -328,8 +328,8 @@ class _AuthenticatedHandlers:
 
 
 def _refuse_other(words: str, theirs: str, own: int) -> Any:
-    """Refuse a caller of another attempt or restart. If its number is higher, it may retry, because
-    a new leader will replace this one; if its number is lower, it must give up."""
+    """Refuse a caller of another attempt or restart. A caller with a higher number may retry,
+    because a new leader will replace this one. A caller with a lower number must give up."""
     is_later = theirs.isdecimal() and int(theirs) > own
     code = grpc.StatusCode.UNAVAILABLE if is_later else grpc.StatusCode.FAILED_PRECONDITION
     return _make_refusal(code, words)

@@ -61,7 +61,7 @@ class WaitingRoom:
         self._over = False
 
     def expect_next(self, index: int) -> None:
-        """Ignore the current start of the host from now on: only its next start counts."""
+        """Ignore requests of the host's current start: the leader is restarting the host."""
         self._starts[index] = self.start_of(index) + 1
         self._waiting.discard(index)
         self._assignments.pop(index, None)

@@ -279,8 +279,8 @@ def _fetch_large(stored: StoredTree, file: manifest.File, subject: str, path: st
 
 def _forget(store: Store, tree: Tree, name: str = "") -> None:
     """Remove the record of a tree, and the object `name` unless it is "", so that the next
-    submission sends them again. Hosts of other trees that need the object report that it is
-    missing. Errors are ignored, because the host may be allowed only to read."""
+    submission sends both again. Hosts of other jobs that need the object report that it is
+    missing. Ignore errors, because this host may only have the right to read."""
     names = (layout.pack(name), layout.blob(name)) if name else ()
     for key in (layout.tree(tree.manifest.digest), *names):
         with suppress(StoreError):

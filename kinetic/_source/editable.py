@@ -221,8 +221,8 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
 
 
 def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[EditablePart]:
-    """Group these folders by their project, whose ignore files apply; return what to send of each
-    project."""
+    """Group these folders by the project that each belongs to, because the ignore files of that
+    project apply. Return the part of each project to send."""
     by_root: dict[str, list[ImportFolder]] = {}
     for place in places:
         by_root.setdefault(_find_project(place.folder, never), []).append(place)

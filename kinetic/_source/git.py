@@ -26,7 +26,7 @@ _LIST = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--dir
 _PATHS = ("rev-parse", "--git-path", "index", "--git-path", "info/exclude", "--git-path", "config")
 _EXCLUDES = ("config", "--type=path", "--get", "core.excludesFile")
 _NOT_FOUND = 127
-SLOW_S = 5.0  # After this time, a notice says that git is slow.
+SLOW_S = 5.0  # Seconds until a notice says that git is slow.
 
 
 @dataclass(frozen=True)

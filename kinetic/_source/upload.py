@@ -380,8 +380,8 @@ def _small_sizes(sources: Mapping[str, Sequence[File]]) -> dict[str, int]:
 
 
 def _read_verified(source: FileIO, file: File) -> Iterator[bytes]:
-    """Yield the content of a file. If it has changed, raise at the end: the store then discards
-    what it has written."""
+    """Yield the content of a file. If the file has changed, raise at the end, so that the store
+    discards what it has written."""
     digest = hashlib.sha256()
     try:
         for chunk in hashing.chunks(source, file.size_bytes):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 CHUNK_BYTES = 16 << 20
-"""The size of the chunks in which a large object is sent. A pack fits in one chunk."""
+"""Size in bytes of the chunks in which a large object is sent. A pack fits in one chunk."""
 _LARGE_AT_ONCE = 8
 """The limit of large objects that are sent at the same time."""
 _SMALL_BYTES = 8 << 20
@@ -43,7 +43,7 @@ _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 120.0
 """Seconds for which a failing request is repeated."""
 _FIRST_PATIENCE_S = 20.0
-"""The same while the service has never answered: this machine may have no network."""
+"""Seconds for which the first request is repeated: this machine may have no network."""
 _RENEWED = "kinetic-renewed"
 """The metadata key with the time of the last renewal. Only people read it."""
 _FIELDS = "items(name,size,crc32c,generation,updated),nextPageToken"
@@ -447,7 +447,7 @@ _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 def _close_in_fork() -> None:
     """Close a fork's copies of connections. Otherwise urllib3 would close them when its pools are
     garbage-collected, and their descriptors may belong to other files by then."""
-    # Suppress errors: Python would print them into the program's output.
+    # Python would print errors into the program's output.
     with suppress(AttributeError, OSError, RuntimeError):
         for session in list(_sessions):
             for adapter in session.adapters.values():

@@ -16,7 +16,7 @@ from kinetic._store.base import Store, folder_of
 from kinetic.errors import KineticError, NotFound
 
 RETRY_PAUSE_S = 1.0
-"""The pause before a failed write is repeated."""
+"""Seconds before a failed write is repeated."""
 _FINAL_TRIES = 5
 
 

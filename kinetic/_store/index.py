@@ -30,7 +30,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _MOST_IDS = 5
 _REF, _END = "ref-", "end-"
 _LONGEST_KEY_BYTES = 900
-"""Limit of an entry's key; buckets allow 1024 bytes."""
+"""Largest key that encodes a reference or an outcome; buckets allow 1024 bytes."""
 
 
 class JobListing(NamedTuple):

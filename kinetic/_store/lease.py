@@ -126,7 +126,7 @@ class Lease:
         return owner
 
     def _watch_owner(self) -> tuple[Owner | None, Any]:
-        """Return the owner and the record if it is dead; raise `CheckpointInUse` if it beats."""
+        """Return a dead owner with its record; raise `CheckpointInUse` if the owner beats."""
         owner, content = self._record.read()
         if owner is None or not self._record.needs_beats or owner.job_id == self._me.job_id != "":
             return owner, content
@@ -302,8 +302,8 @@ class InFolder:
         os.ftruncate(self._fd, len(content))
 
     def free(self, *, remove: bool) -> None:
-        """Unlock the file; with `remove`, empty it first. Do not delete it, because processes that
-        wait for its lock have it open."""
+        """Unlock the record's file; with `remove`, empty the file first. It is not deleted, because
+        other processes that wait for the lock have it open."""
         if self._fd >= 0:
             if remove:
                 os.ftruncate(self._fd, 0)

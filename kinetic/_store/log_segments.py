@@ -28,7 +28,7 @@ _log = logging.getLogger("kinetic.storage")
 PAUSE_S = 0.5
 """The pause between the first `FEW` segments, in seconds."""
 FEW = 40
-"""The first segments, about a minute of output, are never rewritten if calls cost money."""
+"""Number of first segments, about a minute of output, never rewritten if calls cost money."""
 LONGEST_PAUSE_S = 1.0
 """The pause between later segments. A bucket allows one write per second to the same object:
 https://cloud.google.com/storage/quotas#objects"""
@@ -41,7 +41,7 @@ REREAD_EVERY_S = 10.0
 more: a slow store may have written it late."""
 RECORDS_AT_ONCE = SEGMENT_BYTES // 64
 BACK_BYTES = 1 << 16
-"""The size of a piece when a file is read from its end."""
+"""Size in bytes of a piece when a file is read from its end."""
 
 
 def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
@@ -298,7 +298,7 @@ class SegmentWriter:
     def flush(self, patience_s: float = 10.0, *, to_end: bool = False) -> bool:
         """Send everything appended so far; return False if the store did not accept it in time.
 
-        `to_end` includes bytes without a record: use it when the host has ended.
+        `to_end` includes bytes without a record in the index: use it when the host has ended.
         """
         give_up_at = time.monotonic() + patience_s
         while not self._send(to_end=to_end):
@@ -312,7 +312,7 @@ class SegmentWriter:
         self._is_new.set()
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Stop the thread and send the rest."""
+        """Stop the thread and send the rest, for at most `patience_s` seconds."""
         self._closing.set()
         self._is_new.set()
         if self._thread.is_alive():

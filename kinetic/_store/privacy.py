@@ -11,7 +11,7 @@ _warned: set[str] = set()
 
 
 def check(root: str) -> bool:
-    """Check the folder and warn once if others can read it; return whether it exists.
+    """Check the folder and warn once if others can read it; return True if it exists.
 
     Raises:
         StoreError: the folder belongs to another user, or others can write to it.

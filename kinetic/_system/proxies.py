@@ -62,7 +62,7 @@ def find_proxy(scheme: str, host: str) -> str:
         return ""
     try:
         number = ipaddress.ip_address(host)
-    except ValueError:  # A name.
+    except ValueError:  # The host is a name.
         return proxies.get(scheme, "")
     exempt = proxies.get("no", "").split(",")
     if number.is_loopback or number.is_link_local or any(_contains(net, number) for net in exempt):

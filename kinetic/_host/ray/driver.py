@@ -353,7 +353,7 @@ class _Driver:
         self.hosts: RayHosts | None = None
 
     def own_variables(self) -> dict[str, str]:
-        """Return the variables of the head, which runs in this process."""
+        """Return the variables with which this process leads the job."""
         return self._gang | {
             "KINETIC_ROLE": "head",
             "KINETIC_HOSTS": "1",
@@ -436,7 +436,7 @@ def _take_secrets(plan: Plan) -> dict[str, str]:
 @contextlib.contextmanager
 def _hold_port(address: str) -> Iterator[int]:
     """Reserve a free port: bind it with SO_REUSEADDR without listening. A server in this process
-    can bind it with the same option, and the system gives it to no other process."""
+    can bind the port with the same option; the system gives the port to no other process."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind((address, 0))

@@ -209,7 +209,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
 
 def _keep_programs(start: Start) -> None:
     if start.programs:
-        from kinetic._host.worker import programs  # few jobs are checked
+        from kinetic._host.worker import programs  # few jobs have `compile_check`
 
         programs.record(Path(start.programs), start.tree, start.env["KINETIC_ACCELERATOR"])
 

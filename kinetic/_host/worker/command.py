@@ -26,7 +26,7 @@ from kinetic._host.worker.report import ProgramExited, short_repr
 from kinetic._host.worker.signals import Terminated
 
 _runpy: Any = runpy
-"""The functions that `python -m` uses are not public."""
+"""`runpy` without types: the functions that `python -m` uses are private."""
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _VARIABLE = re.compile(r"\$(?:(KINETIC_[A-Z_]+)|\{(KINETIC_[A-Z_]+)\})")
@@ -249,7 +249,7 @@ def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
 
 
 def _wait_for_rest() -> None:
-    """Wait for checkpoints, which need the pools, then for pools and threads."""
+    """Wait for saves of checkpoints, which use thread pools; then for the pools and all threads."""
     worlds.finish(returned=True)
     interpreter.wait_for_threads()
 

@@ -43,7 +43,7 @@ EVENTS = frozenset(
     }
 )
 POLL_S = 0.25
-"""Interval at which a waiting host reads the record of the leader's debugger."""
+"""Seconds between a waiting host's reads of the record of the leader's debugger."""
 _AGAIN_S = 0.05
 BEYOND_S = 60.0
 """Seconds after the window for which the other hosts still wait for the leader."""

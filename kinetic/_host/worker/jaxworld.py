@@ -118,8 +118,8 @@ def _count_threads(devices: int, cores: int) -> int:
 
 def _torch_variables(world: World) -> dict[str, str]:
     """Return the variables of torch.distributed (`env://`), of hosts in torchrun and Lightning, and
-    torchrun's defaults (PET_*). TORCHELASTIC_* are missing because torch would then expect
-    torchrun's store; NNODES because programs that start torchrun take it as a request."""
+    torchrun's defaults (PET_*). Leave out TORCHELASTIC_*, with which torch would expect torchrun's
+    store, and NNODES, which programs that start torchrun take as a request."""
     rank, size, port = str(world.process), str(world.processes), str(world.port)
     env = {"MASTER_ADDR": world.address, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

@@ -50,9 +50,9 @@ _ALL_COMPILED = {
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
-"""JAX's heartbeat timeout. It is long in workers, whose agents notice a dead host in milliseconds:
-JAX would abort healthy processes, and counts the time that a machine sleeps. It is shorter in a
-program, whose death the agent may not notice, for example if the program is a shell's child."""
+"""JAX's heartbeat timeout, in seconds. It is long in workers, whose agents notice a dead host at
+once: JAX aborts healthy processes too, for example after the machine has slept. It is shorter in
+programs that a function starts, because the agent may not notice the death of a shell's child."""
 _BEYOND_S = 60
 """Seconds by which JAX waits longer than the leader, which names the missing host."""
 
@@ -83,7 +83,7 @@ class JoinError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """The world of JAX from the view of one process.
+    """All processes that JAX connects (the world), as one of them sees it.
 
     Attributes:
         coordinator: "address:port" of JAX's coordination service.
@@ -125,7 +125,7 @@ class World:
 
 
 def attach(world: World, *, automatic: bool, owner: int) -> None:
-    """Attach this world to JAX, which has just been imported.
+    """Prepare JAX, which has just been imported, to join this world.
 
     Args:
         world: the world of this process.
@@ -470,7 +470,7 @@ def _find_entrance() -> tuple[Any, str, Callable[[], Any]]:
 
     name = "_discover_and_register_pjrt_plugins"
     name = name if hasattr(xla_bridge, name) else "backends"
-    start = getattr(xla_bridge, name)  # Already wrapped in a fork of a process that wrapped it.
+    start = getattr(xla_bridge, name)  # It may be wrapped already, in a fork.
     return xla_bridge, name, getattr(start, _ORIGINAL, start)
 
 

@@ -1,8 +1,8 @@
 """The worker's last message to the agent: the function's value or exception as a pickle, the rest
 as text.
 
-The user's objects run their own code in this module (`__str__`, `__repr__`, `__reduce__`), which
-may raise anything, including SystemExit.
+This module calls methods of the user's objects (`__str__`, `__repr__`, `__reduce__`), which may
+raise anything, including SystemExit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _DECORATED_NAMES = frozenset({"run_async", "run_async_map", "aio", "plan", "loca
 BROKEN_CODE = 70
 """Exit code of a worker whose own code failed, for example without Python's builtins."""
 ENCLOSED_BYTES = 1 << 16
-"""Largest pickle that is sent in the message itself, which needs no free descriptor, disk space or
-write permission."""
+"""Largest pickle, in bytes, that is sent in the message itself. That needs no free descriptor, disk
+space or write permission."""
 ENCLOSED_AT_MOST_BYTES = 64 << 20
 """Largest pickle, in bytes, to send in the message if no file can be written: the agent has to hold
 it in memory."""
@@ -329,7 +329,7 @@ def _drop_own_frames(error: BaseException) -> None:
     """Remove kinetic's frames above the user's code from the exception and from all its causes,
     contexts and group members."""
     errors, visited = [error], {id(error)}
-    for linked in errors:  # Grows during the loop.
+    for linked in errors:  # The loop appends linked exceptions.
         linked.with_traceback(_without_own(linked.__traceback__))
         members = linked.exceptions if isinstance(linked, BaseExceptionGroup) else ()
         for other in (*members, linked.__cause__, linked.__context__):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 AGAIN_S = 0.05
-"""Delay after which a SIGTERM whose exception Python dropped is sent again."""
+"""Seconds until a SIGTERM is sent again, if Python has dropped its exception."""
 _DEFAULT = (signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 _SILENCED = (
     signal.SIGINT,

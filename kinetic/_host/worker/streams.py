@@ -34,9 +34,9 @@ def renew() -> None:
 def keep_order(out: TextIO, err: TextIO) -> None:
     """Keep the order of writes that alternate between two streams, each with its own pipe.
 
-    One reader reads both pipes. So a write to the other stream than the last one first waits until
-    the last one's pipe is empty. Writes to the same stream do not wait: only the `write` of the
-    other stream is replaced. The wait is at most `READER_S`, and once if nobody reads. A descriptor
+    One reader reads both pipes. A write to one stream first waits until the other stream's pipe is
+    empty, if the previous write went there; a second write to the same stream does not wait. A
+    wait takes at most `READER_S`, and if nobody reads, only the first write waits. A descriptor
     that is no longer the pipe is ignored.
     """
     pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
@@ -97,7 +97,7 @@ def _file_of(fd: int) -> tuple[int, int] | None:
 
 
 def flush() -> None:
-    """Flush the function's streams, the ones that it replaced, and the C library's."""
+    """Flush `sys.stdout` and `sys.stderr`, also replaced ones, and the C library's streams."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(BaseException):  # The function's own stream may raise anything.
             stream.flush()  # type: ignore[union-attr]

@@ -65,7 +65,7 @@ def _wait_for_savers() -> None:
 
 def settle(limit_s: float) -> bool:
     """Wait until no thread of this process writes a checkpoint; return False after `limit_s`
-    seconds. Without the other hosts no checkpoint can be committed."""
+    seconds. If other hosts are lost, a save may never end."""
     deadline = time.monotonic() + limit_s
     # Not by `join`: after an interrupted `join`, Python takes a running thread for ended.
     while any(map(_is_writer, threading.enumerate())):

@@ -26,7 +26,7 @@ from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
 
 _ROOM_BYTES = 1 << 24
-"""Size of one broadcast, which every device holds for a moment."""
+"""Largest broadcast, in bytes, which every device holds for a moment."""
 _LEAST_ROOM = 1 << 12
 
 

@@ -426,13 +426,13 @@ class Checkpointer:
                 self._warn(positions.NOT_SHARED)
 
     def _say(self, words: str) -> None:
-        """Print a notice to the job's output, from one host. Called on all hosts."""
+        """Print a notice to the job's output. All hosts call this; only host 0 prints."""
         _log.info(words)
         if slices.is_shown() and slices.job_id():
             streams.say(f"kinetic: {words}")
 
     def _warn(self, words: str) -> None:
-        """Print a warning to the job's output, from one host. Called on all hosts."""
+        """Print a warning to the job's output. All hosts call this; only host 0 prints."""
         if not slices.job_id():
             _log.warning(words)
         elif slices.is_shown():

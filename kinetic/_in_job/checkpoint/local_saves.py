@@ -161,7 +161,7 @@ class LocalSaves:
 
 
 def gather_positions(hosts: Peers, name: str, position: Any) -> list[Any]:
-    """Return the iterator positions of all hosts; empty without an iterator. Collective."""
+    """Return the iterator positions of all hosts, which must all call it; [] without iterators."""
     if position is None:
         return []
     values = [json.loads(text) for text in opening.exchange(hosts, name, json.dumps(position))]

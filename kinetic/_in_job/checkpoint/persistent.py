@@ -252,8 +252,8 @@ class Persistent:
         return True
 
     def read(self, step: int, now: TreeState, process: int) -> StepReading:
-        """Read the leaves that this process needs, and those that it reads for others. Not
-        collective: one process may find damage while others do not.
+        """Read the leaves that this process needs or will send to others. It sends nothing yet: one
+        process may find damage while others do not.
 
         Raises:
             StepUnreadable: The step is damaged.
@@ -386,8 +386,8 @@ def _is_installed(module: str) -> bool:
 
 
 def _parse_flags() -> None:
-    """Mark absl's flags as parsed, which Orbax needs: it would raise on some hosts, and the others
-    would hang. A program can still parse them."""
+    """Mark absl's flags as parsed. Otherwise Orbax raises on some hosts, and other hosts wait for
+    them forever. A program can still parse its flags."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():

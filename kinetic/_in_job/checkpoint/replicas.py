@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 _AT_ONCE_BYTES = 1 << 28
-"""Largest transfer, per device. While it runs, each device holds it twice."""
+"""Largest transfer, in bytes per device. While it runs, each device holds it twice."""
 _LEAST_BYTES = 1 << 20
-"""Smallest array to send: every host reads smaller ones itself, which is faster."""
+"""Smallest array to send, in bytes: every host reads smaller ones itself, which is faster."""
 _SIZE = re.compile(r"\d+")
 
 
