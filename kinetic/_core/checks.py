@@ -283,7 +283,9 @@ def seconds(name: str, value: object) -> float | None:
     try:
         duration = in_seconds(value)
     except ValueError:
-        raise UsageError(f"{name} must be a duration; got {value!r}. {_DURATIONS}") from None
+        raise UsageError(
+            f"{name} must be a duration above zero; got {value!r}. {_DURATIONS}"
+        ) from None
     if duration is None:
         raise UsageTypeError(
             f"{name} must be a number of seconds, text or a timedelta; got {value!r}. {_DURATIONS}"

@@ -337,7 +337,7 @@ def judge_leaderless(
     detail = fault or "The leader of the job ended without storing an outcome."
     leader = HostReport(0, Exit.AGENT_LOST, detail)
     rest = [r for r in (*reports, *others) if r.host != 0]
-    why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {fault}" if fault else "")
+    why = f"{name_of((0,), hosts)}, which led the job, was lost" + (f": {fault}" if fault else "")
     return judge(hosts, [leader, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
 
 

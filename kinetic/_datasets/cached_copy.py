@@ -100,9 +100,7 @@ def provide_as(root: Path, digest: str, fill: Callable[[str], None], *, source: 
             os.utime(path)
     except OSError as error:
         kind = StoreFull if error.errno in _FULL else StoreError
-        raise kind(
-            f"The data could not be unpacked into {path}: {error.strerror or error}."
-        ) from error
+        raise kind(f"The data could not be unpacked into {path}: {error}.") from error
     return path / "files"
 
 

@@ -280,9 +280,7 @@ class AgentClient:
                 has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
                 if has_broken and not self._caller.closed.is_set():
                     logger.warning(
-                        "host %d lost its connection to the coordinator and reconnects: %s",
-                        self._host,
-                        error.details(),
+                        "host %d reconnects to the coordinator: %s", self._host, error.details()
                     )
             except ValueError:
                 return  # `close` has closed the channel.

@@ -168,9 +168,7 @@ class TreeRecord:
             return cls(packs, blobs, base_list, texts["removed"], texts["changed"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             why = f"it has no field {error}" if isinstance(error, KeyError) else error
-            raise CorruptRecord(
-                f"The stored record of the job's files is damaged: {why}."
-            ) from error
+            raise CorruptRecord(f"The record of the job's files is damaged: {why}.") from error
 
 
 _TEXTS = ("packs", "blobs", "removed", "changed")

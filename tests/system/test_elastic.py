@@ -158,7 +158,7 @@ def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):
     assert job.slices() == [(0, 1), (0,), (0, 1)]
     assert job.losses() == [(1,)]
     story = job.story()
-    assert "slice 1 back: the next attempt begins with more slices." in story
+    assert "slice 1 is back: the next attempt begins with more slices." in story
     assert "attempt 3 of 11 begins on all 2 slices." in story
 
 

@@ -128,7 +128,7 @@ def test_it_shrinks_and_grows_back_at_a_step(begin, undisturbed, victim, monkeyp
     story = "\n".join(training.story())
     remaining = [each for each in range(3) if each != victim]
     assert f"attempt 2 of 11 begins on slices {remaining[0]} and {remaining[1]} of 3." in story
-    assert f"slice {victim} back: the next attempt begins with more slices." in story
+    assert f"slice {victim} is back: the next attempt begins with more slices." in story
     assert "attempt 3 of 11 begins on all 3 slices." in story
 
 

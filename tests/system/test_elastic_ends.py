@@ -192,4 +192,4 @@ def test_who_leaves_unasked_is_told_or_begins_again(home, tmp_path, monkeypatch)
     run = kinetic.run("cpu", slices=(1, 2), on_slice_loss="shrink")
     job = run(leave_unasked).run_async(str(tmp_path))
     assert job.result(timeout=LIMIT_S) == 3
-    assert "has left its attempt, but no slice is back" in "".join(job.logs())
+    assert "has left its attempt, but no lost slice is back" in "".join(job.logs())

@@ -34,7 +34,7 @@ def test_an_attempt_whose_leader_was_lost_is_recorded_as_ended():
     first, second = picture_of(story, 1).attempts
     assert (first.verdict, first.reason) == (
         Verdict.FAILED,
-        "host 0 of 1, which led the gang, was lost",
+        "host 0 of 1, which led the job, was lost",
     )
     assert first.ended_at is not None
     assert second.verdict is None

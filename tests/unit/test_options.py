@@ -131,8 +131,11 @@ class Trainer:
         ({"controller": "single", "accelerator": "tpu-v3-32"}, "tpu-v3-32 is none of these"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"timeout": -1}, "timeout must be more than 0"),
-        ({"timeout": "5 parsecs"}, "timeout must be a duration; got '5 parsecs'. Write 90,"),
-        ({"hang_timeout": "-5m"}, "hang_timeout must be a duration; got '-5m'"),
+        (
+            {"timeout": "5 parsecs"},
+            "timeout must be a duration above zero; got '5 parsecs'. Write 90,",
+        ),
+        ({"hang_timeout": "-5m"}, "hang_timeout must be a duration above zero; got '-5m'"),
         ({"start_timeout": timedelta()}, "start_timeout must be more than 0"),
         ({"timeout": [5]}, "timeout must be a number of seconds"),
         ({"timeout": True}, "timeout must be a number of seconds"),

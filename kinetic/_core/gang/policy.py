@@ -455,10 +455,11 @@ def describe_returned(which: Sequence[int]) -> str:
     """Return the notice that an attempt was ended on purpose, so that these slices can join."""
     if not which:
         return (
-            "the function has left its attempt, but no slice is back: the next attempt has as many "
-            "slices."
+            "the function has left its attempt, but no lost slice is back: the next attempt has as "
+            "many slices."
         )
-    return f"{name_slices(which)} back: the next attempt begins with more slices."
+    be = "is" if len(which) == 1 else "are"
+    return f"{name_slices(which)} {be} back: the next attempt begins with more slices."
 
 
 def count_slices(number: int) -> str:
