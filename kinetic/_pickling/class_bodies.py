@@ -1,7 +1,7 @@
 """Rebuild classes with the parts that cloudpickle omits or sets too late.
 
 The parts are qualified names, slots, the base of a `TypedDict`, the fields of a `msgspec.Struct`,
-and registrations with libraries. `complete` adds them to cloudpickle's recipe for a class.
+and registrations. `complete` adds them to the tuple from which cloudpickle rebuilds a class.
 """
 
 from __future__ import annotations

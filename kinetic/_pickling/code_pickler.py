@@ -128,7 +128,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def reduce_object(self, obj: Any) -> Any:
-        """Return the recipe for an object of which pickle would lose a part, or NotImplemented.
+        """Return the tuple that pickles an object, as from `__reduce__`; else NotImplemented.
 
         Raises:
             Unsuitable: The object could not be unpickled.
@@ -246,7 +246,7 @@ def dump(value: object, file: BinaryIO) -> None:
     start = file.tell()
     try:
         CodePickler(file).dump(value)
-    except MemoryError:  # A file in memory is lost then.
+    except MemoryError:  # The file may be in memory, and damaged.
         raise
     except Exception:
         file.seek(start)

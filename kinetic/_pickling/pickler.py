@@ -86,7 +86,7 @@ class _CopiedNamespace(dict[str, Any]):
         return vars, (self._copy,)
 
     def reduce_module(self, module: ModuleType) -> Any:
-        """Return the recipe for the module with its content."""
+        """Return the tuple that pickles the module with its content, as from `__reduce__`."""
         content = {name: value for name, value in vars(module).items() if name != "__builtins__"}
         return unpickler.identity, (self._copy,), content, None, None, unpickler.fill_module
 
@@ -151,7 +151,7 @@ class CallPickler(CodePickler):
         return self.reduce_object(obj)
 
     def reduce_object(self, obj: Any) -> Any:
-        """Return the recipe for an object other than a function, class or module."""
+        """Pickle an object other than a function, class or module. See `CodePickler`."""
         kind = type(obj)
         if issubclass(kind, enum.Enum):
             return enums.reduce_member(obj)

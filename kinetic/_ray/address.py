@@ -66,8 +66,8 @@ def _parse_address(name: str, text: str) -> str:
 
 
 def connect(url: str, *, patience_s: float | None = None) -> JobsApi:
-    """Return a client of this dashboard, with the token in this process's environment: a store that
-    is opened by its address has no settings.
+    """Return a client of this dashboard. The token comes from this process's environment, because a
+    store that is opened by its address has no settings.
 
     Args:
         url: URL of the dashboard.

@@ -178,7 +178,7 @@ def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
 
 
 def _pin_version(name: str, installed: Mapping[str, str], *, otherwise: str = "") -> str:
-    """Return a requirement that pins the caller's version."""
+    """Return the requirement `name==VERSION` of the caller, or `name` with `otherwise`."""
     return f"{name}=={installed[name]}" if name in installed else f"{name}{otherwise}"
 
 

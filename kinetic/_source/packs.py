@@ -126,8 +126,8 @@ class TreeRecord:
     """The locations of all contents of a tree.
 
     Attributes:
-        packs: names of the packs of the base and of changes since.
-        blobs: digests of the files that are objects of their own.
+        packs: names of all packs: those of the base, and the deltas.
+        blobs: digests of the files that are separate objects.
         base_list: digest of the base's compressed list in one of the packs.
         removed: paths of the base that the tree does not have.
         changed: rows of the list that the base does not have.

@@ -29,7 +29,7 @@ LONGEST_NAME = 120
 _IN_FILE = "@"
 _CONTINUATION = "\x1f"
 _PART_LENGTH = 60
-"""Limit of the characters of a key's part in one file name: they have at most 240 bytes."""
+"""Most characters of a key's part in one file name, which then has at most 240 bytes."""
 
 Request = Mapping[str, Any]
 

@@ -251,7 +251,7 @@ def _read_stat(pid: int) -> list[str]:
 
 
 def name(pid: int) -> str:
-    """Return the kernel's name of a process, cut from its program's name; "" if it was reaped."""
+    """Return the kernel's name of a process, up to 15 bytes as in `ps`; "" if it was reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""

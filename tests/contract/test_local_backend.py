@@ -27,7 +27,7 @@ def store(home):
 
 
 def test_a_job_that_is_being_submitted_has_not_failed(store):
-    """Another process reads the status after each step: FAILED only once a supervisor began."""
+    """The status, read after each step of a submission, is FAILED only once a supervisor began."""
     backend = local(store)
     ref = JobRef(
         "job-00000001", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1

@@ -24,8 +24,8 @@ from kinetic.errors import KineticError, StoreError
 from kinetic.version import __version__
 
 POLL_SOON_S, POLL_S = 0.005, 0.1
-"""Interval between two polls for requests, soon after one and later: polls load the control
-store."""
+"""Seconds between two polls for requests, soon after a request and later. Each poll burdens Ray's
+control store."""
 RESPONSES_LIVE_S, PARTS_LIVE_S = 120.0, 300.0
 """Lifetimes of a response and of the parts of a large file. A response is usually read within a
 second, but clients repeat a request for up to a minute."""

@@ -145,7 +145,7 @@ def hold(channel: Channel) -> None:
 
 
 class Gate:
-    """The agent's side of the debugger: the leader's agent writes the record, the others poll
+    """The agent's side of the debugger: the leader's agent writes the record, other agents poll
     it."""
 
     def __init__(

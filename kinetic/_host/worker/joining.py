@@ -5,8 +5,8 @@ must not import JAX before the program does.
 
 JAX has no hook before its backends start. A plugin (`jax_plugins`) is called then, but its
 exceptions are swallowed, and the host would run on alone; a cluster (`ClusterEnv`) is used only by
-`initialize`. Hence the wrappers in JAX. A process joins only if no other process of its host has:
-it locks a file in the host's folder, from which the agent also reads its progress.
+`initialize`. So this module wraps functions of JAX. A process joins only if no other process of its
+host has: it locks a file in the host's folder, in which the agent also reads its progress.
 """
 
 from __future__ import annotations

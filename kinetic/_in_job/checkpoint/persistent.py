@@ -30,7 +30,7 @@ STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
 """Names of a checkpoint's items: the state, kinetic's record of it, and the digests of its
 parts."""
 _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
-"""Type and first word of the error of a waiting host when JAX's connected hosts shut down."""
+"""Type and first word of the error that a waiting host gets when another host is lost."""
 _COMMITTED = "commit_success.txt"
 """File that marks a step in a bucket as complete."""
 _SYSTEMIC_ERRORS = (
@@ -331,8 +331,8 @@ class Persistent:
 
 
 def _wait_at_barrier(*, key: str, timeout_ms: int) -> None:
-    """Wait at Orbax's barrier; but raise the error of a failed save at once. Its other hosts wait
-    at an earlier barrier until a time limit, and would never reach this one."""
+    """Wait at Orbax's barrier; but raise the error of a failed save at once, because other hosts
+    wait at an earlier barrier until a time limit, and never reach this one."""
     error = sys.exc_info()[1]
     if error is not None and threading.current_thread().name.startswith(_ENDS_SAVES):
         raise error
