@@ -17,7 +17,7 @@ Attempt = Callable[[object], BaseException | None]
 _DEEPEST = 20
 _MOST = 500
 _MOST_PARTS = 200
-# Since Python 3.12, this limit no longer applies to code in C, such as pickle.
+# Since Python 3.12, sys.setrecursionlimit does not apply to code in C, such as pickle.
 _FLATTEN = "It is nested too deeply: flatten it" + (
     ", or raise sys.setrecursionlimit." if sys.version_info < (3, 12) else "."
 )

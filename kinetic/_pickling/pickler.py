@@ -151,7 +151,7 @@ class CallPickler(CodePickler):
         return self.reduce_object(obj)
 
     def reduce_object(self, obj: Any) -> Any:
-        """Pickle an object other than a function, class or module. See `CodePickler`."""
+        """Return the tuple that pickles an object other than a function or class."""
         kind = type(obj)
         if issubclass(kind, enum.Enum):
             return enums.reduce_member(obj)

@@ -43,7 +43,7 @@ _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 120.0
 """Seconds for which a failing request is repeated."""
 _FIRST_PATIENCE_S = 20.0
-"""Seconds for which the first request is repeated: this machine may have no network."""
+"""Seconds for which requests are repeated until the first answer: there may be no network."""
 _RENEWED = "kinetic-renewed"
 """The metadata key with the time of the last renewal. Only people read it."""
 _FIELDS = "items(name,size,crc32c,generation,updated),nextPageToken"

@@ -3,7 +3,7 @@ its end, and forks of the function do not inherit these handlers.
 
 Python runs a signal's handler only when the main thread next runs Python code. A child that blocks
 in `sem_wait` never does, and `Pool.terminate` would wait for it forever. So forks drop the
-handlers. Signals are blocked during the fork, until the child has dropped them.
+handlers. Signals are blocked during the fork, until the child has dropped its handlers.
 """
 
 from __future__ import annotations
