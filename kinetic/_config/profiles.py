@@ -163,7 +163,7 @@ def _load_document(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f"The file of profiles is not JSON: {error}.") from error
+        raise CorruptRecord(f'The file of profiles is not JSON: "{error}".') from error
     if not isinstance(document, dict):
         raise CorruptRecord("The file of profiles is not a JSON object.")
     if document.keys() - _KEYS:

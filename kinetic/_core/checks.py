@@ -68,7 +68,7 @@ def cluster_name(name: str, value: object) -> str | None:
     cluster = text(name, value)
     if cluster is not None and not _IN_CLUSTER.fullmatch(cluster):
         raise UsageError(
-            f"{name} must have at most 63 letters, digits, '.', '-' and '_', and begin and end "
+            f"{name} may have at most 63 letters, digits, '.', '-' and '_', and must begin and end "
             f"with a letter or digit; got {cluster!r:.80}."
         )
     return cluster

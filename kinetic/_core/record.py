@@ -17,7 +17,7 @@ def load(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f"the record is not JSON: {error}") from error
+        raise CorruptRecord(f"the record is not JSON ({error})") from error
 
 
 def parse(data: bytes) -> dict[str, Any]:

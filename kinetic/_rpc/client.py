@@ -126,7 +126,7 @@ class _Caller:
             return UsageError(error.details() or f"The coordinator refused {method.name}.")
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             return CoordinatorLost(
-                f"The coordinator at {self.target} refused this host: {error.details()}"
+                f'The coordinator at {self.target} refused this host, saying "{error.details()}"'
             )
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return CoordinatorLost(

@@ -224,7 +224,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
     Raises:
         CorruptRecord: the stored content is missing or damaged.
     """
-    subject = f"The stored content of {file.path!r}"
+    subject = f"The stored content of the file {file.path!r}"
     path = os.path.join(dest, file.path)
     if file.digest in stored.packs:
         content = iter((stored.read_small(file.digest, subject),))

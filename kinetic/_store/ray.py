@@ -138,7 +138,7 @@ class RayStore:
         self._existing.add(key)
 
     def _list(self, pattern: str) -> Sequence[str]:
-        with _translate_errors("list", self._uri):
+        with _translate_errors("list objects", self._uri):
             try:
                 return self._api.list_logs(self._find_head(), pattern)
             except BackendUnavailable:  # The head may have been replaced.
@@ -197,7 +197,7 @@ class RayStore:
     def _ask(self, request: ray_protocol.Request, data: bytes = b"") -> Any:
         # Ids begin with the time: the store server sorts one writer's requests by name.
         request_id = f"{time.time_ns():016x}{os.urandom(8).hex()}"
-        with _translate_errors("write", self._uri):
+        with _translate_errors("write an object", self._uri):
             package = ray_protocol.pack_request(request, data)
             self._send_package(ray_protocol.package_name(request_id), package)
             response = self._await_response(request_id)

@@ -79,7 +79,7 @@ def test_a_build_that_fails_shows_the_end_of_its_log(google, builds):
     google.log = [f"line {number}" for number in range(40)] + ["no such package"]
     build = builds.wait(builds.begin(URI, FILES, "b"))
     message = str(builds.failure(URI, build))
-    assert "FAILURE, step 0 exited with 1. Change the requirements" in message
+    assert 'FAILURE: "step 0 exited with 1". Change the project\'s requirements' in message
     assert "\n  line 39\n  no such package\n" in message
     assert "line 20" not in message
     assert message.endswith(f"{LOG}b1")

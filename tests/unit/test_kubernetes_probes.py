@@ -96,7 +96,9 @@ def test_what_may_not_be_looked_up_is_no_problem(
     assert examined(cluster)[check].level is Level.OK
 
 
-@pytest.mark.parametrize("error", [Refused("Refused."), BackendUnavailable("Busy.")])
+@pytest.mark.parametrize(
+    "error", [Refused("The cluster refuses it."), BackendUnavailable("It is busy.")]
+)
 def test_a_jobset_that_is_refused_says_why(cluster: ClusterAnswers, error: KineticError) -> None:
     cluster.problems["create", "jobsets"] = error
     cluster.knows = lambda _: True  # type: ignore[method-assign]

@@ -552,7 +552,7 @@ def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
     ]
     finding = of(Observed(over, pods=leaving, jobs=[child], events=by_name(*events)))
     assert finding.hosts == (2,)
-    assert finding.sentence.startswith("The pod of host 2 was deleted, or ended without a trace")
+    assert finding.sentence.startswith("The pod of host 2 was deleted, or ended without a recorded")
 
 
 @pytest.mark.parametrize(("after_s", "hopeless"), [(10, False), (31, True)])
@@ -620,7 +620,7 @@ def test_a_head_that_went_first_is_named_as_one() -> None:
     created |= {"type": "Normal", "involvedObject": {"name": "kinetic-job-1-head-0", "uid": "j"}}
     existing = [pod(host) for host in range(4)]
     finding = of(Observed(over, pods=existing, jobs=[child], events=by_name(created)))
-    assert finding.sentence.startswith("The pod of head 0 was deleted, or ended without a trace")
+    assert finding.sentence.startswith("The pod of head 0 was deleted, or ended without a recorded")
     assert finding.hosts == (4,)
 
 
