@@ -144,7 +144,7 @@ def _from_setting(package_root: str, cwd: Path, home: Path, start: Path) -> Path
     if not start.is_relative_to(root):
         raise UsageError(
             f"KINETIC_PACKAGE_ROOT is {package_root!r}, but the function's file is in {start}, "
-            "outside it. Set it to a folder that contains the file, or unset it."
+            "outside it. Set the variable to a folder that contains the file, or unset it."
         )
     return root
 

@@ -145,8 +145,8 @@ def check_requirement(
     if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):
         raise UsageError(
             f"{where}: hosts cannot read {text}, which is on this machine. If it is part of the "
-            "project, its files travel with the job: remove the line and list what it requires. "
-            "Otherwise install it editable, so that it is sent too, or name a published version."
+            "project, remove the line and list what the package requires. Otherwise install it "
+            "editable, so that it is sent with the job, or name a published version."
         )
     if "://" not in text or " @ " in text:  # pip parses a bare URL.
         read_requirement(where, text)
@@ -175,9 +175,9 @@ def check_option(where: str, text: str) -> Iterator[str]:
         return
     if name in ("-e", "--editable") or text.startswith("-e"):
         raise UsageError(
-            f"{where}: {text} names a folder of this machine. Install it editable, so that it is "
-            "sent with the job. If it is the project itself, its files are sent anyway: remove the "
-            "line and list what it requires."
+            f"{where}: {text} names a folder of this machine, which hosts lack. If it is the "
+            "project, remove the line and list what the project requires. Otherwise run `pip "
+            f"install {text}` here, so that the package is sent with the job."
         )
     if name in ("-c", "--constraint"):
         raise UsageError(

@@ -75,8 +75,8 @@ def _registry(plan: Plan) -> str:
     advice = f"remove container_image: pods then start from {slim_image(plan.versions.python)}."
     if missing:
         raise UsageError(
-            f'container_image="bundled" uses the cluster\'s image registry, for whose address '
-            f"{missing[0]} is not set. Set {missing[0]}=, or {advice}"
+            f'container_image="bundled" needs {missing[0]}=, a part of the address of the image '
+            f"registry. Set {missing[0]}=, or {advice}"
         )
     if not _NAME.fullmatch(place.cluster):
         raise UsageError(

@@ -57,7 +57,7 @@ class Gang:
 
     def __init__(self, spec: GangSpec, now: float) -> None:
         if spec.hosts < 1:
-            raise UsageError(f"A gang needs at least one host, not {spec.hosts}.")
+            raise UsageError(f"A job needs at least one host, not {spec.hosts}.")
         self.spec = spec
         self.phase = GangPhase.JOINING
         self.version = 1
