@@ -70,7 +70,7 @@ def pytest_collection_finish() -> None:
 
 def _is_in_memory() -> bool:
     """True if tests write to memory: enough of it is free, and no variable names another folder."""
-    named = os.environ.keys() & {"TMPDIR", "KINETIC_TEST_KUBECONFIG"}  # Pods have other memory.
+    named = os.environ.keys() & {"TMPDIR", "KINETIC_TEST_KUBECONFIG"}  # not in pods
     return not named and _has_room(MEMORY, MEMORY_BYTES)
 
 
@@ -107,7 +107,7 @@ def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
     folder = playground / str(next(_numbers))
     on_pods = any(map(request.node.get_closest_marker, ("kubernetes", "double")))
     if on_pods and folder.is_relative_to(MEMORY):
-        folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))  # Pods hide /dev/shm.
+        folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))  # Pods have another /dev/shm.
     others = {"GOOGLE_CLOUD_PROJECT", "TERM"}
     for name in [n for n in os.environ if n.startswith("KINETIC_") or n in others]:
         del os.environ[name]
@@ -190,7 +190,8 @@ def _await_processes(playground: Path, limit_s: float) -> tuple[dict[int, str], 
 
 
 def _runs(pid: int) -> bool:
-    """True if a process has not ended; one that has ended but is not reaped has no command."""
+    """True if a process has not ended. Ended processes have no command line, even before their
+    parent has reaped them."""
     with contextlib.suppress(OSError):
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     return False

@@ -1,7 +1,5 @@
-"""Programs that are forked from one process with imported libraries, so that imports run once.
-
-Tests that end or kill many programs in turn use them, because importing JAX takes seconds.
-"""
+"""Programs that are forked from one process with imported libraries, so that imports run once: for
+tests that end or kill many programs in turn."""
 
 from __future__ import annotations
 

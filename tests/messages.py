@@ -1,5 +1,4 @@
-"""The catalogue `messages.txt`: every error, warning and notice of the product, with a real
-example.
+"""The catalogue `messages.txt`: every error, warning and notice, with a real example.
 
     python tests/messages.py --record [PYTEST ARGUMENTS]   run tests, and write what they raise
     python tests/messages.py                               print messages that have no instance
@@ -101,8 +100,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _pattern(text: ast.expr) -> str:
-    """Return a regular expression of the texts that an expression can have; unknown parts are
-    `.*`."""
+    """Return a regular expression for the possible texts of an expression; `.*` if unknown."""
     match text:
         case ast.Constant(value=str(value)):
             return re.sub(r"%(?:\.\d)?[sdrfi]|%%", ".*", re.escape(value).replace(r"\%", "%"))

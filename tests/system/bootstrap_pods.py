@@ -36,8 +36,8 @@ print(json.dumps({"found": found, "python": sys.executable, "kinetic": kinetic._
 
 
 def package(runner=RUNNER):
-    """Return an archive like that of kinetic, equal at each call. Its runner prints as JSON which
-    packages it finds and the path of its code."""
+    """Return the bytes of an archive like kinetic's, the same at each call. Its runner prints as
+    JSON the packages that it finds, and the paths of its interpreter and code."""
     archive_bytes = io.BytesIO()
     with zipfile.ZipFile(archive_bytes, "w") as archive:
         archive.writestr(zipfile.ZipInfo("kinetic/__init__.py"), "")
@@ -124,7 +124,8 @@ class Pod:
         self.env["KINETIC_REQUIREMENTS"] = self.holds(text.encode())
 
     def has_uv(self, instead=""):
-        """Put a `uv` on the PATH that records its calls and runs the shell command `instead`."""
+        """Put a `uv` on the PATH that records its calls, then runs `instead` or else the real
+        uv."""
         real = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         assert real, "the development extra installs uv"
         script = self.bin / "uv"

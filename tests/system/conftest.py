@@ -115,7 +115,8 @@ def place(request, home, monkeypatch):
 
 @pytest.fixture
 def begin(home, tmp_path):
-    """A function that starts an elastic job. With `wait`, it returns after two steps of host 0."""
+    """A function that starts an elastic job and returns it; with `wait`, after host 0's second
+    step."""
 
     def begin(remote, *args, wait=False, **more):
         handle = remote.run_async(str(tmp_path), *args, **more)

@@ -48,7 +48,8 @@ class Editor:
     def attach(
         self, configuration: dict[str, Any], breakpoints: dict[str, list[int]]
     ) -> dict[str, list[bool]]:
-        """Open the session and set breakpoints, by file; return which of them debugpy verified."""
+        """Attach with a launch configuration, and set breakpoints (line numbers by file). Return
+        for each file whether debugpy has verified each breakpoint."""
         self.ask(
             "initialize", adapterID="test", clientID="test", linesStartAt1=True, pathFormat="path"
         )

@@ -99,8 +99,7 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def click(self, selector: str) -> None:
-        """Click an element as soon as it exists, in one script: the page may replace its
-        elements."""
+        """Click an element as soon as it exists."""
         wait_until(lambda: self.count(selector), f"there is no {selector}")
         self.run("document.querySelector(arguments[0]).click()", selector)
 
@@ -116,8 +115,7 @@ class Page:
             raise AssertionError(f"{words!r} is not in {selector}: {text}") from None
 
     def complaints(self) -> list[str]:
-        """Return the errors in the browser's console, such as scripts that the page's policy
-        bars."""
+        """Return the errors in the browser's console, such as blocked scripts."""
         log = self.browser.get_log("browser")
         return [each["message"] for each in log if each["level"] == "SEVERE"]
 

@@ -38,8 +38,8 @@ def sleep_long(marker):
 
 
 def return_and_wait(marker):
-    """Return at once on host 0, the leader. Host 1 runs on, so the job stays in the phase in which
-    one report is written."""
+    """Return at once on the leader, host 0, and run on host 1: the job stays in the phase
+    "reporting", in which the leader's report is written."""
     if os.environ["KINETIC_HOST_INDEX"] == "0":
         Path(marker).touch()
         return 1

@@ -135,7 +135,8 @@ class ForksWhenPickled:
 
 
 def ask_to_join_in_a_child(folder):
-    """Fork on host 1 while JAX waits for host 0; return the error of a child that joins, too."""
+    """Fork on host 1 while its JAX waits for host 0, and call `jax.distributed.initialize` in the
+    child; return the error that the child gets."""
     import jax
 
     over = Path(folder, "over")
@@ -203,7 +204,8 @@ def leave_a_tracker_that_stands_still():
 
 
 def leave_the_family(marker):
-    """Start processes in sessions of their own, one of them without a living parent, and wait."""
+    """Start processes outside of the worker's session, one of which has lost its parent; then
+    wait."""
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 0.1"]).wait()
     Path(marker).touch()

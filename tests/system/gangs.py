@@ -32,8 +32,8 @@ def read_files(folder: Path) -> dict[Path, bytes]:
 
 
 def wait_until(read, what):
-    """Call `read` until its answer is true, and return the answer; `what` is the error after
-    `PATIENCE_S`. Pauses as long as the last call took, so that slow calls are rare."""
+    """Call `read` until it returns a true value, and return that. After `PATIENCE_S`, fail with the
+    message `what`. Pauses as long as the last call took, so that slow calls are rare."""
     deadline = time.monotonic() + PATIENCE_S
     begun = time.monotonic()
     while not (answer := read()):
@@ -70,7 +70,7 @@ def processes(handle):
 
 
 def worker_of(agent):
-    """Wait for an agent's worker and return its pid; elastic agents have other children, too."""
+    """Wait until an agent has a worker; return the worker's pid."""
 
     def workers():
         return [pid for pid in children(agent) if is_titled(pid, "kinetic-worker")]

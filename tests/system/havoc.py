@@ -260,7 +260,8 @@ FATAL = [
 
 
 STRIKING = (set_an_alarm, interrupt_afterwards)
-"""Functions that return while a signal or an exception is on its way, and may be hit before."""
+"""Functions that set an alarm or an interrupt for later: it may strike before they have
+returned."""
 
 
 def then_return(havoc):
@@ -332,8 +333,8 @@ def sleep_long():
 
 
 def leave_a_file_open(how):
-    """Leave open an unflushed file, and a pipe that nobody reads with more buffered bytes than it
-    takes: flushing it at the end would block for ever."""
+    """Leave a file unflushed, and a pipe without a reader that has more buffered bytes than it can
+    hold: closing the pipe at the end would block for ever."""
     reader, writer = os.pipe()
     pipe = open(writer, "wb", buffering=1 << 20)
     pipe.write(b"x" * 500_000)

@@ -15,7 +15,7 @@ class Kernel:
     """A notebook without a page: runs cells in a kernel, and collects the kernel's messages."""
 
     def __init__(self, folder, path=()):
-        """Start a kernel in the folder; the PYTHONPATH has `path`, then this project."""
+        """Start a kernel in the folder. Its PYTHONPATH is `path`, then this project."""
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             cwd=str(folder),
@@ -54,7 +54,7 @@ class Kernel:
 
 
 class CellOutput:
-    """The messages of a cell, and in them its output by stream, its error and its value."""
+    """The kernel's messages about one cell."""
 
     def __init__(self, messages):
         self.messages = list(messages)

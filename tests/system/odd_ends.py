@@ -36,7 +36,8 @@ def stop_for_ever():
 
 
 def fail_with_exit_handlers(folder):
-    """Raise on host 1 once all hosts run; each host's exit handlers leave a file "ended N"."""
+    """Raise on host 1 after all four hosts have begun. Each host's exit handler creates "ended
+    HOST"."""
     host = os.environ["KINETIC_HOST_INDEX"]
     atexit.register((folder / f"ended {host}").touch)
     (folder / f"begun {host}").touch()
@@ -184,6 +185,6 @@ def sleep_until_told(marker):
     import time
 
     pathlib.Path(marker).touch()
-    # Sleep shortly and often: a signal just before a sleep is handled only after it.
+    # Sleep only briefly: Python handles a signal that comes just before a sleep only after it.
     while True:
         time.sleep(0.05)

@@ -14,9 +14,8 @@ STEPS = 24
 
 
 def train(folder, pause_s, kills=(), grows=False):
-    """Train a layer on all slices, and append a note per step to the file "steps". At each
-    (attempt, step) in `kills`, wait until a slice is lost; with `grows`, end only after it is
-    back."""
+    """Train a layer on all slices, and append each step to the file "steps". At (attempt, step) in
+    `kills`, wait until a slice is lost. With `grows`, wait near the end until the slice is back."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -76,7 +76,7 @@ def train(folder, kills=(), pause_s=0.02):
 
 
 def compile_once(folder):
-    """Compile a function; in the first attempt, process 2 is killed while it does."""
+    """Compile a function; process 2 kills itself while it compiles, in the first attempt."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -155,8 +155,8 @@ def fail(folder):
 
 
 def fail_or_die(folder, ends):
-    """Meet the other hosts, then end as `ends` says for (attempt, host): "raise", or "die"
-    (SIGKILL).
+    """Meet the other hosts, then end as `ends` tells this host in this attempt: it is a list of
+    (attempt, host, "raise" or "die").
 
     The first barrier connects only the first device of each host, so a second one follows.
     """
@@ -194,7 +194,8 @@ def leave_alone(leaver):
 
 
 def leave_unasked(folder):
-    """Call `reform` while all slices are there, which raises; in attempt 2 while one is missing."""
+    """Call `reform` in attempt 1 while all slices are there, which is an error. Call it again in
+    attempt 2, while slice 1 is missing."""
     import jax
 
     jax.devices()

@@ -112,7 +112,8 @@ def list_marks(name="mark"):
 
 
 def list_marks_twice():
-    """Leave and list marks like `list_marks`; in the first attempt, die afterwards."""
+    """Leave and list marks as `list_marks` does, with a new name in each attempt; die after the
+    first."""
     marks = list_marks(os.environ["KINETIC_ATTEMPT"])
     if os.environ["KINETIC_ATTEMPT"] == "1":
         os._exit(7)
@@ -120,7 +121,8 @@ def list_marks_twice():
 
 
 def join_as_told():
-    """Join JAX by GKE's init file, as MaxText does. In the first attempt, host 0 dies after it."""
+    """Join JAX with the rank and address in GKE's init file, as MaxText does. Host 0 then dies in
+    the first attempt."""
     import jax
 
     file = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
@@ -129,14 +131,15 @@ def join_as_told():
     if os.environ["KINETIC_ATTEMPT"] == "1":
         if rank == "0":
             os._exit(7)
-        time.sleep(100)  # Host 0's death ends this host.
+        time.sleep(100)  # ended with host 0
     mine = Path(file).parent.joinpath("mine")
     mine.write_text(rank)
     return int(rank), jax.process_index(), len(jax.devices()), rest, mine.read_text()
 
 
 def join_when_alone():
-    """Lose slice 0; then join by GKE's init file, and return its rank and the world's size."""
+    """In attempt 1, lose slice 0. Then join JAX with the rank and address in GKE's init file;
+    return the rank and the number of processes."""
     import jax
 
     if kinetic.attempt() == 1:
@@ -267,7 +270,8 @@ def wait_beside_them(waits):
 
 
 def see_slices():
-    """Return hosts' positions, devices' slices, whether JAX makes the same mesh, and a sum."""
+    """Return (slice, slices, process) of all hosts, (process, slice) of all devices, whether JAX's
+    own hybrid mesh has the same devices, and a sum over all slices."""
     import jax
     import numpy as np
     from jax.experimental import mesh_utils, multihost_utils

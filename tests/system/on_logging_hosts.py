@@ -59,8 +59,8 @@ def log_what_jax_computes():
 
 
 def log_while_jax_waits(marker):
-    """Log a value that JAX cannot compute yet: host 1 takes part in it only after `log` has
-    returned on host 0. Return whether the value was ready."""
+    """Log a value for which JAX needs host 1, which computes it only after `log` has returned on
+    host 0. Return whether the value was ready then."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -124,7 +124,8 @@ def log_in_a_pool(step):
 
 
 def train_elastically(folder):
-    """Log steps 0, 1, …; each attempt notes its sixth step, where the next one goes on."""
+    """Log steps 0, 1, …; each attempt saves its sixth step, from which the next one continues.
+    Attempt 2 returns."""
     import jax
 
     attempt, saved = kinetic.attempt(), Path(folder, "saved")

@@ -12,13 +12,14 @@ import kinetic
 
 
 def mine(marker, what=""):
-    """Return the path of a file that this host in this attempt writes, and the test can read."""
+    """Return the path of this host's file in this attempt, with `what` at its end."""
     environ = os.environ
     return Path(f"{marker}-{environ['KINETIC_ATTEMPT']}-{environ['KINETIC_HOST_INDEX']}{what}")
 
 
 def save_when_preempted(marker):
-    """Wait for a preemption, save and end; return the saved files in the third attempt."""
+    """Wait for a preemption, then save and end. The third attempt returns the names of all saved
+    files."""
     from kinetic._in_job.preemption import Preempted
 
     mine(marker).touch()
@@ -52,7 +53,7 @@ def look_once(marker):
 
 
 def keep_others_waiting(marker):
-    """Raise on host 1 in the first attempt; host 0 needs until the file "enough" exists to end."""
+    """Raise on host 1 in attempt 1. Host 0 does not end before the file "enough" exists."""
     mine(marker).touch()
     if os.environ["KINETIC_ATTEMPT"] > "1":
         return os.environ["KINETIC_ATTEMPT"]

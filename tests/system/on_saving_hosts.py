@@ -54,7 +54,7 @@ def train(
             shape, sharding, lambda part: np.zeros(shape, np.float32)[part]
         )
 
-    own = jax.numpy.zeros(2)  # each process has its own array
+    own = jax.numpy.zeros(2)  # one array per process
     state = {"w": make_array((8, 3), inside), "b": make_array((3,), everywhere), "n": 0, "own": own}
 
     batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
@@ -79,7 +79,7 @@ def train(
                 Path(pause, f"{host}-{step}").touch()
                 time.sleep(0.05)
             if die == (attempt, step, host):
-                ckpt.wait()  # the step is surely committed
+                ckpt.wait()  # Step `step` is committed.
                 os.kill(os.getpid(), signal.SIGKILL)
         ckpt.wait()
     print(f"attempt {attempt} went on at {start}", flush=True)
@@ -199,7 +199,7 @@ def fit(epochs, folder, die_in=None, **options):
 
     # Do not optimize: it takes longer than the training.
     jax.config.update("jax_disable_most_optimizations", True)
-    keras.utils.clear_session()  # Name the second model's layers like the first's.
+    keras.utils.clear_session()  # Resets names: the second model gets the same.
     attempt, last = int(os.environ["KINETIC_ATTEMPT"]), jax.process_count() - 1
     if jax.process_count() > 1:
         mesh = keras.distribution.DeviceMesh((jax.device_count(),), ["batch"], jax.devices())
@@ -231,8 +231,8 @@ def fits(*trainings):
 
 
 def save_and_damage():
-    """Damage a checkpoint; return for each restore the step, and whether the host's part is
-    right."""
+    """Flip a bit in the newest step. Restore with several meshes before and after; return for each
+    the step, and whether this host's part equals what was saved."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -303,7 +303,7 @@ def restore_alone():
 
 
 ROWS_OF_TYPES = 1 << 12
-"""The number of rows; every array of so many rows is large enough to be sent between hosts."""
+"""Rows of each array: with so many, even the smallest array is large enough to be sent."""
 
 
 def save_many_types():
@@ -386,7 +386,8 @@ ROWS = 1 << 14
 
 
 def save_and_be_killed(folder, kills, seed):
-    """Save step after step; in each of the first `kills` attempts, a random host is killed."""
+    """Save step after step. In each of the first `kills` attempts, a random host is killed at a
+    random moment of a restore or a save."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding
@@ -395,7 +396,7 @@ def save_and_be_killed(folder, kills, seed):
     attempt, host = int(os.environ["KINETIC_ATTEMPT"]), jax.process_index()
     luck = random.Random(seed * 1000 + attempt)  # equal on all hosts
     victim = luck.randrange(jax.process_count())
-    when = luck.choice(["restore", *range(1, 8)])  # number of saves begun
+    when = luck.choice(["restore", *range(1, 8)])  # die in the restore or in the n-th save
     moment_s, waits = luck.uniform(0.0, 0.3), luck.random() < 0.5
 
     def die():
@@ -438,15 +439,17 @@ def save_and_be_killed(folder, kills, seed):
             ckpt.save(step, state)
             if waits:
                 ckpt.wait()
-            # All hosts have waited for the step before this one; without `wait`, for the one before
-            # that.
+            # The last step that all hosts have surely saved. Before each step, all hosts have begun
+            # the save of the previous step (with `waits`: completed it), and a save waits for the
+            # save before.
             Path(folder, f"done-{attempt}-{host}").write_text(str(step - 1 if waits else step - 2))
             step += 1
     return step
 
 
 def save_to_a_full_disk(host, saves):
-    """Save with Orbax while one host's disk seems full after the first save, and never close."""
+    """After the first save, limit file sizes on one host, as if its disk were full, and save on.
+    Never close the Checkpointer."""
     import resource
 
     import jax

@@ -41,7 +41,7 @@ def test_an_awaited_call_prints_and_leaves_the_loop_to_others(tmp_path, capfd):
     async def main():
         calls = asyncio.gather(wait_for.aio(go, 1), wait_for.with_options(name="second").aio(go, 2))
         await asyncio.sleep(0)
-        go.touch()  # both calls wait: the loop must be free
+        go.touch()  # Both calls wait, so the loop must be free.
         return await calls
 
     assert asyncio.run(main()) == [1, 2]
@@ -72,9 +72,9 @@ def test_cancelling_an_awaited_call_leaves_its_job_running(when, tmp_path, capfd
         call = asyncio.ensure_future(wait_for.aio(go, 1))
         while not (jobs := kinetic.list_jobs()):
             await asyncio.sleep(0.02)
-        if when == "when it was submitted":  # the event loop is blocked meanwhile
+        if when == "when it was submitted":  # The event loop is blocked in this block.
             for thread in awaiting_threads():
-                thread.join(2)  # on a busy machine, it may wait for the value
+                thread.join(2)  # The thread may already wait for the value.
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

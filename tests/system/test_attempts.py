@@ -175,7 +175,7 @@ def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home
     assert handle.job_id in capfd.readouterr().out
     before = time.time()
     assert call(["jobs", "prune", "--older-than", "0.01s", "--yes"]) == 0
-    if job.exists():  # It failed here once, for an unknown reason.
+    if job.exists():  # This has failed once, for an unknown reason.
         call(["jobs", "status", handle.job_id, "--json"])
         print(before, time.time(), old.status(), old.outcome())
     assert not job.exists()

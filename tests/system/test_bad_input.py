@@ -463,7 +463,8 @@ def test_a_disk_that_the_function_has_filled(project, small_disk):
 
 
 def test_a_disk_without_inodes(project, small_disk):
-    """On disks with few inodes, a call returns its value or an error that says "no space" or so."""
+    """Try disks with more and more inodes. Each call returns its value, or raises an error that
+    says no space or no inodes are left."""
     done = run(
         project,
         ON_A_SMALL_DISK

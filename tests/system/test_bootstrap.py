@@ -156,7 +156,8 @@ def test_an_image_that_holds_everything_needs_no_store(pod):
 
 
 def test_programs_find_the_driver_of_gpus(pod):
-    """The bootstrap sets LD_LIBRARY_PATH: the loader reads it at a program's start only."""
+    """The bootstrap puts a node's NVIDIA driver on LD_LIBRARY_PATH before it starts Python: the
+    loader reads the variable only then."""
     program = "import os; print({n: os.environ.get(n) for n in ('LD_LIBRARY_PATH', 'PATH')})"
     pod.sends(package(program))
     driver, path = pod.folder / "nvidia", pod.env["PATH"]

@@ -1,5 +1,5 @@
-"""The whole product with its records in a bucket, the double of Cloud Storage: jobs on four hosts
-of a double of a cluster, batches, data, and every command that reads them."""
+"""The whole product with its records in a bucket: jobs on four hosts, batches, data, and every
+command that reads them. Doubles stand for the bucket and for the cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def bucket(on_cluster, monkeypatch) -> Double:
 
 
 def command(*words) -> str:
-    """Run a `kinetic` command in this process, because only this process knows the doubles."""
+    """Run a `kinetic` command in this process, because only this process knows the double's
+    hosts."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         code = call(words)
     assert code == 0, out.getvalue()

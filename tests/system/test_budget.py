@@ -25,7 +25,7 @@ def save_when_told(folder):
 @pytest.mark.timeout(300)
 def test_a_budget_ends_the_job_with_time_to_save(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KINETIC_PRICES", "cpu=3600")
-    # $16 last for 8 s at $2 a second: even on a busy machine, the function has begun by then.
+    # $16 last 8 s: by then the function has begun, even on a busy machine.
     run = kinetic.run("cpu", slices=2, retries=3, budget="$16", joins_jax=True)
     job = run(save_when_told).run_async(str(tmp_path))
     with pytest.raises(BudgetUsedUp, match=r"used up its budget of \$16\.00 \(\$7,200\.00 an hour"):

@@ -1,5 +1,5 @@
-"""A flipped bit in a gang's checkpoint is detected by all hosts, on every mesh. They restore the
-step before, on any mesh. Undamaged steps raise no alarm."""
+"""A flipped bit in a gang's checkpoint is detected by all hosts. They restore the previous step,
+also on meshes other than the saved one. Undamaged steps are restored without a warning."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Hosts of a gang are killed at random moments of saves and restores. Each restored state is
-complete, and of the same step on all hosts.
-
-Four hosts on two slices save as fast as they can, in both tiers; one of them is killed in each
-attempt. No partial save is left.
-"""
+"""Four hosts on two slices save as fast as they can, in both tiers; in each attempt one of them is
+killed at a random moment of a save or restore. Each restored state is complete, and of the same
+step on all hosts; no partial save is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restores of arrays that all slices hold: one slice reads them, and sends them to the others."""
+"""Restores of arrays that each slice holds as a whole: one slice reads, and sends to the others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_one_slice_reads_what_both_need(tmp_path):
     job.result()
     assert [wrong for wrong, _ in job.results()] == [[]] * 4
     read = [size for _, size in job.results()]
-    # Hosts 0 and 1 read for both slices; host 2 reads one part for host 3.
+    # Slice 0 (hosts 0 and 1) reads most. In slice 1, host 2 reads one part, also for host 3.
     assert max(read[2:]) < 10e6 < 15e6 < min(read[:2]), read
     assert "which 3 of 4 hosts have read for all." in job.logs()

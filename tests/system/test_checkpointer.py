@@ -1,8 +1,5 @@
-"""`kinetic.Checkpointer` in jobs: real processes, real collectives, Orbax's real files.
-
-Trainings are killed, or lose some of their saves. The tests check the step from which the next
-attempt continues, and the state that it restores.
-"""
+"""`kinetic.Checkpointer` in jobs: real processes, real collectives, Orbax's real files. Trainings
+are killed or lose saves; the tests check from which step, and with which state, they continue."""
 
 from __future__ import annotations
 
@@ -173,8 +170,8 @@ def test_what_was_saved_is_committed_though_nobody_closes(tmp_path, end):
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit"])
 def test_what_a_script_has_saved_is_committed_though_nobody_closes(tmp_path, monkeypatch, end):
-    """The end of a script shuts down executors that Orbax's threads use: saves must complete
-    first."""
+    """A script ends before Orbax has completed a save. The save is completed, although Python shuts
+    down the executors of Orbax's threads at the end of a script."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "s.py").write_text(f"{SAVES}\n{end}")

@@ -1,5 +1,4 @@
-"""Elastic jobs on a cluster: pods are killed, the job goes on, and the cluster is clean
-afterwards."""
+"""Elastic jobs on a cluster whose pods are killed: the job goes on, and leaves nothing behind."""
 
 from __future__ import annotations
 

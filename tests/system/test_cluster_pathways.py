@@ -1,9 +1,7 @@
 """Jobs on a cluster in which one process controls all devices, by Pathways: one pod runs the
-function, and each machine of the slice has a pod of Pathways.
-
-Pathways' own programs are not public. Where chips are virtual, idle processes take their places,
-and the function has the virtual chips itself.
-"""
+function, and each machine of the slice has a pod of Pathways. Pathways' programs are not public:
+where chips are virtual, idle processes take their places, and the function has the virtual chips
+itself."""
 
 from __future__ import annotations
 
@@ -42,7 +40,8 @@ def initialize():
     jax.config.update("jax_num_cpu_devices", 16)
     backend.register_backend_factory("proxy", connect, priority=-1)
 """
-"""A stand-in for Pathways' package: 16 CPU devices, once a file says that machines are up."""
+"""A stand-in for Pathways' package. It offers 16 CPU devices once the machines are up, which the
+test signals by a file."""
 IDLE = [sys.executable, "-c", "import signal; signal.pause()"]
 
 

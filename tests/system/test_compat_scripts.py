@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ABSENT = ROOT / "tests/absent"  # It hides packages that Keras would import without need.
+ABSENT = ROOT / "tests/absent"  # The folder hides packages that Keras imports.
 
 pytestmark = [pytest.mark.timeout(600)]
 

@@ -69,7 +69,7 @@ def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
     assert "1 program compiled for tpu-v6e-8: 1 fits" in err
     assert f"step ({__file__}:" in err
     assert "over fsdp  ICI" in err
-    (report,) = home.glob("**/compile-report.json")  # pages of the job show it
+    (report,) = home.glob("**/compile-report.json")  # Pages of the job show this file.
     assert str(CheckReport.read(report.read_bytes())) in err
 
 
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
         def __init__(self, *command: Any, **how: Any) -> None:
             super().__init__(*command, **how)
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)  # SIGINT of this thread comes within this call
+            time.sleep(0.1)  # Let SIGINT interrupt this call.
 
     has_ended = threading.Event()
     interrupter = threading.Thread(target=interrupt)

@@ -129,7 +129,7 @@ def test_tab_completes_what_is_meant(shell: str, place: Path) -> None:
         terminal.type(f"{load}; echo read''y\r")
         terminal.until("ready")
         for begun, meant in WRITTEN.items():
-            terminal.type(f"kinetic {begun}\t\x01shown \r")  # ^A: start of line
+            terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: go to the start.
             # zsh removes the slash after a folder's name.
             words = terminal.until(r"\{([^}]*?)/?\}")[1]
             assert words.split() == ["kinetic", *meant.split()], begun

@@ -199,10 +199,10 @@ def test_an_ended_job_with_a_damaged_file(
     target = home / file.format(id=ids[victim])
     if not target.is_file():
         if "supervisor.json" not in file:
-            return  # a job without such a file
+            return  # The job has no such file.
         target.write_text(
             json.dumps({"pid": 1, "target": "unix:/nowhere", "token": "x", "agents": {}})
-        )  # a killed supervisor leaves it so
+        )  # as left by a killed supervisor
     healthy = ids["healthy"]
     expected = [timeless(Answer(argv, capfd)) for argv in list_commands(healthy)]
     damage(target)

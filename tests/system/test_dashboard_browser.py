@@ -1,8 +1,6 @@
-"""The dashboard in a real browser: its pages watch, search, cancel and kill jobs.
-
-Some jobs run on this machine; others are only records in a store. Without Chromium the tests are
-skipped: `apt-get install chromium chromium-driver`.
-"""
+"""The dashboard in a real browser: its pages watch, search, cancel and kill jobs. Some jobs run on
+this machine; others are only records in a store. Without Chromium the tests are skipped: `apt-get
+install chromium chromium-driver`."""
 
 from __future__ import annotations
 
@@ -63,8 +61,8 @@ def page(browser, home):
 
 @pytest.fixture
 def show(tmp_path):
-    """A store of jobs that run nowhere. It is in memory: 20,000 files would take a disk a
-    minute."""
+    """A store of jobs that no host runs. It is in memory, because a disk takes a minute for 20,000
+    files."""
     memory = Path("/dev/shm")
     folder = memory if memory.is_dir() else tmp_path
     with tempfile.TemporaryDirectory(prefix="kn-show-", dir=folder) as root:
@@ -183,7 +181,7 @@ def test_the_command_serves_until_it_is_interrupted(home):
         url = command.stdout.readline().strip()
         with urllib.request.urlopen(url) as page:
             assert "There are no jobs yet" in page.read().decode()
-        with urllib.request.urlopen(f"{url}live") as stream:  # a second page, connected
+        with urllib.request.urlopen(f"{url}live") as stream:  # A page stays connected meanwhile.
             assert stream.readline().startswith(b"data: ")
             command.send_signal(signal.SIGINT)
             assert command.wait() == 0
@@ -442,7 +440,7 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown_page):
     shown_page.open().wait_for("train", "#rows")
     shown_page.click(f"#row-{ref.job_id}")
     shown_page.wait_for("running", "#head")
-    shown_page.wait_for("live", "#link")  # connected before the job is removed
+    shown_page.wait_for("live", "#link")  # The page is connected now.
     show.backend.phase = show.backend.phase.NOT_FOUND
     index.remove(show.store, ref.job_id)
     shown_page.wait_for("were removed", "#trouble")
@@ -468,7 +466,7 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
         raise StoreError("The store is on a disk that was unplugged.")
 
     monkeypatch.setattr(index, "list_ids", refuse)
-    show.add(2)  # a change, so that the store is listed
+    show.add(2)  # Changes the store, so that it is listed again.
     shown_page.wait_for("was unplugged", "#trouble")
     shown_page.wait_for("train", "#rows")
 
@@ -501,7 +499,8 @@ def test_a_page_says_that_its_dashboard_is_gone(browser, show):
 
 @pytest.fixture
 def notebook():
-    """A function that serves HTML as a page of another origin, like a notebook on this machine."""
+    """A handler whose `html` is served as a page of another origin, like a notebook, and its
+    address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

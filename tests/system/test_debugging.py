@@ -311,7 +311,7 @@ def stop(how):
     else:
         import bdb
 
-        raise bdb.BdbQuit  # as debuggers without any input
+        raise bdb.BdbQuit  # as a debugger whose input has ended
     return how
 
 

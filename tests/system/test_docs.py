@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-ABSENT = ROOT / "tests/absent"  # It hides packages that Keras would import without need.
+ABSENT = ROOT / "tests/absent"  # The folder hides packages that Keras imports.
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 ON_RAY = DOCS / "how-to/ray.md"
 LONG = {
@@ -179,7 +179,7 @@ def compare(expected: list[str], printed: str, ids: dict[str, str]) -> str:
 
 def run_page(page: Path, folder: Path) -> None:
     """Run the code and the sessions of a page in a folder, as a reader would."""
-    (folder / "pyproject.toml").touch()  # Without it, parent folders would be searched.
+    (folder / "pyproject.toml").touch()  # The folder becomes a project of its own.
     environ = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -269,7 +269,7 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
 def test_the_page_about_ray_does_what_it_says(
     ray_store_turn: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run the page with the port of a real dashboard. It stores jobs in Ray's default store."""
+    """The environment has the address of a real dashboard, and no KINETIC_STORE."""
     monkeypatch.setenv("KINETIC_ADDRESS", ray_store_turn.address)
     monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
@@ -326,7 +326,7 @@ def test_every_argument_of_a_public_function_is_described() -> None:
     page = (DOCS / "reference/api.md").read_text()
     silent = []
     for name, options in re.findall(r"^::: (\S+)\n((?:    .*\n)*)", page, re.MULTILINE):
-        if not name.startswith("kinetic.keras"):  # documenting kinetic.keras imports Keras
+        if not name.startswith("kinetic.keras"):  # Its documentation would import Keras.
             silent += list(_silent_arguments(name, options))
     assert silent == []
 

@@ -90,7 +90,7 @@ def undisturbed(begin):
 def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     begin, undisturbed, monkeypatch
 ):
-    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # Time to notice the loss.
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # The test may notice the loss late.
     training = begin(elastic(), 0.0, [[1, 12]])
     training.reach(1, 12)
     assert training.handle.kill_hosts(slice=1) == (3, 4)
@@ -144,7 +144,7 @@ def test_a_loss_while_a_checkpoint_is_saved_leaves_a_whole_one(begin, undisturbe
 
 @pytest.mark.long
 def test_it_gives_up_after_too_many_losses_with_the_whole_history(begin, monkeypatch):
-    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # Time to notice the loss.
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # The test may notice the loss late.
     training = begin(elastic(max_failures=1, function=hold), [1, 2])
     for attempt, victim in ((1, 1), (2, 2)):
         training.reach(attempt, 0)

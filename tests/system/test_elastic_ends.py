@@ -159,7 +159,8 @@ def test_the_leader_is_killed(begin):
 
 
 def test_a_job_goes_on_after_the_process_that_starts_agents_was_killed(begin, tmp_path):
-    """The fork server, which starts agents, is killed: a lost slice stays lost."""
+    """The fork server is the process that starts agents. After its death and that of an agent, the
+    slice cannot return, and the job continues on the other slice."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
@@ -167,7 +168,8 @@ def test_a_job_goes_on_after_the_process_that_starts_agents_was_killed(begin, tm
 
 
 def test_a_lost_slice_that_cannot_be_started_again_is_kinetics_own_fault(begin):
-    """Without the fork server no slice returns: the error blames kinetic, not the function."""
+    """After the death of the fork server, no lost slice can return. The error names kinetic's own
+    process as the cause, and not the function."""
     job = begin(elastic(2, 2), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)

@@ -141,8 +141,8 @@ def train(folder, least):
 def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_one(
     home, tmp_path, on_loss, record_property
 ):
-    """The final weights equal those of a calm training; KINETIC_TEST_KILLS is the number of
-    kills."""
+    """The final weights must equal those of a training without kills. KINETIC_TEST_KILLS is the
+    number of kills; the default is small."""
     phase, begin = tmp_path / "phase", time.monotonic()
     remote = kinetic.run(
         "tpu-v6e-8",
@@ -163,7 +163,7 @@ def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_o
     calm = tmp_path / "calm"
     calm.mkdir()
     (calm / "enough").touch()
-    # Bits are equal only with as many processes. "shrink" compares roughly: one process will do.
+    # "wait": the bits are equal only with as many processes. "shrink": one process is enough.
     controller = {"controller": "single"} if on_loss == "shrink" else {}
     expected = kinetic.run("tpu-v6e-8", slices=2, **controller)(train)(str(calm), steps)
     assert len(phases) >= TRAINING_KILLS

@@ -39,7 +39,8 @@ CRASHES = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.
 """Signals on which the worker, or its child, prints a Python traceback before it dies."""
 
 INTERNAL = {32, 33}
-"""Signals of the C library's threads; from Python 3.13 on, programs that it starts ignore them."""
+"""Signals that the C library uses for its own threads. From Python 3.13 on, programs that Python
+starts ignore them."""
 
 
 def run(function, *args, **options):
@@ -101,7 +102,8 @@ def test_a_signal_that_the_function_ignores_is_ignored_by_its_children():
 
 
 def test_children_of_exit_handlers_die_of_sigterm():
-    """Exit handlers run when the worker has restored its signal handlers: forks die of SIGTERM."""
+    """Exit handlers run after the worker has restored its signal handlers: SIGTERM ends a child
+    that they have forked."""
     _, logs = run(fork_at_the_end)
     assert "ended by -15" in logs
     assert "exit handler" not in logs

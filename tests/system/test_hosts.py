@@ -250,7 +250,8 @@ def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
 
 
 def test_a_sitecustomize_that_starts_a_thread_runs_on_every_host(home):
-    """Processes with threads must not fork: only workers import such a sitecustomize."""
+    """sitecustomize starts a thread, and processes with threads must not fork. So zygote and fork
+    server leave such modules to the workers, which import them."""
     site = home.parent / "site"
     site.mkdir(parents=True)
     (site / "sitecustomize.py").write_text(

@@ -97,7 +97,8 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
 
 @pytest.mark.parametrize("joins_jax", ["lazy", False])
 def test_who_joins_another_coordinator_is_told_unless_he_has_said_so(joins_jax, capfd):
-    """Joining a pasted coordinator address would wait in silence: warn, unless joins_jax=False."""
+    """The function joins a coordinator that was written for two other machines, and would wait in
+    silence. kinetic warns, unless joins_jax=False."""
 
     @kinetic.run(accelerator="tpu-v6e-8", joins_jax=joins_jax)
     def pasted():
@@ -329,7 +330,7 @@ def test_a_program_that_asks_for_virtual_cpus_has_the_chips_of_its_slice(project
     assert run(project, "eight.py", accelerator="gpu-l4") == ["[host 0] 0 1 1"]
     assert run(project, "eight.py", accelerator="cpu:2") == [
         "[host 0] 0 8 8"
-    ]  # not a simulated host
+    ]  # This machine is no simulated slice.
 
 
 def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(capfd):

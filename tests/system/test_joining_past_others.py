@@ -1,5 +1,5 @@
-"""JAX's world besides proxies, other frameworks and forks, and on slices of one host; the
-frameworks find the variables that they read."""
+"""JAX's world works behind proxies, next to other frameworks, in forks, and on slices of one host.
+Other frameworks find the variables that they read."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ from kinetic import errors
 
 
 def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothing_left):
-    """The supervisor dies before it wrote a verdict: the host's report tells the next reader."""
+    """The supervisor dies after its host's report, before it writes a verdict. No caller waited:
+    the first command that reads the status gets SUCCEEDED from the report."""
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator="cpu")(return_when_told).run_async(str(marker))
     supervisor, _ = processes(handle)
@@ -69,7 +70,8 @@ def close_terminal(caller, terminal):
 def test_what_ends_the_callers_whole_session_does_not_end_the_job(
     ending, home, monkeypatch, nothing_left
 ):
-    """A closed terminal sends SIGHUP to its processes; the job must go on, as after SIGKILL."""
+    """The caller's process group is killed, or its terminal is closed, which sends SIGHUP to all
+    processes in it. The job goes on."""
     gate = home.parent / "gate"
     monkeypatch.setenv("GATE", str(gate))
     ours, theirs = os.openpty()
@@ -248,7 +250,7 @@ def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
     for nth in range(1, 5):
         handle = kinetic.run(accelerator="cpu", retries=1000)(fail).run_async()
         wait_until(lambda nth=nth, handle=handle: count_retries(handle) >= nth, "no retry")
-        time.sleep(0.03 * nth)  # another moment in each turn
+        time.sleep(0.03 * nth)  # another moment in each turn of the loop
         handle.cancel(cleanup_timeout=PATIENCE_S)
         with pytest.raises(errors.JobCancelled):
             handle.result(timeout=0)

@@ -158,7 +158,8 @@ def test_a_webhook_that_has_not_heard_of_the_job_yet_refuses_nothing(on_cluster)
 
 @pytest.mark.double
 def test_a_leader_that_gives_up_ends_its_workload(on_cluster, home):
-    """The third slice's pods get no node: the leader gives up and ends the JobSet."""
+    """No node takes the third slice's pods, and the leader gives up after start_timeout: the JobSet
+    ends as failed, so that the cluster can remove it."""
     on_cluster.hold_back("*-host-2-*")
     handle = kinetic.run(accelerator="tpu-v6e-8", slices=3, start_timeout=8)(world).run_async()
 
@@ -318,7 +319,7 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
         return re.search(r"waits in the queue 'lq': .* One other job comes first", reason)
 
     wait_until(its_place, "nobody says which place the job has in its queue")
-    time.sleep(2)  # start_timeout begins only with admission.
+    time.sleep(2)  # start_timeout begins when the queue admits the job.
     assert second.status() == "PENDING"
     second.cancel()
     first.cancel()

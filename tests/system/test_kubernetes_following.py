@@ -136,7 +136,7 @@ def test_all_hosts_are_followed_and_each_line_comes_once(site):
     for host, data in got.items():
         lines = [line for line in data.decode().splitlines() if "line" in line]
         assert lines == [f"host {host} line {n}" for n in range(50)]
-    site.cluster.renew_token()  # The last turn may have made it expire.
+    site.cluster.renew_token()  # The last chunk may have expired the token.
     assert handle.result(timeout=PATIENCE_S) == 50
     site.cluster.wait_for(lambda: not site.cluster.left_over())
     for host in got:  # The pods no longer exist.
@@ -183,7 +183,7 @@ def _looked(chunks, site, call):
 @pytest.mark.double
 @pytest.mark.settles_within(60)
 def test_many_jobs_at_once(site, disk_path, monkeypatch):
-    for name in ("KINETIC_STORE", "KINETIC_POD_STORE"):  # no bucket in this test
+    for name in ("KINETIC_STORE", "KINETIC_POD_STORE"):  # This test needs no bucket.
         monkeypatch.setenv(name, f"file://{disk_path}")
     run = kinetic.run(accelerator="cpu")(abs)
     begun = time.monotonic()

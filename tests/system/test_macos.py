@@ -1,8 +1,5 @@
-"""The client on a Mac: without features that only Linux has, it submits to a cluster, follows jobs
-and lists them.
-
-`macos/sitecustomize.py` removes the features from the tests' interpreters.
-"""
+"""The client on a Mac submits to a cluster, follows jobs and lists them. `macos/sitecustomize.py`
+removes from the tests' interpreters what only Linux has."""
 
 from __future__ import annotations
 

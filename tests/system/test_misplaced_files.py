@@ -82,7 +82,8 @@ def test_only_regular_files_are_read(make, tmp_path):
 
 @pytest.mark.parametrize("make", [fifo, listening, zeroes])
 def test_every_reader_answers(make, home):
-    """Replace each record in turn: status and result answer in time. Restore it afterwards."""
+    """Put a FIFO, socket or endless file in place of each record in turn: reading the job must
+    return or fail in time. Restore the record afterwards."""
 
     @kinetic.run(accelerator="cpu")
     def function():

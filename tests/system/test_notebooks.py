@@ -79,7 +79,7 @@ def talk(go_on):
             chunks.append((content["name"], content["text"]))
         text = "".join(words for _, words in chunks)
         if "first" in text and "aside" in text:
-            marker.touch()  # Ends the function: it ran when the lines came.
+            marker.touch()  # End the function: both lines have come.
     assert ("stdout", "first\n") in chunks
     assert "second" in "".join(words for name, words in chunks if name == "stdout")
     assert "aside" in "".join(words for name, words in chunks if name == "stderr")

@@ -37,7 +37,8 @@ def test_no_death_leaves_what_the_function_started(which, home, nothing_left):
 
 
 def start_a_program_and_lose_the_agent(folder):
-    """Start a program in attempt 1, kill the agent; True if the program lives in attempt 2."""
+    """Start a program in attempt 1, and kill the agent. In attempt 2, return whether the program
+    still runs."""
     pid_file = Path(folder, "pid")
     if os.environ["KINETIC_ATTEMPT"] == "1" and os.environ["KINETIC_HOST_INDEX"] == "0":
         pid_file.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))

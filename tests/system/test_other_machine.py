@@ -29,7 +29,8 @@ def count(gate):
 
 
 class Machine:
-    """Another machine, simulated by an environment: it shares only the store and cluster."""
+    """A simulated second machine: its environment shares only the store and the cluster with this
+    one."""
 
     def __init__(self, folder, store_uri):
         folder.mkdir(parents=True, mode=0o700)

@@ -1,4 +1,5 @@
-"""JAX numbers hosts of a real slice by position: its process 0 need not be host 0."""
+"""JAX numbers the hosts of a slice by their position in the hardware: JAX's process 0 need not run
+on kinetic's host 0."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ ORDER = "KINETIC_PROCESS_ORDER"
 
 
 def first():
-    """Return this host and the hosts in JAX's order, from process 0; None from all others."""
+    """On JAX's process 0, return its host, and the hosts in JAX's order; on others None."""
     import os
 
     import jax

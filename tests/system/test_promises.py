@@ -1,4 +1,5 @@
-"""The promises, on real processes: values, exceptions, output, a common start, deaths."""
+"""kinetic's promises on real processes: values, exceptions, output, hosts that wait for each other,
+deaths."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import kinetic
 from kinetic import errors
 
 LONG_S = 1.5
-"""Seconds after which a one-host job has connected to its gang, unlike shorter jobs."""
+"""A job that runs for so many seconds has connected to its gang; a shorter one may not have."""
 
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -229,7 +230,8 @@ def test_timeout_ends_the_job_and_lets_it_clean_up(home):
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_cancel_reaches_the_functions_own_handler(home, code):
-    """A SIGTERM handler that saves and exits with 0 does not turn `cancel` into a return."""
+    """The function handles SIGTERM, saves and exits, even with code 0. The caller still gets
+    JobCancelled."""
     marker = home.parent / "handled"
 
     @kinetic.run(accelerator="cpu")
@@ -274,7 +276,7 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
     assert handle.logs() in (
         f"ready\n{ended}",
         f"ready\nready\n{ended}",
-    )  # The callback may run once more at the end.
+    )  # The callback may run again at the end.
 
 
 def test_a_function_is_struck_again_while_the_collector_is_kept_busy(home):

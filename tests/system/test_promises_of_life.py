@@ -254,7 +254,7 @@ def test_children_of_the_function_end_with_it():
     assert leave_children() == "returned"  # `no_leftovers` checks the children.
 
 
-@pytest.mark.settles_within(30)  # A program waits for its agent as long as gangs do.
+@pytest.mark.settles_within(30)  # The program of a pod gives up its agent late.
 def test_a_host_that_never_joins_stops_all(home, place):
     @kinetic.run(accelerator="tpu-v6e-16", start_timeout=8)
     def touch(path):
@@ -284,6 +284,6 @@ def test_a_host_that_never_joins_stops_all(home, place):
     in_time = itertools.takewhile(lambda event: event["kind"] != "stop", handle.events())
     joined = {event["host"] for event in in_time if event["kind"] == "joined"}
     assert 2 not in joined
-    # Others may also be late on a busy machine. The error names all.
+    # Others may be late, too, on a busy machine: the error names all of them.
     assert set(caught.value.hosts) == set(range(4)) - joined
     assert not ran.exists()

@@ -81,7 +81,8 @@ def start(script, *words):
 
 
 def test_a_job_that_is_removed_while_others_collect_it_is_never_called_failed(home):
-    """Remove jobs while others read them: they get the value, or learn of the removal."""
+    """Remove ten jobs while others read their values. Each reader gets the value, or an error that
+    the job or its result was removed; none says that it failed."""
     job = kinetic.run(accelerator="cpu")(quick)
     for _ in range(10):
         handle = job.run_async()

@@ -329,7 +329,8 @@ def name_slice():
 def test_a_slice_that_loses_a_node_before_its_hosts_have_started_is_left_for_another(
     on_ray, monkeypatch
 ):
-    """A node is lost before the hosts start: the job moves to another slice in attempt 1."""
+    """One node of a reserved slice is lost before the hosts start: the job moves to another slice.
+    This counts as no attempt, and does not wait for start_timeout."""
     monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "120")
     nodes = {f"pair-{n}": on_ray.add_slice(f"pair-{n}", V5P_16) for n in range(2)}
     handle = kinetic.run("tpu-v5p-8")(name_slice).run_async()
@@ -353,7 +354,8 @@ def test_an_elastic_job_gives_up_a_slice_whose_node_is_drained(on_ray, home, tmp
 
 
 def stay(folder):
-    """Stay in attempt 1 until the file "enough" exists, even if preempted; then return."""
+    """Wait in attempt 1 until the file "enough" exists, even if preempted. Return the attempt, the
+    slice and whether it was preempted."""
     Path(folder, f"{kinetic.attempt()}-{os.environ['TPU_NAME']}").touch()
     while kinetic.attempt() == 1 and not Path(folder, "enough").exists():
         is_preempted = kinetic.preempted()
@@ -400,7 +402,8 @@ def pause(number):
 
 @pytest.mark.release
 def test_a_debugger_is_named_with_its_node_and_port(on_ray, home):
-    """The debugger's port is open on its node only: the error gives an ssh command for it."""
+    """The debugger's port can be reached on its own node only. The error names node and port, and
+    gives an ssh command that forwards the port."""
     handle = pause.run_async(4)
     with pytest.raises(errors.UsageError, match="ssh -N -L 5678:") as refusal:
         handle.debug_attach()

@@ -1,5 +1,4 @@
-"""KINETIC_HOME is removed while a job runs: the job ends, and no process creates the folder
-again."""
+"""KINETIC_HOME is removed while a job runs: the job ends, and no process recreates the folder."""
 
 from __future__ import annotations
 

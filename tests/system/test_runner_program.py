@@ -53,7 +53,7 @@ def store_plan(home, func, **options):
     packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(layout.blob(packed.digest), packed.data)
     plan = Plan(
-        job_id=f"job-{os.urandom(4).hex()}",  # unique: it names a folder in memory
+        job_id=f"job-{os.urandom(4).hex()}",  # unique, as it names a folder in memory
         name=func.__name__,
         place=Place("gke"),
         options=Options(resolve("tpu-v6e-8"), **options),
@@ -157,7 +157,8 @@ def test_hosts_of_one_template_form_a_gang(plan, home):
 
 @pytest.mark.long
 def test_pods_that_have_finished_and_are_started_again_run_nothing(plan, home):
-    """Pods that a restarted node starts again after their job's end run nothing."""
+    """A node that was restarted starts finished pods again, as it had not reported their end. They
+    run nothing, and the outcome stays."""
     gang = Gang(plan, home)
     port = gang.port.dup()
     assert gang.run_as_pods() == [0, 0]
@@ -211,7 +212,8 @@ def test_a_host_that_is_not_told_who_it_is_says_so():
 
 
 def test_a_pod_that_is_ended_while_it_waits_for_its_leader_ends(plan, home):
-    """A pod that waits for its leader ends on a SIGTERM that came while signals were blocked."""
+    """SIGTERM comes early, while the pod's bootstrap still blocks signals, and no leader answers.
+    The pod must end."""
     gang = Gang(plan, home)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:

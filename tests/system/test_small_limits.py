@@ -41,7 +41,8 @@ def group():
 
 @pytest.mark.parametrize("most", [1, 6, 14])
 def test_a_limit_of_processes_and_threads_is_named(most, group):
-    """Few processes and threads are allowed: the error names the limit, and no one hangs."""
+    """The caller's control group allows few processes and threads: the error names the limit and
+    the file that sets it."""
     (group / "pids.max").write_text(str(most))
     code = f"open('{group}/cgroup.procs', 'w').write('0')\n{CALLER}"
     ran = subprocess.run(

@@ -143,7 +143,8 @@ def test_ctrl_c_says_that_a_job_is_there_if_it_cannot_be_removed(home, monkeypat
 
 
 def test_a_supervisor_that_comes_after_its_job_was_removed_makes_nothing(home):
-    """The job was removed before its supervisor started, which fails and creates nothing."""
+    """A caller requested a supervisor and was interrupted; the job was then removed. The late
+    supervisor fails, and creates no folder."""
     kinetic.run(accelerator="cpu")(int)()
     (done,) = kinetic.list_jobs()
     done.cleanup()
@@ -196,7 +197,8 @@ def remove_the_only_job(home):
 def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
     on_cluster, monkeypatch
 ):
-    """The caller dies before it creates a Secret; pods wait for it until start_timeout."""
+    """The caller dies before it has created the Secret for which the pods wait: start_timeout ends
+    the job."""
     monkeypatch.setenv("PATIENCE", "5s")
     run_killed_caller(CLUSTER_STEPS["after the JobSet"], "tpu-v6e-8", monkeypatch)
     (handle,) = kinetic.list_jobs()
@@ -206,7 +208,8 @@ def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
 
 @pytest.mark.double
 def test_a_caller_that_is_killed_while_the_cluster_does_not_answer(on_cluster):
-    """The cluster got the request before the caller was killed: the job exists."""
+    """The cluster has received the request, but the caller is killed before the answer: the job
+    exists and can be cancelled."""
     on_cluster.faults.slow(PATIENCE_S, verb="create", resource="secrets")
     source = "import kinetic; kinetic.run(accelerator='cpu')(int).run_async()"
     with subprocess.Popen([sys.executable, "-c", source]) as caller:

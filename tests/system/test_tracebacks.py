@@ -39,7 +39,7 @@ def die() -> None:
 
 @kinetic.run(accelerator="cpu")
 def calls_another() -> float:
-    return train(0)  # in a job: a plain call
+    return train(0)  # In a job, this calls the function itself.
 
 
 def list_frames(error: BaseException) -> list[str]:

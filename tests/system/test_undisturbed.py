@@ -71,7 +71,8 @@ def test_a_function_that_waits_goes_on_waiting(wait, word, home):
 
 
 def test_a_hung_job_does_not_succeed(home):
-    """Hang detection reads stacks by a signal, which must not end a blocking call."""
+    """kinetic detects a hang by reading stacks, for which it sends a signal. The signal must not
+    end the function's blocking call."""
 
     def function():
         print("waits", flush=True)

@@ -1,8 +1,5 @@
-"""Kubernetes manifests of jobs: equal to the golden files in tests/golden/kubernetes, accepted by
-the API server's schema, and free of secrets.
-
-KINETIC_REGENERATE_GOLDEN=1 rewrites the golden files.
-"""
+"""Kubernetes manifests of jobs: equal to the golden files in tests/golden/kubernetes (rewritten
+with KINETIC_REGENERATE_GOLDEN=1), accepted by the API server's schema, and free of secrets."""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ def test_multi_tier_checkpointing_keeps_the_folder_on_the_node():
 def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
     storage, simulated, accelerator, slices, is_ours
 ):
-    """Kinetic states a host's JAX rank unless GKE's controller does: for JobSets of one replicated
-    Job."""
+    """GKE's controller writes a host's JAX rank for JobSets that have one replicated Job. For all
+    others, kinetic must write it, to a folder that the controller does not manage."""
     place = replace(PLACE, backend="pathways")
     plan = planned(accelerator, slices=slices, local_storage=storage, place=place)
     settings = replace(SETTINGS, simulated=simulated)

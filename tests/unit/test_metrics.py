@@ -105,7 +105,7 @@ def test_damage_costs_the_line_that_it_hits(seed):
     kind = chance.choice(("flip", "cut", "grow"))
     if kind == "flip":
         parts[hit] = parts[hit][:at] + bytes([parts[hit][at] ^ 0xFF]) + parts[hit][at + 1 :]
-    elif kind == "cut":  # As on a full disk: the cut line ends here.
+    elif kind == "cut":  # The line is cut, as on a full disk.
         parts[hit] = parts[hit][:at] + b"\n"
     else:
         parts[hit] = parts[hit][:at] + b"KMF" + parts[hit][at:]

@@ -312,8 +312,8 @@ def log_in_a_child(step: int) -> int:
 
 @pytest.mark.starts_processes
 def test_what_the_children_of_a_pool_log_last_is_kept(logged):
-    """The children of a pool end without exit handlers; their last rows must be kept all the
-    same."""
+    """Children of a pool end without exit handlers. All their rows must be in the file, even the
+    last."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         assert list(pool.map(log_in_a_child, range(6))) == list(range(6))
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
@@ -413,7 +413,8 @@ def test_measurements_of_a_host_become_less_frequent_up_to_every_10_s():
 
 
 def times_of(*rows: tuple[float, int, str], last: bool = True) -> list[tuple[int, float]]:
-    """Log rows of (time in s, step, metric); return (step, mean seconds of the steps until it)."""
+    """Log a metric at each (time in s, step, metric name). Return (step, seconds) for each row of
+    `step_time_s`: the mean time of the steps since the row before."""
     steps, measured = StepTimes(), []
     for time_s, step, name in rows:
         steps.note(MetricRow(time_s, step, {name: 1.0} if name else {}, waits=False))

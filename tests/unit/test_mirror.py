@@ -87,7 +87,8 @@ def test_nobody_waits_for_a_reader_and_what_it_missed_is_counted(streams, tmp_pa
 
 
 def _missed_bytes(notices: bytes) -> int:
-    """Sum the missed bytes that complete notices state. The small last chunk may still have fit."""
+    """Return the sum of the bytes that kinetic's notices count as missed. An incomplete last notice
+    does not count."""
     whole = notices[: notices.rfind(b"\n") + 1].splitlines()
     assert all(notice.startswith(b"kinetic: ") for notice in whole)
     return sum(int(notice.split()[1]) for notice in whole)

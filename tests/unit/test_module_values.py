@@ -1,5 +1,5 @@
-"""Warnings about variables that the program changed in a module: hosts import the unchanged
-file."""
+"""Warnings about variables that the program has changed in a module: hosts import the module's
+file, where they have their first values."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_was_set_is_named_and_not_its_value(config: types.ModuleType) -> No
     config.RATE = 0.5
     config.NAMES.append("b")
     config.setup(config.Kept())
-    config.TWICE, config.MADE = 3, {}  # The file does not show the values of these two.
+    config.TWICE, config.MADE = 3, {}  # kinetic cannot tell their values in the file.
     assert warnings_of(read, config) == (
         f"{NAME}.RATE was changed since {NAME} was imported. Hosts import the file, where it is "
         "0.1: pass the value as an argument."

@@ -162,7 +162,7 @@ def test_an_edit_before_the_first_look_is_seen_by_the_byte_code(
 def test_a_module_that_the_program_has_made_is_sent(
     classify: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Importing `json` adds the second module to it, on a host too.
+    # Importing `json` makes both modules on a host too, so no file of them is needed.
     for name in ("modtest_made", "json.modtest_made"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert classify({"modtest_a.py": ""}, ["modtest_a"]).by_value == {"modtest_made"}

@@ -1,5 +1,5 @@
-"""Files that change, grow, vanish or are replaced while the project is packed and sent. Hosts get
-the content that was read, and no error is raised."""
+"""Files that change, grow, vanish or are replaced while a project is packed and sent. Hosts get the
+content that kinetic has read, and no error is raised."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def store(root) -> LocalStore:
 
 @pytest.fixture(params=["small", "large"])
 def size(request, monkeypatch) -> None:
-    """Send files as small ones, several in one object, or as large ones, each in parts."""
+    """Treat all files as small (several are sent in one object) or as large (each is sent in
+    parts)."""
     if request.param == "large":
         monkeypatch.setattr("kinetic._source.upload._WHOLE_BYTES", 0)
         monkeypatch.setattr(packs, "SMALL_BYTES", 0)

@@ -71,8 +71,8 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
 
 
 def keys_of(store: LocalStore, digest: str) -> list[str]:
-    """Return the keys of the objects that hold a content: an object of its own, or packs. For the
-    list of a tree's files, the content is the base list that later versions of the tree share."""
+    """Return the keys of the objects in the store that contain this content: an object of its own,
+    or packs. For the list of a tree's files, that is the base list which several trees share."""
     own = layout.blob(digest)
     if store.has(layout.tree(digest)):
         digest = packs.TreeRecord.from_json(store.get(layout.tree(digest))).base_list
@@ -138,7 +138,8 @@ def test_a_pack_that_claims_more_than_memory_holds_is_damaged(root, place):
 
 @pytest.mark.parametrize("path", ["", "deep/er/a", "large"])
 def test_what_is_wrong_is_told_by_its_path_and_mended(root, place, path, monkeypatch):
-    """Two trees share a damaged file: the error names its path, and new submissions repair both."""
+    """Two trees share a damaged file. Unpacking names its path; after a new submission of each
+    tree, both can be unpacked."""
     monkeypatch.setattr(packs, "SMALL_BYTES", 10)
     write(root, {"deep/er/a": "1", "other/b": "2", "large": "x" * 11})
     write(root, {f"wide/{n}": f"{n}" for n in range(200)})

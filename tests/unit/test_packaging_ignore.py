@@ -99,7 +99,7 @@ def environment(root) -> dict[str, str]:
 
 
 def kept_by_git(root) -> set[str]:
-    """Return the files that git ignores neither themselves nor through a parent folder."""
+    """Return the files that git does not ignore, neither by their name nor by a parent folder."""
     command = [
         "git",
         "-c",
@@ -202,8 +202,8 @@ def test_what_git_ignores_everywhere_is_ignored_here_and_a_change_is_seen(home, 
 
 @pytest.mark.starts_processes
 def test_what_git_tracks_is_sent_although_a_rule_matches(home):
-    """Files that match a rule but were added with `git add -f` are sent, as `git clone` has
-    them."""
+    """`git add -f` adds files although a rule ignores them. They are sent, as `git clone` has them
+    too."""
     make(
         home, ".gitignore", "veo/logging.py", "config.json", "other.json", "data/small", "data/big"
     )
@@ -386,7 +386,7 @@ def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
     class Answer(logging.Handler):
         def emit(self, record):
             messages.append(record.getMessage())
-            os.write(pipe, b"go on\n")  # git waits for this line.
+            os.write(pipe, b"go on\n")  # git waits to read this line.
 
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(git_door, "SLOW_S", 0.01)

@@ -1,5 +1,5 @@
-"""The list of a tree's files. The order of its entries does not matter; decoding the list, or
-merging a base list and the changes to it, gives the same list."""
+"""The list of a tree's files is the same whatever the order of its entries, and after decoding. A
+base list and the changes to it give the same list, too."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     full=st.sampled_from([1, 60, 1000]),
 )
 def test_a_record_never_precedes_what_it_names(tmp_path_factory, tree, second, stop, small, full):
-    """A submission may be cut off after any write: records written so far name only stored
-    content."""
+    """A submission fails at any write. All records that it has written name only content that is in
+    the store, and the next submission completes the upload."""
 
     class Cut(LocalStore):
         puts = 0

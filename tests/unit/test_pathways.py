@@ -1,8 +1,6 @@
-"""The JobSet of a job that one process controls through Pathways: the servers of Pathways with the
-options that they need, and kinetic's pods.
-
-KINETIC_REGENERATE_GOLDEN=1 rewrites the golden files.
-"""
+"""The JobSet of a job that one process controls through Pathways: Pathways' servers with the
+options that they need, and kinetic's pods. KINETIC_REGENERATE_GOLDEN=1 rewrites the golden
+files."""
 
 from __future__ import annotations
 

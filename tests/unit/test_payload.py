@@ -233,8 +233,8 @@ def test_known_classes_are_left_alone():
 
 
 def test_known_functions_come_back_as_themselves(monkeypatch):
-    """A script's function comes back as the caller's own; as a copy if the host may have changed
-    it."""
+    """A returned function of the script is the caller's own function object. It is a copy only if
+    it has state that the host may have changed."""
     main = sys.modules["__main__"]
     space = in_main(
         "import math\ncount = 0\ndef relu(x, least=0): return max(x, math.floor(least))\n"

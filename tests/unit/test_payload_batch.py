@@ -35,7 +35,7 @@ def test_the_function_is_in_one_record_and_the_arguments_in_another():
     def total(extra):
         return len(BIG) + extra
 
-    total.__module__ = "__main__"  # Pickles it by value, and with it BIG.
+    total.__module__ = "__main__"  # BIG then travels with the function.
     pickler = batch_pickler(total, {"A": "1"})
     records = [pickler.pack((n,), {}) for n in range(3)]
     assert pickler.function.size_bytes > 50_000

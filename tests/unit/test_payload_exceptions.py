@@ -289,7 +289,7 @@ def test_what_a_decorated_function_lacks_in_a_job_is_explained():
     def decorated():
         pass
 
-    decorated.run_async = None  # A decorated function looks so after unpickling.
+    decorated.run_async = None  # A decorated function that was unpickled.
     for name in ("options", "map", "plan"):
         with pytest.raises(AttributeError) as caught:
             getattr(decorated, name)
@@ -410,7 +410,7 @@ def test_an_exception_that_interrupts_its_own_pickling_is_told_as_text():
 
 def test_a_bare_assertion_says_what_it_compared(tmp_path):
     text = "def fail(total, rows, other=min):\n    assert other and total == len(rows)\n"
-    (tmp_path / "plain.py").write_text(text)  # pytest would rewrite assertions in this file.
+    (tmp_path / "plain.py").write_text(text)  # Not in this file: pytest rewrites its asserts.
     space = {}
     exec(compile(text, str(tmp_path / "plain.py"), "exec"), space)
     error = caught(space["fail"], 3, [1, "a" * 1000])

@@ -180,7 +180,8 @@ def test_a_backend_that_this_version_lacks():
 
 
 def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, project):
-    """Listing jobs makes a backend too, so only the start of a host reads the environment."""
+    """Listing jobs makes a backend and must be fast: a backend reads the environment only when it
+    starts a host."""
     backend = registry.make(Place("local"), LocalStore(home))
     assert "_environ" not in vars(backend)
     assert backend._environ["PATH"]

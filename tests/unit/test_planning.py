@@ -74,7 +74,7 @@ def test_a_plan_has_everything(project, home):
     assert plan.tree.files == 3
     assert (plan.limits.timeout_s, plan.limits.start_timeout_s) == (7.0, 600.0)
     assert (plan.options.retries, plan.options.env) == (2, {"A": "1"})
-    assert plan.options.timeout_s is None  # It is in `plan.limits` only.
+    assert plan.options.timeout_s is None  # The plan has it in `limits` instead.
     assert plan.versions == envelope.read_versions()
     assert plan.payload.size_bytes == len(planned.payload)
     assert call.unpack(planned.payload)[1] == (3,)

@@ -1,4 +1,5 @@
-"""Profiles: whoever writes, breaks or replaces their file, a read finds it whole or damaged."""
+"""Profiles are in one file. Whoever writes, damages or replaces it, a read returns all profiles or
+an error that says it is damaged."""
 
 from __future__ import annotations
 
@@ -184,7 +185,8 @@ def test_the_unfinished_file_of_a_killed_writer_does_not_stop_the_next_writer(pl
 def test_of_two_simultaneous_writers_the_last_one_wins(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second process writes the whole file while the first one is writing: the last one wins."""
+    """A second process writes all of the file while the first one writes: the last writer wins, and
+    the file is whole."""
     render = profiles.render
 
     def render_late(before: Profiles) -> bytes:

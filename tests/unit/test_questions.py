@@ -1,4 +1,5 @@
-"""Orders to kill hosts: callers who cannot reach the leader write them to the store."""
+"""Orders to kill hosts: a caller who cannot reach the leader writes an order to the store, and the
+leader obeys and answers it there."""
 
 from __future__ import annotations
 

@@ -199,8 +199,8 @@ def test_the_driver_has_more_time_to_stop_than_its_function():
 
 @pytest.mark.starts_processes
 def test_the_interpreter_of_rays_workers_is_found(tmp_path):
-    """The driver runs in the Python of the raylet's workers. The command finds its path in the
-    command line of an ancestor process."""
+    """Without a given path, the submitted shell command runs the driver with the Python that is in
+    the command line of the raylet, an ancestor of the shell."""
     ours = tmp_path / "python"
     ours.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "driver: $*"\n')
     ours.chmod(0o755)

@@ -1,7 +1,5 @@
-"""Reads from the store of a Ray cluster, through the files that the dashboard lists and sends.
-
-The fake dashboard responds like a real one. A read returns the content, or raises NotFound.
-"""
+"""Reads from the store of a Ray cluster, through the files that the dashboard lists and sends. A
+read returns the content, or raises NotFound; the fake dashboard responds like a real one."""
 
 from __future__ import annotations
 
@@ -50,8 +48,8 @@ def test_an_empty_file_is_empty():
 
 
 def test_what_was_read_before_is_read_without_a_look_whether_it_is_there():
-    """The first read of a file lists the folder; later reads of it do not. Following a log reads
-    one file again and again."""
+    """Following a log reads the newest file again and again, so only the first read of a file asks
+    whether the file exists."""
     store = RayStore(
         "ray+http://127.0.0.1:1", api=(dashboard := Dashboard([b"one"], [True, False]))
     )

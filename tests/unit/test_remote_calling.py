@@ -166,7 +166,8 @@ def test_a_classmethod_below_arrives_as_one_with_its_class(backend):
 
 @pytest.mark.starts_processes
 def test_a_classmethod_above_that_hides_its_class_is_refused(backend):
-    """Python 3.13 calls a decorated function below @classmethod so. The error says to swap them."""
+    """Below @classmethod, a decorated function may be called without the class, as in Python 3.13.
+    The error says to put @kinetic.run above @classmethod."""
     hidden = vars(Trainer)["of_class_by_default"].__func__
     with pytest.raises(TypeError, match=r"Put @kinetic\.run above @classmethod"):
         hidden.run_async(5)
@@ -346,7 +347,8 @@ def test_a_ray_cluster_that_does_not_answer(backend, monkeypatch, options, envir
 
 @pytest.mark.starts_processes
 def test_an_address_of_rays_own_does_not_choose_ray(backend, monkeypatch):
-    """Ray sets RAY_ADDRESS in its programs. It selects no backend: the job runs on this machine."""
+    """Ray sets RAY_ADDRESS in the environment of its programs. The variable alone does not send a
+    job to Ray."""
     monkeypatch.setenv("RAY_ADDRESS", NOWHERE)
     assert kinetic.run("cpu")(add)(1) == 2
 

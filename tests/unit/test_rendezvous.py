@@ -1,5 +1,5 @@
-"""Meeting points of a gang: workers start when all hosts have joined, and processes then join one
-JAX world; hosts that are missing are named."""
+"""Hosts of a gang wait for each other twice: for all workers to start, and for all processes to
+join one JAX world. Hosts that do not come are named."""
 
 from __future__ import annotations
 

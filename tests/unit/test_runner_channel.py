@@ -1,4 +1,4 @@
-"""Messages between agent and worker arrive even if the user's code writes to their pipe."""
+"""Messages between agent and worker arrive whole, even if the user's code writes to their pipe."""
 
 from __future__ import annotations
 

@@ -114,17 +114,17 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
     ("second", "expected"),
     [
         (Sample(110.0, 5.0, 10**9, 100), False),  # The worker sleeps.
-        (Sample(110.0, 5.0, 10**9, 101), True),  # It prints.
-        (Sample(110.0, 7.0, 10**9, 100), True),  # It computes.
-        (Sample(110.0, 5.3, 10**9, 100), False),  # Only background threads wake up.
+        (Sample(110.0, 5.0, 10**9, 101), True),  # The worker prints.
+        (Sample(110.0, 7.0, 10**9, 100), True),  # The worker computes.
+        (Sample(110.0, 5.3, 10**9, 100), False),  # Threads in the background wake up.
         (
             Sample(110.0, 5.01, 10**9 + 5_000_000, 100),
             True,
-        ),  # It feeds an accelerator in a loop.
-        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # It wakes once a second.
+        ),  # The worker feeds an accelerator in a loop.
+        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # The worker wakes once a second.
         (Sample(110.0, 5.0, None, 100), False),
         (Sample(90.0, 5.0, 10**9, 100), False),  # The clock was set back.
-        (Sample(110.0, 4.9, 10**9, 100), True),  # A child ended without a wait for it.
+        (Sample(110.0, 4.9, 10**9, 100), True),  # An ended child no longer counts.
     ],
 )
 def test_standing_still(second, expected):

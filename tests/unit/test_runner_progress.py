@@ -49,8 +49,8 @@ def test_beats_that_come_a_little_late_do_count():
 
 
 def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
-    """Time in which a thread waits for a processor counts as running. Otherwise hosts on a busy
-    machine would be reported as hanging."""
+    """A main thread that waits for a processor is not hanging: kinetic counts the waiting time as
+    activity."""
     folder = tmp_path / "7" / "task" / "7"
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text("1000 9000000 12\n")

@@ -1,4 +1,5 @@
-"""Exit codes and output of a worker that is stopped outside of the user's function."""
+"""A worker that is stopped before or after the user's function: its exit code, and what it
+prints."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def read(pair: Pair, lines: int, into: list[str]) -> None:
 def test_lines_written_by_turns_are_read_in_order(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "READER_S", 60.0)  # Patience for a busy machine.
+    monkeypatch.setattr(streams, "READER_S", 60.0)  # This machine may be busy.
     got: list[str] = []
     reader = threading.Thread(target=read, args=(pair, 2000, got))
     reader.start()

@@ -49,7 +49,8 @@ def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
         double.before = lambda call, _: (
             shown_before_the_end.append(terminal.getvalue()) if call == "chunk" else None
         )
-        # The connection breaks within the second part: its bytes are sent twice, but counted once.
+        # The connection breaks in the second part. Half of the part is sent twice, but counted
+        # once.
         double.fail("chunk", cut_after=8 * MB)
         with sending.show_progress(GcsStore("gs://bucket"), 60 * MB, terminal) as watched:
             assert watched.put("a", iter([b"x" * MB] * 50))

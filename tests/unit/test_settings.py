@@ -103,7 +103,8 @@ def test_a_worker_is_recognised_by_the_folder_of_its_host(tmp_path):
 
 
 def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplog):
-    """KINETIC_JOB_ID was exported by hand, or by an ended job: it is ignored, with one warning."""
+    """KINETIC_JOB_ID is set, but this is no worker: the user, or the shell of an ended job,
+    exported it. It is ignored, with one warning."""
     settings._ignore_job.cache_clear()
     by_hand, inherited = {"KINETIC_JOB_ID": "job-1"}, {"KINETIC_PREEMPTION": str(tmp_path / "gone")}
     for environ in (by_hand, by_hand | inherited, by_hand):

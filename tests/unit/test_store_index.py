@@ -90,8 +90,8 @@ def test_a_thousand_jobs_that_ended_are_listed_in_three_calls(capsys, monkeypatc
 
 
 def test_a_list_does_not_need_the_copies():
-    """Lists of jobs are right even if their copies of references are missing, damaged or
-    outdated."""
+    """A list uses copies of the jobs' references. It is also right if copies are missing, damaged,
+    outdated, or written by a newer version."""
     store = MemoryStore(delay_s=0.0001)
     refs = [ref_of(number, store) for number in range(6)]
     for ref in refs:

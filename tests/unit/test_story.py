@@ -1,4 +1,5 @@
-"""Messages about attempts: the time that a failure costs counts from the failure itself."""
+"""kinetic's messages about attempts. The time that a failure costs begins with the failure, before
+the last hosts have ended."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ DIGEST = "ab" * 32
 
 
 class RecordingStore(LocalStore):
-    """A store that records the order of writes, and raises `error` at keys with a prefix."""
+    """A store that records the order of its writes. It raises `error` when a key begins with
+    `fails_at`."""
 
     def __init__(self, root, fails_at="", error=None):
         super().__init__(root)

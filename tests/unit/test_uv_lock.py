@@ -95,7 +95,7 @@ PLACES = [
 
 
 def installed_in(lines, place):
-    """Return the requirements that apply to a platform, as "name==version"."""
+    """Return those requirement lines ("name==version") that apply to a platform."""
     wanted = [Requirement(line) for line in lines]
     return {
         str(requirement).partition(";")[0].strip()

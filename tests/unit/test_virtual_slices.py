@@ -192,7 +192,8 @@ def test_a_pipe_tells_whether_somebody_listens(tmp_path):
 
 
 def test_who_waits_for_an_array_while_its_slice_is_lost_gets_the_error(run):
-    """Slices are lost at random moments of a wait for an array: the wait must always raise."""
+    """A program waits for an array while its slice is lost, at random moments. The wait must always
+    raise an error, and never return a lost array."""
     lines = run(
         """
 def wait_for_ever(arrays):

@@ -15,7 +15,7 @@ from kinetic.errors import SetupFailed
 
 
 class RemovedStore(LocalStore):
-    """A store that is removed at its `looks`-th call of `folder`."""
+    """A store that is removed when `folder` is called for the n-th time; n is `looks`."""
 
     looks = 1
 
@@ -30,7 +30,7 @@ def test_what_the_function_saves_is_read(tmp_path):
     assert workspace.read_saving_step(tmp_path / "absent") is None
     (tmp_path / "saving-local").write_text("7")
     assert workspace.read_saving_step(tmp_path) == 7
-    (tmp_path / "saving-persistent").write_text("")  # The file is being written.
+    (tmp_path / "saving-persistent").write_text("")  # The number is not yet written.
     assert workspace.read_saving_step(tmp_path) == 7
     (tmp_path / "saving-persistent").write_text("4")
     assert workspace.read_saving_step(tmp_path) == 4

@@ -233,7 +233,8 @@ def test_an_error_raised_from_a_broken_collective_is_a_consequence(own, follows)
     ],
 )
 def test_a_collective_that_breaks_while_it_is_launched_is_a_consequence(text, follows):
-    """jaxlib raises a ValueError if a peer is already gone: the cause is the peer's end."""
+    """A peer ended while jaxlib started a collective, which raises a ValueError: kinetic blames the
+    peer, not this function."""
     assert jaxworld.is_consequence(ValueError(text)) is follows
 
 
@@ -260,7 +261,8 @@ def test_the_log_level_of_xla_is_1_unless_the_caller_sets_it() -> None:
 
 
 def test_the_heartbeat_limit_is_long_in_functions_and_short_in_programs(monkeypatch):
-    """JAX's limit for silent peers is long in functions, whose agents report deaths at once."""
+    """JAX gives up silent peers after HEARTBEAT_S: a week in functions, whose agents report deaths,
+    and 100 s in programs, of which an agent may see only the shell."""
     spec = importlib.util.spec_from_file_location("kinetic_joining", joining.__file__)
     in_program = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, in_program)

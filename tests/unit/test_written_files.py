@@ -69,7 +69,7 @@ def test_nothing_is_kept_or_asked_where_nothing_was_written(space):
 def test_what_was_made_or_changed_is_kept_and_caches_are_not(space, kept_in):
     tree = space.tree
     (tree / "model.pkl").write_text("m" * 2000)
-    (tree / "sub" / "data").write_text("abc")  # as large as before
+    (tree / "sub" / "data").write_text("abc")  # The size stays the same.
     (tree / "runs" / "1").mkdir(parents=True)
     (tree / "runs" / "1" / "events").write_text("e")
     for cache in ("__pycache__", ".venv", "tagged", "env"):

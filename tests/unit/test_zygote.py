@@ -65,13 +65,14 @@ def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
 
 @pytest.mark.starts_processes
 def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path, monkeypatch):
-    """A handler's TimeoutError is raised, although other OSErrors mean that the zygote died."""
+    """A user's signal handler interrupts a launch with TimeoutError. The caller gets this error,
+    although other OSErrors mean that the zygote has died."""
 
     def interrupted(_):
         raise TimeoutError("took too long")
 
     request = {"store": str(tmp_path), "job_id": "job-1"}
-    environ = {**os.environ, "PYTHON_OF_THIS_TEST": "1"}  # Asks for a new zygote.
+    environ = {**os.environ, "PYTHON_OF_THIS_TEST": "1"}  # Forces a new zygote.
     with monkeypatch.context() as amid:
         amid.setattr(launcher.Zygote, "_read_line", interrupted)
         with pytest.raises(TimeoutError, match="took too long"):
@@ -114,7 +115,8 @@ def test_threads_of_a_sitecustomize_keep_no_zygote_from_forking(tmp_path, conten
 
 @pytest.mark.starts_processes
 def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
-    """A debugged caller's zygote has no debugger, which would start threads in it."""
+    """The caller runs under a debugger. Its zygote must not load the debugger, which would start
+    threads and change sys.path."""
     pytest.importorskip("debugpy")
     (tmp_path / "caller.py").write_text(
         "import os; from kinetic._backends.local import launcher\n"

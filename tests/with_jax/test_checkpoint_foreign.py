@@ -208,7 +208,7 @@ def test_of_several_states_the_lines_are_told_that_read_them(tmp_path):
     assert everything(tmp_path) == before
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras with this JAX warns.
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # a warning of Keras with this JAX
 def test_formats_of_others_are_named_and_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     import keras
@@ -268,7 +268,7 @@ def test_a_training_starts_from_another_one(tmp_path):
     with kinetic.Checkpointer(tmp_path / "two", every=1, local_every=None) as ckpt:
         restored, start = ckpt.restore(like, start_from=tmp_path / "one")
         assert start == 5
-        ckpt.save(0, restored)  # kinetic's own steps begin at 0.
+        ckpt.save(0, restored)  # Steps may begin at 0 again.
     assert (restored["a.b"].tolist(), restored["a"]["b"].tolist()) == ([0, 1, 2], [1, 1])
     assert (jax.random.key_data(restored["k"]) == jax.random.key_data(ours["k"])).all()
     with (

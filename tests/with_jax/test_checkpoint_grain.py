@@ -1,8 +1,5 @@
 """Examples that Grain repeats or skips after the number of hosts has changed: as many as
-docs/how-to/elastic-data.md states.
-
-The tests need Grain, which is not installed by default: `pip install grain`.
-"""
+docs/how-to/elastic-data.md states. The tests need `pip install grain`."""
 
 from __future__ import annotations
 

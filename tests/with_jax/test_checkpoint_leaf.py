@@ -162,7 +162,7 @@ def test_arrays_of_records_are_refused(tmp_path):
 
 @jax.jit
 def learn(state):
-    """Update the weights. If the rate's type is not weak, the new weights get this type."""
+    """Update the weights. Their new type is that of the rate, unless the rate's type is weak."""
     return {"w": state["w"] - state["rate"] * state["w"], "rate": state["rate"] * 0.5}
 
 
@@ -181,7 +181,7 @@ def begun(rate):
 def test_a_training_goes_on_with_the_types_that_it_had(tmp_path, tier, rate_of):
     expected = learn(learn(begun(rate_of())))
     saved(tmp_path, tier, learn(begun(rate_of())))
-    for _ in range(2):  # Save the restored state, too.
+    for _ in range(2):  # The restored state is saved again.
         loaded = restored(tmp_path, tier, begun(rate_of()))
         assert loaded["rate"].weak_type
         loaded = learn(loaded)

@@ -105,8 +105,8 @@ def test_a_training_goes_on_from_the_step_before_one_that_has_lost_a_part(tmp_pa
 
 
 def test_what_a_kill_has_left_of_a_removal_is_removed_later(tmp_path, monkeypatch):
-    """A process was killed while Orbax removed a step, which may begin with any file, such as
-    kinetic's mark. A later save removes the rest."""
+    """A process is killed while Orbax removes a step, when only kinetic's mark of the step is gone.
+    A later save removes the rest."""
     from orbax.checkpoint._src.path import deleter
 
     def remove_a_part(self, step):

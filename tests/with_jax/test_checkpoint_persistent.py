@@ -303,7 +303,8 @@ def numbers_in(folder):
 
 @pytest.mark.parametrize(("forced", "stays"), [(True, [0, 5]), (False, [0])])
 def test_a_save_that_was_cut_off_is_finished_by_the_restore(tmp_path, forced, stays):
-    """The restore completes a forced save that was cut off: the function may never save again."""
+    """A forced save was cut off: the restore completes it, because the function may have no step
+    left to save. Other saves are not completed."""
     folder, options = cut_off(tmp_path, forced)
     with kinetic.Checkpointer(folder, **options) as ckpt:
         assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
@@ -350,7 +351,7 @@ def test_a_folder_that_cannot_be_written_does_not_keep_the_training_from_going_o
 
 
 def test_of_an_error_of_orbax_one_line_is_logged(tmp_path, caplog):
-    """Orbax's error is one line in the log; the caller that waits gets the traceback."""
+    """The log gets an error of Orbax as one line. The traceback goes to the caller that waits."""
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
         ckpt.save(0, {"n": 0})
     own = logging.getLogger("absl")

@@ -141,7 +141,7 @@ def test_damage_to_the_folder_is_never_restored(trained, caplog):
     named = [
         what for what, (_, reason) in outcomes.items() if "differs from what was saved" in reason
     ]
-    run = trained / "run"  # Orbax writes any number of files.
+    run = trained / "run"  # Orbax writes a varying number of files.
     most = max(files(run), key=lambda name: (name.parts[0] == "2", (run / name).stat().st_size))
     missed = {f"{most} flipped at {n}/4" for n in (1, 2, 3)} - {*named}
     assert missed == set(), "a flipped bit among numbers, which nobody else sees"
