@@ -13,8 +13,8 @@ from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
 
 MISSING = (
-    "Hosts that join a gang over TCP need a certificate, and the package cryptography creates it: "
-    "pip install cryptography."
+    "Hosts that connect over TCP need a certificate, which the package cryptography creates. "
+    "Install it: pip install cryptography"
 )
 # No expiry: agents accept only this certificate, and the clocks of hosts may differ.
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
