@@ -51,7 +51,7 @@ def is_told(
         assert word in done.stderr
 
 
-# -- faults of the program -------------------------------------------------------------------------
+# -- mistakes in the program -----------------------------------------------------------------------
 
 
 FAULTS = """

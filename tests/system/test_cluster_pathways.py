@@ -197,7 +197,7 @@ def test_a_dry_run_shows_what_would_be_created(on_cluster, tmp_path):
     assert is_empty(on_cluster)
 
 
-# -- with chips ------------------------------------------------------------------------------------
+# -- machines with chips ---------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_a_host_that_writes_a_checkpoint_is_drawn_as_saving(page, tmp_path):
     assert page.complaints() == []
 
 
-# -- the command -----------------------------------------------------------------------------------
+# -- the command `kinetic dashboard` ---------------------------------------------------------------
 
 
 def test_the_command_serves_until_it_is_interrupted(home):
@@ -403,7 +403,7 @@ def test_a_host_that_does_not_exist_is_corrected_where_it_was_written(show, show
         assert field.get_property("value") == meant
 
 
-# -- faults ----------------------------------------------------------------------------------------
+# -- hostile text, removed jobs, a silent store ----------------------------------------------------
 
 
 def test_hostile_text_stays_text(show, shown_page):
@@ -494,7 +494,7 @@ def test_a_page_says_that_its_dashboard_is_gone(browser, show):
     browser.get("about:blank")
 
 
-# -- in a frame ------------------------------------------------------------------------------------
+# -- pages in the frame of a notebook --------------------------------------------------------------
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def try_to_write(place):
 READ_ONLY = ("Read-only file system", "Permission denied")
 
 
-# -- arguments -------------------------------------------------------------------------------------
+# -- data as arguments -----------------------------------------------------------------------------
 
 
 def test_a_function_gets_plain_paths_wherever_data_was(folder):
@@ -183,7 +183,7 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
     )
 
 
-# -- volumes ---------------------------------------------------------------------------------------
+# -- data mounted as volumes -----------------------------------------------------------------------
 
 
 @mounting

@@ -439,7 +439,7 @@ def test_every_option_of_kinetic_run_is_listed() -> None:
     assert [flag for flag in flags if f"`{flag}" not in page] == []
 
 
-# -- the tests of the tests ------------------------------------------------------------------------
+# -- wrong pages are detected ----------------------------------------------------------------------
 
 PAGE = """
 ```python

@@ -180,7 +180,7 @@ def test_functions_may_be_asynchronous():
     assert elastic(function=asynchronous)() == 3
 
 
-# -- what can be killed ----------------------------------------------------------------------------
+# -- slices and processes that are killed ----------------------------------------------------------
 
 
 def test_the_command_loses_a_slice_and_says_which(begin):
@@ -215,7 +215,7 @@ def test_slices_of_a_fixed_number_stay(home):
     job.cancel()
 
 
-# -- programs --------------------------------------------------------------------------------------
+# -- programs instead of functions -----------------------------------------------------------------
 
 PROGRAM = """
     import sys

@@ -32,7 +32,7 @@ def begin(begin):
     return functools.partial(begin, wait=True)
 
 
-# -- while it recovers -----------------------------------------------------------------------------
+# -- events during a recovery ----------------------------------------------------------------------
 
 
 def test_another_slice_is_lost_while_the_job_waits(begin, monkeypatch):
@@ -105,7 +105,7 @@ def test_a_function_that_fails_goes_on_with_the_slices_that_are_there(begin, mon
     assert job.slices() == [(0, 1), (1,), (1,)]
 
 
-# -- the end ---------------------------------------------------------------------------------------
+# -- ends of a job ---------------------------------------------------------------------------------
 
 
 def test_its_records_are_removed_while_it_waits(begin, monkeypatch):

@@ -26,8 +26,7 @@ from hostile_cases import OURS, PATIENCE_S, failure_of, read_texts, start
 
 from kinetic import errors
 
-# -- damage after which a function still returns
-# ----------------------------------------------------
+# -- damage after which a function still returns ---------------------------------------------------
 
 
 @pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)

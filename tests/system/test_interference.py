@@ -39,7 +39,7 @@ def find_process_of(handle, which):
     return {"supervisor": supervisor, "agent": agents[1], "worker": worker_of(agents[1])}[which]
 
 
-# -- stopped, not dead -----------------------------------------------------------------------------
+# -- one process stopped ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
@@ -160,7 +160,7 @@ def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
     assert handle.result() == "value"
 
 
-# -- the folder ------------------------------------------------------------------------------------
+# -- removed folders -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["the job", "its local part", "the home"])

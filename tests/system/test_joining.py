@@ -142,7 +142,7 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
     assert own() == ["2", "2"]
 
 
-# -- one world without a call ----------------------------------------------------------------------
+# -- one world without a call of initialize() ------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [["train.py"], ["-m", "train"]])
@@ -347,7 +347,7 @@ def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(
     assert notice in capfd.readouterr().err
 
 
-# -- only some hosts -------------------------------------------------------------------------------
+# -- hosts that do not join ------------------------------------------------------------------------
 
 
 def test_a_host_that_returns_without_jax_ends_the_wait_of_the_others():

@@ -30,7 +30,7 @@ import kinetic
 from kinetic import errors
 from kinetic._core import layout
 
-# -- ends ------------------------------------------------------------------------------------------
+# -- deaths and exits ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

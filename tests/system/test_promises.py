@@ -150,7 +150,7 @@ def test_the_raising_host_is_named_not_those_that_broke(place):
     )
 
 
-# -- ends without an exception ---------------------------------------------------------------------
+# -- deaths, hangs, timeouts, cancelled jobs -------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_every_golden_file_has_its_case():
     assert {path.stem for path in GOLDEN.glob("*.json")} == {*CASES, "jobset-fields"}
 
 
-# -- the API server takes them ---------------------------------------------------------------------
+# -- manifests are valid for the API server --------------------------------------------------------
 
 
 VERSIONS = ("1.30", "1.33", kubernetes_validate.latest_version())
@@ -170,7 +170,7 @@ def test_a_field_that_a_jobset_does_not_have_is_found():
     ]
 
 
-# -- whatever the plan -----------------------------------------------------------------------------
+# -- facts that hold for every plan ----------------------------------------------------------------
 
 NAMES = ["cpu", "cpu:4", "gpu-l4", "gpu-h100x8", "tpu-v6e-1", "tpu-v6e-8", "tpu-v5p-32", "tpu7x-8"]
 VARIABLES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,20}", fullmatch=True).filter(

@@ -62,7 +62,7 @@ def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: 
         SegmentWriter(store, key, (path, path.with_suffix(".idx"))).close()
 
 
-# -- lines -----------------------------------------------------------------------------------------
+# -- rows as lines of bytes ------------------------------------------------------------------------
 
 
 def test_lines_hold_what_was_logged_to_the_bit():
@@ -161,7 +161,7 @@ def steps_of(parts: list[Rows]) -> list[int]:
     return [step for rows in parts for step in rows.steps]
 
 
-# -- series ----------------------------------------------------------------------------------------
+# -- rows combined into series ---------------------------------------------------------------------
 
 
 def record(*parts: tuple[int, int, Rows]) -> Recording:
@@ -242,7 +242,7 @@ def test_decimation_keeps_peaks_ends_and_what_is_no_number():
     assert series.decimate(200_000) is series
 
 
-# -- stores ----------------------------------------------------------------------------------------
+# -- metrics read from a store ---------------------------------------------------------------------
 
 
 def read_metrics(store, ref, **options):
@@ -305,7 +305,7 @@ def test_ten_thousand_names_are_read(store, tmp_path):
     assert [one.name for one in series] == list(names)
 
 
-# -- for users -------------------------------------------------------------------------------------
+# -- metrics as users get them ---------------------------------------------------------------------
 
 
 def test_users_get_arrays_by_name():

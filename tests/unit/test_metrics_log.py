@@ -62,7 +62,7 @@ def logged(tmp_path, monkeypatch) -> Iterator[Logged]:
     metrics._forget_in_fork()
 
 
-# -- what may be logged ----------------------------------------------------------------------------
+# -- values that kinetic.log accepts ---------------------------------------------------------------
 
 
 def test_numbers_of_all_kinds_are_kept(logged):
@@ -214,7 +214,7 @@ def test_a_value_that_cannot_be_fetched_costs_only_itself(logged, arrays, capfd)
     assert capfd.readouterr().err.count("Log a value that is not donated") == 1
 
 
-# -- the sender ------------------------------------------------------------------------------------
+# -- the thread that writes rows -------------------------------------------------------------------
 
 
 def test_a_function_that_logs_faster_than_rows_are_sent_is_held_back_and_loses_nothing(logged):
@@ -409,7 +409,7 @@ def test_measurements_of_a_host_become_less_frequent_up_to_every_10_s():
     assert len(due) < 600
 
 
-# -- the time of steps -----------------------------------------------------------------------------
+# -- step_time_s -----------------------------------------------------------------------------------
 
 
 def times_of(*rows: tuple[float, int, str], last: bool = True) -> list[tuple[int, float]]:

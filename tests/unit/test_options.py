@@ -258,7 +258,7 @@ def test_a_single_controller_has_slices_of_several_hosts():
     assert elastic.elastic == Elastic(2, 4, 3, 300.0, shrinks=True)
 
 
-# -- other options for one call --------------------------------------------------------------------
+# -- with_options ----------------------------------------------------------------------------------
 
 
 @pytest.mark.starts_processes

@@ -137,7 +137,7 @@ def test_gitignore_means_what_git_means(repository, top, nested, private):
     assert kept_here(repository) == kept_by_git(repository)
 
 
-# -- what git ignores in every repository ----------------------------------------------------------
+# -- git's ignore rules in other files than .gitignore ---------------------------------------------
 
 GLOBAL = "*.b\n/ab/\n!a.b\n"
 WHERE = {

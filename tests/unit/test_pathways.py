@@ -122,7 +122,7 @@ def test_documents_are_valid(name, version):
     assert len(last) <= 63
 
 
-# -- field by field --------------------------------------------------------------------------------
+# -- each field of the JobSet ----------------------------------------------------------------------
 
 SCRATCH = "gs://lab-kinetic/store/jobs/job-00c0ffee/pathways"
 SERVER = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/server:20260701-jax_0.10.2"
@@ -317,7 +317,7 @@ def test_nothing_of_pathways_runs_where_chips_are_virtual():
     assert "cloud.google.com" not in json.dumps(workload)
 
 
-# -- messages --------------------------------------------------------------------------------------
+# -- errors and observed pods ----------------------------------------------------------------------
 
 
 def test_without_the_builder_the_error_says_what_to_install(monkeypatch):

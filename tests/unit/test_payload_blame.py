@@ -275,7 +275,7 @@ def test_importing_loads_no_vendor():
     assert elsewhere(code, b"") == "[]"
 
 
-# -- another Python --------------------------------------------------------------------------------
+# -- records of another Python version -------------------------------------------------------------
 
 
 def of_python_2(data: bytes) -> bytes:

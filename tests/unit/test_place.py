@@ -234,7 +234,7 @@ def test_settings_of_pods_that_cannot_work(variable, value, words):
         chosen({variable: value})
 
 
-# -- a single controller ---------------------------------------------------------------------------
+# -- jobs with a single controller -----------------------------------------------------------------
 
 
 def chosen(environ=None, **options):

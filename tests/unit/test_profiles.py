@@ -38,7 +38,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "conf" / "kinetic" / "profiles.json"
 
 
-# -- deciding --------------------------------------------------------------------------------------
+# -- adding, choosing and removing profiles --------------------------------------------------------
 
 
 def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
@@ -87,7 +87,7 @@ def test_an_unknown_profile_is_refused_with_a_similar_name() -> None:
         Profiles().get("zzz")
 
 
-# -- the file --------------------------------------------------------------------------------------
+# -- the file of profiles --------------------------------------------------------------------------
 
 
 @given(books, st.data())
@@ -230,7 +230,7 @@ def test_a_place_that_is_no_file_is_explained(tmp_path: Path) -> None:
     assert profiles.read(tmp_path / "file" / "x.json") == Profiles()
 
 
-# -- as settings -----------------------------------------------------------------------------------
+# -- profiles as a source of settings --------------------------------------------------------------
 
 
 def kept_in(folder: Path, book: Profiles = BOTH) -> dict[str, str]:

@@ -25,7 +25,7 @@ def add(a, b=1):
     return a + b
 
 
-# -- what it refuses -------------------------------------------------------------------------------
+# -- options that the decorator refuses ------------------------------------------------------------
 
 
 def generator():
@@ -68,7 +68,7 @@ def test_forgotten_parentheses():
             pass
 
 
-# -- what it makes ---------------------------------------------------------------------------------
+# -- objects that the decorator returns ------------------------------------------------------------
 
 
 @pytest.mark.starts_processes

@@ -35,7 +35,7 @@ class Callable_:
         return x + 1
 
 
-# -- calling ---------------------------------------------------------------------------------------
+# -- calls, and kinds of functions -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_a_plan_says_in_words_what_would_be_created(backend, tmp_path):
     assert "  creates    simulated slice\n" in f"{replace(view, documents=documents)}\n"
 
 
-# -- weight ----------------------------------------------------------------------------------------
+# -- modules that are loaded, public names ---------------------------------------------------------
 
 
 VENDORS = {
@@ -467,7 +467,7 @@ def test_decorating_warns_about_nothing():
         kinetic.run("cpu")(add)
 
 
-# -- while a call is planned -----------------------------------------------------------------------
+# -- processes that warm up during planning --------------------------------------------------------
 
 
 def warmed(backend, monkeypatch):

@@ -114,7 +114,7 @@ def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplo
     assert "not part of a running job" in record.getMessage()
 
 
-# -- what a job carries ----------------------------------------------------------------------------
+# -- variables and secrets that a job gets ---------------------------------------------------------
 
 ENV = {"SEED": "1", "WANDB_PROJECT": "p", "WANDB_API_KEY": "k"}
 ENV |= {"PATH": "/bin", "PYTHONPATH": "x", "PYTHONHOME": "/usr"}

@@ -174,7 +174,7 @@ def test_where_there_are_no_links_files_are_copied(space, tmp_path, monkeypatch)
     assert files_of(store) == {"a": b"x"}
 
 
-# -- what the caller is told -----------------------------------------------------------------------
+# -- notices to the caller -------------------------------------------------------------------------
 
 WROTE = HostReport(0, Exit.RETURNED, kept_files=2, written="model.pkl, log (3 KiB)")
 

@@ -196,7 +196,7 @@ def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd,
     assert "no folder in memory" not in capfd.readouterr().err
 
 
-# -- steps that are not there ----------------------------------------------------------------------
+# -- lost steps and folders ------------------------------------------------------------------------
 
 
 def two_steps(folder):
@@ -269,7 +269,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
         assert "KINETIC_HOME" not in str(caught.value)
 
 
-# -- positions of other hosts ----------------------------------------------------------------------
+# -- positions saved by other hosts ----------------------------------------------------------------
 
 
 class ElasticIterator(Numbers):

@@ -178,7 +178,7 @@ def test_outside_of_jobs_there_is_no_folder_by_default():
         kinetic.Checkpointer()
 
 
-# -- marks for those who watch a job ---------------------------------------------------------------
+# -- marks of steps that are being saved -----------------------------------------------------------
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def await_end_of(name):
             thread.join()
 
 
-# -- what Orbax logs -------------------------------------------------------------------------------
+# -- log lines of Orbax ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def build_step() -> tuple[Any, Any, Any]:
     return jax.jit(step, donate_argnums=0), weights, shape((BATCH, WIDTH), ("data", "fsdp"))
 
 
-# -- without the compiler --------------------------------------------------------------------------
+# -- tests that need no compiler -------------------------------------------------------------------
 
 
 def test_every_family_of_tpus_has_its_chip() -> None:
