@@ -75,7 +75,7 @@ def bare_python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
     bundled = list((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
     venv.create(folder, symlinks=True, with_pip=not bundled)
-    for path in bundled:  # the work of `ensurepip`, without its ten seconds
+    for path in bundled:  # Do as `ensurepip` does, but not for 10 s.
         zipfile.ZipFile(path).extractall(site_packages(folder))
     return folder / "bin" / "python"
 

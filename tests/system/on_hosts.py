@@ -131,7 +131,7 @@ def join_as_told():
     if os.environ["KINETIC_ATTEMPT"] == "1":
         if rank == "0":
             os._exit(7)
-        time.sleep(100)  # ended with host 0
+        time.sleep(100)  # The death of host 0 ends this host, too.
     mine = Path(file).parent.joinpath("mine")
     mine.write_text(rank)
     return int(rank), jax.process_index(), len(jax.devices()), rest, mine.read_text()

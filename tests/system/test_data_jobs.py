@@ -464,7 +464,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
         job = kinetic.run(accelerator="cpu")(os.listdir).run_async(
             kinetic.Data("hf://datasets/owner/images")
         )
-        assert requested.wait(120)  # only the host's request counts
+        assert requested.wait(120)  # The caller's request does not set this.
         command = [sys.executable, "-m", "kinetic", "jobs", "list"]
         words, printed, deadline = "it is fetching hf://owner/images", "", time.monotonic() + 120
         while words not in printed and time.monotonic() < deadline:

@@ -18,7 +18,7 @@ ENVIRON = {"PYTHONPATH": str(ROOT)}
 
 pytestmark = [
     pytest.mark.timeout(600),
-]  # Only ends a hang: the machine may be slow.
+]  # This limit only ends a hang: machines may be slow.
 
 
 def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:

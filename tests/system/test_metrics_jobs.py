@@ -190,7 +190,7 @@ def test_figures_of_hosts_come_by_themselves(home):
 def test_commands_show_what_was_logged(home, tmp_path, capsys):
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
     for host in (0, 1):
-        wait_for_step(handle, host, 20)  # where attempt 2 begins
+        wait_for_step(handle, host, 20)  # Attempt 2 begins at step 20.
     handle.kill_hosts(host=1)
     assert call(["jobs", "metrics", "--follow", "--json", "-n", "loss", handle.job_id]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -259,7 +259,7 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
 
         def callback(phase, info):
             print("ready", flush=True)
-            while True:  # The exception ends this.
+            while True:  # The exception of `cancel` ends this loop.
                 time.sleep(0.02)
 
         gc.callbacks.append(callback)
@@ -272,7 +272,7 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
 
     handle = cancel_once_ready(collecting, marker)
     assert marker.exists()
-    ended = "kinetic: The job was cancelled.\n"  # Nothing tells of the dropped exception.
+    ended = "kinetic: The job was cancelled.\n"  # No line is about the dropped exception.
     assert handle.logs() in (
         f"ready\n{ended}",
         f"ready\nready\n{ended}",

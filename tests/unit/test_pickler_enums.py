@@ -115,7 +115,7 @@ def test_members_work_as_they_did() -> None:
 def test_members_that_come_back_are_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     host = sent(SCRIPT, *NAMES)
     back = [results._dumps(list(enumeration.__members__.values())) for enumeration in host.value]
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # Act as a process without the class ids.
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # Forget class ids, as in another process.
     main = types.ModuleType("__main__")
     vars(main).update(host.here)
     monkeypatch.setitem(sys.modules, "__main__", main)

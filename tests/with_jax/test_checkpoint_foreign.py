@@ -132,7 +132,7 @@ def test_a_training_starts_from_what_others_have_saved(tmp_path, written):
     for attempt in range(2):
         with kinetic.Checkpointer(tmp_path / "own", every=1, local_every=None) as ckpt:
             restored, start = ckpt.restore(state(0), start_from=folder)
-            assert start == step + 1 + attempt  # In attempt 1, its own step is the newest.
+            assert start == step + 1 + attempt  # In attempt 1, the training's own step is newer.
             same(restored, state() if not attempt else state(9))
             ckpt.save(start, state(9))
     assert everything(tmp_path / "of others") == before
