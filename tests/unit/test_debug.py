@@ -207,7 +207,7 @@ def test_a_debugger_that_is_gone_closes_the_connection(store, caplog):
         assert talk(forward.port, b"") == b""
     forward.terminate()
     forward.wait(200)
-    assert "cannot be reached" in caplog.text
+    assert "cannot connect to the job's debugger" in caplog.text
 
 
 @pytest.mark.starts_processes

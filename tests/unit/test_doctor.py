@@ -116,8 +116,8 @@ def test_a_mac_with_a_cluster_is_in_order() -> None:
     [
         (None, "ok", "unknown"),
         (0, "problem", "too little"),
-        (GIB // 2, "warn", "up to 3 hosts only"),
-        (300 << 20, "warn", "up to 1 host only"),
+        (GIB // 2, "warn", "enough only for slices of up to 3 hosts"),
+        (300 << 20, "warn", "enough only for slices of up to 1 host."),
         (GIB, "ok", "up to 7 hosts, for example tpu-v6e-16 (4 hosts)"),
         (16 * GIB, "ok", "every slice that the processors run well"),
     ],
