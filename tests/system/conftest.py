@@ -83,6 +83,7 @@ SHOWN_BY = {
     "scripts of keras-kinetic": ["test_compat_scripts.py::test_a_script_runs_as_it_is"],
     "documentation, examples": [
         "test_docs.py",
+        "test_docstrings.py",
         "test_examples.py::test_hello",
         "test_examples.py::test_every_example_is_tested",
     ],
