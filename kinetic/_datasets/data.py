@@ -226,8 +226,8 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
         raise UsageTypeError(f"kinetic.Data needs a path or a URI as a string; got {path!r}.")
     if not text.strip() or "\0" in text:
         raise UsageError(
-            "kinetic.Data needs the path of a file or folder, or a gs:// or hf:// URI; got an "
-            "empty path."
+            "kinetic.Data needs the path of a file or folder, or a gs:// or hf:// URI; got "
+            f"{text!r}."
         )
     scheme, separator, rest = text.partition("://")
     if writable and (scheme != "gs" or not separator or not text.endswith("/")):

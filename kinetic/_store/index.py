@@ -267,7 +267,7 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
     except CorruptRecord as damage:
         import logging  # needed only here
 
-        logging.getLogger("kinetic.storage").warning("A job is skipped: %s", damage)
+        logging.getLogger("kinetic.storage").warning("%s is skipped. %s", key, damage)
         return None
 
 
@@ -285,7 +285,7 @@ def _read_ref(store: Store, key: str) -> JobRef:
 def _corrupt_ref(key: str, why: str) -> CorruptRecord:
     job_id = _id(key)
     return CorruptRecord(
-        f"The record {key} of {job_id} is damaged ({why.rstrip('.')}). `kinetic jobs cleanup "
+        f"The record of {job_id} in the store is damaged ({why.rstrip('.')}). `kinetic jobs cleanup "
         f"{job_id}` removes the job."
     )
 

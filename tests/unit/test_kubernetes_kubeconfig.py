@@ -107,8 +107,8 @@ def test_of_several_files_the_first_current_context_counts(tmp_path: Path) -> No
     [
         ("p", "us-east5-b", ""),
         ("p", "", ""),
-        ("q", "", "gke_p_us-east5-b_tpu, belongs to the project p, not q. Name the cluster"),
-        ("p", "us-west1-a", "gke_p_us-east5-b_tpu, belongs to the zone us-east5-b, not us-west1-a"),
+        ("q", "", "gke_p_us-east5-b_tpu, belongs to the project 'p', but the job's project is 'q'"),
+        ("p", "us-west1-a", "belongs to the zone 'us-east5-b', but the job's zone is 'us-west1-a'"),
     ],
 )
 def test_a_current_context_of_another_project_is_refused(
@@ -142,7 +142,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("users: {name: me}", "cannot be read"),
         ("clusters: [one]", "cannot be read"),
         ("clusters: [{name: one, cluster: two}]", "cannot be read"),
-        ("{current-context: [one], contexts: [{name: two}]}", "is ['one'], which does not"),
+        ("{current-context: [one], contexts: [{name: two}]}", "does not exist"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -228,7 +228,7 @@ def test_a_plugin_may_bring_a_certificate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo please log in >&2; exit 3", "(exit code 3): please log in"),
+        ("echo please log in >&2; exit 3", "failed with exit code 3: please log in"),
         ("echo hello", "its output is not an ExecCredential"),
         ("echo '{\"status\": {}}'", "no token and no certificate"),
         ('echo \'{"status": {"clientCertificateData": "c"}}\'', "no token and no certificate"),
@@ -318,7 +318,7 @@ def test_other_ways_to_log_in() -> None:
         of(tokenFile="/no/such/file")
     oidc = {"name": "oidc", "config": {"id-token": "abc\n", "refresh-token": "r"}}
     assert of(**{"auth-provider": oidc}) == {"token": "abc"}, "only kubectl refreshes it"
-    with pytest.raises(PreflightError, match="auth-provider azure, which is no longer"):
+    with pytest.raises(PreflightError, match="auth-provider 'azure', which is no longer"):
         of(**{"auth-provider": {"name": "azure"}})
 
 

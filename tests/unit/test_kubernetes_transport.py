@@ -55,7 +55,7 @@ def test_a_kubeconfig_names_a_proxy_with_its_password(script: Script) -> None:
         "http://no-such-host.invalid", context="lab", cluster={"proxy-url": "ftp://me:secret@p"}
     )
     with contextlib.closing(HttpApi(access, {})) as api:
-        with pytest.raises(PreflightError, match=r"context lab \(proxy-url\)") as caught:
+        with pytest.raises(PreflightError, match=r"context 'lab' \(proxy-url\)") as caught:
             api.get(JOBS, "a")
         assert "secret" not in str(caught.value)
 

@@ -155,7 +155,7 @@ def page(
         (
             page(502, b"<html>Bad Gateway</html>", content_type="text/html"),
             BackendUnavailable,
-            r"HTTP 502\): Bad Gateway",
+            r"HTTP 502\): .Bad Gateway",
         ),
     ],
 )

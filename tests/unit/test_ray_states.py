@@ -287,5 +287,5 @@ def test_processors_and_memory_count_too(options, fits, words):
 
 def test_an_elastic_job_needs_room_for_its_least_slices():
     backend.check_capacity(planned("tpu-v6e-16", slices=(1, 2)), slice_of(4))
-    with pytest.raises(PreflightError, match="2 slices of tpu-v6e-16 has 8 hosts"):
+    with pytest.raises(PreflightError, match="2 slices of tpu-v6e-16, which need 8 hosts"):
         backend.check_capacity(planned("tpu-v6e-16", slices=2), slice_of(4))

@@ -281,7 +281,7 @@ def test_secrets_and_captured_variables(backend, home, monkeypatch):
 
 
 def test_a_missing_secret_creates_nothing(backend, home):
-    with pytest.raises(errors.UsageError, match="NO_SUCH_TOKEN is not set"):
+    with pytest.raises(errors.UsageError, match="NO_SUCH_TOKEN, which secrets= names, is not set"):
         kinetic.run("cpu", secrets=["NO_SUCH_TOKEN"])(add)(1)
     assert not (home / "jobs").exists()
 

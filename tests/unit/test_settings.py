@@ -160,7 +160,7 @@ def test_capture_refuses_what_is_no_name(pattern):
 
 def test_a_missing_secret_is_named():
     assert environment.secret_values(["SEED"], ENV) == {"SEED": "1"}
-    with pytest.raises(UsageError, match="HF_TOKEN is not set"):
+    with pytest.raises(UsageError, match="HF_TOKEN, which secrets= names, is not set"):
         environment.secret_values(["SEED", "HF_TOKEN"], ENV)
 
 

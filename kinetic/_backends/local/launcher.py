@@ -213,7 +213,8 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
 
 
 def _explain_death(last_line: str, modules: tuple[str, ...]) -> str:
-    cause = f'"{last_line.rstrip(".")}"' if last_line else "it printed nothing"
+    words = last_line.rstrip(".")
+    cause = f'"{words}"' if words else "it printed nothing"
     imports = f" or `python -c 'import {', '.join(modules)}'`" if modules else ""
     advice = f"Run `kinetic doctor`{imports} to see more."
     return f"The process that starts simulated slices died: {cause}. {advice}"

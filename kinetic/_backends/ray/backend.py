@@ -231,7 +231,8 @@ def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) 
     many = f"{slices} slices of " if slices > 1 else ""
     noun = "host" if hosts == 1 else "hosts"
     share = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
-    return f"{many}{topology.name}, which needs {hosts} {noun} with {share} each"
+    need = "need" if slices > 1 else "needs"
+    return f"{many}{topology.name}, which {need} {hosts} {noun} with {share} each"
 
 
 def _describe_amount(name: str, amount: float) -> str:
