@@ -285,8 +285,8 @@ def _read_ref(store: Store, key: str) -> JobRef:
 def _corrupt_ref(key: str, why: str) -> CorruptRecord:
     job_id = _id(key)
     return CorruptRecord(
-        f"The record of {job_id} in the store is damaged ({why.rstrip('.')}). `kinetic jobs cleanup "
-        f"{job_id}` removes the job."
+        f"The record of {job_id} in the store is damaged ({why.rstrip('.')}). `kinetic jobs "
+        f"cleanup {job_id}` removes the job."
     )
 
 
