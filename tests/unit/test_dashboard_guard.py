@@ -156,7 +156,7 @@ def test_a_port_that_is_taken(server: DashboardServer, world: World):
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start, "_PACKAGES", ("jinja2", "no_such_package"))
-    words = r"needs no_such_package: pip install .*\[dashboard\]"
+    words = r"not installed: no_such_package\. Install them: pip install .*\[dashboard\]"
     with pytest.raises(PreflightError, match=words) as raised:
         kinetic.dashboard()
     assert len(raised.traceback) == 1, "it is shown where it was called"
