@@ -254,7 +254,7 @@ def test_children_of_the_function_end_with_it():
     assert leave_children() == "returned"  # `no_leftovers` checks the children.
 
 
-@pytest.mark.settles_within(30)  # The program of a pod gives up its agent late.
+@pytest.mark.settles_within(30)  # Programs of pods end late after such a failure.
 def test_a_host_that_never_joins_stops_all(home, place):
     @kinetic.run(accelerator="tpu-v6e-16", start_timeout=8)
     def touch(path):

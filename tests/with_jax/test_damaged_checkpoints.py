@@ -175,7 +175,7 @@ def test_where_the_library_is_missing_it_is_said_and_the_training_goes_on(
 
 
 def halves(host, folder, step):
-    """Commit a step of two hosts to the tier of one host, and return the tier."""
+    """Commit one host's part of a step that two hosts save, and return the host's tier."""
     tier = LocalTier(folder / str(host.index))
     tier.commit(tier.stage(step, "run", 2, tree.take_apart({"w": np.full(99, step)})))
     return tier
