@@ -3,9 +3,9 @@ pool.
 
 In: how many inputs (1,000 by default). Out: rows of text. Called by hand and by run.py.
 
-joblib runs all inputs one after the other in two processes. A job of kinetic has its own processes
-and log, its records outlive the caller, and its death affects no other job. The same is true for
-submitit's jobs, so submitit is the floor.
+joblib runs all inputs in two processes. A job of kinetic has separate processes and a log, its
+records outlive the caller, and its death affects no other job. The same is true for submitit's
+jobs, so submitit is the floor: the time to compare with.
 """
 
 from __future__ import annotations

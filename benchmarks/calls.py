@@ -110,8 +110,8 @@ FIRST_CALLS = 6
 
 @contextmanager
 def noop_caller() -> Iterator[Callable[[], float]]:
-    """Start a caller in a folder of its own. Each call of the yielded function returns the seconds
-    of one kinetic call."""
+    """Start a caller in a new folder. Each call of the yielded function makes one kinetic call, and
+    returns its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"{folder}/caller.py"
         with open(script, "w") as file:
@@ -133,7 +133,7 @@ def cold_noop() -> float:
 
 
 def warm_noop(floor: Callable[[], object]) -> tuple[float, float]:
-    """Return the median seconds of a call of a warm caller, and of the floor, measured in turns."""
+    """Return the median seconds of a call by a process that has called before, and of `floor`."""
     with noop_caller() as call:
         for _ in range(FIRST_CALLS):
             call()
@@ -142,7 +142,7 @@ def warm_noop(floor: Callable[[], object]) -> tuple[float, float]:
 
 
 def run_caller(source: str, *arguments: str) -> float:
-    """Run a caller in a folder of its own and return the seconds that it measured."""
+    """Run a caller in a new folder; return the seconds that it measured."""
     with tempfile.TemporaryDirectory() as folder:
         script = f"{folder}/caller.py"
         with open(script, "w") as file:

@@ -66,7 +66,7 @@ def steps(folder: Path, memory: Path) -> None:
             return time.perf_counter() - begun
 
         def several(*, save: bool) -> float:
-            """Time three steps in a row: a save in the background slows down the next step."""
+            """Return the time of three steps: a save in the background slows down the next one."""
             taken = statistics.median([step(save) for _ in range(3)])
             ckpt.wait()
             return taken
@@ -144,7 +144,7 @@ def restores(folder: Path, memory: Path) -> None:
     with kinetic.Checkpointer(folder / "run", local_directory=memory) as ckpt:
         saved, start = ckpt.restore(state())
         ckpt.save(start, saved, force=True)
-        ckpt.save(start + 10 - start % 10, saved)  # Divisible by local_every: memory is newer.
+        ckpt.save(start + 10 - start % 10, saved)  # The local tier must have the newest step.
     columns: list[Callable[[], float]] = [
         lambda: measure.seconds(lambda: np.fromfile(target, np.uint8).sum()),
         lambda: restore(local=True),
@@ -160,7 +160,7 @@ def restores(folder: Path, memory: Path) -> None:
 def main() -> None:
     logging.getLogger("absl").setLevel(
         logging.ERROR
-    )  # Hide that a save waits for the previous one.
+    )  # Hide warnings that a save waits for the previous one.
     memory = Path(tempfile.mkdtemp(prefix="kn-bench-", dir="/dev/shm"))
     try:
         with measure.home() as home:

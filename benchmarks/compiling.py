@@ -28,7 +28,7 @@ ROUNDS = {"small": (5, 256), "1B": (1, 2048)}
 SMALL = dataclasses.replace(
     transformers.SIZES["1B"], layers=2, width=256, hidden=512, heads=2, groups=1, vocabulary=2048
 )
-"""A model that compiles in seconds, so that the half second of a process's start shows."""
+"""A model that compiles in seconds, so that the start of a process (half a second) matters."""
 
 
 def cpu_seconds(act: Callable[[], object]) -> float:

@@ -121,7 +121,7 @@ def line_delays(browser: Any, url: str) -> list[float]:
 
 
 def end_delays(browser: Any, url: str) -> list[float]:
-    """Return the delays from a job's end, as in its verdict, to the list of jobs."""
+    """Return the delays from a job's end, as its outcome has it, to the list of jobs."""
     browser.get(url)
     browser.execute_script(_WATCH_ROWS)
     delays = []

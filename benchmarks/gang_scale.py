@@ -76,7 +76,7 @@ def main() -> None:
 
 
 class Process:
-    """A role in a process of its own that reads and writes JSON lines."""
+    """A process with one role (server or agents), which reads and writes lines of JSON."""
 
     def __init__(self, role: str, address: str, details: object) -> None:
         command = [sys.executable, __file__, "--role", role, address, json.dumps(details)]
@@ -157,8 +157,8 @@ async def serve(address: str, hosts: int) -> None:
 
 
 class Bare:
-    """A server with the same traffic but without meaning: each round of `hosts` calls sends one
-    message on every stream."""
+    """The floor: a server with the same traffic that does nothing else. After each `hosts` calls,
+    it sends one message on every stream."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts

@@ -1,5 +1,5 @@
-"""Timing with a floor: each figure is printed next to the time of the bare minimum on the same
-machine in the same run.
+"""Timing with a floor: each figure is printed next to the least possible time (the floor), measured
+on the same machine in the same run.
 
 In: callables or commands. Out: rows of text (figure, floor, ratio, goal).
 """

@@ -49,7 +49,7 @@ PATIENCE_S = 300.0
 
 TRAINER = measure.ROOT / "tests/doubles/jax_trainer.py"
 TRAIN_DEFAULTS = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S=60 "
-"""Ray Train's own limit for waiting for a lost node that Ray believes to be alive."""
+"""Ray Train's own limit, in seconds, for waiting for a lost node that Ray takes for alive."""
 RAY_DEFAULTS = {
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_period_ms": "3000",
@@ -230,7 +230,7 @@ def _lose_node(running: RayCluster, find_step: Callable[[float], float]) -> floa
     find_step(0.0)
     lost_at = time.time()
     running.kill_node(2)
-    # Steps that were under way at the loss end within a second.
+    # Within a second, steps may end that were under way.
     return find_step(lost_at + 1.0) - lost_at
 
 

@@ -25,8 +25,8 @@ PHASES = ("detect", "form", "import", "restore", "compile and step")
 
 
 def train(folder: str) -> None:
-    """Note the time of each phase; a host of the last slice dies after a step of the first
-    attempt."""
+    """Write the time of each phase to a file. In the first attempt, a host of the last slice dies
+    after a step."""
     import signal
     import time
     from pathlib import Path
@@ -109,7 +109,7 @@ def compare(jobs: dict[str, dict[str, Any]]) -> None:
 
 
 def grow() -> None:
-    """Compare numbers of slices of one host each, because the machine is small."""
+    """Compare numbers of slices. Each has one host, because the machine is small."""
     counts = (2, 4, 6)
     jobs = [{"slices": (count, count)} for count in counts]
     taken = [[sum(recovery(options, "cpu:2")) for options in jobs] for _ in range(RUNS)]

@@ -61,7 +61,7 @@ def main(files: int = 2000, file_kb: int = 50) -> None:
             return upload(build(), store)
 
         def on_the_wire(sent: Sent) -> int:
-            """Return the bytes of files and of the lists that name them."""
+            """Return the number of bytes sent: files, and the lists that name them."""
             return sent.size_bytes + sent.lists_bytes
 
         def change(number: int) -> None:

@@ -137,7 +137,7 @@ def build(name: str, mesh: Mesh) -> tuple[Any, ...]:
 
 
 def spec_of(shape: tuple[int, ...], size: Size) -> P:
-    """Split matrices along both axes: the one multiplied with the width along "tensor"."""
+    """Split a matrix: the model's width over "fsdp", the other dimension over "tensor"."""
     if len(shape) < 2 or shape[-2] == 2:
         return P()
     into_width = shape[-1] == size.width and shape[-2] != size.width

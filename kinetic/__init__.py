@@ -5,13 +5,13 @@ Public names are imported on first use, so that `import kinetic` is quick.
 
 from kinetic import _shadows
 
-_shadows.warn_of_hidden_modules()  # Before other imports, which hidden modules may break.
+_shadows.warn_of_hidden_modules()  # First: hidden modules may break other imports.
 
 import sys  # noqa: E402
 
 from kinetic.version import __version__  # noqa: E402
 
-TYPE_CHECKING = not __name__  # False, but jedi (Jupyter, vim) cannot tell, and completes the names.
+TYPE_CHECKING = not __name__  # False, but jedi (Jupyter, vim) assumes True.
 if TYPE_CHECKING:
     from kinetic import collections as collections
     from kinetic import credentials as credentials

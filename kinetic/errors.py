@@ -200,6 +200,14 @@ class BatchError(KineticError):
         failures: handles of the jobs that failed, in the order of the inputs.
         partial_results: a value for each input; None for inputs without a result.
         submission_failures: errors of inputs that never became a job, by index.
+
+    Example:
+        ```python
+        try:
+            losses = batch.results()
+        except kinetic.BatchError as error:
+            print(error.partial_results, error.failures)
+        ```
     """
 
     def __init__(
@@ -230,7 +238,7 @@ class BatchError(KineticError):
 
 
 class CoordinatorLost(KineticError):
-    """An agent could not reach its gang's coordinator for the configured time. Raised on hosts."""
+    """A host could not reach the job's coordinator for the configured time. Raised on hosts."""
 
 
 class JobFailed(KineticError, RuntimeError):
@@ -238,8 +246,16 @@ class JobFailed(KineticError, RuntimeError):
 
     Attributes:
         job_id: id of the job.
-        hosts: indices of the hosts to blame, the first to fail first; () if none is to blame.
+        hosts: indices of the hosts that failed, the first one first; () if no host is to blame.
         remote_traceback: text of the remote traceback, or "".
+
+    Example:
+        ```python
+        try:
+            loss = job.result()
+        except kinetic.errors.JobFailed as error:
+            print(error.host, error.remote_traceback)
+        ```
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a home for each test, and a check for processes that it left running.
+"""Fixtures of all tests: a home folder for each test, and a check for processes that a test leaves.
 
 No test touches the developer's own jobs, cache or settings: `KINETIC_HOME` and similar variables
 point into one folder that is removed at the end. Its path is short, because job folders contain
@@ -35,8 +35,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# A busy machine makes an example slow, not wrong. Each run draws other examples, so that many short
-# runs find as much as one long run.
+# A busy machine makes an example slow, not wrong, so examples have no deadline. Each run draws new
+# examples, so that many short runs find as much as one long run.
 hypothesis.settings.register_profile(
     "patient",
     max_examples=50,
@@ -46,12 +46,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 SETTLE_S = 3.0
-"""Seconds in which processes of a test must end unless they resist, as promised to users."""
+"""Seconds within which all processes of a test must end, as users are promised."""
 POLL_S = 0.05
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 8 << 30
-"""Four times the size of the files of a run of all tests."""
+"""Free bytes in memory that a run needs: four times the size of all files of the whole suite."""
 
 _numbers = itertools.count()
 
@@ -63,19 +63,19 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported objects from garbage collections, which took a tenth of the tests' time."""
+    """Keep imported objects out of garbage collections, which took a tenth of the tests' time."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
 
 def _is_in_memory() -> bool:
-    """True if tests write to memory: it has room, and no variable names another folder."""
-    named = os.environ.keys() & {"TMPDIR", "KINETIC_TEST_KUBECONFIG"}  # Pods have their own memory.
+    """True if tests write to memory: enough of it is free, and no variable names another folder."""
+    named = os.environ.keys() & {"TMPDIR", "KINETIC_TEST_KUBECONFIG"}  # not in pods
     return not named and _has_room(MEMORY, MEMORY_BYTES)
 
 
 def _has_room(folder: Path, size: int) -> bool:
-    """True if the folder and memory have this many free bytes."""
+    """True if the folder's file system and the machine's memory have `size` bytes free."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         stat = os.statvfs(folder)
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -88,8 +88,8 @@ def _has_room(folder: Path, size: int) -> bool:
 def playground() -> Iterator[Path]:
     """The folder of all files of this run. Its path marks every process that the tests start.
 
-    Jobs create and remove some 200,000 small files, and ext4 needs a millisecond for a new file if
-    many were removed within the last minute. So the folder is in memory if it has room.
+    Jobs create and remove some 200,000 small files. ext4 is slow at that: a new file takes it a
+    millisecond after many removals. So the folder is in memory if enough is free.
     """
     folder = Path(tempfile.mkdtemp(prefix="kn-", dir=MEMORY if _is_in_memory() else None))
     (folder / "tmp").mkdir()
@@ -101,13 +101,13 @@ def playground() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
-    """The path of a home without jobs, which need not exist yet. No setting of the developer's
-    environment remains."""
+    """The path of a home folder without jobs, which need not exist yet. All settings in the
+    developer's environment are removed for the test."""
     before = dict(os.environ)
     folder = playground / str(next(_numbers))
     on_pods = any(map(request.node.get_closest_marker, ("kubernetes", "double")))
     if on_pods and folder.is_relative_to(MEMORY):
-        folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))  # Pods mount their own memory.
+        folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))  # Pods have another /dev/shm.
     others = {"GOOGLE_CLOUD_PROJECT", "TERM"}
     for name in [n for n in os.environ if n.startswith("KINETIC_") or n in others]:
         del os.environ[name]
@@ -115,10 +115,10 @@ def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
         "KINETIC_HOME": str(folder / "home"),
         "KINETIC_CACHE_DIR": str(folder / "cache"),
         "XDG_CONFIG_HOME": str(folder / "config"),
-        # This reaches every process, even those that get no KINETIC_ variable.
+        # TMPDIR reaches every process, even those that get no KINETIC_ variable.
         "TMPDIR": str(playground / "tmp"),
     }
-    # Jobs get the handlers of their caller, and a library in another test may have added one.
+    # Jobs copy their caller's logging handlers, and a library in another test may have added one.
     for handler in logging.root.handlers[:]:
         if not type(handler).__module__.startswith("_pytest"):
             logging.root.removeHandler(handler)
@@ -129,27 +129,26 @@ def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
     os.environ.clear()
     os.environ |= before
-    # Interrupted tests would print their consoles at the end of this process.
+    # Forget the consoles of interrupted tests: they would be printed at the end of this process.
     if "kinetic._client.board.console" in sys.modules:
         atexit.unregister(sys.modules["kinetic._client.board.console"]._print_unless_shown)
 
 
 @pytest.fixture
 def nothing_left(request: pytest.FixtureRequest, playground: Path) -> Callable[[], None]:
-    """A check that kills all processes of the test that still run, and fails if there are any.
+    """A function that kills all processes of the test which still run, and fails if there are any.
 
-    They may run for `SETTLE_S` more, which is the promise to users after any death. A test whose
-    processes may take longer (a cancelled function that resists has its grace period) is marked
-    with `@pytest.mark.settles_within(seconds)`. The property `settled_s` reports the time taken.
-    Only time in which this process itself ran counts, so that a slow machine makes the limit
-    longer, and does not fail the test.
+    Processes may take `SETTLE_S` to end, as users are promised after any death. A test marked with
+    `@pytest.mark.settles_within(seconds)` allows more time, for example the grace period of a
+    cancelled function. The JUnit property `settled_s` is the time taken in seconds. Only time in
+    which this process itself ran counts towards the limit, so that a slow machine fails no test.
     """
     mark = request.node.get_closest_marker("settles_within")
 
     def check() -> None:
         running, took_s = _await_processes(playground, mark.args[0] if mark else SETTLE_S)
         request.node.user_properties.append(("settled_s", round(took_s, 2)))
-        for pid in running:  # They would fail every later test as well.
+        for pid in running:  # Left running, they would fail every later test.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if running:
@@ -163,7 +162,7 @@ def nothing_left(request: pytest.FixtureRequest, playground: Path) -> Callable[[
 
 @pytest.fixture
 def disk_path() -> Iterator[Path]:
-    """A folder in which data can be mounted, unlike `tmp_path`, which may be below /dev."""
+    """A folder on a disk, in which data can be mounted; `tmp_path` may be below /dev."""
     with tempfile.TemporaryDirectory(prefix="kn-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -179,8 +178,8 @@ def no_leftovers(
 
 
 def _await_processes(playground: Path, limit_s: float) -> tuple[dict[int, str], float]:
-    """Wait until all marked processes have ended or the time is up. Return those that still run,
-    and the seconds waited."""
+    """Wait until all marked processes have ended, or for `limit_s`. Return the command lines of
+    those that still run, by pid, and the seconds waited."""
     begun, counted_s = time.monotonic(), 0.0
     while (running := marked_processes(playground)) and counted_s < limit_s:
         while any(map(_runs, running)) and counted_s < limit_s:
@@ -191,7 +190,8 @@ def _await_processes(playground: Path, limit_s: float) -> tuple[dict[int, str], 
 
 
 def _runs(pid: int) -> bool:
-    """True if a process has not ended. One that has not been reaped has no command line."""
+    """True if a process has not ended. Ended processes have no command line, even before their
+    parent has reaped them."""
     with contextlib.suppress(OSError):
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     return False
@@ -200,9 +200,9 @@ def _runs(pid: int) -> bool:
 def marked_processes(playground: Path) -> dict[int, str]:
     """Return the command lines of processes that belong to the tests, by process id.
 
-    Such a process has the playground's path in its environment, or in its command line if the
-    tests have started it; a developer's own command may name a file of the playground. This process
-    and its servers are left out: its zygote, the double of a cluster.
+    Such a process has the playground's path in its environment, or in its command line if the tests
+    have started it: a developer's own command may name a file of the playground. Servers of this
+    process are left out: the zygote of its jobs, the double of a cluster.
     """
     mark = os.fsencode(playground)
     commands: dict[int, str] = {}
@@ -218,15 +218,15 @@ def marked_processes(playground: Path) -> dict[int, str]:
                 commands[int(entry.name)] = (
                     command.replace(b"\0", b" ").decode(errors="replace").strip()
                 )
-        except OSError:  # The process has just ended, or is another user's.
+        except OSError:  # It has just ended, or is another user's.
             continue
-    # A zombie has ended, and has no command line.
+    # Leave out processes that have ended and are not yet reaped: they have no command line.
     return {pid: line for pid, line in commands.items() if line}
 
 
 def _is_server(entry: Path, command: bytes) -> bool:
-    """True if the process starts hosts for the test process and lives as long as that: the zygote
-    of its jobs, or a container runtime of its clusters."""
+    """True if the process starts hosts for the test process and lives as long as the tests: the
+    zygote of local jobs, or a container runtime of test clusters."""
     parent = _parent(entry)
     if b"tests/doubles/cluster/shim.py" in command:
         return os.getpid() in (parent, _parent(Path("/proc", str(parent))))

@@ -1,7 +1,5 @@
-"""Programs that start as forks of one process, so that their common imports run once.
-
-Tests that end or kill many programs one after another use them.
-"""
+"""Programs that are forked from one process with imported libraries, so that imports run once: for
+tests that end or kill many programs in turn."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ exec(program)
 
 
 class Forks:
-    """A process with imported modules that forks programs into the environment of the test."""
+    """A process that has imported modules, and forks programs with the environment of the test."""
 
     def __init__(self, imports: str, **env: str):
         self._env = env
@@ -55,8 +53,8 @@ class Forks:
         self._process.communicate()
 
     def start(self, program: str, folder: Path, *argv: str, cwd: Path | None = None) -> int:
-        """Start a program that prints to the files "out" and "err" of the folder, and return its
-        process id."""
+        """Fork a process that runs a program's text and prints to the files "out" and "err" of the
+        folder; return its process id."""
         streams = [str(folder / name) for name in ("out", "err")]
         for stream in streams:
             Path(stream).write_text("")

@@ -23,14 +23,14 @@ TABLE = re.compile(r"(<!-- lines: begin -->\n)(.*?)(<!-- lines: end -->)", re.DO
 ROUNDED = 100
 DRIFT = 0.1
 SMALL = 4
-"""Most lines, with `def` and without docstring, of a private function that should be inlined if it
-has one caller."""
+"""Most lines of a "small" private function, counted with `def` and without docstring: a module that
+calls it only once should inline it."""
 BANNED_NAMES = {
     *("found", "told", "said", "made", "given", "asked", "seen", "shown", "kept", "known", "left"),
     *("gone", "taken", "there", "here", "around", "ahead", "beside", "behind", "aside", "again"),
     *("later", "once"),
 }
-"""Names that do not say what a variable holds. `each` is banned outside comprehensions of one
+"""Names that do not say what a variable holds. `each` is allowed only in comprehensions of one
 line."""
 RIDDLES = ("What", "How", "Where", "Who", "Why", "Which", "As", "Of", "Told")
 """First words of docstrings that do not say what a function does."""
@@ -70,7 +70,7 @@ def measure_functions() -> list[int]:
 
 
 def list_small_helpers(tree: ast.AST) -> list[tuple[int, str]]:
-    """Return line and name of private functions of a few lines that their module uses once."""
+    """Return line and name of each small private function that its module uses once."""
     uses: Counter[str] = Counter()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -114,7 +114,7 @@ def list_banned_names(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def list_docstrings(tree: ast.AST) -> list[tuple[int, str]]:
-    """Return line and first word of each docstring, including those below assignments."""
+    """Return line and first word of each string statement: docstrings, also below assignments."""
     texts = (
         statement.value
         for node in ast.walk(tree)
@@ -203,7 +203,7 @@ def make_table(figures: dict[str, int]) -> str:
 
 
 def find_drift(text: str, figures: dict[str, int]) -> list[str]:
-    """Return the rows of the table that differ from the figures."""
+    """Return the rows of the page's table that differ from the figures by more than `DRIFT`."""
     rows = dict(re.findall(r"\| ([^|]+?) \| ([\d,]+) (?=\|)", text))
     table = {name: int(number.replace(",", "")) for name, number in rows.items()}
     faults = [f"{name} is missing, or obsolete" for name in table.keys() ^ figures.keys()]

@@ -1,12 +1,11 @@
-"""Every error, warning and notice of the product, each with a real instance: `messages.txt`.
+"""The catalogue `messages.txt`: every error, warning and notice, with a real example.
 
     python tests/messages.py --record [PYTEST ARGUMENTS]   run tests, and write what they raise
     python tests/messages.py                               print messages that have no instance
 
-A message is a call in `kinetic/` of an exception of `kinetic.errors` or of a function of `CALLS`
-with a text. It is identified by its file, its function and its index among the calls there. Its
-instance must match the text in the source, so a changed message must be recorded again. Instances
-that still match stay as they are.
+A message is a call in `kinetic/` of an exception of `kinetic.errors`, or of a function in `CALLS`,
+with a text. Its key is its file, its function and its index among the calls there. An instance is
+the text of a raised message. It must match the source: record a message again after changing it.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from kinetic import errors
 TESTS = Path(__file__).resolve().parent
 CATALOGUE = TESTS / "system" / "messages.txt"
 CALLS = {"warn", "problem", "notice", "warning", "say", "_say", "_warn", "JobDiagnosis", "Failed"}
+CALLS |= {"BucketNotFound"}
 EXCEPTIONS = {name for name, value in vars(errors).items() if isinstance(value, type)}
 HEADING = """\
 # Every error, warning and notice of kinetic, with one real instance of each.
@@ -39,7 +39,7 @@ FOLDERS = "|".join(
     re.escape(str(folder))
     for folder in (TESTS.parent, Path.home(), tempfile.gettempdir(), "/dev/shm", "/home")
 )
-"""Folders of this machine below which tests work."""
+"""Folders of this machine below which tests work, as a pattern."""
 EXAMPLES = (
     (r"\bjob-[0-9a-z]{8}\b", "job-1a2b3c4d"),
     (r"\bgrp-[0-9a-z]{8}\b", "grp-1a2b3c4d"),
@@ -48,11 +48,11 @@ EXAMPLES = (
     (r"\bpid \d+", "pid 4242"),
     (r"0x[0-9a-f]{6,}", "0x7f00"),
 )
-"""Patterns of text that differs from one run to the next, and examples that replace it."""
+"""Patterns of text that differs from run to run, and the example that replaces each."""
 
 
 class Message(NamedTuple):
-    """A call in the product that has a message, and a pattern of its possible texts."""
+    """A call in the product that makes a message, and a pattern of the texts that it can make."""
 
     file: str
     function: str
@@ -100,7 +100,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _pattern(text: ast.expr) -> str:
-    """Return a regular expression of the possible texts of an expression; `.*` if unknown."""
+    """Return a regular expression for the possible texts of an expression; `.*` if unknown."""
     match text:
         case ast.Constant(value=str(value)):
             return re.sub(r"%(?:\.\d)?[sdrfi]|%%", ".*", re.escape(value).replace(r"\%", "%"))
@@ -114,7 +114,7 @@ def _pattern(text: ast.expr) -> str:
 
 
 def read_catalogue() -> dict[str, str]:
-    """Return the instances, by the key of their message."""
+    """Return the recorded instances by the key of their message."""
     entries: dict[str, str] = {}
     key = ""
     for line in CATALOGUE.read_text().splitlines()[2:] if CATALOGUE.exists() else ():
@@ -136,8 +136,8 @@ def _indent(text: str) -> str:
 
 
 def choose_instances(recorded: Path) -> dict[str, str]:
-    """Return an instance for each message: the old one if it still matches, else the plainest
-    recorded one."""
+    """Return an instance for each message: the old one if it still matches, else the simplest new
+    one."""
     messages = list_messages(Path(errors.__file__).parent)
     by_file: dict[str, list[Message]] = defaultdict(list)
     for message in messages:

@@ -1,10 +1,10 @@
-"""Run the whole suite many times, and list each test that ever failed.
+"""Run the whole suite many times, and list each test that failed in any run.
 
-It prints a line per run, then each test that failed, with its runs and its output. The reports of
-all runs are below build/test-repeat.
+Prints a line per run, then each test that failed, with its runs and its output. The reports of all
+runs are below build/test-repeat.
 
 Every second run shares the machine with two processes that compute all the time: a test that fails
-only then is as wrong as a test that always fails.
+only in these runs is as wrong as a test that always fails.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 FOLDER = Path("build/test-repeat")
-"""Path below the working directory, which is the repository's root."""
+"""The folder of reports, below the repository's root, which is the working directory."""
 BUSY_LOOPS = 2
 TESTS_FAILED = 1
-"""pytest's exit code if tests failed; with a larger one, it could not run them."""
+"""pytest's exit code if tests failed. Larger codes mean that it could not run the tests."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Run:
 
 @contextlib.contextmanager
 def keep_busy(loops: int) -> Iterator[None]:
-    """Let a number of processes compute while the context lasts and this process lives."""
+    """Start processes that compute until the context ends, or this process dies."""
     program = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     spin = [sys.executable, "-c", program]
     processes = [subprocess.Popen(spin) for _ in range(loops)]
@@ -68,8 +68,8 @@ def keep_busy(loops: int) -> Iterator[None]:
 
 
 def read_report(path: Path, run: str) -> tuple[int, tuple[Failure, ...]]:
-    """Return the number of tests of a JUnit report, and its failures; (0, ()) if the report is
-    missing or cut off."""
+    """Return the number of tests in a run's JUnit report, and its failures; (0, ()) if the report
+    is missing or cut off."""
     try:
         cases = list(ElementTree.parse(path).iter("testcase"))
     except (OSError, ElementTree.ParseError):

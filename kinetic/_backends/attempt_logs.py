@@ -1,4 +1,4 @@
-"""The output of a job, one attempt after the other, for every backend and store."""
+"""Reading a job's output, one attempt after the other, for every backend and store."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from kinetic.errors import BackendUnavailable
 
 FILES_EVERY_S = 0.02
 POLL_SOON_S, POLL_LATE_S = 0.2, 0.5
-"""The pauses between polls of a store that is no folder: while there is output, and after a long
-silence. A line of output waits for this pause and for the writer's."""
+"""Seconds between polls of a store that is not a folder: while output arrives, and after a long
+silence. The process that writes the output pauses too, so a line may take longer."""
 TICK_S = 0.05
 ASK_EVERY_S = 1.0
-"""The pause between calls to a cluster while a job is followed; the store is polled more often."""
+"""Seconds between calls to a cluster while a job is followed; the store is polled more often."""
 
 Pause = Callable[[int], Iterator[None]]
-"""Waits for more output after a poll that read so many bytes; yields None every moment."""
+"""Waits before the next poll; yields None often. Its argument: the bytes read by the last poll."""
 Watch = Callable[[int, Sequence[int]], AbstractContextManager[Pause]]
-"""Watches the output of the given hosts in the given attempt."""
+"""Watches the output of an attempt's hosts, given the attempt's number and the hosts' indices."""
 AskStatus = Callable[[Sequence[JobRef]], Mapping[str, Status]]
 """Returns the status of jobs by id, like `Backend.status`."""
 
@@ -76,7 +76,7 @@ class LogReader:
         return self._chunk(STDOUT, 0, b"")
 
     def read(self, *, to_end: bool = False) -> Iterator[LogChunk]:
-        """Yield some of the new output, if there is any."""
+        """Yield some of the new output, if there is any. `to_end`: the host has ended."""
         has_output = False
         while not has_output and (segments := self._log.read(self._at, to_end=to_end)):
             for segment in segments:
@@ -119,7 +119,7 @@ def read(
         store: the store with the hosts' output.
         ref: the job.
         request: the output to read.
-        has_ended: returns whether the job has ended; called seldom: it may use the network.
+        has_ended: returns True if the job has ended; called rarely, because it may use the network.
         watch: waits for more output; None to poll.
     """
 
@@ -166,8 +166,7 @@ def read(
 
 
 def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator[LogChunk]:
-    """Stop after this many lines of each host: later lines were written after the tail was
-    measured."""
+    """Stop after `lines` of each host: later lines were written after the tail was measured."""
     for chunk in chunks:
         if lines is None:
             yield chunk
@@ -181,7 +180,7 @@ def read_of_cluster(
     store: Store, ref: JobRef, request: LogRequest, status: AskStatus
 ) -> Iterator[LogChunk | None]:
     """Read the output of a job on a cluster, like `read`. The job has ended if its verdict is
-    stored, or if `status`, which is called less often, says so."""
+    stored or `status` says so; `status` is called less often than the store is polled."""
     ask_at, failed = 0.0, False
 
     def has_ended() -> bool:
@@ -224,7 +223,7 @@ def _find_tail(lines: int, readers: Iterator[LogReader]) -> LogChunk:
 def _follow(
     readers: Sequence[LogReader], is_over: Callable[[], bool], pause: Pause, threads: int
 ) -> Iterator[LogChunk | None]:
-    """Yield output until an attempt is over. The rest of its output is complete then."""
+    """Yield output until the attempt is over. `drain` then yields the rest."""
     over, new_bytes, checked_at = False, 0, 0.0
 
     def check_end() -> Iterator[LogChunk]:
@@ -247,7 +246,7 @@ def _follow(
 
 
 def drain(readers: Sequence[LogReader], threads: int) -> Iterator[LogChunk]:
-    """Yield the rest of the output, after its writers have ended."""
+    """Yield the output that is left to read after the hosts have ended."""
     polls = [partial(reader.read, to_end=True) for reader in readers]
     has_more = True
     while has_more:
@@ -260,7 +259,7 @@ def drain(readers: Sequence[LogReader], threads: int) -> Iterator[LogChunk]:
 def _read_chunks(
     polls: Sequence[Callable[[], Iterator[LogChunk]]], threads: int
 ) -> Iterator[LogChunk]:
-    """Yield the chunks of all polls, in order; over a network all polls are made at once."""
+    """Yield the chunks of all polls, in order. With two or more `threads`, poll in parallel."""
     if threads < 2:
         for poll in polls:
             yield from poll()
@@ -271,8 +270,8 @@ def _read_chunks(
 
 @contextlib.contextmanager
 def _poll(store: Store) -> Iterator[Pause]:
-    """Provide the function that waits between two polls. It waits longer for a store that is no
-    folder, because each poll is a call, and shorter while there is output."""
+    """Provide a function that waits between two polls: shorter while output arrives, longer for a
+    store that is not a folder, because each poll is a call over the network."""
     soon_s, late_s, tick_s = (POLL_SOON_S, POLL_LATE_S, TICK_S)
     if is_near(store):
         soon_s = late_s = tick_s = FILES_EVERY_S

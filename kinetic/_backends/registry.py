@@ -1,4 +1,4 @@
-"""From a place to the backend that runs its jobs: the only module that knows all backends."""
+"""Find the backend that runs the jobs of a place. Only this module knows all backends."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def select(
 ) -> tuple[Place, str]:
     """Decide where a job goes; return the place and a notice for the user, or "".
 
-    Without a cluster the local backend stands in for it; the notice says so. That backend refuses
-    the job later if this machine cannot simulate slices.
+    If no cluster is configured, the local backend simulates it, and the notice says so. The local
+    backend later refuses the job if this machine cannot simulate slices.
 
     Args:
         options: the options of the call.
@@ -95,7 +95,7 @@ def make(place: Place, store: Store) -> Backend:
     if place.backend in _makers:
         return _makers[place.backend](place, store)
     raise PreflightError(
-        f"This version of kinetic has no backend {place.backend!r}. It has {', '.join(_makers)}."
+        f"This version of kinetic has no backend {place.backend!r}, only {', '.join(_makers)}."
     )
 
 
@@ -113,7 +113,7 @@ def has_cluster(settings: Settings) -> bool:
 
 @contextmanager
 def substitute_backend(name: str, maker: Maker) -> Iterator[None]:
-    """Replace the backend of a name, for tests."""
+    """Replace the backend that has this name in the `with` block, for tests."""
     before = _makers.get(name)
     _makers[name] = maker
     try:

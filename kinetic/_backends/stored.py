@@ -21,7 +21,7 @@ from kinetic._store.base import Store
 from kinetic.errors import BackendUnavailable, CorruptRecord, NotFound, StoreError
 
 ANSWERED_WITHIN_S = 30.0
-"""Longest wait for a leader's answer: leaders poll for requests at least every ten seconds."""
+"""Longest wait in seconds for a leader's answer. Leaders read requests at least every 10 s."""
 _POLL_S = 0.25
 
 
@@ -34,7 +34,7 @@ def read_verdict(store: Store, ref: JobRef) -> Status | None:
 
 
 def parse_verdict(data: bytes) -> Status:
-    """Return the status that a stored verdict gives a job."""
+    """Return the status of a job, parsed from its stored verdict."""
     try:
         outcome = Outcome.read(data)
     except CorruptRecord:
@@ -43,8 +43,8 @@ def parse_verdict(data: bytes) -> Status:
 
 
 def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
-    """True if all hosts of any attempt were ever ready, by the leader's events; with an attempt's
-    number, true if that attempt has a leader."""
+    """True if the leader's events say that all hosts of some attempt were ready. With `attempt`,
+    true if this attempt has a leader."""
     gang_events = _read_events(store, ref)
     if attempt:
         return any(event.attempt == attempt for event in gang_events)
@@ -52,7 +52,7 @@ def has_begun(store: Store, ref: JobRef, attempt: int = 0) -> bool:
 
 
 def is_running(store: Store, ref: JobRef) -> bool:
-    """True if all hosts of the newest attempt are ready, by the leader's events."""
+    """True if the leader's events say that all hosts of the newest attempt are ready."""
     kinds = (events.EventKind.READY, events.EventKind.ENDED, events.EventKind.RETRY)
     last = next((e.kind for e in reversed(_read_events(store, ref)) if e.kind in kinds), None)
     return last is events.EventKind.READY
@@ -73,7 +73,7 @@ def ask_to_kill(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> tuple[int, ...]:
-    """Ask a leader to kill these hosts; return those that ran, () if the job has ended.
+    """Ask a leader to kill hosts. Return those that were running; () if the job has ended.
 
     Raises:
         BackendUnavailable: the leader has not answered.
@@ -95,6 +95,6 @@ def ask_to_kill(
             with contextlib.suppress(StoreError):
                 store.delete(key)
     raise BackendUnavailable(
-        f"The leader of {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It may be "
-        "starting, or beginning another attempt: try again."
+        f"The process that leads {ref.job_id} has not answered within {ANSWERED_WITHIN_S:g} s. It "
+        "may be starting, or beginning another attempt: try again."
     )

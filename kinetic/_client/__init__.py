@@ -1,1 +1,1 @@
-"""The caller's side of a call: specify, plan, submit, follow, outcome."""
+"""The caller's side of a call, in five steps: specify, plan, submit, follow, outcome."""

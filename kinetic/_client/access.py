@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobAccess:
-    """A store, with the backend and the handle of each of its jobs.
+    """A store, with functions that return the backend and the handle of each of its jobs.
 
     Attributes:
         store: holds the jobs' references and records.
@@ -46,8 +46,8 @@ class JobAccess:
 
 
 def open_access(flags: Mapping[str, str | None]) -> JobAccess:
-    """Return access to the configured store; `flags` of the command line override settings. Jobs of
-    the same place and store share one backend."""
+    """Return access to the configured store; command-line `flags` override settings. Jobs with the
+    same place and store share one `Backend` object."""
     from kinetic._config import settings as configuration
     from kinetic._store.open import open_store
 

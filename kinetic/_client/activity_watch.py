@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING, UNKNOWN)
 _SNAPSHOT_TIMEOUT_S = 1.0
 ANSWER_S, _PAUSE_S = 12.0, 0.25
-"""Longest wait for the answers of leaders on clusters, which read requests every ten seconds;
-pause between two polls."""
+"""In seconds: the longest wait for the answers of leaders on clusters, which read requests every
+ten seconds, and the pause between two polls."""
 
 
 class ActivityWatch:

@@ -16,7 +16,7 @@ from kinetic._store.base import Store
 from kinetic.errors import CorruptRecord, KineticError, NotFound, WaitTimeout
 
 ANSWER_S = 30.0
-"""The longest wait for an answer: a leader reads requests in a bucket every ten seconds."""
+"""Longest wait in seconds for an answer: a leader reads requests in a bucket every 10 s."""
 POLL_EVERY_S = 0.25
 
 
@@ -27,8 +27,8 @@ def stacks(
     patience_s: float = ANSWER_S,
     ended: Callable[[], bool],
 ) -> dict[int, str]:
-    """Ask the leader for the Python stacks of its hosts. Return them by host; {} if the job ends
-    first.
+    """Ask the leader for the Python stacks of its hosts; return the stacks by host, {} if the job
+    ends first. `ended` returns True if the job has ended.
 
     Raises:
         WaitTimeout: the leader has not answered within `patience_s` seconds.
@@ -53,7 +53,7 @@ def stacks(
 
 
 class ActivityPoll:
-    """Polls a running job's activity: each read returns the last answer and sends a request."""
+    """Polls the activity of a running job's hosts: a read returns the last answer and asks anew."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:
         self._store, self._ref = store, ref
@@ -67,7 +67,7 @@ class ActivityPoll:
         place = self._ref.job_id, attempts.find_newest(self._store, self._ref.job_id)
         answer = _read_answer(self._store, layout.AttemptKeys(*place).activity)
         if place != self._place:
-            self._place, self._activity = place, None  # The answer in the store may be old.
+            self._place, self._activity = place, None  # An answer already in the store may be old.
         elif answer["id"] == self._answered_id:
             return self._activity
         else:

@@ -50,6 +50,7 @@ def compile_for(accelerator: str, *, slices: int = 1, timeout: Duration = "10m")
         UsageError: No accelerator has this name, or its compiler does not run without the chip.
 
     Example:
+        <!-- not run: the compiler takes many seconds -->
         ```python
         with kinetic.compile_for("tpu-v6e-16", slices=2) as slice:
             mesh = kinetic.make_mesh(ici={"fsdp": 16})
@@ -141,12 +142,14 @@ def show_report(make: Callable[[], CheckReport]) -> None:
     try:
         console.notice(str(make()), repeat=True)
     except KineticError as error:
-        console.notice(f"kinetic: compile_check: {error}", repeat=True)
+        console.notice(
+            f"kinetic: compile_check= could not compile the job's programs: {error}", repeat=True
+        )
 
 
 class CompileProgress:
-    """Progress of a compile on stderr: one line that is redrawn on a terminal; elsewhere a new line
-    after 30 s, 1, 2, 4 … minutes."""
+    """Progress of a compile on stderr: on a terminal one line that is redrawn, elsewhere a new line
+    after 30 s, 1 min, 2 min, 4 min, and so on."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream

@@ -71,7 +71,7 @@ def draw_text(name: str, curves: Sequence[Curve], *, width: int, height: int, co
 
 
 def _widen(numbers: Iterable[float]) -> tuple[float, float]:
-    """Return the smallest and the largest number; if they are equal, with a margin."""
+    """Return the smallest and the largest number; if they are equal, move them apart."""
     values = list(numbers)
     low, high = min(values), max(values)
     if high > low:
@@ -131,7 +131,10 @@ def draw_picture(path: str, groups: Sequence[tuple[str, Sequence[Curve]]]) -> No
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise UsageError(f"The image cannot be written to {path}: {error}") from error
+        raise UsageError(
+            f"The image {path} cannot be written. Choose another path that ends with .png, .svg or "
+            f".pdf. The error: {error}"
+        ) from error
 
 
 def _escape(name: str) -> str:
@@ -164,7 +167,10 @@ def write_events(folder: str, groups: Sequence[tuple[str, Sequence[Series]]]) ->
                 old.unlink()
             writer = SummaryWriter(logdir=os.fspath(run_folder), filename_suffix=".kinetic")
         except OSError as error:
-            raise UsageError(f"Event files cannot be written to {folder}: {error}") from error
+            raise UsageError(
+                f"Event files cannot be written to {folder}. Choose another folder. The error: "
+                f"{error}"
+            ) from error
         with contextlib.closing(writer):
             for metric in series:
                 begin = min(metric.times, default=0.0)

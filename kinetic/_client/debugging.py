@@ -117,14 +117,14 @@ class PortForward:
         near = SocketConnection(caller)
         if not peers.is_own(caller):
             _log.warning(
-                "refused another user of this machine who tried to attach to the job's debugger"
+                "refused a connection to the job's debugger from another user of this machine"
             )
             near.close()
             return
         try:
             far = self._connect()
         except (OSError, KineticError) as error:
-            _log.warning("the job's debugger cannot be reached: %s", error)
+            _log.warning("cannot connect to the job's debugger; try again. The error: %s", error)
             near.close()
             return
         self._open |= {near, far}
@@ -230,13 +230,13 @@ def free_port(wanted: int = DEFAULT_PORT) -> int:
 
 def follow_call(submit: Callable[[], Any], abandoned: threading.Event) -> Any:
     """Submit a job, forward its debugger to this machine, and wait for the value. The function
-    starts when an editor attaches. Setting `abandoned` ends the wait."""
+    starts when an editor attaches. The wait ends early if another thread sets `abandoned`."""
     check_terminal(
         has_terminal=bool(sys.stdin and sys.stdin.isatty()), allowed=settings.load().no_tty_debug
     )
     handle = submit()
     with contextlib.ExitStack() as stack:
-        # A job may end before its debugger listens: then `call_result` raises the reason.
+        # If the job ends before its debugger listens, `call_result` below raises the reason.
         with contextlib.suppress(NotFound):
             stack.callback(handle.debug_attach(free_port()).terminate)
         return handle.call_result(abandoned)
@@ -278,7 +278,7 @@ def _wait_for_debugger(
         debugger = read(store, ref)
         if has_ended:
             raise NotFound(
-                f"{ref.job_id} has ended: its debugger is closed. `kinetic jobs result "
+                f"{ref.job_id} has ended, so its debugger cannot be attached. `kinetic jobs result "
                 f"{ref.job_id}` shows the result."
             )
         if debugger is not None and debugger.listens:

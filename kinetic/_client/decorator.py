@@ -83,12 +83,12 @@ def run(  # noqa: PLR0917 - the order in which scripts may pass them
 
 document_options(run)
 _decorated: list[None] = []
-"""Has an item for each decorated function of the main program."""
+"""One item for each function that the main program has decorated."""
 
 
 def _warm_up_early(func: Callable[..., Any], options: Options) -> None:
-    """Let the backend prepare in the background for the first function that a script or notebook
-    decorates. Errors in settings are ignored here, because the call raises them.
+    """Let the backend prepare in the background when a script or notebook decorates its first
+    function. Errors in settings are ignored here, because the call raises them.
 
     A function of an imported module may never be called, so nothing is prepared for it.
     """

@@ -42,7 +42,7 @@ EXPLAIN_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class Tick:
-    """An event without news, so that the caller can check its deadline.
+    """An event that says nothing new; it lets the caller check its deadline.
 
     Attributes:
         fault: why the backend or the store cannot be read now; "" if it can.
@@ -60,7 +60,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A new reason why the job does not run yet."""
+    """A reason why the job does not run yet, if the reason has changed."""
 
     reason: str
 
@@ -87,9 +87,9 @@ def follow(
 
     Promises: (1) with `follow`, exactly one `Finished`, as the last event; (2) a verdict even if
     the job's supervisor was killed; (3) an event at least every 0.1 s, so that the caller can check
-    its deadline; (4) a broken stream resumes where it broke: no output is lost or repeated. A
-    backend that does not answer is retried while the job may run (without `follow`, for half a
-    minute); a remote store is retried for half a minute.
+    its deadline; (4) a broken stream resumes where it broke: no output is lost or repeated. If the
+    backend does not answer, `follow` retries while the job may run; without `request.follow`, and
+    for a remote store, it retries for half a minute.
 
     Raises:
         BackendUnavailable, StoreError: retrying did not help.
@@ -112,8 +112,8 @@ def follow(
             outcome = board.outcome(ref)
             if outcome is not None and request.hosts == ():
                 break
-            # After the verdict, read once more: the stream may have ended just before the job.
-            # Without a verdict, pause: the job has not started yet, or the stream broke.
+            # With a verdict, read once more at once: the stream may have ended just before the job.
+            # Without a verdict, pause first: the job has not started yet, or the stream broke.
             pause_s = PAUSE_S if outcome is None else 0.0
         except (BackendUnavailable, StoreError) as error:
             if not _may_pass(store, error):
@@ -122,7 +122,13 @@ def follow(
             if isinstance(error, BackendUnavailable) and request.follow:
                 outcome = outcome or _peek_verdict(board, store, ref)
             if outcome is not None and reading.is_hopeless:
-                _log.warning("the rest of the output of %s cannot be read: %s", ref.job_id, error)
+                _log.warning(
+                    "the rest of the output of %s cannot be read; `kinetic jobs logs %s` tries "
+                    "again. The error: %s",
+                    ref.job_id,
+                    ref.job_id,
+                    error,
+                )
                 break
             if reading.is_hopeless and (isinstance(error, StoreError) or not request.follow):
                 raise
@@ -145,7 +151,7 @@ def chunks(
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogChunk | None]:
     """Yield a job's output so far, or with `request.follow` until the job ends; None when there is
-    nothing new. Call `tell` with each reason why the job does not run yet.
+    nothing new. `tell` is called with each reason why the job does not run yet.
 
     Raises the errors of `follow`.
     """
@@ -166,7 +172,7 @@ def _check(store: Store, ref: JobRef, request: LogRequest) -> None:
 
 
 def _may_pass(store: Store, error: BackendUnavailable | StoreError) -> bool:
-    """True if a retry may help: not for a local folder, a full store or a damaged record."""
+    """True if a retry may help. It cannot for a local folder, a full store or a damaged record."""
     if isinstance(error, BackendUnavailable):
         return True
     lasting = isinstance(error, CorruptRecord | UnsupportedVersion | StoreFull)
@@ -212,7 +218,12 @@ class _OutputReading:
         self._failed_at = now
         self._failures += 1
         if self._failures == TRIES_BEFORE_WARNING:
-            _log.warning("%s cannot be read at present; retrying: %s", self._ref.job_id, error)
+            _log.warning(
+                "the output and state of %s cannot be read at present; kinetic keeps trying. The "
+                "error: %s",
+                self._ref.job_id,
+                error,
+            )
         return min(PAUSE_S * 2.0 ** (self._failures - 1), LONGEST_PAUSE_S)
 
     @property

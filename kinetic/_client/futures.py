@@ -43,7 +43,7 @@ SLOWEST_POLL_S = 5.0
 SIGNALLED_POLL_S = 2.0
 SLOWER = 1.5
 MOST_SIGNALS = 256
-"""Most descriptors to open for signals of ends: a process may open about 1000 files in all."""
+"""Most descriptors that signal a job's end to have open: a process may open about 1000 files."""
 _NAMED = 5
 FUTURE_INTERNALS = ("_condition", "_state", "_waiters")
 """The private attributes of a future that `concurrent.futures.wait` and `as_completed` use."""
@@ -67,8 +67,7 @@ class AwaitedJob(Protocol):
         ...
 
     def ending_fd(self) -> int | None:
-        """Return a descriptor that becomes readable when the job has ended; None if there is
-        none."""
+        """Return a descriptor that becomes readable when the job has ended, or None."""
         ...
 
 
@@ -79,7 +78,8 @@ were removed, or another error if the job can no longer be watched."""
 
 
 def ask_alike(jobs: Sequence[J], ask: Callable[[J, Sequence[JobRef]], Mapping[str, R]]) -> list[R]:
-    """Call `ask` once for all jobs of the same place and store; return the answer for each job."""
+    """Call `ask` with one job and all references, once for each place and store. Return the answer
+    for each job, in the order of `jobs`."""
     groups: dict[tuple[Place, str], list[J]] = {}
     for job in jobs:
         groups.setdefault((job.ref.place, job.ref.store_uri), []).append(job)
@@ -126,7 +126,7 @@ class EndWatcher:
 
     def start(self) -> None:
         """Start the thread unless it runs. Call this early if jobs may be added after the main
-        thread has ended: from Python 3.12 on, no thread can start then."""
+        thread has ended: from Python 3.12 on, no thread can start after that."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -164,7 +164,12 @@ class EndWatcher:
         for job, answer in zip(due, settle(due), strict=True):
             if not isinstance(answer, Outcome | NotFound):
                 if answer is not None:
-                    _log.warning("%s cannot be read at present: %s", job.ref.job_id, answer)
+                    _log.warning(
+                        "the state of %s cannot be read at present; kinetic keeps trying. The "
+                        "error: %s",
+                        job.ref.job_id,
+                        answer,
+                    )
                 free_signals -= self._postpone(job, wants_signal=free_signals > 0)
                 continue
             with self._lock:
@@ -175,8 +180,8 @@ class EndWatcher:
                 call(job, answer)
 
     def _postpone(self, job: AwaitedJob, *, wants_signal: bool) -> bool:
-        """Set the time of a running job's next poll, and open the signal of its end if wanted and
-        available. True if a signal was opened."""
+        """Set the time of a running job's next poll. With `wants_signal`, open the descriptor that
+        signals its end, if the backend has one; True if one was opened."""
         with self._lock:
             watched = self._jobs.get(job)
         if watched is None:
@@ -207,7 +212,7 @@ class EndWatcher:
             self.sleep()
 
     def sleep(self) -> None:
-        """Sleep until a job is due or signals its end, or the jobs have changed."""
+        """Sleep until a job's poll is due, a job signals its end, or jobs were added or dropped."""
         with self._lock:
             self._check_bell()
             bell = self._bell
@@ -220,7 +225,7 @@ class EndWatcher:
         ready = [fd for fd, _ in poll.poll(None if due == math.inf else math.ceil(pause_s * 1000))]
         with self._lock:
             for watched in (by_fd[fd] for fd in ready if fd in by_fd and by_fd[fd].fd == fd):
-                # A signal comes once: poll now, and from then on as for a job without signals.
+                # A descriptor signals once: poll now, and later like a job without one.
                 watched.close()
                 watched.due, watched.pause_s = self._clock(), FIRST_POLL_S
         if bell in ready and pipes.is_same(bell, self._inode):

@@ -140,6 +140,12 @@ class JobHandle(Generic[R_co]):
 
         Args:
             data: A dictionary that `to_dict` returned. Unknown keys are ignored.
+
+        Example:
+            ```python
+            text = json.dumps(job.to_dict())
+            job = kinetic.JobHandle.from_dict(json.loads(text))
+            ```
         """
         return JobHandle(JobRef.from_json(data))
 
@@ -274,8 +280,8 @@ class JobHandle(Generic[R_co]):
         return stacks
 
     def _has_leader(self) -> bool:
-        """True if the job's leader runs. The cluster's status is read only every few seconds, so
-        events in the store count as well."""
+        """True if the job's leader runs, by the backend's status or by the events in the store: a
+        cluster's status is read only every few seconds."""
         status = self.status()
         return status is JobStatus.RUNNING or (
             status is JobStatus.PENDING and self._store.has(layout.JobKeys(self.job_id).events)
@@ -418,6 +424,13 @@ class JobHandle(Generic[R_co]):
 
         Raises:
             WaitTimeout: The time has passed; the job keeps running.
+
+        Example:
+            ```python
+            outcome = job.wait()
+            if not outcome.ok:
+                print(outcome.reason)
+            ```
         """
         with _InterruptNotice(self):
             return self._watch(LogRequest(hosts=()), timeout=timeout)
@@ -503,6 +516,11 @@ class JobHandle(Generic[R_co]):
         Raises:
             UsageError: The job has several hosts, but ran without `all_hosts=True`.
             WaitTimeout: The time has passed; the job keeps running.
+
+        Example:
+            ```python
+            losses = train.with_options(all_hosts=True).run_async(1000).results()
+            ```
         """
         outcome = self.wait(timeout)
         collecting.name_files(self.job_id, [outcome])
@@ -578,6 +596,11 @@ class JobHandle(Generic[R_co]):
 
         Callbacks run in the order in which they were added, in a daemon thread, which does not keep
         the process alive. An exception in a callback is logged.
+
+        Example:
+            ```python
+            job.add_done_callback(lambda job: print(job.job_id, job.status()))
+            ```
         """
         call = functools.partial(_call_back, fn, self, futures.loop_of(fn))
         if self.done():
@@ -627,7 +650,13 @@ class JobHandle(Generic[R_co]):
         except NotFound:
             pass
         except WaitTimeout:
-            _log.warning("%s has not stopped within %g s of being cancelled.", self.job_id, limit_s)
+            _log.warning(
+                "%s was cancelled, but has not stopped within %g s. `kinetic jobs status %s` shows "
+                "its state.",
+                self.job_id,
+                limit_s,
+                self.job_id,
+            )
 
     @hide_frames
     def kill_hosts(
@@ -659,9 +688,12 @@ class JobHandle(Generic[R_co]):
         """
         hosts, signum = killing.choose_hosts(self.ref, slice, host), killing.signal_of(signal)
         if self.status().ended:
-            raise NotFound(f"{self.job_id} has ended: it has no hosts to kill.")
+            raise NotFound(f"{self.job_id} has ended, so it has no hosts to kill.")
         if not isinstance(self._backend, Kills):
-            raise UsageError(f"Hosts of the backend {self._backend.name!r} cannot be killed.")
+            raise UsageError(
+                f"Hosts of {self.job_id} cannot be killed: its backend, {self._backend.name!r}, "
+                "does not support that."
+            )
         killed = self._backend.kill(self.ref, hosts, signum, agents=agents)
         if not killed:
             names = killing.name_machines(self.ref, hosts, of_all=True)
@@ -694,8 +726,8 @@ class JobHandle(Generic[R_co]):
         if not self.status().ended:
             if not k8s:
                 raise UsageError(
-                    f"{self.job_id} is running and needs its records. Cancel it first, or clean up "
-                    "with k8s=True."
+                    f"{self.job_id} is still running. Cancel it first, or clean up without "
+                    "k8s=False (--no-k8s): that cancels it, too."
                 )
             self.cancel(cleanup_timeout=0)
             with contextlib.suppress(NotFound):
@@ -725,7 +757,13 @@ class JobHandle(Generic[R_co]):
         try:
             self.remove(k8s=True, gcs=records)
         except (KineticError, OSError) as error:
-            _log.warning("%s could not be cleaned up: %s", self.job_id, error)
+            _log.warning(
+                "%s has ended, but could not be cleaned up; `kinetic jobs cleanup %s` tries again. "
+                "The error: %s",
+                self.job_id,
+                self.job_id,
+                error,
+            )
 
     def remove(self, *, k8s: bool, gcs: bool) -> None:
         """Remove an ended job's resources from the backend (`k8s`), its records from the store
@@ -783,7 +821,9 @@ class JobHandle(Generic[R_co]):
                 fault = event.fault if isinstance(event, Tick) else ""
                 if abandoned is not None and abandoned.is_set():
                     console.notice(f"\n{self._describe_interrupted()}", repeat=True)
-                    raise WaitTimeout(f"The wait for {self.job_id} was abandoned.")
+                    raise WaitTimeout(
+                        f"The wait for {self.job_id} was cancelled. The job keeps running."
+                    )
                 if self._clock() >= deadline and not self._has_ended():
                     why = f"{self.job_id} has not ended within {patience:g} s."
                     raise WaitTimeout(f"{why} {console.describe_timeout(self.job_id, fault)}")

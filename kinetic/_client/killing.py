@@ -1,5 +1,5 @@
-"""The arguments of `kill_hosts` and `kinetic jobs kill`: from slice, host and signal as users write
-them to host indices and a signal number. Pure; errors name the valid values."""
+"""The arguments of `kill_hosts` and `kinetic jobs kill`: converts slice, host and signal as users
+write them to host indices and a signal number. Pure; errors name the valid values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kinetic._core.ref import JobRef
 from kinetic.errors import UsageError
 
 _MANY = 1 << 16
-"""Limit for a slice's index with a single controller: the reference has no number of slices."""
+"""Limit for a slice's index with a single controller, whose number of slices is not known here."""
 
 
 def choose_hosts(ref: JobRef, slice: int | None, host: int | None) -> tuple[int, ...]:
@@ -72,5 +72,7 @@ def signal_of(name: str | int) -> signals.Signals:
     by_name |= {each.name.removeprefix("SIG"): each for each in signals.Signals}
     by_name |= {str(each.value): each for each in signals.Signals}
     if text not in by_name:
-        raise UsageError(f"There is no signal {name!r}. Give a name or a number: KILL, TERM, 9.")
+        raise UsageError(
+            f"There is no signal {name!r}. Give a name or a number, such as KILL or 9."
+        )
     return by_name[text]

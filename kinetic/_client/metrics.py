@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class RowsReader:
-    """Reads the rows that hosts have logged since the last read. The `tail` of a request applies to
-    the first read only."""
+    """Reads the rows that hosts have logged since the last read. The `tail` of its `LogRequest`
+    applies to the first read only."""
 
     def __init__(self, store: Store, ref: JobRef, request: LogRequest) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class RowsReader:
         self._decoders: dict[tuple[int, int], RowDecoder] = {}
 
     def read(self) -> Iterator[tuple[LogChunk, list[Rows]]]:
-        """Yield each new chunk with the rows that it completes. Does not wait for more.
+        """Yield each new chunk of a log with the rows that it completes. Does not wait for more.
 
         Raises:
             StoreError: the store does not answer.
@@ -54,7 +54,7 @@ class RowsReader:
 
 
 class MetricsReader(RowsReader):
-    """Reads rows into one `Recording`: those of `hosts` in one `attempt`; None stands for all."""
+    """Reads the rows of `hosts` in one `attempt` into a `Recording`; None means all."""
 
     def __init__(
         self,
@@ -135,6 +135,12 @@ class Metrics(Mapping[str, Metric]):
 
     If several hosts have logged a name, it maps to the metric of the first host; `all` has every
     metric of every host.
+
+    Example:
+        ```python
+        for name, metric in job.metrics().items():
+            print(name, metric.values[-1])
+        ```
     """
 
     def __init__(self, job_id: str, series: Sequence[Series]) -> None:

@@ -171,9 +171,9 @@ def _check_elastic(options: Options) -> None:
         return
     if options.retries and options.controller == "single":
         raise UsageError(
-            'retries= starts a whole new attempt, but with controller="single" and slices=(least, '
-            "most) one process continues after a failure: max_failures= limits how often. Remove "
-            "retries=."
+            'retries= does not work with controller="single" and slices=(least, most), where one '
+            "process continues after each failure. Remove retries=; max_failures= limits how many "
+            "failures the job survives."
         )
     if options.controller == "single" and options.joins_jax == "program":
         raise UsageError(
@@ -199,7 +199,7 @@ def _check_compile(options: Options) -> None:
     name = options.topology.name
     if options.topology.kind != "tpu":
         raise UsageError(
-            "compile_check= needs a compiler that runs without the chip, which only TPUs have: "
+            "compile_check= works only for TPUs, whose compiler runs without the chip; "
             f"{name} is not a TPU. Remove compile_check=."
         )
     if options.elastic is not None or options.controller == "single":
@@ -223,7 +223,7 @@ def _check_pods(options: Options) -> None:
         )
     if options.local_storage is not None and single:
         raise UsageError(
-            "local_storage= is memory of hosts that run the function and have chips; with "
+            "local_storage= is memory of hosts that both run the function and have chips, and with "
             'controller="single" no host does both. Remove one of these two options.'
         )
     if options.pathways_flags and not single:

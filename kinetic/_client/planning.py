@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 _MB = 1_000_000
 STILL_NOTICE_S = 60.0
-"""After all hosts have stood still for this long, the output names the host that holds them up."""
+"""Seconds for which all hosts stand still before the output names the host that holds them up."""
 _LARGEST_SHOWN = 5
 SECRET_BYTES = 1_000_000
-"""Limit for a job's secrets: a Kubernetes Secret holds 1 MiB, with the keys that the gang adds."""
+"""Limit for a job's secrets: a Kubernetes Secret holds 1 MiB, including keys that the gang adds."""
 _DATA = "kinetic._datasets.data"
 """The module of `kinetic.Data`."""
 
 _SLOW_LIBRARIES = ("keras", "orbax.checkpoint", "flax", "equinox")
-"""Libraries worth importing early: slow, and safe because they start no thread or JAX backend."""
+"""Libraries that hosts import early: they are slow, and start neither threads nor JAX's backend."""
 OPTIONS_THAT_ARE_SETTINGS = (
     *("backend", "project", "zone", "cluster", "namespace", "base_image_repo"),
     *("queue", "priority", "reservation", "local_storage", "network_devices"),
@@ -173,7 +173,7 @@ def default_place(settings: Settings) -> Place:
 
 
 class BatchMember(NamedTuple):
-    """An input of a batch whose job is about to be submitted, with the options of the batch."""
+    """An input whose job is about to be submitted, with its batch and the batch's options."""
 
     group_id: str
     number: int
@@ -212,8 +212,8 @@ def batch_labels(group_id: str, index: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and the content to send with it. `plan_function` returns what all calls of a function
-    share, without payload; `with_call` adds one call.
+    """A plan and the content to send with it. `plan_function` returns the part that all calls of a
+    function share, which has no payload; `with_call` adds one call.
 
     Attributes:
         plan: everything that a host must know.
@@ -430,9 +430,10 @@ def plan_function(
 
 
 def _read_environment(options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables that a job takes from the caller's environment: those in the payload,
-    then those sent with the secrets. A captured variable is sent with the secrets if its name looks
-    secret, or if it takes effect when a process starts. Variables in `env=` are not captured."""
+    """Return the variables that a job takes from the caller's environment: one dict for the
+    payload, one to send with the secrets. A captured variable is sent with the secrets if its name
+    looks secret, or if it takes effect when a process starts. Variables in `env=` are not
+    captured."""
     variables = configuration.variables()
     selected = environment.select_env_vars(options.capture_env_vars, variables)
     free = {k: v for k, v in selected.items() if k not in options.env and k not in options.secrets}
@@ -467,8 +468,8 @@ def _check_checkpoints(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         folder = variables.get(name, name)
         if isinstance(folder, str) and folder.startswith(BUCKETS):
             raise UsageError(
-                f"{name_of(func)} saves checkpoints to {folder}, for which Orbax needs gcsfs: pip "
-                "install gcsfs."
+                f"{name_of(func)} saves checkpoints to {folder}, for which Orbax needs the package "
+                "gcsfs. Install it: pip install gcsfs."
             )
 
 
@@ -506,8 +507,8 @@ def _estimate_cost(options: Options, settings: Settings, place: Place) -> Cost |
 
 
 def _limit_cost(budget_usd: float | None, cost: Cost | None) -> tuple[float | None, str]:
-    """Return how many seconds all slices may run for this budget, and its description for users;
-    None and "" if there is no limit."""
+    """Return the seconds that all slices may run for this budget, and the budget's description for
+    users; None and "" without a budget."""
     if budget_usd is None or cost is None or cost.is_simulated or cost.usd_per_hour == 0:
         return None, ""
     text = f"budget of {prices.in_usd(budget_usd)} ({cost.rate})"
@@ -536,7 +537,7 @@ def _make_limits(options: Options, settings: Settings, cost: Cost | None) -> Lim
 
 
 def _make_absolute(folder: str | None) -> str | None:
-    """Make a path absolute: it is relative to the caller's working directory, not to a host's."""
+    """Make a path absolute: the user means the caller's working directory, not a host's."""
     if folder is None or "://" in folder:
         return folder
     return str(Path(folder).expanduser().absolute())
@@ -597,7 +598,7 @@ def _list_import_folders(project: Project) -> set[str]:
 
 
 def _warn_of_hooks(project: Project) -> tuple[str, ...]:
-    """Return a warning about editable packages that hosts of a cluster cannot import."""
+    """Return warnings about editable packages that hosts of a cluster cannot import."""
     from kinetic._source import editable
 
     names = editable.find_hooked(_list_import_folders(project))

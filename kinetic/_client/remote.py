@@ -168,7 +168,7 @@ class RemoteCallable(Generic[P, R_co]):
         return self._call_and_wait(threading.Event(), args, kwargs)
 
     def _call_and_wait(self, abandoned: threading.Event, args: Any, kwargs: Any) -> Any:
-        """Submit, print the output and return the value. Setting `abandoned` ends the wait."""
+        """Submit, print the output, return the value; stop if another thread sets `abandoned`."""
         submit = functools.partial(self._submit_job, args, kwargs)
         if self._options.debug:
             from kinetic._client import debugging
@@ -266,7 +266,7 @@ class RemoteCallable(Generic[P, R_co]):
         submission.warn(target, planned.warnings, planned.plan.output_dir)
         if "kinetic._client.handle" not in sys.modules:
             load = functools.partial(importlib.import_module, "kinetic._client.handle")
-            threading.Thread(target=load, daemon=True).start()  # Import it while the backend works.
+            threading.Thread(target=load, daemon=True).start()  # Import while the backend works.
         ref = submission.submit(planned, target.backend, target.store)
         planning.forget_member()
         try:
@@ -286,8 +286,8 @@ class RemoteCallable(Generic[P, R_co]):
         return target_of(options)
 
     def _check_place(self) -> None:
-        """Refuse to submit a job from within a job: it could outlive that job, and then no process
-        would watch it."""
+        """Refuse to submit a job from inside a job: the inner job could outlive the outer one, and
+        no process would watch it then."""
         from kinetic._config import settings
 
         if settings.on_host():
@@ -421,7 +421,13 @@ class RemoteCallable(Generic[P, R_co]):
 
     @hide_frames
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function in this process, without a job. Local `kinetic.Data` arrive as paths."""
+        """Run the function in this process, without a job. Local `kinetic.Data` arrive as paths.
+
+        Example:
+            ```python
+            loss = train.local(10)
+            ```
+        """
         value = self._run_body(args, kwargs)
         return run_coroutine(value) if inspect.iscoroutine(value) else value
 

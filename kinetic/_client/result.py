@@ -39,7 +39,7 @@ from kinetic.errors import (
 
 T = TypeVar("T")
 _TAIL_LINES = 60
-"""Number of last lines to read for an error message, which quotes only the informative ones."""
+"""Number of last lines of output to read for an error message; it quotes only the useful ones."""
 _NOT_FOUND = re.compile(r"(?:(No module named)|No such file or directory:) '([^']+)'")
 _log = logging.getLogger("kinetic.collecting")
 
@@ -88,8 +88,8 @@ def fetch(store: Store, ref: JobRef, outcome: Outcome, host: int | None = None) 
     ):
         writer = "the leader" if host == outcome.leader else f"host {host}"
         raise CorruptRecord(
-            f"The stored value of {ref.job_id} differs from what {writer} wrote, and was not "
-            "unpickled. Run the job again."
+            f"The stored value of {ref.job_id} is damaged (it differs from what {writer} wrote) "
+            "and was not unpickled. Run the job again."
         )
     return data
 
@@ -194,7 +194,7 @@ def _drop_edited(error: BaseException, trace: str) -> None:
 
 def _note_unsent(board: JobBoard, ref: JobRef, error: BaseException, text: str) -> None:
     """Add a note to the error if the caller's project has the file or module that a host did not
-    find, according to the last such message in `text`."""
+    find. The last message of this kind in `text` names it."""
     instead, names = "", []
     for is_module, name in _NOT_FOUND.findall(text)[-1:]:
         path = name.replace(".", "/") if is_module else name
@@ -254,7 +254,7 @@ def _load_in_project(board: JobBoard, ref: JobRef, load: Callable[[], T]) -> T:
 
 
 def _project_folders(board: JobBoard, ref: JobRef) -> list[str]:
-    """Return the folders of the caller's import path that exist here, without those on ours."""
+    """Return those folders of the submitter's import path that exist, but are not on ours."""
     plan = board.plan(ref)
     if plan is None or not plan.client_root:
         return []

@@ -1,4 +1,4 @@
-"""Step 3, submit: preflight, image, render, missing blobs, plan, reference, create.
+"""Step 3, submit: preflight, image, documents, missing blobs, plan, reference, then the job itself.
 
 These are the only writes before the job runs. Their order ensures that a crash at any point leaves
 either no job, or a job with a reference.
@@ -30,7 +30,7 @@ from kinetic.errors import BackendUnavailable, KineticError, SubmitError
 
 _log = logging.getLogger("kinetic.submission")
 TAKE_BACK_S = 30.0
-"""The longest wait for a job to stop after its submission was interrupted."""
+"""Longest wait in seconds for a job to stop after its submission was interrupted."""
 
 
 def submit(
@@ -78,7 +78,7 @@ def submit(
                 json.dumps(plan.to_json(), indent=1).encode() + b"\n",
                 if_absent=True,
             ):
-                guard.pop_all()  # The records belong to the job that has this id already.
+                guard.pop_all()  # The records belong to an existing job with this id.
                 raise SubmitError(
                     f"Another job already has the id {plan.job_id}. Submit again: each submission "
                     "has a new id."
@@ -144,7 +144,7 @@ def _check_distant(plan: Plan, secrets: Mapping[str, str]) -> None:
     for data in plan.data:
         if data.source.startswith(BUCKETS):
             if data.writable and not plan.place.is_cluster:
-                continue  # A local folder simulates the bucket.
+                continue  # A local folder stands in for the bucket.
             from kinetic._datasets import cloud
 
             cloud.check(data.source, is_dir=data.is_dir, may_be_empty=data.writable)
@@ -222,7 +222,7 @@ def _send_content(planned: Planned, store: Store) -> Planned:
 
 
 def _send(contents: Mapping[str, bytes], store: Store) -> None:
-    """Send the contents, by digest, that the store lacks; renew the others, so that they stay."""
+    """Send the contents (by digest) that the store lacks; renew the others against pruning."""
     keys = {layout.blob(digest): data for digest, data in contents.items()}
     existing = many.renew_many(store, keys)
     absent = {key: data for key, data in keys.items() if key not in existing}
@@ -238,7 +238,7 @@ def _with_trees(plan: Plan, sent_trees: Mapping[Tree, Tree]) -> Plan:
 
 
 def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
-    """Exit callback of a submission: after an exception, remove what was written of the job."""
+    """Exit callback of a submission: after an exception, remove everything written for the job."""
     error = raised[1]
     if error is None:
         return
@@ -251,19 +251,20 @@ def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
             backend.cancel(ref)
         except BackendUnavailable:
             raise BackendUnavailable(
-                f"{error} {ref.job_id} may have been created in part: when the backend answers "
-                f"again, remove it with `kinetic jobs cleanup {ref.job_id}`."
+                f"The backend failed while it created {ref.job_id}, and parts of the job may "
+                "exist. When the backend answers again, remove them with `kinetic jobs cleanup "
+                f"{ref.job_id}`. The error: {error}"
             ) from error
     _remove(store, ref.job_id)
     if not isinstance(error, KineticError):
         raise SubmitError(
-            f"{ref.job_id} could not be created, and was removed: {error}."
+            f"{ref.job_id} could not be created, and its records were removed. The error: {error}"
         ) from error
 
 
 def take_back(ref: JobRef, backend: Backend, store: Store, interrupt: BaseException) -> None:
-    """Remove a job whose submission was interrupted, and print that as the last line. If the job
-    does not stop soon, or its backend does not answer, print that the job may be running."""
+    """Remove a job whose submission was interrupted, and say so in the last line on stderr. If the
+    job does not stop soon, or its backend does not answer, say that the job may be running."""
     job_id = ref.job_id
     words = (
         f"kinetic: the submission of {job_id} was interrupted, but the job may be running: "
@@ -299,5 +300,9 @@ def _remove(store: Store, job_id: str) -> None:
         index.remove(store, job_id)
     except KineticError as error:
         _log.warning(
-            "the records of %s could not be removed after its creation failed: %s", job_id, error
+            "%s could not be created, and its records could not be removed; `kinetic jobs cleanup "
+            "%s` removes them. The error: %s",
+            job_id,
+            job_id,
+            error,
         )

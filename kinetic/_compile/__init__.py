@@ -1,1 +1,1 @@
-"""The real TPU compiler without a TPU: JAX programs compiled as they would be on a slice."""
+"""Compile JAX programs with the real TPU compiler, on a machine without a TPU."""

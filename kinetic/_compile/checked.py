@@ -1,6 +1,6 @@
-"""Compile check of a simulated run: compiles the run's programs for the real slice.
+"""Compile check: compile the programs of a run on a simulated slice for the real slice.
 
-The leader of the run saves its lowered programs in a folder.
+The run's leader has saved its lowered programs in a folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def name_files(number: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Skipped(Record, called="The count of programs"):
-    """Lower bounds of the numbers of programs that a run has not saved.
+    """Numbers of programs that a run has not saved; there may be more.
 
     Attributes:
         tree: Folder of the source on the host.
@@ -54,8 +54,8 @@ class CheckReport(Record, called="The report of the check"):
     Attributes:
         accelerator: The slice.
         reports: Reports of programs, largest program first.
-        small: Lower bound of the number of programs with a single operation, which are not checked.
-        left_out: Lower bound of the number of programs that were left out because of the limit.
+        small: At least this number of programs were a single operation, and were not checked.
+        left_out: At least this number of programs were left out because of the limit.
     """
 
     accelerator: str
@@ -69,8 +69,8 @@ class CheckReport(Record, called="The report of the check"):
         return all(report.fits for report in self.reports)
 
     def text(self, width: int | None = None) -> str:
-        """Return the check as text: the largest of the caller's programs and those that do not fit
-        in full, and one line for each of the others."""
+        """Return the check as text: the full reports of the caller's largest program and of those
+        that do not fit, and one line for each other program."""
         own = (n for n, report in enumerate(self.reports) if not hlo.is_library(report.source))
         first = next(own, 0)
         texts = [
@@ -88,7 +88,7 @@ class CheckReport(Record, called="The report of the check"):
     def _name_rest(self) -> Iterator[str]:
         if self.small:
             were = "was" if self.small == 1 else "were"
-            yield f"At least {_format_count(self.small)} of one operation {were} not checked."
+            yield f"At least {_format_count(self.small)} of a single operation {were} not checked."
         if self.left_out:
             yield f"At least {_format_count(self.left_out)} smaller than these were not compiled."
 
@@ -132,7 +132,7 @@ class ProgramCheck:
         return min(len(self._programs), MOST_COMPILED)
 
     def compile(self) -> Iterator[CompileReport]:
-        """Yield each report when it is ready; afterwards `report` has all of them."""
+        """Yield each report as soon as it is ready. Afterwards `report` has all reports."""
         chosen = self._programs[:MOST_COMPILED]
         self._reports: dict[int, CompileReport] = {}
         for number, lowered in enumerate(chosen):

@@ -1,7 +1,7 @@
 """The process that compiles one program with the real compiler.
 
-A crash, or a lack of memory, ends only this process, which also has its own environment. It needs
-jaxlib and libtpu, but not JAX, whose import takes a second. It reads `program.json`, `target.json`
+A crash of the compiler, or a lack of memory, ends only this process. The process needs jaxlib and
+libtpu, but not JAX, whose import takes a second. It reads `program.json`, `target.json`
 and `module.mlir` in a folder, and writes `report.json` there. Its stderr has the output of the
 compiler's C++ code.
 """
@@ -35,7 +35,7 @@ def main() -> None:
     process ends when its parent does."""
     folder = Path(sys.argv[1])
     processes.die_with_parent(int(sys.argv[2]))
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads would waste processor time.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Threads of NumPy would waste processor time.
     gc.disable()  # Almost all objects live until the process ends.
     compiler = TpuCompiler(*sys.argv[3:])
     program = LoweredProgram.read((folder / PROGRAM).read_bytes())
@@ -143,8 +143,8 @@ def _read_dump(folder: Path, pattern: str) -> hlo.Module:
 
 
 def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileReport:
-    """Return the report on a failed compile: with the memory that is lacking if the program is too
-    large, or else with the compiler's message."""
+    """Return the report on a failed compile. If the program is too large, it has the memory that is
+    lacking; else the compiler's message."""
     try:
         lowered = _read_dump(folder, _LOWERED)
     except (OSError, StopIteration):
@@ -163,8 +163,8 @@ def _report_error(message: str, about: dict[str, Any], folder: Path) -> CompileR
 
 
 def _lay_out(program: LoweredProgram, devices: list[Any]) -> DeviceLayout:
-    """Return the mesh from the view of the compiled program, which libtpu makes for one slice: its
-    partitions are those of the first slice."""
+    """Return the mesh as the compiled program has it: libtpu compiles for one slice, so the
+    program's partitions are the devices of the first slice."""
     slices = [topologies.find_slice(device) for device in devices]
     own = [at for at, index in enumerate(slices) if index == slices[0]]
     return DeviceLayout(

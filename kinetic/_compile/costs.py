@@ -2,8 +2,8 @@
 its largest arrays. Pure.
 
 The compiler's own `cost_analysis` counts the body of a loop once, so a model whose layers are a
-`scan` would count as one layer. Here each instruction counts as often as it runs. Operations inside
-custom kernels are not counted, but their arrays are.
+`scan` would count as one layer. This module counts each instruction as often as it runs. It does
+not count operations inside custom kernels, but it counts their arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FREE = frozenset(
         *("send", "send-done", "recv", "recv-done", "async-start", "async-update"),
     )
 )
-"""Instructions that read and write no memory themselves; the computations that they call may."""
+"""Instructions that read and write no memory; the computations that they call may do so."""
 _MOVES = _FREE | {"copy"}
 """Instructions that make no new array."""
 _COLLECTIVES = (
@@ -35,14 +35,14 @@ _TAKE_PARTS = ("dynamic-slice", "slice", "gather")
 _PUT_PARTS = ("dynamic-update-slice", "scatter")
 _LEAST_BUFFER = 1 << 20
 _MOST_POSITIONS = 1 << 22
-"""Limit of window positions to count exactly in one dimension; above it, padding counts as data."""
+"""Number of window positions up to which they are counted one by one; above, they are estimated."""
 Cost = Callable[[str, Instruction], float]
 """Cost of one run of an instruction in the named computation."""
 
 
 def count_runs(module: Module, cost: Cost) -> dict[str, float]:
-    """Return a lower bound of how often each computation runs, fusions included. A loop of unknown
-    length counts once; of the branches of a conditional, only the cheapest counts."""
+    """Return at least how often each computation runs, fusions included. A loop of unknown length
+    counts once. Of the branches of a conditional, only the cheapest counts."""
     runs_of: dict[str, dict[str, float]] = {}
 
     def count(name: str) -> dict[str, float]:
@@ -161,7 +161,7 @@ def _read_constant(instruction: Instruction | None) -> int | None:
     )
 
 
-# -- operations ------------------------------------------------------------------------------------
+# -- arithmetic ------------------------------------------------------------------------------------
 
 
 def count_flops(module: Module) -> float:
@@ -211,8 +211,8 @@ def _count_window_flops(instruction: Instruction, lhs: Array, rhs: Array, result
 
 
 class _Window:
-    """One dimension of a convolution's window. The batch of a batched multiplication is such a
-    dimension too: its gaps are as wide as its window, and nothing is multiplied in them."""
+    """One dimension of a convolution's window. XLA also writes the batch of a batched
+    multiplication as such a dimension, with gaps as wide as the window, which multiply nothing."""
 
     def __init__(self, attributes: str, number: int) -> None:
         window = re.search(r"window=\{([^}]*)\}", attributes)
@@ -226,8 +226,8 @@ class _Window:
 
 
 def _count_positions(window: _Window, inputs: int, kernel: int, outputs: int) -> int:
-    """Return how many multiplications one dimension has: how often, over all outputs, an element of
-    the kernel meets an element of the input."""
+    """Return the number of multiplications along one dimension: pairs of an output and an element
+    of the kernel that meet an element of the input, not padding."""
     stride, low = window.value("stride", 1), window.value("pad", 0)
     between, dilation = window.value("lhs_dilate", 1), window.value("rhs_dilate", 1)
     if outputs * kernel > _MOST_POSITIONS:
@@ -263,7 +263,7 @@ def count_bytes(module: Module) -> float:
 
 
 def _find_fused(module: Module) -> set[str]:
-    """Return the computations of fusions, whose instructions have no arrays of their own."""
+    """Return the computations of fusions. Arrays inside these take no memory."""
     return {
         instruction.attribute("calls")
         for computation in module.computations.values()
@@ -306,8 +306,8 @@ def _count_read_bytes(where: Computation, name: str, inner: Computation, number:
 
 
 def _list_wholes(instruction: Instruction) -> Sequence[str]:
-    """Return the operands of which the instruction reads or writes only a part. For a scatter these
-    are the first of its operands; indices and as many updates follow."""
+    """Return the operands of which the instruction reads or writes only a part. A scatter has first
+    these operands, then indices, then an update for each operand."""
     if instruction.opcode == "scatter":
         return instruction.operands[: len(instruction.operands) // 2]
     return instruction.operands[:1] if instruction.opcode in _TAKE_PARTS + _PUT_PARTS else ()
@@ -335,7 +335,7 @@ def _count_written_bytes(where: Computation, instruction: Instruction, inner: Co
 
 
 def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
-    """Return the bytes that an instruction writes into parts of arrays, at most each array's
+    """Return the bytes that an instruction writes into parts of arrays; for each array, at most its
     size."""
     names = _list_wholes(instruction)
     wholes = [_find_array(where, name) for name in names]
@@ -352,8 +352,8 @@ def _count_put_bytes(where: Computation, instruction: Instruction) -> float:
 
 
 def find_buffers(module: Module, most: int) -> list[Buffer]:
-    """Return the largest arrays in the chip's memory, with the source lines that made them, or with
-    argument names. Equal arrays from one line count once; those of all branches are included."""
+    """Return the largest arrays in the chip's memory, each with its source line or argument name.
+    Equal arrays from one line count once. The arrays of all branches are included."""
     buffers: dict[tuple[str, str], Buffer] = {}
     fused = _find_fused(module)
     for name in count_runs(module, lambda *_: 0.0):
@@ -431,7 +431,7 @@ def _describe_transfer(
         return _NOTHING
     size = float(max(_measure_sizes(module.computations[where], instruction)))
     if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
-        kind = "reduce-scatter"  # The form that libtpu gives it.
+        kind = "reduce-scatter"  # libtpu writes it in this way.
     wire = size * _share_sent(kind, len(group))
     return kind, size, wire, layout.name_axes(group), layout.crosses(group)
 
@@ -439,8 +439,8 @@ def _describe_transfer(
 def _describe_transfer_between(
     instruction: Instruction, layout: DeviceLayout
 ) -> tuple[str, float, float, str, bool]:
-    """Describe a transfer between slices. Each slice sends its whole operand, but the result of a
-    gather has the operands of all slices."""
+    """Describe a transfer between slices: kind, bytes of the array, bytes that each slice sends,
+    axes, and True. The array of a gather is the operands of all slices together."""
     transfer = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
     kind = transfer[1].lower().replace("_", "-") if transfer else "send"
     kind = "collective-permute" if kind == "one-to-one" else kind
@@ -452,15 +452,15 @@ def _describe_transfer_between(
 
 
 def _share_sent(kind: str, members: int) -> float:
-    """Return the share of an array that each member must send, whatever the algorithm."""
+    """Return the least part of an array, from 0 to 2, that each member must send."""
     if kind.startswith("collective") or kind == "send":
         return 1.0
     return (members - 1) / members * (2 if kind == "all-reduce" else 1)
 
 
 def _measure_sizes(where: Computation, instruction: Instruction) -> Sequence[int]:
-    """Return the bytes of the operands and of the results. One of them is the whole array: the
-    result of a gather, the operand of a scatter."""
+    """Return the bytes of the operands, and those of the results. The larger number is the size of
+    the whole array: a gather has it as result, a scatter as operand."""
     operands = [_find_array(where, name) for name in instruction.operands]
     return (
         sum(array.data_bytes for array in operands if array is not None),

@@ -113,8 +113,8 @@ class Module(NamedTuple):
     """A program.
 
     Attributes:
-        entry: Name of the computation that runs.
-        computations: Instructions by name, by computation.
+        entry: Name of the computation that runs first.
+        computations: For each computation, by name, its instructions by name.
         frames: File, line, function and parent of each stack frame.
     """
 

@@ -1,10 +1,10 @@
 """Lowering of functions to StableHLO for the compiler, through JAX, without running anything.
 
-The module goes to the compiler's process as the portable artifact inside of a `jax.export`, which
-other versions of jaxlib can read. `jax.export` itself is not used: it needs the package flatbuffers
-and registered classes for all trees in the arguments, loses which arguments are donated and which
-layouts the compiler may choose, and accepts only `jax.jit`. The price is the use of private parts
-of JAX, only in this module, in `topologies` and in `compiler`.
+The compiler's process gets the module as a portable artifact, the format inside of a `jax.export`,
+which other versions of jaxlib can read. `jax.export` itself is not used: it needs the package
+flatbuffers and registered classes for all pytrees in the arguments, loses which arguments are
+donated and which layouts the compiler may choose, and accepts only `jax.jit`. So this module,
+`topologies` and `compiler` use private parts of JAX.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PALLAS_CHIPS = {
     "v6e": ("v6e", 1),
     "tpu7x": ("7x", 1),
 }
-"""By family: Pallas's name of the chips, and the number of their cores that form one device."""
+"""For each family: Pallas's name of the chips, and the number of cores in one device."""
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -77,7 +77,9 @@ def lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lower
             return _lower(target, function, args, kwargs)
         except ValueError as error:
             if calls_back(error):
-                raise UsageError(f"{own} cannot be compiled here: {CALLBACKS}.") from error
+                raise UsageError(
+                    f"{own} cannot be compiled here: {CALLBACKS}. Compile it without these calls."
+                ) from error
             raise
 
 
@@ -104,8 +106,8 @@ def _lower(target: CompileTarget, function: Any, args: Any, kwargs: Any) -> Lowe
         function.lower(*args, **kwargs)
     if not computations:
         raise UsageError(
-            f"{function!r} has a method lower() that lowers nothing with JAX: pass the function "
-            "that it wraps."
+            f"The method lower() of {function!r} does not lower a program with JAX. Pass the "
+            "function that it wraps."
         )
     return describe(computations[-1], target, source)
 
@@ -120,9 +122,9 @@ def _check_sizes(name: str, leaves: Sequence[Any]) -> None:
 
 
 def _wrap_arrays(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Return a jitted function that takes only the arrays, the arrays' shapes, and no keywords. All
-    other arguments become constants. The wrapper is needed because the `lower` of Equinox turns
-    constants into shapes. Arguments that an inner jit donates are donated here too."""
+    """Return a jitted function that takes only the arrays, their shapes, and {} as keywords. All
+    other arguments become constants; Equinox's own `lower` would make shapes of them. The function
+    donates the arguments that a jitted function inside it donates."""
     import jax
 
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -136,7 +138,7 @@ def _wrap_arrays(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
     call.__name__ = origins.name_function(function)
     call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
-    # Errors of JAX name the source line of `__wrapped__`.
+    # JAX's errors name this function's source line.
     call.__wrapped__ = origins.unwrap(function)  # type: ignore[attr-defined]
     shapes = [leaves[at] for at in numbers]
     return jax.jit(call, donate_argnums=_find_donated(call, shapes)), shapes, {}
@@ -147,9 +149,9 @@ def _refuse_keras(name: str, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if _is_from_keras(leaf) and hasattr(leaf, "variables"):
             raise UsageError(
-                f"{name} is given {type(leaf).__name__} of Keras, whose variables are not among "
-                "its arguments. Write the step with stateless_call and stateless_apply, and give "
-                "it lists of variables; or check a run of `fit` on a simulated slice "
+                f"{name} takes the Keras object {type(leaf).__name__} as an argument, but not the "
+                "variables of this object. Write the step with stateless_call and stateless_apply, "
+                "and give it lists of variables; or check a run of `fit` on a simulated slice "
                 "(compile_check)."
             )
 
@@ -240,7 +242,7 @@ def _lower_for_tpus(names: Sequence[tuple[str, Any]]) -> Iterator[list[Any]]:
 
 
 def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
-    """Rename the arguments of a program, if the shapes that come with the names match."""
+    """Rename the arguments of a program, if its arguments have the shapes in `names`."""
     shapes = [aval.shape for _, aval in names]
     if not names or shapes != [getattr(aval, "shape", None) for aval in closed.in_avals]:
         return closed
@@ -250,7 +252,7 @@ def _rename_arguments(closed: Any, names: Sequence[tuple[str, Any]]) -> Any:
 
 @contextlib.contextmanager
 def emulate_chip(family: str) -> Iterator[None]:
-    """Make Pallas take the local chip for one of this family, in the block."""
+    """Make Pallas treat this machine as one with a chip of this family, within the block."""
     if not any(name.startswith("jax._src.pallas") for name in sys.modules):
         yield
         return
@@ -268,7 +270,7 @@ def emulate_chip(family: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def override_entrance(replacement: Callable[..., Any]) -> Iterator[None]:
-    """Have JAX call this function, in the block, for each program that this thread lowers. Its
+    """Have JAX call this function for each program that this thread lowers within the block. Its
     first argument is JAX's own function."""
     _install_entrance()
     token = _replacement_in_context.set(replacement)
@@ -286,8 +288,8 @@ def replace_entrance(replacement: Callable[..., Any]) -> None:
 
 
 def _install_entrance() -> None:
-    """Replace JAX's function by one that calls the current replacement, if any. It is never
-    removed: putting back JAX's function could undo a later change by another thread."""
+    """Replace JAX's function by one that calls the current replacement, if any. Never restore JAX's
+    function: that could undo a later change by another thread."""
     from jax._src import pjit
 
     with _install_lock:
@@ -334,7 +336,7 @@ def describe(
     devices = computation._device_list
     mesh = _find_mesh(about)
     lines = origins.read_origins(lowered.operation.get_asm(enable_debug_info=True))
-    if hlo.is_library(source):  # Equinox and `jax.pmap` jit their own function.
+    if hlo.is_library(source):  # Equinox and `jax.pmap` jit a function of theirs.
         name, source = origins.find_own(name, lines) or (name, source)
     program = LoweredProgram(
         name=name or _strip_jit(computation._name),
@@ -403,7 +405,7 @@ def _find_mesh(about: dict[str, Any]) -> Any:
 
 
 def measure_size(aval: Any) -> int:
-    """Return the size in bytes of an abstract value, over all its shards."""
+    """Return the size in bytes of an abstract array (shape and type), over all its shards."""
     item_bytes = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return math.prod(getattr(aval, "shape", ())) * int(item_bytes)
 

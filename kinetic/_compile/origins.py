@@ -1,5 +1,5 @@
-"""Source lines of a program's operations, read before it is compiled. They replace the old lines in
-a cached report of the same program. Pure."""
+"""Source lines of a program's operations. A cached report of the same program gets the current
+lines: the code may have moved since. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Frame = tuple[str, str, str]
 
 
 def read_origins(text: str) -> tuple[str, ...]:
-    """Return "file:line (function)" for each operation, in order: the user's source line, as in
-    reports; "" if unknown.
+    """Return the user's source line, "file:line (function)", for each operation in order; "" if
+    unknown.
 
     Args:
         text: A StableHLO module with its locations.
@@ -107,7 +107,7 @@ def name_function(function: Any) -> str:
 
 
 def is_own(name: str, source: str) -> bool:
-    """True if a function is not a library's.
+    """True if a function is the user's, not a library's.
 
     Args:
         name, source: From `lowering.find_origin`.

@@ -1,8 +1,8 @@
 """Compiler processes, as many at once as memory and processors allow, and a cache of their reports.
 
-If a compiler crashes, hangs or takes all memory, only its own report is lost. Compilers are not
-forks of the caller, which have its memory and threads, and perhaps a JAX backend that it has
-started. A new interpreter adds two seconds to a compile of about ten.
+If a compiler crashes, hangs or takes all memory, only its report is lost. Each compiler is a new
+interpreter, which adds two seconds to a compile of about ten. A fork of the caller would have the
+caller's memory, and perhaps a running JAX backend.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from kinetic.errors import CorruptRecord, StoreError
 from kinetic.version import __version__
 
 TIMEOUT_S = 600.0
-"""Longer than any known program takes to compile."""
+"""Limit of one compile in seconds, more than any known program needs."""
 _BYTES_EACH = 3 << 30
-"""Memory that one compiler of a large program needs, as measured."""
+"""Measured memory, in bytes, of the compiler of a large program."""
 _ANALYSIS_VERSION = 2
-"""Version of the analysis: a change invalidates cached reports."""
+"""Version of the analysis of compiled programs. A new one invalidates cached reports."""
 _LAST_WORDS = 1500
 _NOISE = re.compile(r"I\d{4} |PC: @|\s+@ +0x|https://symbolize|[0-9a-f,]{80}")
 _FOLDER = "kinetic-compile-"
@@ -55,7 +55,7 @@ _START = (
     "import sys; sys.path.insert(0, {!r}); import kinetic; del sys.path[0]; "
     "from kinetic._compile import compiler; compiler.main()"
 )
-"""The child's program. It imports this kinetic, which may be found only by this process's path."""
+"""The program of a compiler process. It imports kinetic by the path of this process."""
 
 
 class Compiling(NamedTuple):
@@ -73,7 +73,7 @@ class Compiling(NamedTuple):
 
 
 Watch = Callable[[Compiling | None], None]
-"""Called every second with the progress, and with None before anything else is printed."""
+"""Shows the progress: called every second, and with None before other text is printed."""
 
 
 class _Running(NamedTuple):
@@ -146,8 +146,8 @@ class Compilers:
         if waiting:
             _remove_abandoned(Path(tempfile.gettempdir()))
         try:
-            # Processes are started in a thread: only the main thread can be interrupted, so an
-            # interrupt never loses a process that is just being started.
+            # Start processes in a thread: an interrupt stops only the main thread, so it never
+            # loses a process that is just being started.
             with ThreadPoolExecutor(1) as starter:
                 starter.submit(int).result()  # Start the thread now: `with` waits for it.
                 while waiting or running:

@@ -17,8 +17,8 @@ EFFORTS = frozenset(
         *("optimization_level", "memory_fitting_level"),
     )
 )
-"""Compiler options that are settings of JAX with the prefix `jax_`. Since JAX 0.12, only the
-options for levels are."""
+"""Compiler options that JAX has as settings with the prefix `jax_`. Since JAX 0.12, it has only the
+options for levels."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LoweredProgram(Record, called="The description of a program"):
         digest: SHA-256 of the module's text, without source lines.
         origins: Source line of each of its operations.
         refused: Reason why it cannot be compiled; "" if it can.
-        weight: Bytes of whole arguments and results: larger programs are compiled first.
+        weight: Bytes of all arguments and results. Larger programs are compiled first.
     """
 
     name: str

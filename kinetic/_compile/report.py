@@ -15,7 +15,7 @@ from kinetic._core.documents import Record
 from kinetic._core.values import dataclass
 
 _PADDING_WORTH = 0.1
-"""Share of an array that must be padding for the report to mention it."""
+"""Smallest share of padding in an array's memory that the report mentions."""
 _ROWS = 6
 _LINES = 8
 """Lines of the compiler's message to show."""
@@ -126,6 +126,7 @@ class CompileReport(Record, called="The report of the compiler"):
         kernels: Number of Pallas kernels, whose multiplications are not in `flops`.
 
     Example:
+        <!-- not run: the compiler takes many seconds -->
         ```python
         with kinetic.compile_for("tpu-v6e-16") as slice:
             report = slice.compile(step, params, batch)
@@ -165,8 +166,8 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def times_s(self) -> dict[str, float]:
-        """Lower bounds, in seconds, of the time that a run needs on each part of the chip, by the
-        part's name."""
+        """Least time, in seconds, that a run needs on each part of the chip, by the part's name,
+        such as "memory"."""
         chip = self.chip
         sent = {
             crossing: sum(c.wire_bytes for c in self.collectives if c.between_slices is crossing)
@@ -183,8 +184,8 @@ class CompileReport(Record, called="The report of the compiler"):
 
     @property
     def step_s(self) -> float:
-        """Lower bound of the time of a run, in seconds, if all parts of the chip work at once, at
-        their peaks. For matrix units the peak is that of bfloat16; int8 may be faster."""
+        """Least time of a run, in seconds, if all parts of the chip work at once, at their peak
+        rates. For matrix units that is the rate of bfloat16; int8 may be faster."""
         return max(self.times_s.values())
 
     @property
@@ -278,7 +279,7 @@ def summarize(report: CompileReport) -> str:
 
 
 def _has_costs(report: CompileReport) -> bool:
-    """True if the report has the costs of a run, which need a dump of the compiled program."""
+    """True if the report has the costs of a run. They need a dump of the compiled program."""
     return report.fits and not report.detail
 
 
@@ -297,8 +298,8 @@ def _draw_title(report: CompileReport) -> str:
 
 
 def _draw_detail(report: CompileReport) -> Iterator[str]:
-    """Yield the compiler's message. Of a long one, yield only the first paragraph: the report has
-    the arrays that the message lists next."""
+    """Yield the lines of the compiler's message. Of a long one, yield only the first paragraph: the
+    report itself lists the arrays that follow there."""
     lines = report.detail.strip().splitlines()
     excerpt = lines
     if report.verdict is not CompileVerdict.NOT_COMPILED and len(lines) > _LINES:
@@ -358,7 +359,7 @@ def _draw_collectives(report: CompileReport) -> Iterator[str]:
 
 
 def _draw_time(report: CompileReport) -> Iterator[str]:
-    if not report.step_s:  # No part of the chip is used.
+    if not report.step_s:  # The program uses no part of the chip.
         return
     yield ""
     yield f"A run takes at least {_format_time(report.step_s)}, bound by {report.bound}:"

@@ -18,7 +18,7 @@ _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """The mesh of a program from the view of the compiled program, which is for one slice.
+    """The mesh of a program as the compiled program has it. That is compiled for one slice.
 
     Attributes:
         axes: (name, size), in order; none for a program of one device.
@@ -52,7 +52,7 @@ class DeviceLayout:
         return ()
 
     def name_axes(self, group: Sequence[int]) -> str:
-        """Return the axes in which the members of a group differ: "fsdp", "fsdp, tensor"."""
+        """Return the mesh axes along which a group's members differ, such as "fsdp, tensor"."""
         sizes = [size for _, size in self.axes]
         if not sizes or max(group) >= len(self.members):
             return "?"

@@ -1,5 +1,5 @@
-"""Parser of the compiler's message about a program that is too large. It says by how much, and
-names the largest arrays, or a kernel that needs more than a core's own memory. Pure."""
+"""Parser of the compiler's message about a program that is too large. The message has the lacking
+memory, and names the largest arrays, or a kernel that needs more than a core's memory. Pure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _CULPRIT = re.compile(r"(?:on stack for |XLA label: )%?([\w.\-]+) = .*?([a-z][\w
 
 
 def explain_core(message: str, module: Module) -> str:
-    """Name the kernel or fusion that needs more than a core's own memory, and its source line. ""
-    if the message is about the chip's memory, for which a larger slice could help.
+    """Name the kernel or fusion that needs more than a core's own memory, and its source line.
+    Return "" if the message is about the chip's main memory, where a larger slice could help.
 
     Args:
         message: The compiler's message.

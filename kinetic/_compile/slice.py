@@ -24,7 +24,7 @@ from kinetic.errors import UsageError, UsageTypeError
 
 MOST_SIZES = 12
 FIT_WITHIN = "1h"
-"""Time limit of a search: a family has up to 20 sizes, and a compile takes minutes."""
+"""Default time limit of `find_fit`: a family has up to 20 sizes, and a compile takes minutes."""
 _CHIPS = ("/dev/accel0", "/dev/vfio/0")
 """Device files of TPU chips: on a machine with TPUs, JAX finds one of these."""
 Built = tuple[Any, ...]
@@ -39,6 +39,7 @@ class CompileSlice:
     state by `jax.eval_shape`.
 
     Example:
+        <!-- not run: the compiler takes many seconds -->
         ```python
         with kinetic.compile_for("tpu-v6e-16", slices=2) as slice:
             mesh = kinetic.make_mesh(ici={"fsdp": 16})
@@ -141,6 +142,13 @@ class CompileSlice:
         Raises:
             ValueError: `build` raised it for every size.
             UsageTypeError: `build` does not return a function and its arguments.
+
+        Example:
+            <!-- not run: the compiler takes many seconds -->
+            ```python
+            reports = kinetic.compile_for("tpu-v6e-1").find_fit(lambda: (step, params, batch))
+            print(reports[-1].accelerator)
+            ```
         """
         _check_callable("find_fit", build, "that returns a function and its arguments")
         reports = list[CompileReport]()
@@ -164,7 +172,7 @@ class CompileSlice:
                 with candidate:
                     function, *args = call_build(build)
                     reports.append(candidate.compile(function, *args))
-            except UsageTypeError:  # A ValueError too, but about `build` itself.
+            except UsageTypeError:  # Also a ValueError, but not about this size.
                 raise
             except ValueError as error:
                 unsuited.append(error)
@@ -222,6 +230,6 @@ def _find_sizes(target: CompileTarget) -> list[CompileTarget]:
     family = next(family_row for family_row in TPUS if family_row.name == target.topology.family)
     rows = [row for row in catalog.catalog_rows() if row.family == family.name]
     if not rows:
-        raise UsageError(f"kinetic knows no slice of {family.name} to compile for.")
+        raise UsageError(f"kinetic knows no slice of {family.name} for which it could compile.")
     by_chips = {row.chips: row for row in reversed(rows)}
     return [replace(target, topology=row) for _, row in sorted(by_chips.items())]

@@ -24,8 +24,8 @@ from kinetic.errors import PreflightError, UsageError
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
 """libtpu's names of families, where they differ from kinetic's."""
 _CHIP_CONFIGS = {"v4": "megacore"}
-"""Chip configurations that make libtpu describe a family as on real machines. Two cores of a v4 are
-one device; those of v5p are so by default, and those of v3 and tpu7x are two devices."""
+"""Names of chip configurations for libtpu, where its default differs from real machines. The two
+cores of a v4 are one device there. (v5p is right by default; v3 and tpu7x have two devices.)"""
 _HOST_LAYOUTS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 """Layout of the chips of a host, by the number of its chips."""
 _QUIET_VARIABLES = {
@@ -42,7 +42,7 @@ WITHOUT_LIBTPU = (
     f"for Linux on x86-64 only; elsewhere, do it in a container: {CONTAINER}"
 )
 OLDEST_JAXLIB = (0, 10)
-"""Oldest jaxlib that compiles; programs of older JAX versions can be compiled."""
+"""Oldest jaxlib for the compiler. The programs may come from older versions of JAX."""
 _PLUGIN = "tpu"
 
 
@@ -121,7 +121,7 @@ def find_compiler() -> TpuCompiler:
     """
     if not is_installed():
         raise PreflightError(WITHOUT_LIBTPU)
-    from importlib import metadata  # Compiler processes save these 70 ms.
+    from importlib import metadata  # Takes 70 ms, and compiler processes do not need it.
 
     spec = importlib.util.find_spec("libtpu")
     jaxlib, libtpu = map(metadata.version, ("jaxlib", "libtpu"))
@@ -150,7 +150,7 @@ def describe(target: CompileTarget, library: str = "") -> tuple[Any, ...]:
     return _describe(target.name, topology.chips_per_host, target.slices, chip_config, library)
 
 
-@functools.cache  # libtpu makes new devices in each call, which cannot be mixed.
+@functools.cache  # Devices from different calls cannot be mixed.
 def _describe(
     name: str, chips_per_host: int, slices: int, chip_config: str | None, library: str
 ) -> tuple[Any, ...]:
@@ -169,8 +169,8 @@ def _describe(
             devices = topology._make_compile_only_devices()
         except Exception as error:
             raise UsageError(
-                f"libtpu does not support {slices} x {name}: {error}. `kinetic accelerators` lists "
-                "the available slices."
+                f"libtpu does not support {slices} x {name}. `kinetic accelerators` lists the "
+                f"available slices. The error: {error}"
             ) from error
     return tuple(sorted(devices, key=lambda device: (find_slice(device), device.id)))
 
@@ -212,8 +212,8 @@ def hide_machine() -> Iterator[None]:
 
 
 def find_positions(target: CompileTarget | None, devices: Sequence[Any]) -> tuple[int, ...]:
-    """Return the positions of devices in the slices. The devices may be simulated; they have the
-    order of the real ones."""
+    """Return the positions of devices in the slices, from 0. The devices may be simulated ones,
+    which have the same order as real ones."""
     real = () if target is None else describe(target)
     if devices[0] not in real:
         real = tuple(sorted(devices[0].client.devices(), key=lambda d: (d.process_index, d.id)))

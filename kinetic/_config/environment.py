@@ -30,10 +30,10 @@ _PROCESS_VARIABLES = """
     CURL_CA_BUNDLE
     GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_CONFIG STORAGE_EMULATOR_HOST HF_ENDPOINT HF_HOME
 """
-"""Variables that any process needs. Those in the last lines give access to buckets and hubs: they
-may hold the path of a file with credentials, but never the credentials themselves."""
+"""Variables that any process needs. The last lines list variables for access to buckets and hubs:
+they may hold the path of a file with credentials, but never the credentials themselves."""
 MACHINE_BOUND = frozenset(_MACHINE_VARIABLES.split())
-"""Variables that describe this machine: an exact name captures them, a prefix with "*" does not."""
+"""Variables that describe this machine. Only an exact name captures one, no prefix with "*"."""
 _INHERITED = frozenset(_PROCESS_VARIABLES.split())
 _HOST_VARIABLES = frozenset(
     [
@@ -43,7 +43,7 @@ _HOST_VARIABLES = frozenset(
         "KINETIC_SLICES",
     ]
 )
-"""Variables that hosts set, which are not misspelt names of settings."""
+"""Variables that hosts set; they do not count as misspelt names of settings."""
 _ALIKE = 0.85
 _PROXIES = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
 
@@ -83,7 +83,7 @@ def _log() -> logging.Logger:
 def _warn_once(names: str) -> None:
     _log().warning(
         "kinetic: capture_env_vars= matches variables that look like secrets: %s. They are sent as "
-        "secrets. Narrow the pattern if the job does not need them.",
+        "secrets, so they are not stored. If the job does not need them, narrow the pattern.",
         names,
     )
 
@@ -101,13 +101,13 @@ def secret_values(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     """Return the values of the named secrets.
 
     Raises:
-        UsageError: one of them is not set.
+        UsageError: a named secret is not set.
     """
     missing = [name for name in names if name not in environ]
     if missing:
         raise UsageError(
-            f"The secret {missing[0]} is not set in this environment. Export it, or remove it from "
-            "secrets=."
+            f"The environment variable {missing[0]}, which secrets= names, is not set. Export it, "
+            "or remove it from secrets=."
         )
     return {name: environ[name] for name in names}
 
@@ -123,8 +123,8 @@ def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_misspelt(variables: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that are probably misspelt: each unknown name of the environment, with the
-    name in `variables` that it resembles."""
+    """Return probably misspelt names of the environment's variables, each with the name in
+    `variables` that it resembles."""
     import difflib
 
     others = set(environ) - {*variables} - _HOST_VARIABLES

@@ -34,9 +34,9 @@ DEFAULTS: Mapping[str, Value] = {
     "jax_threefry_partitionable": True,
     "jax_use_shardy_partitioner": True,
 }
-"""Options that are sent to hosts, with the defaults of JAX 0.10. An option whose default differs in
-the caller's version is sent although nobody set it; hosts with the same version have this value
-anyway."""
+"""Options that are sent to hosts, with the defaults of JAX 0.10. If the caller's version of JAX has
+another default, the option is sent although the caller did not set it. That does no harm, because
+hosts with this version have the same default."""
 
 
 def changed_options(*, without: Mapping[str, str]) -> dict[str, Value]:
@@ -48,7 +48,7 @@ def changed_options(*, without: Mapping[str, str]) -> dict[str, Value]:
     values = getattr(getattr(sys.modules.get("jax"), "config", None), "values", None)
     if not isinstance(values, dict):
         return {}
-    # For a member of an enumeration, send its value: JAX accepts both.
+    # Send the value of an enumeration's member, since JAX accepts the value too.
     current = {n: getattr(values[n], "value", values[n]) for n in DEFAULTS if n in values}
     return {
         name: value

@@ -70,7 +70,7 @@ _SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromk
 
 
 def flag(variable: str, value: Any) -> bool:
-    """Parse yes or no."""
+    """Parse a switch, such as "1", "true" or "no"."""
     text = str(value).strip().lower()
     if text not in _SWITCH:
         raise UsageError(f"{variable} must be 1 or 0; got {value!r}.")
@@ -99,8 +99,8 @@ def prices(variable: str, value: Any) -> dict[str, float]:
     named = {check_family(str(name).strip()): amount for name, amount in pairs.items()}
     if None in named:
         raise UsageError(
-            f"{variable} has an unknown family of accelerators: {value!r}. Write dollars for one "
-            'chip or GPU and hour, for example "v6e=2.10, v6e:spot=0.80, l4=0.5".'
+            f"{variable} must have prices of accelerator families; got {value!r}. Write dollars an "
+            'hour for one chip or GPU, for example "v6e=2.10, v6e:spot=0.80, l4=0.5".'
         )
     return {str(name): number(variable, amount) for name, amount in named.items()}
 
@@ -115,7 +115,7 @@ reservation = _adapt_check(checks.reservation)
 
 
 def level(variable: str, value: Any) -> str:
-    """Check a level of the logging package."""
+    """Check the name of a level of the `logging` package."""
     levels = {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
     text = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(
         str(value).strip().upper(), str(value).strip().upper()

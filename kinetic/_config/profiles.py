@@ -1,4 +1,4 @@
-"""Profiles: named clusters in one small file, one of them current.
+"""Profiles: named settings of clusters in one small file. One profile may be the current one.
 
     {
       "current": "dev",
@@ -6,7 +6,7 @@
     }
 
 Promises:
-    1. A reader sees the old file, the new one or none, and never a part.
+    1. A reader sees the old file, the new file or no file, and never a part of one.
     2. A damaged file is never overwritten.
     3. Users may edit the file. An unknown name in it is an error.
 """
@@ -32,7 +32,7 @@ FIELDS = (*CLUSTER_FIELDS, "address", "store", "prices", "session")
 """The settings that a profile can hold."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = {"checksum", "current", "profiles"}
-"""kinetic 0.1 wrote a checksum, which is ignored."""
+"""The keys of the file. kinetic 0.1 wrote a checksum, which is ignored."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Profiles:
     def with_profile(
         self, name: str, values: Mapping[str, str], *, force: bool = False
     ) -> Profiles:
-        """Return the profiles with this one added. The first profile becomes the current one.
+        """Return the profiles with this one added. The very first one becomes current.
 
         Raises:
             UsageError: a name or value is malformed, or the profile exists already and `force` is
@@ -79,7 +79,7 @@ class Profiles:
         )
 
     def with_current(self, name: str | None) -> Profiles:
-        """Return the profiles with this one as the current one; None for no current profile."""
+        """Return the profiles with `name` as the current profile; None means no current profile."""
         if name is not None:
             self.get(name)
         return replace(self, current=name)
@@ -99,8 +99,8 @@ def check_name(name: str) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
-            "A profile's name must have letters, digits, '.', '_' and '-', and begin with a letter "
-            f"or digit; got {name!r}."
+            "A profile's name may have letters, digits, '.', '_' and '-', and must begin with a "
+            f"letter or digit; got {name!r}."
         )
     return name
 
@@ -109,12 +109,14 @@ def _check_values(name: str, values: Mapping[str, Any]) -> dict[str, str]:
     unknown = sorted(map(str, set(values) - set(FIELDS)))
     if unknown:
         raise UsageError(
-            f"The profile {name!r} cannot set {unknown[0]!r}: profiles set {', '.join(FIELDS)}."
+            f"The profile {name!r} has an unknown setting {unknown[0]!r}. Profiles set "
+            f"{', '.join(FIELDS)}."
         )
     for setting, value in values.items():
         if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
             raise UsageError(
-                f"{setting} of the profile {name!r} must be a word without blanks; got {value!r}."
+                f"The setting {setting} of the profile {name!r} must be a word without blanks; got "
+                f"{value!r}."
             )
     return {setting: values[setting] for setting in FIELDS if setting in values}
 
@@ -161,13 +163,13 @@ def _load_document(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f"the file is not JSON ({error}).") from error
+        raise CorruptRecord(f'The file of profiles is not JSON: "{error}".') from error
     if not isinstance(document, dict):
-        raise CorruptRecord("the file is not a JSON object.")
+        raise CorruptRecord("The file of profiles is not a JSON object.")
     if document.keys() - _KEYS:
         raise CorruptRecord(
-            f"the file has an unknown key {min(document.keys() - _KEYS)!r}; keys are 'current' and "
-            "'profiles'."
+            f"The file of profiles has an unknown key {min(document.keys() - _KEYS)!r}. Its keys "
+            "are 'current' and 'profiles'."
         )
     return document
 
@@ -177,10 +179,10 @@ def _build_profiles(document: Mapping[str, Any]) -> Profiles:
     if not isinstance(stored, dict) or not all(
         isinstance(values, dict) for values in stored.values()
     ):
-        raise CorruptRecord('"profiles" must be an object of objects.')
+        raise CorruptRecord('In the file of profiles, "profiles" must be an object of objects.')
     by_name = {check_name(name): _check_values(name, values) for name, values in stored.items()}
     if current is not None and (not isinstance(current, str) or current not in by_name):
-        raise CorruptRecord(f"the current profile {current!r} is not in the file.")
+        raise CorruptRecord(f"The current profile {current!r} is not in the file of profiles.")
     return Profiles(by_name, current)
 
 
@@ -197,12 +199,12 @@ def read(path: str | Path) -> Profiles:
         return Profiles()
     except OSError as error:
         raise StoreError(
-            f"The profiles in {path} cannot be read: {error.strerror}. {_WAY_OUT}"
+            f"The file of profiles {path} cannot be read: {error.strerror}. {_WAY_OUT}"
         ) from error
     except CorruptRecord as damage:
         raise CorruptRecord(
-            f"The profiles in {path} are damaged: {damage} Repair the file, or start over: mv "
-            f"{path} {path}.damaged"
+            f"{path} cannot be used. {damage} Repair the file, or start over: mv {path} "
+            f"{path}.damaged"
         ) from None
 
 
@@ -232,6 +234,6 @@ def change(path: str | Path, how: Callable[[Profiles], Profiles]) -> Profiles:
             temporary.unlink()
         kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
         raise kind(
-            f"The profiles cannot be written to {path}: {error.strerror}. {_WAY_OUT}"
+            f"The file of profiles {path} cannot be written: {error.strerror}. {_WAY_OUT}"
         ) from error
     return profiles

@@ -1,4 +1,4 @@
-"""The caller's settings: the only module on the laptop's side that reads the environment.
+"""The caller's settings. On the caller's side, only this module reads the environment.
 
 In: environment variables, arguments in code (flags), a profile. Out: `Settings`, a frozen value
 that knows the source of each of its values.
@@ -186,20 +186,20 @@ class Settings:
     @property
     def names_ray(self) -> bool:
         """True if the user's settings name a Ray cluster. Ray's own variables do not count, because
-        its programs set them too."""
+        Ray's programs set them too."""
         return bool(self.address) and self.setting("address").source.origin is not (
             Origin.OTHER_TOOLS
         )
 
     @property
     def is_for_ray(self) -> bool:
-        """True if jobs go to a Ray cluster, unless a call's options differ."""
+        """True if jobs go to a Ray cluster, unless a call's options say otherwise."""
         return self.backend == "ray" or (self.backend is None and self.names_ray)
 
     @property
     def cluster_settings(self) -> dict[str, Setting]:
-        """The settings that name a cluster, with sources. GOOGLE_CLOUD_PROJECT alone does not
-        count, because other tools set it too."""
+        """The settings that name a cluster, with their sources, but not a project from
+        GOOGLE_CLOUD_PROJECT, which other tools set too."""
         named = {name: self.setting(name) for name in ("project", "cluster") if getattr(self, name)}
         return {name: s for name, s in named.items() if s.source.origin is not Origin.OTHER_TOOLS}
 
@@ -315,16 +315,16 @@ def profiles_file(environ: Environ | None = None) -> Path:
     file = _pick("profiles_file", env, {}, _Profile({})) or _default_profiles_file(env)
     if file is None:
         raise UsageError(
-            "Profiles need a file, and this environment names no home folder. Set HOME, or "
-            "KINETIC_PROFILES_FILE to a file."
+            "The file of profiles has no path, because HOME is not set. Set HOME, or set "
+            "KINETIC_PROFILES_FILE to the path."
         )
     return _expand_path(file.value, env)
 
 
 def on_host(environ: Environ | None = None) -> bool:
     """True if this process is the worker of a job, or a program that its function started; in such
-    a process a decorated function runs its body. If the host's folder does not exist,
-    `KINETIC_JOB_ID` was set by hand, or by a shell that has outlived its job, and is ignored."""
+    a process a decorated function runs its body. `KINETIC_JOB_ID` is ignored if the host's folder
+    does not exist: a user set it, or a shell outlived its job."""
     from kinetic._core import preemption  # Lists of jobs do not need it.
 
     env = os.environ if environ is None else environ
@@ -424,7 +424,7 @@ def _check_names(where: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     unknown = sorted(set(values) - set(_ROWS))
     if unknown:
         raise UsageError(
-            f"No setting is called {unknown[0]!r} ({where}). Settings are: {', '.join(_ROWS)}."
+            f"There is no setting {unknown[0]!r} ({where}). Settings are: {', '.join(_ROWS)}."
         )
     return values
 

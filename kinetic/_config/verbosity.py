@@ -8,8 +8,8 @@ _ours: logging.Handler | None = None
 
 
 class _Named(logging.Formatter):
-    """A formatter that drops a second "kinetic: ". Some messages begin with it, for programs that
-    do not configure logging."""
+    """A formatter that writes the prefix "kinetic: " only once: some messages contain it already,
+    for programs that do not configure logging."""
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).replace("kinetic: kinetic: ", "kinetic: ", 1)

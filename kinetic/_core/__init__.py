@@ -1,1 +1,1 @@
-"""The values of a job and the rules about them: frozen, on both sides of the wire, no I/O."""
+"""The data of jobs and the rules about it, for callers and hosts: frozen values, no I/O."""

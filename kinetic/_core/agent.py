@@ -1,7 +1,8 @@
 """The decisions of a host's agent during one attempt, as a pure state machine.
 
-In: events of the worker, the coordinator and the machine, and the time. Out: `Act`s, in the order
-in which the agent must do them. No I/O, no clock.
+The agent is the program on a host that starts the worker, the process that calls the function. In:
+events of the worker, the coordinator and the machine, and the time. Out: `Act`s, in the order in
+which the agent must do them. No I/O, no clock.
 
     PREPARING ──ready──> WAITING ──all have joined──> STARTING ──called──> RUNNING ──ended──> ...
     ... reported; the worker exits like a script, or is killed
@@ -10,7 +11,7 @@ Promises:
     1. The function is called at most once: when the worker is armed and the gang is ready, and
        never after a stop.
     2. The agent makes one report, whatever happens, and ends only when the report is delivered or
-       nobody can take it.
+        no process is left to receive it.
     3. A worker that was asked to end is killed when its grace period is over.
 """
 
@@ -24,14 +25,14 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
 STOPPED_GRACE_S = 1.0
-"""Longest grace period of a worker that is stopped because another host failed: it is often stuck
-in native code and cannot react."""
+"""Longest grace period in seconds of a worker that is stopped because another host failed. It is
+short because such a worker is often stuck in native code and cannot react."""
 SURVIVOR_GRACE_S = 0.3
-"""The same for elastic jobs, whose next attempt waits for this host."""
+"""`STOPPED_GRACE_S` for elastic jobs, whose next attempt waits for this host."""
 LEAST_EXIT_S = 5.0
-"""Least time that exit handlers get; time in which they get no processor does not count."""
+"""Least seconds that exit handlers get, not counting time in which they get no processor."""
 ORPHAN_S = 3.0
-"""Seconds for which a host whose program was killed tries to reach its leader, perhaps in vain."""
+"""Seconds for which an agent whose program was killed tries to report to the leader."""
 
 
 class Act(Enum):
@@ -54,22 +55,22 @@ class Act(Enum):
     KEEP = auto()
     """Let the worker wait for the next call of its session."""
     RUN_EXIT_HANDLERS = auto()
-    """Let the worker exit without waiting for other hosts in JAX, as its world of JAX broke."""
+    """Let the worker exit without waiting in JAX for other hosts, which JAX cannot reach now."""
     REQUEST_REFORM = auto()
-    """Tell the function that a slice is back."""
+    """Tell the function of an elastic job that a lost slice is back."""
     SAY_LATE = auto()
     """Print that exit handlers took too long."""
 
 
 @dataclass(frozen=True)
 class Eviction:
-    """The state of an eviction: the cluster takes a host of the gang away.
+    """The state of an eviction, in which the cluster takes a host of the gang away.
 
     Attributes:
         is_known: True if a host of the gang is being taken away.
-        is_ours: True if that host is this one.
+        is_ours: True if the agent's own host is being taken away.
         function_polls: True if the function polls for preemption, and must not be interrupted.
-        saves_together: True if hosts save together, so that none may leave before all have saved.
+        saves_together: True if hosts save together, so that no host may end before all have saved.
         left_s: time that the function still has, in seconds.
     """
 
@@ -94,7 +95,7 @@ class AgentMachine:
         nothing_follows: True if every host has returned, or the gang has no leader any more.
         finished: True if the agent has nothing left to do.
         view: the coordinator's last view.
-        kill_at: time at which the worker is killed; None while it need not end.
+        kill_at: time at which the worker is killed; None while the worker may run.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class AgentMachine:
         keeps_worker: bool = False,
     ) -> None:
         """With `alone`, the host is the whole gang, and need not deliver its report. With
-        `is_led_from_afar`, a head leads, which goes on when this host is taken away. With
-        `is_held`, the gang runs a call of a session, and another call may follow; with
-        `keeps_worker`, in the same worker."""
+        `is_led_from_afar`, a head elsewhere leads, and continues without this host. With `is_held`,
+        the gang runs a call of a session, and another call may follow; with `keeps_worker`, in the
+        same worker."""
         self._alone = alone
         self._is_elastic = is_elastic
         self._is_led_from_afar = is_led_from_afar
@@ -147,7 +148,8 @@ class AgentMachine:
         self.activity = Activity.RUNNING
 
     def on_end(self, *, returned: bool) -> list[Act]:
-        """Handle the worker's message on how the function ended; `on_concluded` follows."""
+        """Handle the worker's message on the function's end; the caller then calls
+        `on_concluded`."""
         self._has_end = True
         self.activity = Activity.RETURNED if returned else Activity.RUNNING
         return [Act.CONCLUDE]
@@ -194,15 +196,15 @@ class AgentMachine:
         return [Act.SAY_LATE, Act.KILL] if self.all_done else [Act.KILL]
 
     def settle(self) -> None:
-        """Finish if nothing is left to do. A host that is taken away waits until the gang has
-        decided which host is to blame."""
+        """Finish if nothing is left to do. An evicted host waits until the gang has decided which
+        host is to blame."""
         if self.has_reported and self._report is not None and self._is_gone:
             self.finished |= self._alone or self.all_done or self.stopping
 
     # -- the coordinator ---------------------------------------------------------------------------
 
     def on_ready(self, view: HostView) -> list[Act]:
-        """Handle the view in which all hosts have joined; `on_view` follows."""
+        """Handle the first view in which all hosts have joined; the caller then calls `on_view`."""
         self.view = view
         waits = not self.ready and self.activity is Activity.WAITING
         self.activity = Activity.STARTING if waits else self.activity
@@ -231,8 +233,8 @@ class AgentMachine:
         return self._give_up()
 
     def on_program_gone(self, now: float) -> list[Act]:
-        """Handle the death of this host's program, on a host that is not the leader: try for a
-        moment to deliver the report to the leader."""
+        """Handle the death of `kinetic.runner`, which started the agent, on a host that is not the
+        leader: try for a moment to deliver the report to the leader."""
         self.stopping = self.nothing_follows = True
         self._give_up_at = now + ORPHAN_S
         return self._give_up()
@@ -253,9 +255,8 @@ class AgentMachine:
         self._eviction = eviction
 
     def on_taken_away(self, grace_s: float, now: float) -> list[Act]:
-        """Handle the eviction of this host. In a gang, the function is interrupted only after the
-        gang has noted the eviction: otherwise a failure that follows on another host could be
-        blamed."""
+        """Handle the eviction of this host. In a gang, interrupt the function only after the gang
+        has noted the eviction: otherwise it could blame a host that fails because of it."""
         self.nothing_follows = self._is_led_from_afar
         return self._end_worker(grace_s, now) if self._alone else [Act.ANNOUNCE]
 

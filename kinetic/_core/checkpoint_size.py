@@ -1,8 +1,8 @@
 """Memory that local checkpoints need on each host. Pure.
 
 A checkpoint of a model that is trained with Adam in mixed precision has 12 bytes for each
-parameter; the hosts of a slice share it. A host keeps its last checkpoint while it writes the next
-one, so it needs twice its part, plus a margin.
+parameter; the hosts of a slice split it into equal parts. A host keeps its last checkpoint while it
+writes the next one, so it needs twice its part, plus a margin.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
-"""The time at which the hosts join one world of JAX; see `Options`."""
+"""The time at which the hosts join one JAX process group (its "world"); see `Options`."""
 Controller = Literal["single", "multi"]
 """The kind of controller: one process runs the function, or one per host; see `Options`."""
 OnSliceLoss = Literal["wait", "shrink"]
@@ -27,7 +27,7 @@ C = TypeVar("C", bound=str)
 NetworkDevices = int | Literal["all"]
 """Number of network devices that a pod claims; see `Options`."""
 COMPONENTS = ("server", "proxy-server", "worker")
-"""Programs of Pathways, by xpk's names: resource manager, proxy, and one worker per machine."""
+"""Programs of Pathways, by their names in xpk: resource manager, proxy, a worker per machine."""
 _DURATIONS = 'Write 90, "90s", "5m" or "1h30m"; None means no limit.'
 _BUDGETS = 'Write 50, 12.5 or "$50"; None means no limit.'
 _IN_CLUSTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -68,7 +68,7 @@ def cluster_name(name: str, value: object) -> str | None:
     cluster = text(name, value)
     if cluster is not None and not _IN_CLUSTER.fullmatch(cluster):
         raise UsageError(
-            f"{name} must have at most 63 letters, digits, '.', '-' and '_', and begin and end "
+            f"{name} may have at most 63 letters, digits, '.', '-' and '_', and must begin and end "
             f"with a letter or digit; got {cluster!r:.80}."
         )
     return cluster
@@ -99,7 +99,7 @@ def size(name: str, value: object, other: str = "", advice: str = "") -> str | N
     Args:
         name: the option's name.
         value: the size as written, such as "60Gi".
-        other: other values that the option takes, for the error.
+        other: text about other values that the option takes, for the error.
         advice: how to find the size, for the error.
     """
     amount = text(name, value)
@@ -170,7 +170,7 @@ def _split_arguments(name: str, flags: object) -> list[str]:
         )
     wrong = next((each for each in arguments if not _FLAG.fullmatch(each)), None)
     if wrong is not None or not _is_system_text("".join(arguments)):
-        raise UsageError(f"{name} must have flags such as --flag=1; got {wrong!r:.80}.")
+        raise UsageError(f"{name} must consist of flags such as --flag=1; got {wrong!r:.80}.")
     return arguments
 
 
@@ -226,7 +226,7 @@ def path_text(name: str, value: object) -> str | None:
     path = text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     if path is not None and not _is_system_text(path):
         raise UsageError(
-            f"{name} must be a path without NUL or unpaired surrogates; got {path!r:.80}."
+            f"{name} must be a path without NUL characters and broken Unicode; got {path!r:.80}."
         )
     return path
 
@@ -283,7 +283,9 @@ def seconds(name: str, value: object) -> float | None:
     try:
         duration = in_seconds(value)
     except ValueError:
-        raise UsageError(f"{name} must be a duration; got {value!r}. {_DURATIONS}") from None
+        raise UsageError(
+            f"{name} must be a duration above zero; got {value!r}. {_DURATIONS}"
+        ) from None
     if duration is None:
         raise UsageTypeError(
             f"{name} must be a number of seconds, text or a timedelta; got {value!r}. {_DURATIONS}"
@@ -320,7 +322,7 @@ def switch(name: str, value: object) -> bool:
 
 
 def joins(name: str, value: object) -> Joins:
-    """Check the moment at which the hosts join one world of JAX."""
+    """Check the option for when the hosts join one JAX process group."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):
         return cast("Joins", value)
     raise UsageTypeError(f'{name} must be "lazy", "program", True or False; got {value!r}.')
@@ -329,7 +331,7 @@ def joins(name: str, value: object) -> Joins:
 def variable(where: str, name: object) -> str:
     """Check the name of an environment variable."""
     if not isinstance(name, str):
-        raise UsageTypeError(f"{where} must name variables with strings; got {name!r}.")
+        raise UsageTypeError(f"The names of variables in {where} must be strings; got {name!r}.")
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{where} must name environment variables, which have letters, digits and '_'; got "
@@ -359,7 +361,7 @@ def variables(name: str, value: object) -> dict[str, str]:
         if variable(name, key) in HOST_VARIABLES:
             option = "--output-dir" if name.startswith("--") else "output_dir="
             way = f"Use {option}." if key == "KINETIC_OUTPUT_DIR" else f"Remove {key}."
-            raise UsageError(f"{name}: each host sets {key} itself. {way}")
+            raise UsageError(f"{name} cannot set {key}, because each host sets it. {way}")
         if not isinstance(content, str):
             raise UsageTypeError(
                 f"{name}[{key!r}] must be a string; got {content!r}. Write {str(content)!r} "
@@ -367,7 +369,7 @@ def variables(name: str, value: object) -> dict[str, str]:
             )
         if not _is_system_text(content):
             raise UsageError(
-                f"{name}[{key!r}] must be text without NUL or unpaired surrogates; got "
+                f"{name}[{key!r}] must be text without NUL characters and broken Unicode; got "
                 f"{content!r:.80}."
             )
         variable_size(f"{name}[{key!r}]", key, content)
@@ -379,7 +381,7 @@ def variable_size(where: str, name: str, value: str) -> None:
     size_bytes = len(f"{name}={value}".encode(errors="surrogateescape")) + 1
     if size_bytes > VARIABLE_BYTES:
         raise UsageError(
-            f"{where} has {size_bytes:,} bytes, and Linux allows {VARIABLE_BYTES:,} in a variable. "
+            f"{where} has {size_bytes:,} bytes, but Linux allows {VARIABLE_BYTES:,} in a variable. "
             "Put the value into a file or a secret manager, and read it in the function."
         )
 

@@ -1,7 +1,7 @@
 """Conversion between frozen dataclasses and JSON, for records in the store and for messages.
 
 A document may come from another version, or be damaged. Unknown keys are ignored, and absent keys
-have their defaults; any other mismatch raises an error that names the field.
+have their defaults; any other mismatch with the class raises an error that names the field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class _WrongError(Exception):
         self.words, self.path = words, ""
 
     def __str__(self) -> str:
-        return f"{self.path.removeprefix('.') or 'it'} {self.words}"
+        field = f"its field {self.path.removeprefix('.')}" if self.path else "it"
+        return f"{field} {self.words}"
 
 
 class Record:
@@ -154,13 +155,13 @@ def _read_enum(kind: type[Enum], part: Any) -> Any:
     try:
         return kind(part)
     except ValueError:
-        raise _WrongError(f"is {_shorten(part)}") from None
+        raise _WrongError(f"is {_shorten(part)}, which is not allowed") from None
 
 
 def _read_literal(choices: tuple[Any, ...], part: Any) -> Any:
     if part in choices:
         return part
-    raise _WrongError(f"is {_shorten(part)}")
+    raise _WrongError(f"is {_shorten(part)}, which is not allowed")
 
 
 def _read_any(readers: tuple[_Read, ...], part: Any) -> Any:
@@ -223,7 +224,7 @@ def _make_fields_reader(kind: type[Any]) -> _Read:
         parts = _expect_object(part)
         for name in needed:
             if name not in parts:
-                raise _WrongError(f"has no {name}")
+                raise _WrongError(f"has no field {name!r}")
         own = {}
         for name, reader in readers:
             if name in parts:

@@ -37,5 +37,5 @@ class Endpoint:
 
     @property
     def tls_name(self) -> str:
-        """The name in the job's certificate, whatever the leader's host name."""
+        """The host name in the job's certificate; it does not depend on the leader's machine."""
         return f"{self.job_id}.kinetic.internal"

@@ -58,7 +58,7 @@ class GangEvent(NamedTuple):
         host: index of the host concerned; None for the gang.
         detail: text for users; never parsed.
         exit: how the host ended.
-        hosts: indices of the hosts concerned, where several are.
+        hosts: indices of the hosts concerned, if there are several.
         slices: indices of the slices concerned.
         verdict: the verdict on the attempt.
         attempt: the attempt in which the event happened, from 1.

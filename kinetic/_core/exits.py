@@ -33,10 +33,10 @@ class Exit(StrEnum):
     STOPPED = "stopped"
     """The agent ended the function because another host had failed."""
     REFORMED = "left"
-    """The function ended so that an elastic job's next attempt can use a slice that is back."""
+    """The function ended early, so that an elastic job's next attempt can use a returned slice."""
     NEVER_JOINED = "never_joined"
     AGENT_LOST = "agent_lost"
-    """The agent died or fell silent."""
+    """The agent died, or its heartbeats stopped."""
     EVICTED = "evicted"
     """The cluster asked the host to end, and the job had not been cancelled."""
 
@@ -47,8 +47,8 @@ class Exit(StrEnum):
 
 
 class Leaving(BaseException):
-    """Raised in a function to end it, so that its job can go on with another number of slices. It
-    is not an `Exception`, so that the function does not handle it by mistake."""
+    """Raised in a function to end it, so that its job can continue with another number of slices.
+    This is not an `Exception`, so that the function does not catch it by mistake."""
 
 
 class HostState(StrEnum):
@@ -85,7 +85,7 @@ class ProgramCode(IntEnum):
     UNUSABLE = 2
     """This host could not start."""
     START_AGAIN = 3
-    """On host 0: the next attempt lacks a host, so the cluster must restart all hosts."""
+    """On host 0: a host is missing for the next attempt, so the cluster must restart all hosts."""
     WORKER_LOST = 4
     """On a host of an elastic job: its worker was killed between two attempts."""
     TAKEN_AWAY = 43
@@ -101,17 +101,17 @@ EVICTED_RANK = 4
 ABORTED_RANK = 5
 """Rank of a host that died of SIGABRT: JAX aborts processes that have lost a peer of their gang."""
 CONSEQUENCE_RANK = 6
-"""Rank of a host whose error is the echo of a peer's death, whatever its exit."""
+"""Rank of a host whose error follows from another host's death, whatever the host's exit."""
 
 
 class ExitKind(NamedTuple):
     """One row of the table.
 
     Attributes:
-        rank: how much the host is to blame, lower is more: the job was ended (0), a cause
-            (`CAUSE_RANK`; 2 for a value that cannot be stored), a silent host (`SILENT_RANK`), a
-            host that was taken away (`EVICTED_RANK`) or aborted (`ABORTED_RANK`), a consequence
-            (`CONSEQUENCE_RANK`), a bystander (9-10).
+        rank: order of blame; the host with the lowest rank is blamed. 0: the whole job was stopped;
+            `CAUSE_RANK`: the host failed by itself; 2: its value cannot be stored; `SILENT_RANK`:
+            it fell silent; `EVICTED_RANK`: it was taken away; `ABORTED_RANK`: it aborted;
+            `CONSEQUENCE_RANK`: another host's death made it fail; 9 and 10: it did not fail.
         state: the state of the host in tables and drawings.
         error: exception that the caller gets if the function's own exception is not raised.
         code: exit code of `kinetic run`.
@@ -119,7 +119,7 @@ class ExitKind(NamedTuple):
         retryable: True if another attempt could succeed.
         of_the_job: True if no host caused the exit, so that no host's output explains it.
         has_traceback: True if the error's traceback points into the user's code.
-        hearsay: True if another process inferred the exit; the host's own report replaces it.
+        hearsay: True if another process inferred the exit; a report by the host itself replaces it.
     """
 
     rank: int
@@ -134,12 +134,12 @@ class ExitKind(NamedTuple):
 
     @property
     def code_failed(self) -> bool:
-        """True if the code failed: the other hosts run it too, and may fail in the same way."""
+        """True if the user's code failed: other hosts run the same code and may fail alike."""
         return self.rank == CAUSE_RANK and not self.fatal
 
     @property
     def is_final(self) -> bool:
-        """True if the failure has nothing to do with the machine, and would happen again."""
+        """True if the failure does not depend on the machine and would happen again."""
         return self.code_failed or not (self.retryable or self.of_the_job)
 
 

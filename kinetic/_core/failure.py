@@ -23,7 +23,7 @@ _NOT_PREPARED, _NOT_LOADED = (
     "The host could not be prepared: ",
     "The function could not be rebuilt on this host: ",
 )
-"""Beginnings of details that the headline leaves out, because it says the same itself."""
+"""Prefixes of a host's detail that are cut off in the headline, which says the same."""
 _NOISE = re.compile(
     r'^\s*File "[^"]*/kinetic/(?:_host|_system|runner)/|^\s*File "<frozen runpy>"|'
     r"^Extension modules: "
@@ -108,7 +108,7 @@ def _add_note(error: BaseException, note: str) -> None:
 
 
 def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -> BaseException:
-    """Add notes about its host, traceback and log to the function's own exception."""
+    """Add notes to the function's own exception: where it was raised, and how to read more."""
     assert first.error is not None
     where = f"Remote traceback ({_name_host(evidence, first)}, {evidence.job_id})"
     if original.__traceback__ is None and first.error.traceback.startswith("Traceback"):
@@ -125,7 +125,7 @@ def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -
 
 
 def _explain_echo(evidence: Evidence, error: RemoteError) -> str:
-    """Explain a broken collective for which no host is to blame."""
+    """Explain a collective that broke although no host failed by itself."""
     ended = [report.host for report in evidence.outcome.reports if report.ok]
     if not ended and _GLOO_TIMEOUT in error.message:
         return (

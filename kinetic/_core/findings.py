@@ -1,4 +1,4 @@
-"""Findings: results of the checks of the doctor and of preflights. Pure."""
+"""Findings: the results of the checks that `kinetic doctor` and backends make. Pure."""
 
 from __future__ import annotations
 

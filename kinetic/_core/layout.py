@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Self, overload
 
 SCHEMA_VERSION = 2
-"""Version of this layout and of plans. In version 1, hosts were in the job's folder."""
+"""Version of this layout and of plans. In version 1, a job's folder held those of its hosts."""
 JOBS = "jobs"
 REFS = "refs"
 LISTED = "listed"
@@ -26,8 +26,8 @@ SLICES_PIPE = "slices"
 
 
 class Key:
-    """A key as a pattern with the attributes of its owner in braces. A pattern that ends with "/"
-    is a prefix."""
+    """A key as a pattern; names in braces are attributes of the object that has the key. A pattern
+    that ends with "/" is a prefix."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -51,7 +51,7 @@ class JobKeys:
     ref = Key("refs/{job_id}.json")
     """The reference. All references have one prefix, so that listing jobs walks no job folders."""
     listing = Key("listed/{job_id}/")
-    """Columns of lists of jobs, stored in the keys themselves (see `_store.index`)."""
+    """Empty objects whose keys hold what lists of jobs show (see `_store.index`)."""
     prefix = Key("jobs/{job_id}/")
     plan = Key("jobs/{job_id}/plan.json")
     outcome = Key("jobs/{job_id}/outcome.json")
@@ -96,11 +96,11 @@ class AttemptKeys:
     debugger = Key("jobs/{job_id}/attempts/{number}/debugger.json")
     """The address of a debug job's debugger."""
     stacks_wanted = Key("jobs/{job_id}/attempts/{number}/stacks-wanted.json")
-    """A request for the stacks of all hosts, to a leader that cannot be called."""
+    """A request for the stacks of all hosts, to a leader that callers cannot connect to."""
     stacks = Key("jobs/{job_id}/attempts/{number}/stacks.json")
     """The leader's answer to the last request."""
     activity_wanted = Key("jobs/{job_id}/attempts/{number}/activity-wanted.json")
-    """A request for the activity of all hosts, to a leader that cannot be called."""
+    """A request for the activity of all hosts, to a leader that callers cannot connect to."""
     activity = Key("jobs/{job_id}/attempts/{number}/activity.json")
     """The leader's answer to the last request."""
     orders = Key("jobs/{job_id}/attempts/{number}/orders/")
@@ -151,12 +151,12 @@ class GroupKeys:
     stop = Key("groups/{group_id}/stop.json")
     """The request to submit no more inputs."""
     owner = Key("groups/{group_id}/owner.json")
-    """The process that submits, stamped every 30 s."""
+    """The process that submits the batch, rewritten every 30 s."""
     end = Key("groups/{group_id}/end.json")
     """The note that no more inputs will be submitted."""
 
     def refusal(self, index: int) -> str:
-        """Return the key of the error with which an input could not be submitted."""
+        """Return the key of the error that an input's submission raised."""
         return f"{self.refused}/{index}.json"
 
 
@@ -178,13 +178,13 @@ def blob(digest: str) -> str:
 
 
 def pack(digest: str) -> str:
-    """Return the key of a pack: many small source files, and the list of a tree, in one object."""
+    """Return the key of a pack: an object with many small source files and their tree's list."""
     return f"{PACKS}/{digest}"
 
 
 def tree(digest: str) -> str:
-    """Return the key of the list of parts of a source tree, by the digest of the tree's list. The
-    object is written after the parts, and deleted before them."""
+    """Return the key of a source tree's record, which names the blobs and packs with the tree's
+    content. The record is written after the content and deleted before it."""
     return f"{TREES}/{digest}"
 
 

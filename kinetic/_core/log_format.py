@@ -1,6 +1,6 @@
 """The format of a host's stored output: segments of bytes as printed, with records about them.
 
-The bytes are those of both streams, in the order in which the agent read them. One 24-byte
+The bytes are those of stdout and stderr, in the order in which the agent read them. One 24-byte
 little-endian record describes each chunk: offset of the chunk's END in the output (u64), time in
 nanoseconds since the epoch (u64), stream (u32: 1 stdout, 2 stderr, 3 the host's failure), and a
 check value (u32: CRC-32 of the rest of the record). A chunk ends at a line end unless the line
@@ -117,7 +117,7 @@ class Segment:
             CorruptRecord: the content is not a segment.
         """
         if len(content) < _HEAD.size or not content.startswith(_MAGIC):
-            raise CorruptRecord(f"The segment of output at {begin} is damaged.")
+            raise CorruptRecord(f"The stored output of a host is damaged from byte {begin} on.")
         size = _HEAD.size + _HEAD.unpack_from(content)[1]
         return cls(begin, tuple(decode_records(content[_HEAD.size : size])), content[size:])
 

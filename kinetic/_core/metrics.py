@@ -10,7 +10,7 @@ finite are written as Python's `json` does (NaN, Infinity):
 Times are seconds since the epoch. A row that belongs to no step has `NO_STEP`. Any program that
 knows the file can append to it, so readers skip lines that `kinetic.log` would not write.
 
-A step that was trained twice shows once: where an attempt goes on from a checkpoint, its rows
+A step that was trained twice is shown once: if an attempt continues from a checkpoint, its rows
 replace those of earlier attempts from its first step on. Within an attempt the last value of a step
 counts.
 """
@@ -34,7 +34,7 @@ VARIABLE = "KINETIC_METRICS_FILE"
 NO_STEP = -1
 LONGEST_NAME_BYTES = 200
 LONGEST_LINE_BYTES = 8 << 20
-"""Limit of a line; readers drop the beginning of a longer one."""
+"""Limit of a line in bytes; readers drop the beginning of a longer line."""
 MOST_LINE_CELLS = 20_000
 _LATEST_S = 1e12
 _FIRST_S, _LATER_S = 1.0, 10.0
@@ -47,7 +47,7 @@ DEVICE_MEMORY, DEVICE_LIMIT = "host/device_memory_bytes", "host/device_memory_li
 """Memory in use, and its limit, on the host's fullest device, as JAX reports them."""
 STEP_TIME = "step_time_s"
 STEP_RATE = "steps_per_s"
-"""Computed from the step time, and not stored."""
+"""Name of a metric that is computed from the step time, and not stored."""
 
 Column: TypeAlias = "array[Any]"
 
@@ -178,8 +178,8 @@ class Series:
         return bool(self.steps) and self.steps[0] != NO_STEP
 
     def decimate(self, most: int) -> Series:
-        """Return the series with at most about `most` points: of each stretch the least and the
-        greatest value, and one NaN if any, so that no peak is lost."""
+        """Return the series reduced to about `most` points: the least and the greatest value of
+        each stretch, and one NaN if it has any, so that no peak is lost."""
         if len(self) <= max(most, 4):
             return self
         indices, buckets = {0, len(self) - 1}, max(most // 2 - 1, 1)

@@ -1,4 +1,4 @@
-"""Rows of the table of options, and the fields of `Options` that carry them."""
+"""The rows of the options table. Each row is stored in a field of `Options`."""
 
 from __future__ import annotations
 

@@ -73,8 +73,7 @@ class Elastic:
         max_failures: number of losses that the job survives.
         slice_timeout_s: time to wait for a lost slice, in seconds.
         shrinks: True if the job goes on with the remaining slices meanwhile.
-        start_wait_s: time that the first attempt waits for more slices after it has the least
-            number, in seconds.
+        start_wait_s: time that the first attempt waits for more than `least` slices, in seconds.
     """
 
     least: int

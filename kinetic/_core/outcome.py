@@ -1,4 +1,4 @@
-"""The only judge of a job: it turns the reports of hosts into an outcome.
+"""The only module that judges a job: it turns the reports of hosts into an outcome.
 
 In: one `HostReport` per host, and the reason for which the gang was stopped. Out: one `Outcome`.
 """
@@ -70,8 +70,8 @@ class HostReport(Record, called="The report of a host"):
         is_first: True if the host has JAX's process 0, whose value is the call's.
         announced: True if the host is about to end, and will send another report then.
         kept_files: number of stored files that the function wrote into its work folder.
-        written: names of the largest of these files, and which are not stored and why; "" if the
-            function wrote none.
+        written: text for users: the largest of these files, and files that are not stored, with the
+            reason; "" if the function wrote none.
     """
 
     host: int
@@ -219,10 +219,10 @@ def judge(
 ) -> Outcome:
     """Judge a gang of `hosts` hosts.
 
-    Promises: (1) success takes a RETURNED report of every host and the leader's result; (2) a host
-    without a report counts as lost; (3) `blamed` is final if the gang's state machine has named the
-    first failure, otherwise hosts are ordered by `blame_rank`, then by time of end; (4) a host that
-    its cluster asked to end only because another host failed is not called evicted.
+    Promises: (1) a job succeeds only with a RETURNED report of every host and the leader's result;
+    (2) a host without a report counts as lost; (3) `blamed` is final if the gang's state machine
+    has named the first failure, otherwise hosts are ordered by `blame_rank`, then by time of end;
+    (4) a host that its cluster asked to end only because another host failed is not called evicted.
     """
     by_host = {r.host: r for r in reports}
     missing = "The host ended without a report."
@@ -337,7 +337,7 @@ def judge_leaderless(
     detail = fault or "The leader of the job ended without storing an outcome."
     leader = HostReport(0, Exit.AGENT_LOST, detail)
     rest = [r for r in (*reports, *others) if r.host != 0]
-    why = f"{name_of((0,), hosts)}, which led the gang, was lost" + (f": {fault}" if fault else "")
+    why = f"{name_of((0,), hosts)}, which led the job, was lost" + (f": {fault}" if fault else "")
     return judge(hosts, [leader, *rest], blamed=(0,), reason=why, now=now, attempt=attempt)
 
 

@@ -11,8 +11,8 @@ from kinetic._core import documents
 from kinetic._core.values import dataclass
 
 JOB, JOBSET = "gke", "pathways"
-"""Names of the backends for a Job of one host and for a JobSet of several hosts, as older scripts
-use them. Pathways itself runs only with `controller="single"`."""
+"""Names of the Kubernetes backends, for a Job of one host and for a JobSet of several hosts. Older
+scripts use these names; Pathways itself runs only with `controller="single"`."""
 BACKENDS = (JOB, JOBSET, "local", "ray")
 
 MULTI_TIER = "multi-tier"

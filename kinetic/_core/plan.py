@@ -158,7 +158,7 @@ class Versions:
 
 
 def needs_jax(options: Options) -> bool:
-    """True if the function's processes join one world of JAX, or a single one has all devices."""
+    """True if processes of the function join in JAX, or if one process has all devices."""
     has_hosts = options.most_slices * options.topology.hosts > 1
     return (has_hosts or options.controller == "single") and options.joins_jax in (True, "lazy")
 
@@ -265,7 +265,7 @@ class Plan(Record, called="The plan of the job"):
 
     @property
     def most_attempts(self) -> int:
-        """Most attempts of the job, not counting those that no limit counts."""
+        """Most attempts of the job, without attempts that ended because a host was taken away."""
         elastic = self.options.elastic
         return 1 + self.options.retries + (0 if elastic is None else elastic.max_failures)
 
@@ -307,7 +307,7 @@ class Plan(Record, called="The plan of the job"):
         version = data.get("schema_version") if isinstance(data, dict) else SCHEMA_VERSION
         if version is not None and version != SCHEMA_VERSION:
             raise UnsupportedVersion(
-                f"The plan has schema version {version!r}; this kinetic reads {SCHEMA_VERSION}. "
-                "Use the version of kinetic that submitted the job."
+                f"The plan of {data.get('job_id')} has format {version!r}, but this kinetic reads "
+                f"format {SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
             )
         return super().from_json(data)

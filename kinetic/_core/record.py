@@ -1,4 +1,4 @@
-"""Parse stored JSON documents, which may be damaged: `CorruptRecord` stands for any damage."""
+"""Parse stored JSON documents. Any damage raises `CorruptRecord`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f"it is not JSON: {error}") from error
+        raise CorruptRecord(f"the record is not JSON ({error})") from error
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -28,5 +28,5 @@ def parse(data: bytes) -> dict[str, Any]:
     """
     document = load(data)
     if not isinstance(document, dict):
-        raise CorruptRecord("it is not a JSON object")
+        raise CorruptRecord("the record is not a JSON object")
     return document

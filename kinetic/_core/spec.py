@@ -50,7 +50,7 @@ def name_of(func: Any) -> str:
 
 
 def instead_of(attribute: str) -> str:
-    """Return advice, as the end of a sentence, on what to use instead of a method that decorated
+    """Return advice, as the end of a sentence, on the replacement for a method that decorated
     functions lack."""
     return f"; {_ELSEWHERE[attribute]}" if attribute in _ELSEWHERE else ""
 

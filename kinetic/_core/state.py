@@ -21,7 +21,14 @@ SUBMITTING = "it is being submitted"
 
 
 class JobStatus(StrEnum):
-    """The state of a job. New members may be added, so loops should test `ended`."""
+    """The state of a job. New members may be added, so loops should test `ended`.
+
+    Example:
+        ```python
+        if job.status().ended:
+            print(job.logs())
+        ```
+    """
 
     PENDING = "PENDING"
     """The job is being submitted, or waits for its hosts."""
@@ -99,7 +106,7 @@ class JobStanding(NamedTuple):
 
 
 def standing_of_verdict(verdict: Mapping[str, Any], created_at: float) -> JobStanding:
-    """Return the standing of a job from the document of its outcome, or from an excerpt.
+    """Return the state and times of a job, from its stored outcome or an excerpt of that.
 
     Raises:
         CorruptRecord: the document is damaged.
@@ -109,6 +116,6 @@ def standing_of_verdict(verdict: Mapping[str, Any], created_at: float) -> JobSta
         state, lines = status_of_verdict(verdict["verdict"]), verdict.get("reason", "").splitlines()
         ended_at = float(verdict.get("ended_at") or created_at)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptRecord(f"it is not an outcome: {error!r}") from error
+        raise CorruptRecord(f"the record is not a job's outcome: {error!r}") from error
     reason = lines[0] if lines and state is JobStatus.FAILED else ""
     return JobStanding(state, reason, ended_at, min(filter(None, started), default=None))

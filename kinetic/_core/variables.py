@@ -1,4 +1,4 @@
-"""Kinds of environment variables by name: those that take effect at process start, and secrets.
+"""Kinds of environment variables, by name: those read when a process starts, and secrets.
 
 The process of a host runs before it knows its function. Variables that its loader, its C library,
 its interpreter or a library's thread pool reads must be set when any backend starts the process.

@@ -1,6 +1,6 @@
 """All jobs of a store, for the list of jobs, the batches and the counts.
 
-Jobs that have ended are read once. Nothing is read while no page is open.
+Ended jobs are read only once. Nothing is read while no page is open.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class JobList(NamedTuple):
         return Counter(row.state for row in self.rows)
 
     def select(self, state: str, words: str) -> list[JobRow]:
-        """Return the jobs in a state whose name, id, accelerator or batch contains all words."""
+        """Return jobs in `state` ("": any) with all words in name, id, accelerator or batch."""
         wanted = words.casefold().split()
         rows = []
         for row in self.rows:
@@ -133,7 +133,7 @@ class BoardWatch:
             self._list = JobList(self._list.version + 1, tuple(self._rows.values()), trouble)
         used_s = time.thread_time() - began_s
         is_reading = any(not self._rows[ref.job_id].standing.state for ref in self._open)
-        # With one page open, each of its polls reads the store. Several pages share the reads.
+        # A single open page reads the store at each of its polls; several pages share the reads.
         pause_s = used_s if is_reading else max(self.every_s / 2, SHARE * used_s)
         self._next_at = time.monotonic() + pause_s
 

@@ -1,4 +1,4 @@
-"""Charts of metrics, and the present step of each host."""
+"""Charts of metrics, and the training step that each host has reached."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Chart(NamedTuple):
         low, high: the ends of the vertical axis, formatted.
         first, until: the ends of the horizontal axis, formatted.
         lines: parts without a gap, each as the points of a polyline.
-        dots: positions of single points between gaps.
-        points: horizontal position and label of each point, for the pointer.
+        dots: positions of points with a gap on both sides.
+        points: horizontal position and label of each point, shown under the mouse pointer.
     """
 
     name: str
@@ -111,7 +111,7 @@ class ChartReader:
         self._has_pending = False
 
     def draw_changed(self) -> list[Chart]:
-        """Return all new charts, and the `AT_ONCE` changed charts that were drawn longest ago.
+        """Return all new charts; of the changed ones, the `AT_ONCE` that were drawn longest ago.
 
         Raises:
             StoreError: the store does not answer.
@@ -131,7 +131,7 @@ class ChartReader:
 
 
 class StepWatch:
-    """Reads the present step of each host from the end of its log."""
+    """Reads the last training step of each host from the end of the host's metrics log."""
 
     def __init__(self, store: Store, ref: JobRef) -> None:
         request = LogRequest(hosts=None, follow=False, tail=_TAIL, metrics=True)

@@ -1,8 +1,7 @@
 """Access control for the pages: every request passes it first.
 
-The token is a part of every address, which no other site can know. A cookie would not do: a browser
-sends the cookies of a loopback address to the servers on all its ports, also when another site
-makes the request.
+Every address contains a token, which no other site can know. A cookie would be unsafe: a browser
+sends a loopback address's cookies to servers on all ports, even if another site makes the request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes of an open page: one stream of server-sent events for each page.
 
-A message has pieces of HTML by the id of their element, lines of output, or the error that keeps
-the page from being current.
+A message has pieces of HTML by the id of their element, lines of output, or the error because of
+which the page is out of date.
 
 Each source of a page has its own polling thread, so that lines of output do not wait for a leader
 that does not answer, or for a chart of a million steps. The threads are daemons, because Ctrl-C
@@ -23,16 +23,16 @@ from kinetic.errors import KineticError, NotFound
 Message = dict[str, Any]
 
 SHARE = 20
-"""Pause after a poll as a multiple of its processor time, so that a source uses at most a twentieth
-of a processor."""
+"""The pause after a poll is this many times the poll's processor time, so that a source uses at
+most a twentieth of a processor."""
 SILENT_S = 5.0
-"""A page shows a warning after waiting this long for an answer."""
+"""Seconds without an answer after which a page shows a warning."""
 _RETRY_S = 1.0
-"""Pause after a failed poll."""
+"""Pause in seconds after a failed poll."""
 _NOTICE_S = 0.5
-"""Maximum time until the stream notices that the page was closed or the server ends."""
+"""Longest time in seconds until a stream notices that its page was closed or the server ends."""
 _ALIVE_S = 15.0
-"""A stream without news sends a comment this often."""
+"""Seconds after which a stream without news sends a comment, to keep the connection open."""
 T = TypeVar("T")
 
 
@@ -53,8 +53,8 @@ class Source(NamedTuple):
 
 
 class _Poller:
-    """Polls one source in a thread. It polls again only after the stream has taken the news of the
-    previous poll."""
+    """Polls one source in a thread. It polls again only after the stream has taken the changes of
+    the previous poll."""
 
     def __init__(self, source: Source, notify: Callable[[], None]) -> None:
         self._source = source
@@ -68,7 +68,7 @@ class _Poller:
         threading.Thread(target=self._run, name="kinetic-dashboard-poll", daemon=True).start()
 
     def take(self) -> Message:
-        """Return the news and clear them."""
+        """Return the changes that were polled since the last call, and forget them."""
         message, self._message = self._message, {}
         self._is_taken.set()
         return message
@@ -119,8 +119,8 @@ class _Poller:
 async def stream_events(
     sources: Sequence[Source], is_over: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[bytes]:
-    """Yield the news of all sources as events, until the browser disconnects, the server ends or a
-    source ends."""
+    """Yield the changes of all sources as server-sent events, until the browser disconnects, the
+    server ends or a source ends."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def notify() -> None:

@@ -58,8 +58,8 @@ class OutputLine(NamedTuple):
 
 
 class LineFolder:
-    """Splits the chunks of one host, which may end anywhere, into lines. Stores only the beginning
-    of a long line."""
+    """Splits the chunks of one host, which may end inside a line, into lines. Stores only the
+    beginning of a long line."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -68,8 +68,8 @@ class LineFolder:
         self._last: LogChunk | None = None
 
     def fold(self, chunk: LogChunk, newest: int | None = None) -> Iterator[OutputLine]:
-        """Yield the lines that end in a chunk, at most the `newest` last of them. Also yield an
-        unfinished line of an earlier attempt."""
+        """Yield the lines that end in a chunk; with `newest`, only that many of the last ones. Also
+        yield an unfinished line of an earlier attempt."""
         before, self._last = self._last, chunk
         if before is not None and before.end.attempt != chunk.end.attempt and self._begun:
             yield self._end_line(before)

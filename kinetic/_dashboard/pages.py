@@ -156,7 +156,7 @@ class Pages:
     # -- the list of jobs --------------------------------------------------------------------------
 
     def show_jobs(self, request: Request) -> Response:
-        """Show all jobs: the first rows, and room for the others."""
+        """Show the list of jobs: the first rows, and space for rows that the script fetches."""
         jobs = self._watch.read(patience_s=1.0)
         rows = jobs.select(*_filter_of(request))
         return self._page(
@@ -168,7 +168,7 @@ class Pages:
         )
 
     def show_rows(self, request: Request) -> Response:
-        """Return the rows of a part of the list, and the total."""
+        """Return the rows of a part of the job list, and the number of all rows."""
         rows = self._watch.read().select(*_filter_of(request))
         first = _number(request, "from", 0)
         window = rows[first : first + min(_number(request, "n", _WINDOW), 4 * _WINDOW)]
@@ -197,7 +197,7 @@ class Pages:
     # -- one job -----------------------------------------------------------------------------------
 
     def show_job(self, request: Request) -> Response:
-        """Show one job without its charts: reading a million steps takes a second."""
+        """Show one job; its charts follow later, as reading a million steps takes a second."""
         ref = self._find(request)
         camera = JobCamera(self._access, ref)
         try:
@@ -409,7 +409,7 @@ class Pages:
         """Answer with the error: as a page, or as JSON or an event for the page's script."""
         status = _NOT_FOUND if isinstance(error, NotFound) else 503
         status = 400 if isinstance(error, UsageError) else status
-        if request.headers.get("accept") == _EVENTS:  # An event stream can only carry events.
+        if request.headers.get("accept") == _EVENTS:  # An event stream carries only events.
             message = {"trouble": str(error)} | ({"end": True} if status == _NOT_FOUND else {})
             return Response(format_event(message), media_type=_EVENTS)
         if request.headers.get("accept", "").startswith("text/html"):
@@ -439,8 +439,8 @@ class Pages:
 
 
 def _base_of(request: Request) -> str:
-    """Return the relative path from this page to the first page, to which addresses in pages are
-    relative."""
+    """Return the relative path from this page to the first page: addresses in pages are relative to
+    the first page."""
     return "../" * request.url.path.strip("/").count("/") or "./"
 
 

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from kinetic._core.ref import JobRef
 
 ACTIVITY_EVERY_S = 1.0
-"""Hosts report their activity once a second."""
+"""Seconds between reads of the hosts' activity, which hosts report every second."""
 _AWAY = "away"
 _LOST = "lost"
 _DETAILED_HOSTS = 64
 """Maximum number of hosts drawn with details; in larger gangs each host is a square."""
 _MOST_CHIPS = 8
 _LEAST = 8
-"""Minimum length of an attempt's bar, so that short attempts stay visible."""
+"""Least length of an attempt's bar in thousandths of the time line, to be visible."""
 
 
 class HostCell(NamedTuple):
@@ -42,7 +42,7 @@ class HostCell(NamedTuple):
 
     Attributes:
         host: its index in the job.
-        member: its index in the attempt, which selects its output; None if it takes no part.
+        member: its index in the attempt, which selects its output; None if not in the attempt.
         state: one word, which also selects its colour.
         facts: further facts, in reading order.
         last_line: the last line that it printed.
@@ -318,7 +318,7 @@ def _describe_end(picture: HostPicture) -> str:
 def draw_bars(
     attempts: Sequence[AttemptPicture], created_at: float, until: float
 ) -> tuple[AttemptBar, ...]:
-    """Return the attempts on a time line from the beginning of the first one to `until`."""
+    """Return the attempts as bars on a time line that ends at `until`."""
     begins = [attempt.began_at for attempt in attempts if attempt.began_at is not None]
     first = min(begins[0] if begins else created_at, until)
     span = max(until - first, 1e-3)

@@ -1,7 +1,7 @@
 """The dashboard's server on the loopback address, for `kinetic dashboard` and for notebooks.
 
-The browser is started with a one-time address, which redirects to the address with the token: other
-users of the machine can see the command line of the browser.
+Other users of the machine can see the browser's command line. So the browser is started with a
+one-time address, which redirects to the address with the token.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _find_token(port: int) -> str:
     path = home / "dashboard" / str(port)
     with contextlib.suppress(
         OSError, UnicodeError, StoreError
-    ):  # If the file cannot be used, each start has a new token.
+    ):  # Without a usable file, each start has a new token.
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.make_below(path.parent, home)
         if path.exists() and re.fullmatch("[0-9a-f]{32}", before := files.content(path).decode()):

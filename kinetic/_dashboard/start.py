@@ -27,7 +27,8 @@ def check_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise PreflightError(
-            f"The dashboard needs {', '.join(missing)}: {make_install_command('dashboard')}"
+            f"The dashboard needs packages that are not installed: {', '.join(missing)}. Install "
+            f"them: {make_install_command('dashboard')}"
         )
 
 
@@ -48,7 +49,7 @@ def dashboard(port: int = 0) -> DashboardServer:
 
     Example:
         ```python
-        kinetic.dashboard()
+        print(kinetic.dashboard().url)
         ```
     """
     with hide_frames:

@@ -9,8 +9,8 @@ machine.
                                 of a killed one
 
 One process builds a copy while others wait; if it dies, the kernel frees its lock. A finished copy
-appears in one step. It shares no files with the store: a job that runs as root may change a copy,
-which is then built again for the next job.
+appears in one step. A copy shares no files with the store, because a job that runs as root may
+change the copy. A changed copy is built again for the next job.
 """
 
 # ruff: noqa: PTH101, PTH118
@@ -168,7 +168,7 @@ def _build(path: Path, fill: Callable[[str], None], source: str) -> None:
     if not source:
         _discard(new)
     if os.path.lexists(path):
-        _log.warning("the data in %s was changed: it is unpacked again", path)
+        _log.warning("the copy of the data in %s was changed, so the data is unpacked again", path)
         _retire(path)
     try:
         files = new / "files"
@@ -209,9 +209,9 @@ def _is_intact(path: Path) -> bool:
 
 
 def _seal(files: str) -> str:
-    """Return a digest of names, sizes, inodes and times, which any accidental change alters.
-    Contents are not read, and of a very large copy only the first files count, because every host
-    computes the digest when it starts."""
+    """Return a digest of the files' names, sizes, inodes and times; any accidental change alters
+    it. To save time when a host starts, contents are not read, and only the first files of a very
+    large copy count."""
     digest = hashlib.sha256()
     for rel, info in sorted(islice(_walk(files), _MOST_SEALED)):
         fields = (
@@ -262,7 +262,7 @@ def _discard(folder: Path) -> None:
 @contextmanager
 def hold_lock(root: Path, digest: str) -> Iterator[None]:
     """Hold the lock of one digest; wait while another process holds it."""
-    root.mkdir(exist_ok=True, mode=0o700)  # Without parents: the store may have been removed.
+    root.mkdir(exist_ok=True, mode=0o700)  # Do not create parents: the store may have been removed.
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         locks.hold_record(descriptor, start=int(digest[:15], 16), length=1)

@@ -18,7 +18,7 @@ from kinetic._store.base import Store
 from kinetic.errors import SourceChanged, UsageError, UsageTypeError
 
 _DEEPEST = 100
-"""Limit of the nesting of containers to search; it also ends circles."""
+"""Deepest nesting of containers that is searched for `Data`; the limit also ends circles."""
 _RESERVED = ("/_kinetic", "/proc", "/sys", "/dev")
 
 
@@ -95,7 +95,7 @@ def load(
     """Pack the data of a call. Unchanged content that was packed before is not read again.
 
     Args:
-        held: The data that the call's pickle left out, by number.
+        held: The data that the call's pickle refers to by number, in the order of the numbers.
         mounted: Its volumes.
         cache_dir: The user's cache folder.
         exclude: Folders that are never data: kinetic's own.
@@ -131,7 +131,7 @@ def _make_dataset(data: Data, mount: str, bundle: Bundle | None) -> Dataset:
     tree = None if bundle is None else bundle.tree
     trusts_code, writable = data.hf_trust_remote_code, data.writable
     if mount and not data.is_dir:
-        # Unless `mount` ends in the file's name or has an extension, it is a folder for the file.
+        # Without the file's name at its end, or an extension, `mount` is a folder for it.
         file, last = posixpath.basename(data.path), posixpath.basename(mount)
         if last != file and not posixpath.splitext(last)[1]:
             mount = f"{mount}/{file}"
@@ -201,12 +201,12 @@ def send(bundles: Sequence[tuple[Data, Bundle]], store: Store) -> tuple[int, dic
 
 
 def _check_changes(data: Data, changes: Changes) -> None:
-    """Raise if the content has changed since the data was first sent, or a part is not readable.
-    Before the data is first sent, changes are allowed."""
+    """Raise if the content has changed since the data was first sent, or if a part is not readable.
+    Data that was never sent may change."""
     if data.was_sent:
         raise SourceChanged(
-            f"{data!r} has changed since it was first used ({sorted(changes)[0]}), and this store "
-            "does not have the earlier content. Make a new Data to send the current content."
+            f"{data!r} has changed since it was first used (file {sorted(changes)[0]!r}), and this "
+            "store lacks the earlier content. Make a new Data to send the current content."
         )
     unreadable = [
         path
@@ -215,6 +215,6 @@ def _check_changes(data: Data, changes: Changes) -> None:
     ]
     if unreadable:
         raise UsageError(
-            f"{data!r}: {unreadable[0]} can no longer be read. Make it readable, or make a new "
-            "Data."
+            f"{data!r}: {unreadable[0]} can no longer be read. Make the file readable, or make a "
+            "new Data."
         )

@@ -20,6 +20,7 @@ from kinetic._core.values import dataclass
 from kinetic._datasets import cached_copy
 from kinetic._store import files
 from kinetic._store.bucket import Bucket, BucketObject
+from kinetic._store.bucket_errors import BucketNotFound
 from kinetic._store.gcs import split
 from kinetic._store.many import at_once
 from kinetic.errors import NotFound, StoreError, UsageError
@@ -28,7 +29,7 @@ _AT_ONCE = 16
 _PATIENCE_S = 120.0
 _CHECK_PATIENCE_S = 5.0
 _TRIES = 3
-"""Number of attempts, if objects of the folder are replaced during the fetch."""
+"""Most attempts to fetch a folder, if its objects are replaced during the fetch."""
 
 
 def check(
@@ -38,8 +39,8 @@ def check(
     may_be_empty: bool = False,
     patience_s: float = _CHECK_PATIENCE_S,
 ) -> None:
-    """Raise if the data does not exist. If this machine may not read the bucket, the check is left
-    to the hosts.
+    """Raise if the data does not exist. If this machine may not read the bucket, return: the hosts
+    will check.
 
     Raises:
         UsageError: The bucket, object or folder does not exist.
@@ -49,7 +50,7 @@ def check(
         bucket = Bucket(name, patience_s=patience_s)
         exists = _exists(bucket, source, path, is_dir=is_dir)
     except StoreError as error:
-        if "there is no bucket" in str(error):
+        if isinstance(error, BucketNotFound):
             raise UsageError(f"kinetic.Data({source!r}): {error}") from error
         return
     if not exists and not may_be_empty:
@@ -129,7 +130,7 @@ def _explain_missing(bucket: Bucket, source: str, path: str, is_dir: bool) -> st
 
 
 def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing:
-    """Separate files from folders.
+    """Separate a bucket folder's objects into files and subfolders.
 
     Raises:
         StoreError: An object's name cannot be that of a file.
@@ -139,8 +140,8 @@ def _sort_listing(source: str, blobs: dict[str, BucketObject]) -> _FolderListing
     for rel in (*contents, *markers):
         if "\0" in rel or any(part in ("", ".", "..") for part in rel.split("/")):
             raise StoreError(
-                f"The object {rel!r} below {source} has a name that no file can have. Rename the "
-                "object."
+                f"The object {rel!r} below {source} cannot become a file, because no file can have "
+                "this name. Rename the object."
             )
     folders = sorted({*_with_parents(markers), *_with_parents(map(posixpath.dirname, contents))})
     both = sorted(contents.keys() & set(folders))
@@ -166,7 +167,7 @@ def _fill(bucket: Bucket, listing: _FolderListing, dest: str) -> None:
     def fetch(item: tuple[str, BucketObject]) -> None:
         rel, blob = item
         path = Path(dest, rel)
-        if path.is_file():  # Fetched before: a file appears only when complete.
+        if path.is_file():  # Skip it: a file appears only once it is complete.
             return
         try:
             with files.write_atomically(path) as sink:

@@ -46,7 +46,7 @@ class Data(_Path):
     `volumes={"/data": Data(...)}`. Data is read-only on hosts, except for a `writable` folder of a
     bucket.
 
-    An instance stands for the content at its first use. To send changes, make a new instance.
+    An instance stands for the content at its first use. To send changed files, make a new instance.
 
     Args:
         path: A local path, relative to the working directory, or a gs:// or hf:// URI.
@@ -168,8 +168,8 @@ class Data(_Path):
         return self._path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another machine may not have the path, so nothing is checked when this is unpickled. The
-        # packed content is not part of the pickle.
+        # Unpickling checks nothing, because another machine may not have the path. The packed
+        # content is not part of the pickle.
         facts = (self._path, self._is_dir, self._fuse, self._hf_trust_remote_code, self._writable)
         return _rebuilt, facts
 
@@ -223,11 +223,11 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     """Return the path or URI, and True if it is a folder."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise UsageTypeError(f"Data must be given a path or a URI as a string; got {path!r}.")
+        raise UsageTypeError(f"kinetic.Data needs a path or a URI as a string; got {path!r}.")
     if not text.strip() or "\0" in text:
         raise UsageError(
-            "Data must be given the path of a file or folder, or a gs:// or hf:// URI; its path is "
-            "empty."
+            "kinetic.Data needs the path of a file or folder, or a gs:// or hf:// URI; got "
+            f"{text!r}."
         )
     scheme, separator, rest = text.partition("://")
     if writable and (scheme != "gs" or not separator or not text.endswith("/")):
@@ -242,7 +242,7 @@ def _check_path(path: object, fuse: bool, writable: bool) -> tuple[str, bool]:
     if scheme == "hf":
         return f"hf://{_check_hub_name(text, rest, fuse)}", True
     raise UsageError(
-        f"Data cannot be read from {scheme}://. Give a local path, gs://bucket/path, or hf://name."
+        f"kinetic.Data cannot read {scheme}://. Give a local path, gs://bucket/path, or hf://name."
     )
 
 
@@ -313,8 +313,8 @@ def _check_hub_name(text: str, rest: str, fuse: bool) -> str:
     ]
     if wrong:
         raise UsageError(
-            f"Data({text!r}): {wrong[0]!r} cannot be used like this. Options are "
-            f"{', '.join(_HF_OPTIONS)}, each once and with a value."
+            f"Data({text!r}): {wrong[0]!r} is unknown, repeated or without a value. Options are "
+            f"{', '.join(_HF_OPTIONS)}."
         )
     return f"{name}?{query}" if query else name
 
@@ -337,7 +337,7 @@ def _hash_content(path: Path, *, is_dir: bool) -> str:
         threads = FILE_THREADS if len(files) >= _THREADED_FROM else 1
         digests = at_once(_hash_file, files, threads)
     except OSError as error:
-        raise UsageError(f"The data {path} cannot be read: {error}.") from error
+        raise UsageError(f"The data {path} cannot be read: {error.strerror}.") from error
     whole = hashlib.sha256(b"dir:" if is_dir else b"file:")
     for digest in digests:
         whole.update(digest)
@@ -345,7 +345,7 @@ def _hash_content(path: Path, *, is_dir: bool) -> str:
 
 
 def _walk_files(root: str) -> Iterator[tuple[str, str]]:
-    """Yield relative and full path of each file. Follows links, except into a circle."""
+    """Yield the relative and the full path of each file. Follows links, but not in a circle."""
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while todo:
         rel, ancestors = todo.pop()

@@ -2,8 +2,8 @@
 `datasets`.
 
 If the job's environment has the package `datasets`, the folder on the host is made by
-`save_to_disk`, to be read with `datasets.load_from_disk`. Otherwise it has the files of the
-repository; then the URI must not name a split or a configuration.
+`save_to_disk`, to be read with `datasets.load_from_disk`. Otherwise the folder has the files of the
+repository, and the URI must not name a split or a configuration.
 
 The work is done in a child process, to keep these packages, and code that comes with a data set,
 out of the agent.
@@ -46,7 +46,7 @@ _CHILD = "import sys; sys.path.append({!r}); from kinetic._datasets import hub; 
 
 def check(source: str, *, token: str | None, answer_s: float = _CHECK_S) -> None:
     """Raise if the hub does not have the data set. Without `huggingface_hub`, or if the check fails
-    for another reason, it is left to the hosts.
+    for another reason, return: the hosts will check.
 
     Args:
         source: The URI.
@@ -172,7 +172,7 @@ def _is_silence(error: BaseException | None) -> bool:
 
 def _limit_waits(limit_s: float) -> None:
     """Limit the time that connections of this process wait for data. The limit is set on sockets,
-    because the hub's package passes none to most requests."""
+    because the hub's package sends most requests without one."""
     plain = socket.socket.settimeout
 
     def settimeout(own: socket.socket, value: float | None, /) -> None:

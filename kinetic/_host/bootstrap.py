@@ -87,7 +87,7 @@ def kinetic() -> str:
     """Return the folder that has the package; "" if the image has the right one."""
     digest, version = ENV["KINETIC_RUNTIME"], ENV.get("KINETIC_VERSION")
     if digest == ENV.get("KINETIC_IMAGE_RUNTIME") or (version and version == installed_version()):
-        say("kinetic: in the image")
+        say("the image has the right version of kinetic")
         return ""
 
     folder = f"{HOME}/runtime-{digest[:24]}"
@@ -184,7 +184,7 @@ def make(what: str, fill: Callable[[str], object]) -> str:
     """Return a new folder that `fill` has filled."""
     begun, folder = time.monotonic(), tempfile.mkdtemp(dir=HOME)
     fill(folder)
-    say(f"{what}: ready after {time.monotonic() - begun:.1f} s")
+    say(f"installed {what} in {time.monotonic() - begun:.1f} s")
     return folder
 
 
@@ -201,7 +201,7 @@ def fetch(digest: str, what: str) -> bytes:
     store, key = ENV["KINETIC_STORE"], f"blobs/sha256/{digest[:2]}/{digest[2:]}"
     scheme, separator, rest = store.partition("://")
     if separator and scheme not in ("file", "gs"):
-        raise Failed(UNUSABLE, f"a pod cannot read {store}: use a gs:// store, or a shared folder.")
+        raise Failed(UNUSABLE, f"pods cannot read {store}: use a gs:// store or a shared folder.")
     folder = urllib.parse.unquote(urllib.parse.urlsplit(store).path) if separator else store
     try:
         if scheme == "gs":

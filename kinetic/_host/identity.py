@@ -184,7 +184,8 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         )
     except KeyError as error:
         raise UsageError(
-            f"{error.args[0]} is not set: only a backend can start python -m kinetic.runner."
+            f"{error.args[0]} is not set. Do not start python -m kinetic.runner yourself: kinetic "
+            "starts it on each host of a job."
         ) from error
     except OSError as error:
         raise UsageError(
@@ -192,7 +193,9 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
             "KINETIC_CREDENTIALS names a folder with token, tls.crt and, for host 0, tls.key."
         ) from error
     except ValueError as error:
-        raise UsageError(f"A KINETIC_* variable of the runner is malformed: {error}.") from error
+        raise UsageError(
+            f"A KINETIC_* variable of python -m kinetic.runner is malformed: {error}."
+        ) from error
 
 
 def _leads(role: str, host: int) -> bool:

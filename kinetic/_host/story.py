@@ -107,8 +107,9 @@ class Story:
         """Write that one of kinetic's own processes has failed."""
         self._note_loss(fault)
         self._say(
-            f"{fault.why}: this is kinetic's own fault, and counts against no limit ({number} of "
-            f"at most {MOST_FAULTS}){'; the job is formed again' if number < MOST_FAULTS else ''}."
+            f"{fault.why}: a fault of kinetic, not counted by max_failures ({number} of at most "
+            f"{MOST_FAULTS} such "
+            f"faults){'; the hosts start again' if number < MOST_FAULTS else ''}."
         )
 
     def _note_loss(self, failure: Failure) -> None:

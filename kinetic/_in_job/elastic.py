@@ -30,8 +30,8 @@ def could_shrink() -> bool:
 
 
 def is_slice_back() -> bool:
-    """True if this host's agent has reported that a slice is back. Hosts learn of it at different
-    times: see `should_reform`."""
+    """True if this host's agent has reported that a slice is back. Other hosts may learn that at
+    another time; `should_reform` returns the same on all hosts."""
     file = slices.read_variable(FILE)
     return bool(file) and could_grow() and Path(file).exists()
 
@@ -39,8 +39,8 @@ def is_slice_back() -> bool:
 def should_reform() -> bool:
     """True if a lost slice of this elastic job is back: save the state and call `reform`.
 
-    Call it on all hosts at the same step; all get the same answer. It is a small collective while
-    a slice is missing, and free otherwise. Always False outside elastic jobs.
+    Call it on all hosts at the same step; all get the same answer. While a slice is missing, a call
+    is a small collective; otherwise it costs nothing. Always False outside elastic jobs.
 
     Returns:
         True on all hosts, or False on all hosts.
@@ -89,7 +89,7 @@ def reform() -> NoReturn:
 
 
 def _wait_for_all_hosts() -> None:
-    """Wait until all hosts call `reform`: a host that did not would hang in its next collective."""
+    """Wait until all hosts call `reform`: a host that goes on would hang at its next collective."""
     world = peers.find_world(f"kinetic/leaving/{slices.attempt()}")
     if world is None:
         return

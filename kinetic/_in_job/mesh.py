@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 REST = -1
-"""Size of an axis that takes what the other axes leave over."""
+"""Size of an axis that spans the devices, or slices, which the other axes leave over."""
 
 
 def make_mesh(
@@ -84,7 +84,7 @@ def _lay_out_devices(
     outer = [between.get(name, 1) for name in names]
     inner = [within.get(name, 1) for name in names]
     rank = len(names)
-    # Like `jax.make_mesh`: axes of 64 x 4 on 16 x 16 chips have to split an axis of the torus.
+    # Split physical axes, as `jax.make_mesh` does: 64 x 4 on 16 x 16 chips is possible only so.
     lay_out = partial(mesh_utils.create_device_mesh, inner, allow_split_physical_axes=True)
     stacked = np.stack([lay_out(devices) for devices in slices])
     # From (*outer, *inner) to (outer[0], inner[0], outer[1], inner[1], …).
@@ -107,7 +107,7 @@ def _find_devices() -> Sequence[Any]:
 
 
 def _select_taking_part(devices: Sequence[Any]) -> Sequence[Any]:
-    """Drop the devices of lost slices: JAX still lists them for a single controller."""
+    """Drop the devices of lost slices, which JAX still lists in a job with a single controller."""
     taking_part = read_variable(SLICES)
     if not taking_part:
         return devices
@@ -136,7 +136,7 @@ def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     ]
     if len({len(members) for members in slices}) != 1:
         sizes = ", ".join(str(len(members)) for members in slices)
-        raise UsageError(f"devices= must have equally many devices from each slice; got {sizes}.")
+        raise UsageError(f"devices= must have the same number from each slice; got {sizes}.")
     return slices
 
 

@@ -25,7 +25,7 @@ from kinetic._in_job import slices
 from kinetic.errors import UsageError, UsageTypeError, a_type
 
 MOST_NAMES = 10_000
-"""Further names are dropped: a program that needs more puts the step into the name by mistake."""
+"""Limit of names per process; further ones are dropped. A program reaches it only by mistake."""
 
 _Converter = Callable[[str, Any], Any]
 """Converts a value of one type to a float; returns a JAX array unchanged, for the sender."""
@@ -37,14 +37,14 @@ class _Log:
 
     def __init__(self) -> None:
         path = slices.read_variable(VARIABLE)
-        # A child of the worker may end without running exit handlers, in os._exit or with its pool.
+        # A child process may end without exit handlers: by os._exit, or when its pool ends.
         is_child = os.getpgid(0) != os.getpid()
         self.sender = Sender(Path(path), at_once=is_child) if path else None
         self.names: set[str] = set()
         self.has_warned = False
 
     def add_name(self, name: str) -> bool:
-        """Check and register a new name. False if there are too many names."""
+        """Check and register a new name; return False if the limit of names is reached."""
         _check_name(name)
         if len(self.names) < MOST_NAMES:
             self.names.add(name)
@@ -127,8 +127,8 @@ def mark_step(step: int) -> None:
 
 
 def send_now() -> None:
-    """Start sending the logged rows, without waiting: after a restore, saved steps do not run, and
-    are not logged, a second time."""
+    """Start sending the logged rows, without waiting. Call it before a save: if the process dies
+    later, the steps until this one are not run and logged again."""
     if _log is not None and _log.sender is not None:
         _log.sender.wake()
 
@@ -144,7 +144,7 @@ def _begin() -> _Log:
 
 def _forget_in_fork() -> None:
     global _log
-    _log = None  # Its locks may be held by a thread that the fork does not have.
+    _log = None  # A thread that no longer exists may hold its locks.
 
 
 def _finish(returned: bool) -> None:
@@ -161,10 +161,10 @@ def forget() -> None:
 
 os.register_at_fork(after_in_child=_forget_in_fork)
 worlds.on_end(_finish)
-atexit.register(_finish, True)  # For a program that the function has started.
+atexit.register(_finish, True)  # A program that the function started has no `on_end`.
 
 
-# -- what may be logged ----------------------------------------------------------------------------
+# -- converting values ----------------------------------------------------------------------------
 
 
 def _check_step(step: Any) -> Any:
@@ -219,7 +219,7 @@ def _choose_converter(name: str, value: Any) -> _Converter:
             f"kinetic.log({name}=…): {_describe(value)} is not a number. Log each number under a "
             'name of its own, as in kinetic.log(step=step, **{"train/loss": loss}).'
         )
-    convert(name, value)  # Raises if the value is refused: its type is not remembered then.
+    convert(name, value)  # Raises for a bad value, before its type is remembered.
     if len(_CONVERTERS) < 1000:  # A program may create types without end.
         _CONVERTERS[type(value)] = convert
     return convert
@@ -231,7 +231,7 @@ def _is_array_of_jax(value: Any) -> bool:
 
 
 def _accept_array(name: str, value: Any) -> Any:
-    """Return a JAX array with one element unchanged: the sender fetches it once it is computed."""
+    """Return a JAX array unchanged: the sender fetches its one element once it is computed."""
     if not hasattr(value, "is_ready"):
         _refuse_traced(name, value)
         raise UsageTypeError(f"kinetic.log({name}=…): {_describe(value)} is not a number.")

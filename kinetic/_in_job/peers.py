@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 _worlds = itertools.count()
-"""Numbers the groups of processes: all processes of a job connect in the same order."""
+"""Numbers for groups of processes: equal everywhere, as all processes connect in one order."""
 _SHORTEST_MS = 1
 
 
 class Peers(Protocol):
-    """The processes of a job. `gather` and `broadcast` are collective and belong to the main
-    thread; the rest may be called from any thread.
+    """The processes of a job. All processes must call `gather` and `broadcast`, in their main
+    threads. Any thread may call the other methods.
 
     Attributes:
         index: Index of this process.
@@ -194,8 +194,8 @@ def connect() -> Peers:
 
 
 def find_world(name: str) -> WorldPeers | None:
-    """Return the connected processes as a group of this name, without importing JAX. None if this
-    process is alone, or if the coordination service of this JAX is not supported."""
+    """Return the connected processes, with `name` as prefix of their keys, without importing JAX.
+    None if this process is alone, or if this JAX's coordination service is not supported."""
     if "jax" not in sys.modules:
         return None
     from jax._src import distributed

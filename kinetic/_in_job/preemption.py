@@ -55,8 +55,8 @@ def preempted() -> bool:
 def end_function() -> NoReturn:
     """End the function after all hosts have saved.
 
-    A mark file tells the agent that the function has noticed the preemption. The function may have
-    learned of it from another host, before its own agent announced it.
+    A file tells the agent that the function has noticed the preemption: another host may have told
+    the function before this host's agent did.
 
     Raises:
         Preempted: Always.

@@ -14,9 +14,9 @@ INDEX = "KINETIC_SLICE_INDEX"
 COUNT = "KINETIC_NUM_SLICES"
 ATTEMPT = "KINETIC_ATTEMPT"
 SLICES = "KINETIC_SLICES"
-"""Slices that take part, such as "0,2"; set for the single controller of an elastic job."""
+"""Variable with the slices that take part, such as "0,2"; set for an elastic single controller."""
 LOST_AT = "KINETIC_LOST_AT"
-"""Time, on the host's monotonic clock, of the slice loss from which this attempt recovers."""
+"""Variable with the time of the slice loss before this attempt, on the host's monotonic clock."""
 
 
 def slice_index() -> int:

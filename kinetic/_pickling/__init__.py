@@ -1,1 +1,1 @@
-"""Calls, values and exceptions as bytes, and back."""
+"""Conversion of calls, values and exceptions to bytes, and back."""

@@ -36,8 +36,8 @@ class Packed:
         size_bytes: Length of `data`.
         versions: Versions of the software that made it.
         warnings: Warnings for the caller, one sentence each.
-        parts: Pickles each part of the call alone; returns names and sizes, largest first.
-        external: Objects left out of `data`, which names them by their index in this tuple.
+        parts: Function that pickles each part alone; returns names and sizes, largest first.
+        external: Objects that are not in `data`; it has their indices in this tuple instead.
     """
 
     data: bytes
@@ -67,7 +67,7 @@ def pack(
         env_vars: Variables to set before the call.
         shipped: The modules that the host can import; None if it can import every module of this
             process.
-        external: Class of objects that are left out of the pickle; None for none.
+        external: Class of objects to leave out, which go to `Packed.external`; None for none.
 
     Raises:
         PicklingError: A part of the call cannot be pickled; the error names it.
@@ -110,7 +110,7 @@ class _NullFile(io.BytesIO):
 
 
 class _CallerState:
-    """The modules and registrations of this process, and how a host gets each of them."""
+    """The caller's loaded modules and registrations, sorted into those to pickle and to import."""
 
     def __init__(self, func: object, shipped: Shipped | None, external: type | None = None) -> None:
         from kinetic._pickling import module_values, modules, origin
@@ -118,7 +118,7 @@ class _CallerState:
         loaded = modules.LoadedModules() if shipped is None else modules.classify(shipped)
         self._namespace = origin.find_namespace(func)
         self._external = external
-        # In a process spawned by multiprocessing, the script's module has this name.
+        # In processes that multiprocessing spawns, the script is this module.
         spawned = sys.modules.get("__mp_main__")
         self._modules = loaded.by_value
         if spawned is not None and spawned.__name__ == "__mp_main__":
@@ -134,7 +134,7 @@ class _CallerState:
         make: Callable[[], Packed],
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     ) -> Packed:
-        """Call `make`, and add to its result the warnings that pickling has raised in this process.
+        """Call `make` and add warnings about edited modules and changed values to its result.
 
         Raises:
             PicklingError: A part of the call cannot be pickled; the error names it.
@@ -154,7 +154,7 @@ class _CallerState:
 
         def size(value: object) -> int:
             file = io.BytesIO()
-            # A part may not be picklable on its own.
+            # A part alone may not be picklable: measure the bytes until the error.
             with suppress(Exception, SystemExit):
                 self.dump(file, value, with_setup=False)
             return file.tell()
@@ -163,7 +163,7 @@ class _CallerState:
             return diagnosis.measure_call(*call, size)
 
     def by_value(self) -> AbstractContextManager[None]:
-        """Context in which modules that hosts lack are pickled by value."""
+        """Return a context in which modules that hosts lack are pickled by value."""
         import cloudpickle
 
         from kinetic._pickling import modules
@@ -201,7 +201,7 @@ class _CallerState:
             if module in self._imported:
                 modules[module] = None
             elif module in MAIN:
-                # Skip a class that the script has redefined since: only JAX still knows it.
+                # Skip a class that the script has since defined anew: only JAX still refers to it.
                 is_current = self._namespace.get(qualname) is obj
                 own += [obj] if is_current or isinstance(obj, FunctionType) else []
             elif is_by_value(module) and find_named(module, qualname) is obj:
@@ -266,8 +266,8 @@ def _pack_record(
 
 
 class BatchPickler:
-    """Pickles calls of one function. The function is pickled once, into a record of its own; a
-    call's record has the arguments and the digest of the function's record.
+    """Pickles calls of one function. The function is pickled once, into a separate record. Each
+    call's record has the arguments and the digest of that record.
 
     Attributes:
         function: The function's record.
@@ -343,9 +343,9 @@ def unpack(
     Args:
         data: The record of the call.
         function: The record of the function, for a call of a batch.
-        main: Globals of `__main__` for functions of a script; None for a namespace of their own.
-        source_map: (folder on the caller, folder on this host): code from a file below the first
-            names the file below the second.
+        main: Globals for the script's functions, those of `__main__`; None for a new dict.
+        source_map: (folder on the caller, folder on this host): file names of code are moved
+            from the first to the second.
         external: Objects that replace those left out of the pickle.
         when_imported: Takes a module's name and a function, and calls the function once the module
             is imported; used to apply the caller's settings of libraries.
@@ -359,7 +359,7 @@ def unpack(
     header = envelope.verify_record(data, "call")
     versions = envelope.read_versions()
     if header.versions.python != versions.python:
-        # Byte code of another minor version would crash the process.
+        # Byte code of another version of Python, such as 3.12, would crash the process.
         theirs, ours = header.versions.python, versions.python
         raise SetupFailed(
             f"The call was made with Python {theirs}, but this host runs {ours}. Submit it with "
@@ -390,7 +390,7 @@ def unpack(
                 loaded[header.function_digest] = LoadedFunction(func, reader.memo.copy())
             args, kwargs = reader.load()
         for state in settings:
-            when_imported(state.library, state.apply)  # Imports may have added handlers.
+            when_imported(state.library, state.apply)  # Imports may have set up logging.
     except BaseException as error:  # Unpickling imports and runs the user's modules.
         why = envelope.explain_failure(error, header.versions, versions)
         raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ast
 
 _SEARCHED_BYTES = 64 << 20
-"""Number of bytes of a pickle to search for code, which comes before large data."""
+"""Number of bytes to search at the start of a pickle: code comes before large data."""
 _MOST_BYTES = 1 << 20
 """Limit of the source in one plan, in bytes."""
 
@@ -54,7 +54,7 @@ def find_referenced(
 
 
 def keep_definitions(source: str) -> str:
-    """Blank out all lines but definitions, so that line numbers stay; "" if it is not Python."""
+    """Blank out all lines but definitions; line numbers stay. Return "" if it is not Python."""
     import ast
 
     try:
@@ -79,7 +79,7 @@ def cache_lines(cells: Sequence[Mapping[str, str]]) -> None:
 
 
 def _split_lines(source: str) -> list[str]:
-    """Return the lines as Python counts them: a form feed does not end one."""
+    """Split at line ends as Python does: a form feed, unlike in `splitlines`, ends no line."""
     return io.StringIO(source, newline=None).readlines()
 
 
@@ -91,7 +91,7 @@ def title_cells(text: str, cells: Sequence[Mapping[str, str]]) -> str:
 
 
 def _list_sources(cache: Mapping[str, Any]) -> dict[bytes, str]:
-    """Return the sources in the cache that were not read from a file, by name."""
+    """Return the sources in linecache's cache that do not come from a file, by file name."""
     entries = [
         (name, entry) for name, entry in list(cache.items()) if len(entry) == 4 and entry[1] is None
     ]
@@ -99,7 +99,7 @@ def _list_sources(cache: Mapping[str, Any]) -> dict[bytes, str]:
 
 
 def _list_line_numbers(node: ast.stmt) -> Iterator[int]:
-    """Yield the line numbers of a statement that defines code to run later."""
+    """Yield all line numbers of a statement that contains a function, class or lambda."""
     import ast
 
     defines = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp)

@@ -1,7 +1,7 @@
 """Rebuild classes with the parts that cloudpickle omits or sets too late.
 
 The parts are qualified names, slots, the base of a `TypedDict`, the fields of a `msgspec.Struct`,
-and registrations with libraries. `complete` adds them to cloudpickle's recipe for a class.
+and registrations. `complete` adds them to the tuple from which cloudpickle rebuilds a class.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kinetic._pickling.uses import HAS_LAZY_ANNOTATIONS, read_annotations
 _NONE = object()
 _PLAIN_MODULES = (*MAIN, "abc", "enum", "typing")
 _SIMPLE_METADATA = (bool, int, str, type(None))
-"""Types of a field's metadata that are sent, for example whether a field is static."""
+"""Types of values in a field's metadata that are sent, such as equinox's flag "static"."""
 _METACLASS_ATTRIBUTES = {"__class__", "__name__", "__bases__", "__mro__"}
-"""Attributes to set in the class body: on an existing class, these names set its own attributes."""
+"""Names to set in the class body: `setattr(cls, name, …)` would change the class itself."""
 _MADE_WITH_A_CLASS = (
     *("__dict__", "__weakref__", "__module__", "__slots__", "_abc_impl"),
     *("__annotate_func__", "__annotations_cache__"),  # since Python 3.14
@@ -33,11 +33,11 @@ _MADE_WITH_A_CLASS = (
 def complete(
     cls: type, reduced: tuple[Any, ...], registrations: Sequence[registries.Registration]
 ) -> tuple[Any, ...]:
-    """Return cloudpickle's recipe for a class with the missing parts added.
+    """Add the missing parts to the tuple with which cloudpickle pickles a class.
 
     Args:
         cls: The class.
-        reduced: cloudpickle's recipe, a tuple as `__reduce__` returns it.
+        reduced: cloudpickle's tuple, like the result of `__reduce__`.
         registrations: Registrations of the class with libraries.
     """
     make, (metaclass, name, bases, body, *more), (state, slots), items, pairs, set_state = reduced
@@ -48,7 +48,7 @@ def complete(
     elif type(cls).__name__ == "StructMeta" and type(cls).__module__.startswith("msgspec"):
         metaclass = _find_struct_maker(cls)
     elif "__slots__" in vars(cls) and typing.NamedTuple not in bases:
-        # cloudpickle sets `__slots__` on the finished class, where it has no effect.
+        # Slots must be in the class body; cloudpickle sets them on the finished class.
         body["__slots__"] = vars(cls)["__slots__"]
         state = {
             key: value
@@ -79,7 +79,7 @@ def set_registered_state(
 
 
 def list_repeated(cls: type) -> dict[str, Any]:
-    """Return the attributes that a class sets to the same value as a base: cloudpickle omits
+    """Return the attributes of a class that are equal to a base class's: cloudpickle omits
     them."""
     return {
         name: value
@@ -90,8 +90,8 @@ def list_repeated(cls: type) -> dict[str, Any]:
 
 
 def _find_struct_maker(cls: Any) -> Callable[..., type]:
-    """Return the function that makes a struct with its fields and options, in place of its
-    metaclass."""
+    """Return a function that makes this struct, with its fields and options; called in place of
+    the metaclass."""
     config = cls.__struct_config__
     options = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
     names, values = cls.__struct_fields__, cls.__struct_defaults__
@@ -106,7 +106,7 @@ def _find_struct_maker(cls: Any) -> Callable[..., type]:
 
 
 def _describe_default(default: Any) -> dict[str, Any]:
-    """Return a default as an argument of `msgspec.field`."""
+    """Return the keyword argument of `msgspec.field` for a default value or factory."""
     kind = type(default).__name__
     if kind == "Factory" and hasattr(default, "factory"):
         return {"default_factory": default.factory}
@@ -122,7 +122,7 @@ def make_struct(
     *,
     has_hook: bool,
 ) -> type:
-    """Make a struct; its annotations are set later."""
+    """Make a `msgspec.Struct`. Fields have the type `object` until the annotations are set."""
     msgspec = importlib.import_module("msgspec")
     fields_of_struct = {key: msgspec.field(**field) for key, field in fields.items()}
     annotations = {"__annotations__": dict.fromkeys(fields, object)}
@@ -134,13 +134,13 @@ def make_struct(
 
 
 def call_post_init(struct: Any) -> None:
-    """Call the struct's current `__post_init__`: msgspec itself would call the first one it saw."""
+    """Call the class's current `__post_init__`. msgspec would call the one set at its creation."""
     type(struct).__post_init__(struct)
 
 
 def _make_registered_body(cls: type) -> dict[str, Any]:
-    """Return the fields for the body of a class of equinox or flax. The library reads them while
-    the class is made; cloudpickle would set them on the finished class."""
+    """Return the fields to put into the class body for equinox or flax, which read them there;
+    cloudpickle would set them on the finished class."""
     bases = (base for base in cls.__mro__[1:-1] if "__init_subclass__" in vars(base))
     hooks = (*bases, *(() if type(cls) is type else (type(cls),)))
     fields = vars(cls).get("__dataclass_fields__", {})
@@ -155,7 +155,7 @@ def _make_registered_body(cls: type) -> dict[str, Any]:
 
 
 def _simplify_annotation(field: Any) -> Any:
-    """Return a plain annotation that a dataclass treats like the field's; None for a ClassVar."""
+    """Return the annotation `object`; for an InitVar, `InitVar[object]`; for a ClassVar, None."""
     kind = field._field_type.name
     if kind == "_FIELD_CLASSVAR":
         return None
@@ -163,8 +163,8 @@ def _simplify_annotation(field: Any) -> Any:
 
 
 def _strip_field(field: Any) -> Any:
-    """Return a field with the same options, but without values of the script, such as its default:
-    unpickling these may need the class that is being made."""
+    """Return a field with the same options, but None as default: to unpickle a value of the script,
+    the class may be needed that is just being made."""
     options = {
         name: getattr(field, name) for name in ("init", "repr", "hash", "compare", "kw_only")
     }

@@ -36,7 +36,7 @@ _CACHED = type(functools.cache(len))
 
 
 class Unsuitable(Exception):
-    """An object can be pickled but not unpickled; the message says why, and what to do."""
+    """An object could be pickled but not unpickled. The message says why, and what to do."""
 
 
 def _reduce_type_parameter(obj: Any) -> Any:
@@ -47,13 +47,13 @@ def _reduce_type_parameter(obj: Any) -> Any:
 
 
 def _reduce_alias(obj: Any) -> Any:
-    """Reduce the alias of a `type Name = …` statement (PEP 695). Its value is set after the alias
-    is made, because the value may refer to the alias."""
+    """Pickle the alias of a `type Name = …` statement (PEP 695). Its value is set once the alias
+    exists, because the value may refer to the alias."""
     if obj.__module__ not in MAIN:
         return obj.__reduce__()
     try:
         value = obj.__value__
-    except NameError:  # The value uses a name that only type checkers import.
+    except NameError:  # It uses a name that only type checkers import.
         value = Any
     if obj.__type_params__:
         return unpickler.generic_alias, (obj.__name__, value, obj.__type_params__)
@@ -68,10 +68,10 @@ class _Absent:
 
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     CodeType: _reduce_code,
-    # Dataclasses compare these two by identity.
+    # Dataclasses test for these two objects with `is`.
     type(dataclasses.MISSING): lambda _: "MISSING",
     type(dataclasses.KW_ONLY): lambda _: "KW_ONLY",
-    functools.cached_property: lambda obj: (  # Holds a lock before Python 3.12.
+    functools.cached_property: lambda obj: (  # It holds a lock before Python 3.12.
         unpickler.make_descriptor,
         (functools.cached_property, functools.cached_property, obj.func),
         {"attrname": obj.attrname},
@@ -94,7 +94,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles code with the name of its file, and classes with everything they need.
 
     Attributes:
-        sends_functions: True if functions of the script that only a registry holds may be sent.
+        sends_functions: True if a class's registration may include functions of the script.
     """
 
     dispatch_table: ClassVar[Any] = cloudpickle.Pickler.dispatch_table.new_child(_REDUCERS)
@@ -102,9 +102,9 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.plain_types: set[type] = set()  # Types whose objects pickle handles well itself.
+        self.plain_types: set[type] = set()  # Types that need no reducer of ours.
         self.cells: dict[int, tuple[CellType, CellType]] = {}
-        """By id of a closure's cell: the cell, and the empty cell that is pickled in its place."""
+        """Cells of closures, by id, each with the empty cell that is pickled in its place."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Choose how an object is pickled; pickle calls this."""
@@ -128,7 +128,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def reduce_object(self, obj: Any) -> Any:
-        """Reduce an object of which pickle would lose a part.
+        """Return the tuple that pickles an object, as from `__reduce__`; else NotImplemented.
 
         Raises:
             Unsuitable: The object could not be unpickled.
@@ -146,16 +146,16 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def list_registrations(self, obj: type) -> tuple[registries.Registration, ...]:
-        """Return the registrations to repeat when a class is unpickled. In a result, a class that
-        its module has needs none: the caller has registered the class already."""
+        """Return the registrations to repeat when a class is unpickled. None are needed in a result
+        if the class is found in its module: the caller has registered it already."""
         if find_named(obj.__module__, obj.__qualname__) is obj and not self.sends_functions:
             return ()
         return registries.describe(obj, with_functions=self.sends_functions)
 
     def _function_getnewargs(self, func: FunctionType) -> Any:
-        """Use one cell for all functions that share a variable (`nonlocal`); cloudpickle makes new
-        cells for each function. Cells are filled after the functions are made, because a cell may
-        hold a function."""
+        """Keep the cells that several functions share (`nonlocal`); cloudpickle would give each
+        function new ones. Cells are filled once all functions exist, because a cell may hold a
+        function."""
         *parts, _ = super()._function_getnewargs(func)
         if func.__closure__ is None:
             return (*parts, None)
@@ -165,7 +165,7 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        """Send annotations as `read_annotations` returns them: cloudpickle would evaluate them."""
+        """Send annotations as `read_annotations` returns them; cloudpickle might fail on them."""
         if not HAS_LAZY_ANNOTATIONS or getattr(func, "__annotate__", None) is None:
             return super()._dynamic_function_reduce(func)
         bare = FunctionType(
@@ -180,11 +180,11 @@ class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _check_bare(obj: Any) -> None:
-    """Refuse an object whose `__getattr__` fails on an instance without attributes: unpickling
-    makes such an instance and reads its `__setstate__`.
+    """Check that `__getattr__` works on an instance without attributes: unpickling makes such an
+    instance first, and looks up its `__setstate__`.
 
     Raises:
-        Unsuitable: The object could not be unpickled.
+        Unsuitable: `__getattr__` fails, so the object could not be unpickled.
     """
     kind: Any = type(obj)
     has_state = hasattr(kind, "__getattr__") and obj.__reduce_ex__(2)[2] is not None
@@ -200,9 +200,9 @@ def _check_bare(obj: Any) -> None:
 
 
 def find_renamed(obj: Any) -> tuple[str, str] | None:
-    """Return module and name of a class that its module has under the last part of its qualified
-    name instead of the whole, such as `jax.Array`. None for all other classes, and for those made
-    by a function, which the host's module may lack."""
+    """Return module and name of a class that its module has only under the last part of its
+    qualified name, such as `jax.Array`. None for other classes, and for a class made by a
+    function, which the host's module may lack."""
     name, module = obj.__qualname__.rpartition(".")[2], sys.modules.get(obj.__module__ or "")
     if (
         name == obj.__qualname__
@@ -230,7 +230,7 @@ def find_named(module: str, qualname: str) -> Any:
 
 
 class NamingPickler(CodePickler):
-    """Pickles classes and functions of the script by name: the caller has them."""
+    """Pickles results: classes and functions of the script by name, because the caller has it."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Choose how an object is pickled; pickle calls this."""
@@ -246,7 +246,7 @@ def dump(value: object, file: BinaryIO) -> None:
     start = file.tell()
     try:
         CodePickler(file).dump(value)
-    except MemoryError:  # A file in memory is lost then.
+    except MemoryError:  # The file may be in memory, and damaged.
         raise
     except Exception:
         file.seek(start)

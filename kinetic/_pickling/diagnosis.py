@@ -17,7 +17,7 @@ Attempt = Callable[[object], BaseException | None]
 _DEEPEST = 20
 _MOST = 500
 _MOST_PARTS = 200
-# Since Python 3.12, C code has a fixed limit of its own.
+# Since Python 3.12, sys.setrecursionlimit does not apply to code in C, such as pickle.
 _FLATTEN = "It is nested too deeply: flatten it" + (
     ", or raise sys.setrecursionlimit." if sys.version_info < (3, 12) else "."
 )
@@ -101,7 +101,7 @@ def diagnose_call(
 
 
 def diagnose_value(value: object, component: str, *, attempt: Attempt) -> Diagnosis:
-    """Follow a failure into containers and attributes as far as possible."""
+    """Find the innermost part of a value that cannot be pickled, in containers and attributes."""
     try:
         return _follow_parts(value, component, attempt)
     except Exception:  # noqa: BLE001 - reading an object may run its own code, which may raise anything
@@ -143,7 +143,7 @@ def _iterate_parts(value: object, attempt: Attempt) -> Iterator[tuple[str, objec
 
 
 def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str, object]]:
-    """Find one failing item by binary search."""
+    """Find an item that cannot be pickled, by binary search; yield its path and the item."""
     low, high = 0, len(items)
     while high - low > 1:
         middle = (low + high) // 2
@@ -155,11 +155,11 @@ def _bisect_items(items: Sequence[Any], attempt: Attempt) -> Iterator[tuple[str,
 def _diagnose_used(
     thing: Any, component: str, attempt: Attempt, visited: set[int]
 ) -> Diagnosis | None:
-    """Follow a failure through functions, classes and modules to the variable that holds the
-    failing object; None if the search only meets objects that it has visited."""
+    """Search functions, classes and modules for the variable with the object that cannot be
+    pickled. None if all objects on the way were visited before."""
     inner = find_wrapped(thing)
     if isinstance(inner, FunctionType) and not isinstance(thing, FunctionType | type):
-        thing = inner  # The object of a decorator, such as a jitted function.
+        thing = inner  # `thing` comes from a decorator, such as `jax.jit`.
     if id(thing) in visited or len(visited) > _MOST:
         return None
     visited.add(id(thing))
@@ -181,13 +181,13 @@ def _advise(type_name: str, path: str, *, returned: bool) -> str:
         return "Make a list of it first."
     if returned:
         return "Return the data that it was made from, or that it holds."
-    if "._sink" in path:  # A sink of loguru.
+    if "._sink" in path:  # An output of loguru's logger.
         return "Remove the sink before the call (logger.remove), and add it inside the function."
     if kind.endswith(("contextvar", "functionwrapper")):
         return "Move it into a module of the project, which hosts import."
     if kind.endswith(("iowrapper", "reader", "writer")):
         return "Pass the file's path and open it inside the function."
-    # Hosts do not parse absl's flags: a program does that when it starts.
+    # No program starts on hosts that would parse absl's flags.
     if kind.endswith(("flag", "flagvalues", "flagholder")):
         return "Pass the values of the flags instead."
     return (
@@ -221,7 +221,7 @@ def measure_call(
 
 
 def _list_used(thing: Any, visited: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield the objects that are pickled along with a function and the functions that it uses."""
+    """Yield names and objects that a function, and the functions it calls, need pickled."""
     if id(thing) in visited:
         return
     visited.add(id(thing))

@@ -24,7 +24,7 @@ _State = tuple[Callable[[Any, Any], Any], Any, type, Mapping[str, Any]]
 
 
 def reduce_class(cls: Any) -> Any:
-    """Return the recipe for an enumeration, or NotImplemented if the host can import it."""
+    """Return the tuple that pickles an enumeration; NotImplemented if the host can import it."""
     if upstream.should_pickle_by_reference(cls):
         return NotImplemented
     members = cls.__members__
@@ -47,8 +47,8 @@ def reduce_class(cls: Any) -> Any:
 
 
 def reduce_member(member: Any) -> Any:
-    """Return the recipe for a member of an enumeration that is sent by value, or NotImplemented.
-    The recipe has the member's name, because its value may not be equal to itself."""
+    """Return the tuple that pickles a member by name, if its enumeration is sent by value; else
+    NotImplemented. Not by value: a value such as NaN is not equal to itself."""
     kind = type(member)
     is_named = kind._member_map_.get(member._name_) is member
     is_usual = getattr(kind.__reduce_ex__, "__module__", None) == enum.__name__
@@ -73,7 +73,7 @@ def _read_arguments(member: Any) -> tuple[Any, ...]:
 
 
 def _read_attributes(member: Any) -> dict[str, Any]:
-    """Return the attributes of a member that the enum module does not set on every member."""
+    """Return a member's attributes, except those that `enum` sets on every member."""
     state: Any = object.__getstate__(member)
     parts = state if isinstance(state, tuple) else (state,)
     attributes = {name: value for part in parts if part for name, value in part.items()}
@@ -89,11 +89,11 @@ def make_member(cls: Any, *parts: Any) -> Any:
 
 
 def noop_init(*parts: object) -> None:
-    """Replace `__init__` while the enumeration is made; `complete` sets the attributes."""
+    """Do nothing: replaces `__init__` while an enumeration is made; `complete` sets attributes."""
 
 
 def complete(cls: Any, state: _State) -> None:
-    """Set the state of an enumeration and, if it was just made, its members' attributes."""
+    """Set an enumeration's attributes and methods and, if it is new, those of its members."""
     set_state, own, metaclass, attributes = state
     if vars(cls).get("__init__") is noop_init:
         for name in ("__init__", "__new_member__", "_new_member_", "_use_args_"):

@@ -24,15 +24,15 @@ from kinetic.version import __version__
 SCHEMA = 3
 _NO_DIGEST = "0" * 64
 _DEEPEST = 4000
-"""Recursion limit while pickling, instead of Python's 1,000: in a chain of functions that use each
-other, pickle needs six levels for each."""
+"""Recursion limit while pickling, instead of Python's 1,000: if functions call each other in a
+chain, pickle needs six levels per function."""
 _LIMIT_LOCK = threading.Lock()
 _limits_before: list[int] = []
 
 
 @contextmanager
 def _raise_recursion_limit() -> Iterator[None]:
-    """Raise the recursion limit for deeply nested values; threads may do so at the same time."""
+    """Raise the recursion limit within the block; several threads may do so at the same time."""
     with _LIMIT_LOCK:
         _limits_before.append(_limits_before[0] if _limits_before else sys.getrecursionlimit())
         sys.setrecursionlimit(max(_limits_before[0], _DEEPEST))
@@ -77,7 +77,7 @@ def read_versions() -> Versions:
 
 
 def read_header(data: bytes) -> Header:
-    """Read the header line; unpickles nothing.
+    """Read the header line without unpickling anything.
 
     Raises:
         CorruptRecord: The record has no valid header line.
@@ -88,8 +88,9 @@ def read_header(data: bytes) -> Header:
         line = json.loads(data[: max(end, 0)])
         if line["schema"] != SCHEMA:
             raise UnsupportedVersion(
-                f"The record was written by another version of kinetic (schema {line['schema']!r}, "
-                f"not {SCHEMA}). Read it with that version, or submit the job again."
+                "The stored call, value or exception was written by another version of kinetic, in "
+                f"format {line['schema']!r}; this version reads format {SCHEMA}. Use that version, "
+                "or submit the job again."
             )
         versions, function = Versions(**line["fingerprint"]), str(line.get("function", ""))
         header = Header(
@@ -97,7 +98,8 @@ def read_header(data: bytes) -> Header:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord(
-            "The record is damaged: it has no readable first line. Submit the job again."
+            "The stored call, value or exception is damaged: its first line cannot be read. Submit "
+            "the job again."
         ) from error
     return header
 
@@ -135,7 +137,10 @@ def frame_record(
 def verify_record(data: bytes, kind: str) -> Header:
     header = read_header(data)
     if header.kind != kind:
-        raise CorruptRecord(f"The record holds a {header.kind}, not a {kind}.")
+        raise CorruptRecord(
+            f"The stored record has the kind {header.kind!r} instead of {kind!r}. Submit the job "
+            "again."
+        )
     if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
         raise CorruptRecord(
             f"The stored {kind} is damaged: its bytes differ from those that were written. Submit "

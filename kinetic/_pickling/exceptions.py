@@ -2,7 +2,7 @@
 
 Plain pickling loses causes, contexts and frames. It fails for classes whose constructor needs more
 than `args`, and changes a message that the constructor edits. So each exception, with those linked
-to it, becomes a node. An exception that does not survive a trial round trip is sent as its class,
+to it, becomes a node. An exception that changes when pickled and unpickled is sent as its class,
 arguments and attributes. A node is a plain dict:
 
     type, text          what a traceback shows
@@ -57,7 +57,7 @@ def describe(
     if nodes[0]["body"] is None:
         name = nodes[0]["type"]
         raise PicklingError(
-            f"The exception of class {name} cannot be pickled: {nodes[0]['text']}",
+            f"The exception {name} cannot be pickled. Its message: {nodes[0]['text']}",
             component=f"the exception ({name})",
         )
     return nodes
@@ -90,7 +90,7 @@ def rebuild(nodes: list[Node], *, loads: Loads) -> BaseException:
 
 def _list_linked(root: BaseException) -> list[BaseException]:
     errors, ids = [root], {id(root)}
-    for error in errors:  # Grows during the loop.
+    for error in errors:  # The loop appends linked exceptions.
         members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
         for other in (*members, error.__cause__, error.__context__):
             if (
@@ -127,7 +127,7 @@ def _make_node(
 
 
 def _map_syntax_error(error: BaseException, source_map: tuple[str, str] | None) -> BaseException:
-    """Map the file name of a syntax error, which is in its arguments instead of a frame."""
+    """Map the file name in a syntax error's arguments: it has no frame of that file."""
     if type(error) not in (SyntaxError, IndentationError, TabError):
         return error
     match error.args:
@@ -163,7 +163,7 @@ def _read_into(parts: list[bytes], answer: Any) -> None:
 def _pickle_exception(
     error: BaseException, dumps: Dumps, loads: Loads
 ) -> tuple[bytes | None, bool]:
-    """Return the pickle to send, or None, and True if it is the whole exception, not its parts."""
+    """Return a pickle, or None, and True if it has the exception itself instead of its parts."""
     whole = None
     if not isinstance(error, BaseExceptionGroup):
         with suppress(BaseException):
@@ -180,8 +180,8 @@ def _pickle_exception(
             members=list(error.exceptions) if isinstance(error, BaseExceptionGroup) else None,
         )
         return data, False
-    # Some classes of C extensions can be rebuilt only by their own constructor, which changes
-    # `args`: keep the whole pickle, if there is one.
+    # Some classes of C extensions are rebuilt only by their constructor, which changes `args`:
+    # send the whole exception, if it can be pickled.
     return whole, whole is not None
 
 
@@ -275,7 +275,7 @@ def _describe_frames(
     while traceback is not None:
         links.append(traceback)
         traceback = traceback.tb_next
-    if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # Drop the middle of an endless recursion.
+    if len(links) > _FIRST_FRAMES + _LAST_FRAMES:  # Probably an endless recursion.
         links = links[:_FIRST_FRAMES] + links[-_LAST_FRAMES:]
     return [
         describe_frame(link, map_path(link.tb_frame.f_code.co_filename, source_map))
@@ -284,7 +284,7 @@ def _describe_frames(
 
 
 def describe_frame(traceback: TracebackType, file: str) -> Frame:
-    """Return the data to show the traceback's outermost frame, under another file name."""
+    """Describe the outermost frame of a traceback, with `file` as its file name."""
     code = traceback.tb_frame.f_code
     line = max(traceback.tb_lineno or 1, 1)
     position = next(islice(code.co_positions(), max(traceback.tb_lasti, 0) // 2, None), (None,) * 4)
@@ -295,8 +295,8 @@ def describe_frame(traceback: TracebackType, file: str) -> Frame:
 def make_traceback(frames: Sequence[Frame]) -> TracebackType | None:
     """Make a traceback from frames, outermost first.
 
-    Each frame runs code that only raises. Terminals, notebooks and debuggers show the right file,
-    function and line, with carets below the expression.
+    Each frame comes from code that only raises, compiled with the original file, function and
+    line: terminals, notebooks and debuggers show these, with carets below the expression.
     """
     traceback: TracebackType | None = None
     for frame in reversed(frames):

@@ -61,9 +61,8 @@ class LoggerState:
 
 
 _SET_BY_LIBRARIES = LoggerState("google", logging.NOTSET, propagates=False)
-"""State of the logger of Google's client libraries after their first request, which kinetic may
-have made. It does not count as changed by the program: it would change the pickle of the next call.
-Hosts set it themselves."""
+"""State of the logger that Google's client libraries set at their first request, which may be
+kinetic's. It is not sent: otherwise two calls, before and after that request, would differ."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class LoggingState:
     library = "logging"
 
     def apply(self) -> None:
-        """Set the loggers of this process. A logger that has handlers of its own keeps them."""
+        """Set levels and handlers of this process's loggers. Handlers that user code added stay."""
         while _added:
             earlier = _added.pop()
             earlier.logger.removeHandler(earlier)
@@ -88,16 +87,16 @@ class LoggingState:
 
 
 def mark_handlers() -> None:
-    """Mark the handlers that libraries have added to the root logger, as Orbax does, because they
-    were imported before the function. Had the program set up logging first, they would not have
-    added any."""
+    """Mark the root logger's handlers, for `LoggingState.apply` to remove. Libraries such as Orbax
+    add handlers when they are imported, but not if the program has set up logging before, as it
+    had on the caller."""
     for handler in logging.root.handlers:
         handler.set_name(_IMPORTED_AHEAD)
 
 
 class HostHandler(logging.StreamHandler[Any]):
-    """Writes the records of its logger, unless another handler of the logger writes to the same
-    stream: the function or an imported module may add one at any time."""
+    """Writes a logger's records, unless the logger gets another handler for the same stream: the
+    function or an imported module may add one at any time."""
 
     def __init__(self, logger: logging.Logger, state: HandlerState) -> None:
         super().__init__(getattr(sys, state.stream))
@@ -163,8 +162,8 @@ def read() -> list[LoggingState | AbslState | KerasState]:
 
 
 def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
-    """Describe a logger. None if it has the default settings, or filters: without these, a host
-    could write records that must stay secret."""
+    """Describe a logger. None if it has the default settings, or has filters: filters are not
+    sent, and without them a host could write secrets."""
     handlers = [handler for handler in logger.handlers if type(handler) is not logging.NullHandler]
     if logger.filters or any(handler.filters for handler in handlers):
         return None
@@ -180,8 +179,8 @@ def _read_logger(name: str, logger: logging.Logger) -> LoggerState | None:
 
 
 def _read_handler(handler: logging.Handler) -> HandlerState | None:
-    """Describe a handler that writes to stdout or stderr, directly or through rich's console, for
-    which the basic format stands in; None for all others."""
+    """Describe a handler that writes to stdout or stderr; None for all others. A handler of rich
+    becomes one with logging's basic format."""
     console = getattr(handler, "console", None)
     stream = getattr(handler, "stream", getattr(console, "file", None))
     for name in ("stdout", "stderr"):

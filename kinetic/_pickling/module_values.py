@@ -1,9 +1,9 @@
 """Values that the program has changed in modules of the project since their import. Hosts import
 the files, and get the original values.
 
-A value is compared only if the function, or one of the script that it calls, reads it, if the file
-assigns it once, as an immutable literal at top level, and if no function of the file sets it. For
-any other value, the host's value cannot be known here.
+A value is compared only if the function, or one of the script that it calls, reads it; and only if
+the file assigns it once, as an immutable literal at top level, and no function of the file sets it.
+The caller cannot know the host's value of any other variable.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _READS = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
 
 
 def list_changes(func: object, modules: Collection[str]) -> tuple[str, ...]:
-    """Return a warning for each value that hosts will see unchanged. The warnings do not show
-    current values, which may be secrets.
+    """Return a warning for each changed value, because hosts see the original one. Warnings do not
+    show current values, which may be secrets.
 
     Args:
         func: The function of the call.
@@ -83,7 +83,7 @@ def _read_literals(file: object) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _find_literals(source: bytes) -> dict[str, Any]:
-    """Return the values that a source assigns once, and that none of its functions sets."""
+    """Return the variables that a source assigns once, to a literal, and no function sets."""
     tree = ast.parse(source)
     top, *inner = walk_code(compile(tree, "", "exec", dont_inherit=True))
     times = Counter(_list_stored(top, "STORE_NAME", "STORE_GLOBAL"))

@@ -33,8 +33,8 @@ _LOCK = threading.Lock()
 _USES: Counter[str] = Counter()
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _UNEDITED: dict[str, tuple[object, os.stat_result]] = {}
-"""Cache of modules that match their file, by path: the module's spec, which a reload replaces, and
-the file's `stat`."""
+"""Cache of modules that match their file, by path. The module's spec, which a reload replaces, and
+the file's `stat` tell if an entry is still valid."""
 _PYC_HEADER_BYTES = 16
 
 
@@ -44,7 +44,7 @@ class Shipped:
 
     Attributes:
         root: The folder that is sent, or None.
-        search: Folders that go first on the host's import path, relative to the root, in order; ""
+        search: Folders at the start of the host's `sys.path`, in order, relative to the root; ""
             is the root.
         manifest: Manifest of the tree, as in `Bundle`.
         python_path: PYTHONPATH of the host's interpreter, with only the entries that are the same
@@ -59,7 +59,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class LoadedModules:
-    """The loaded modules, by the way in which a host gets them.
+    """The caller's loaded modules, sorted by the way in which a host gets them.
 
     Attributes:
         by_value: Modules that the host cannot import.
@@ -83,7 +83,7 @@ class LoadedModules:
 
 
 def classify(shipped: Shipped) -> LoadedModules:
-    """Sort the loaded modules by whether a host can import them."""
+    """Find out which loaded modules a host can import."""
     uninstalled = list(_list_uninstalled())
     paths = _locate_in_tree(shipped, uninstalled)
     in_tree = manifest.files_among(shipped.manifest, paths.values()) if paths else set()
@@ -125,7 +125,7 @@ def _list_uninstalled() -> Iterator[tuple[ModuleType, str]]:
         if name in MAIN or name.partition(".")[0] == "kinetic":
             continue
         if not isinstance(module, ModuleType) or type(module) is util._LazyModule:  # type: ignore[attr-defined]
-            continue  # An attribute access would load it.
+            continue  # A lazy module: reading an attribute would load it.
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or module.__name__ != name:
             continue
@@ -145,7 +145,7 @@ def _is_installed_file(file: str) -> bool:
 
 
 def _list_created() -> list[ModuleType]:
-    """Return the modules that the program has created without an import, except submodules:
+    """Return the modules that the program has created without an import. Submodules are left out:
     they are sent with their package."""
     return [
         module
@@ -166,10 +166,10 @@ def _list_installed_folders() -> tuple[str, ...]:
 
 
 def _locate_in_tree(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]]) -> dict[str, str]:
-    """Return, by name, the paths in the tree from which a host imports these modules."""
+    """Return the path of each module that a host imports from the sent files, by module name."""
     if shipped.root is None or not shipped.manifest:
         return {}
-    real = functools.cache(os.path.realpath)  # Called for folders only, which are few.
+    real = functools.cache(os.path.realpath)  # Cached: called once per folder.
     root = real(str(shipped.root))
     entries = [(f"{entry}/" if entry else "") for entry in shipped.search]
     paths: dict[str, str] = {}
@@ -185,7 +185,7 @@ def _locate_in_tree(shipped: Shipped, modules: Sequence[tuple[ModuleType, str]])
         for entry in entries:
             above, _, last = f"{root}/{entry}{inner}".rpartition("/")
             if f"{real(above)}/{last}" == own:
-                # A host may already have loaded the standard library's module of this name.
+                # The host may already have loaded a standard module of this name.
                 if top not in sys.stdlib_module_names:
                     is_inside = own.startswith(f"{root}/")
                     paths[name] = own[len(root) + 1 :] if is_inside else entry + inner
@@ -202,13 +202,13 @@ def _is_module(stem: str) -> bool:
 
 
 def _is_outside_tree(top: str, python_path: str) -> bool:
-    """True if the host's interpreter can find the top-level module outside the tree: in a folder of
-    PYTHONPATH or of a `.pth` file, or in an editable installation."""
+    """True if the host's interpreter can find the top-level module outside the sent files: through
+    PYTHONPATH, a `.pth` file or an editable installation."""
     folders = (*python_path.split(os.pathsep), *editable.pth_entries())
     if any(_is_module(f"{os.path.realpath(folder)}/{top}") for folder in folders if folder):
         return True
     for finder in sys.meta_path:
-        # Build backends have "editable" in the names of these finders.
+        # Editable installations: all build backends put "editable" into these names.
         if "editable" in str(getattr(finder, "__module__", "")):
             with suppress(Exception):  # A finder is third-party code.
                 if finder.find_spec(top, None) is not None:
@@ -245,8 +245,7 @@ def _is_edited(module: ModuleType, file: str) -> bool:
 
 
 def _is_newer_than_its_code(spec: machinery.ModuleSpec | None, source: os.stat_result) -> bool:
-    """True if the cached byte code, which the import wrote, was made from an earlier content of the
-    file."""
+    """True if the module's cached byte code was compiled from an earlier content of the file."""
     if spec is None or type(spec.loader) is not machinery.SourceFileLoader or not spec.cached:
         return False
     if sys.dont_write_bytecode or not os.access(os.path.dirname(spec.cached), os.W_OK):

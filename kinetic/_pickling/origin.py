@@ -33,8 +33,8 @@ def list_namespaces() -> list[dict[str, Any]]:
 
 
 def find_namespace(func: object) -> dict[str, Any]:
-    """Return the globals of the script that a function comes from, or else those of `__main__`. The
-    two differ, for example, with `python -m cProfile`."""
+    """Return the globals of a script's function; for others, those of `__main__`. These differ, for
+    example, under `python -m cProfile`."""
     space = getattr(unwrap(func), "__globals__", None)
     if type(space) is dict and space.get("__name__") in MAIN:
         return space
@@ -42,8 +42,8 @@ def find_namespace(func: object) -> dict[str, Any]:
 
 
 def find_class_of(obj: Any) -> type | None:
-    """Return the class in which the object is wrapped by a `classmethod`, or None. Since Python
-    3.13, the object itself is not passed the class that it is called on:
+    """Return the class that has `obj` as a `classmethod`, or None. Since Python 3.13, a
+    `classmethod` does not bind a wrapped object to the class:
     https://docs.python.org/3.13/library/functions.html#classmethod"""
     owner: Any = sys.modules.get(obj.__module__)
     *parents, name = obj.__qualname__.split(".")
@@ -54,7 +54,7 @@ def find_class_of(obj: Any) -> type | None:
 
 
 def is_importable(obj: Any) -> bool:
-    """True if the object's module has it under its qualified name, so pickle can send the name."""
+    """True if an object's module has it under its qualified name, so the name can be sent."""
     named: Any = sys.modules.get(obj.__module__)
     for name in obj.__qualname__.split("."):
         named = getattr(named, name, None)
@@ -62,6 +62,6 @@ def is_importable(obj: Any) -> bool:
 
 
 def is_cloudpickle(caller: FrameType) -> bool:
-    """True if cloudpickle is pickling. The process that unpickles may then lack the script, so the
-    name of an object is not enough."""
+    """True if cloudpickle, not pickle, is calling. It must not send a script's object by name: the
+    process that unpickles may lack the script."""
     return str(caller.f_globals.get("__name__")).startswith(("cloudpickle", __package__))

@@ -1,6 +1,7 @@
 """Pickling of calls: cloudpickle, but without copies of objects that the host has itself.
 
-cloudpickle sends an object by name only if its module has it under that name. More is shared here:
+cloudpickle sends an object by name only if its module has it under that name. This pickler avoids
+further copies:
 
 - The function under a decorator (`module.train` is a `RemoteCallable`, a jitted function, a cache)
 is sent as a path.
@@ -37,7 +38,7 @@ from kinetic._pickling.uses import (
 )
 
 _HOST_OBJECTS = (("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand"))
-"""Objects that are replaced by the host's own, as module and name."""
+"""Module and name of objects that are replaced by the host's own."""
 
 
 class _ScriptNamespace(dict[str, Any]):
@@ -85,7 +86,7 @@ class _CopiedNamespace(dict[str, Any]):
         return vars, (self._copy,)
 
     def reduce_module(self, module: ModuleType) -> Any:
-        """Return the recipe for the module with its content."""
+        """Return the tuple that pickles the module with its content, as from `__reduce__`."""
         content = {name: value for name, value in vars(module).items() if name != "__builtins__"}
         return unpickler.identity, (self._copy,), content, None, None, unpickler.fill_module
 
@@ -108,8 +109,8 @@ class CallPickler(CodePickler):
         namespace: Globals of the script.
 
     Attributes:
-        external: Objects that were left out; see `ExternalObjectPickler`.
-        changes: Warnings about objects that arrive as something else.
+        external: Objects left out of the pickle; see `ExternalObjectPickler`.
+        changes: Warnings about objects that become another type, such as open files.
     """
 
     external: tuple[object, ...] = ()
@@ -150,7 +151,7 @@ class CallPickler(CodePickler):
         return self.reduce_object(obj)
 
     def reduce_object(self, obj: Any) -> Any:
-        """Reduce an object that is not a function, class or module."""
+        """Return the tuple that pickles an object other than a function or class."""
         kind = type(obj)
         if issubclass(kind, enum.Enum):
             return enums.reduce_member(obj)
@@ -169,7 +170,7 @@ class CallPickler(CodePickler):
         return super().reduce_object(obj)
 
     def _note_change(self, obj: Any) -> None:
-        """Add a warning about an object that arrives as something else."""
+        """Add a warning about an object that becomes another type on the host."""
         if isinstance(obj, memoryview):
             change = (
                 "A memoryview in the call is sent as bytes: changes that hosts make to it are lost."
@@ -184,8 +185,8 @@ class CallPickler(CodePickler):
         self.changes = tuple(dict.fromkeys((*self.changes, change)))
 
     def _list_submodules(self, package: ModuleType) -> list[str]:
-        """Return the submodules of a package that the script imports: the function may use them as
-        attributes of the package."""
+        """Return the submodules of a package that the script imports. The host imports them: the
+        function may use them as attributes of the package."""
         inside = f"{package.__name__}."
         return [name for name in self._imports if name.startswith(inside) and name in sys.modules]
 
@@ -207,9 +208,9 @@ class CallPickler(CodePickler):
         self.dump(((argv, imports), settings, registrations))
 
     def dump_more(self, arguments: object, file: BinaryIO) -> CallPickler:
-        """Write a further pickle, to be loaded by the same unpickler after this pickler's output,
-        and return its pickler. Both pickles share their common objects. This pickler's memo does
-        not change."""
+        """Write a second pickle to `file`, and return its pickler. Objects that this pickler has
+        written are referred to, so the unpickler must load this pickler's output first. This
+        pickler does not change: many second pickles can be made."""
         pickler = self._make_sibling(file)
         pickler.memo = self.memo
         pickler.globals_ref = dict(self.globals_ref)
@@ -221,8 +222,8 @@ class CallPickler(CodePickler):
         return CallPickler(file, self._namespace)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
-        """Add the globals that cloudpickle misses, because only a class body inside the function or
-        a textual annotation names them."""
+        """Add the globals that cloudpickle misses: those that only a class body inside the function
+        or an annotation in quotes names."""
         module = _find_module(func)
         if module is not None and is_by_value(module.__name__):
             self._copy_namespace(module)
@@ -234,7 +235,7 @@ class CallPickler(CodePickler):
         return self.globals_ref.setdefault(id(vars(module)), _CopiedNamespace(module))
 
     def _reduce_in_module(self, func: FunctionType, module: ModuleType) -> Any:
-        # An earlier function may have registered a copy of some of the globals.
+        # Replace the copy of some globals that an earlier function may have registered.
         if not isinstance(self.globals_ref.get(id(func.__globals__)), _ModuleNamespace):
             self.globals_ref[id(func.__globals__)] = _ModuleNamespace(module.__name__)
         make, args, (attributes, slots), *rest = self._dynamic_function_reduce(func)
@@ -242,13 +243,13 @@ class CallPickler(CodePickler):
 
 
 class ExternalObjectPickler(CallPickler):
-    """Leaves out all objects of one class: the pickle has their numbers, and they are sent
-    separately. A class of its own, because `persistent_id` runs for every object.
+    """Writes numbers in place of all objects of one class, which are sent separately. It is a
+    separate class, because `persistent_id` costs time for every object.
 
     Args:
         file, namespace: See `CallPickler`.
         kind: The class.
-        before: Objects that an earlier pickle has numbered.
+        before: Objects that an earlier pickle has left out, by number.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class ExternalObjectPickler(CallPickler):
             return None
         if id(obj) not in self._number:
             self._number[id(obj)] = len(self._omitted)
-            self._omitted.append(obj)  # The reference keeps its id from being reused.
+            self._omitted.append(obj)  # Also keeps its id from being reused.
         return self._number[id(obj)]
 
     def _make_sibling(self, file: BinaryIO) -> CallPickler:
@@ -284,15 +285,15 @@ class ExternalObjectPickler(CallPickler):
 def make_pickler(
     file: BinaryIO, namespace: dict[str, Any], external: type | None = None
 ) -> CallPickler:
-    """Return a pickler for a call; one without `persistent_id`, which is faster, if possible."""
+    """Return a pickler for a call; without `external`, a faster one that leaves nothing out."""
     if external is None:
         return CallPickler(file, namespace)
     return ExternalObjectPickler(file, namespace, external)
 
 
 def _locate(obj: Any) -> tuple[str, str, int] | None:
-    """Return module, qualified name and number of decorators to unwrap, with which the host finds a
-    function or class; None if the host cannot import it."""
+    """Return the module and qualified name from which the host imports a function or class, and how
+    many decorators it unwraps; None if the host cannot import it."""
     module = obj.__module__ or ""
     if module not in sys.modules or module in MAIN or is_by_value(module):
         return None
@@ -308,8 +309,8 @@ def _locate(obj: Any) -> tuple[str, str, int] | None:
 
 
 def _is_global(obj: Any) -> bool:
-    """True if the host can import a decorated (jitted, cached) function under the function's
-    name."""
+    """True if an object that wraps a function, such as a jitted one, is found in its module under
+    the function's name."""
     if find_wrapped(obj) is None:
         return False
     module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
@@ -319,8 +320,8 @@ def _is_global(obj: Any) -> bool:
 
 
 def _is_made_of_arguments(kind: type) -> bool:
-    """True if the class has its own `__new__`, like `jax.custom_vjp`, for which pickle would have
-    no arguments."""
+    """True if the class has its own `__new__` and pickle does not know its arguments, as for
+    `jax.custom_vjp`."""
     methods = ("__reduce_ex__", "__reduce__", "__getstate__")
     return isinstance(kind.__new__, FunctionType) and all(
         getattr(kind, name) is getattr(object, name, None) for name in methods
@@ -342,8 +343,8 @@ def _find_needed_module(func: FunctionType) -> ModuleType | None:
     on a host, or need something that only the caller has.
     """
     module = _find_module(func)
-    # Users set `__module__` to "__main__" to have a function sent by value. With `__wrapped__`, a
-    # decorator may have copied it from a function of the script.
+    # Users set `__module__` to "__main__" to have a function sent by value. If the function has
+    # `__wrapped__`, a decorator may have set both.
     is_by_hand = func.__module__ in MAIN and "__wrapped__" not in vars(func)
     if module is None or is_by_hand or getattr(module, "__spec__", None) is None:
         return None

@@ -21,7 +21,7 @@ from kinetic._core.values import dataclass
 from kinetic._pickling.uses import list_closed_over
 
 Registration = tuple[str, tuple[Any, ...]]
-"""Name of a registry, and the arguments of its `register` besides the object."""
+"""Name of a registry, and the arguments of its `register` after the object."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def is_pytree(obj: type) -> bool:
 
 
 def _describe_pytree(obj: type, with_functions: bool) -> tuple[Any, ...] | None:
-    """Return the name of JAX's function that registers a class like this, and its arguments: names
-    of fields, or functions. A string stands for the class's method of this name."""
+    """Return the name of the function of `jax.tree_util` that registers this class, and its
+    arguments: field names or functions. A single string names a method of the class."""
     flatten, unflatten = _read_pytrees()[obj]
     variables = list_closed_over(flatten) if isinstance(flatten, FunctionType) else {}
     if variables.keys() >= {"data_fields", "meta_fields"}:
@@ -114,7 +114,7 @@ def _register_pytree(obj: type, function: str, *args: Any) -> None:
 
 
 def _call_own(obj: type, name: str) -> Callable[..., Any]:
-    """Return a function that reads the class's method when it is called: it may be set later."""
+    """Return a function that calls the class's method, which may be set after this call."""
 
     def call(*args: Any) -> Any:
         return getattr(obj, name)(*args)

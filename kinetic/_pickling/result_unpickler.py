@@ -1,9 +1,9 @@
 """Unpickling of values from a host, using the classes that this process has.
 
-A class that was sent by value comes back by value. cloudpickle would find the original in this
-process, but overwrite its methods with those from the host, which use other globals. In another
-process (`attach`) it would make a new class, which no `except` clause matches. Here, existing
-classes are used unchanged, and so are existing functions with the same code.
+A class that was sent by value comes back by value. cloudpickle would find the original class in
+this process, but replace its methods by the host's, which use other globals. In another process
+(`attach`) it would make a new class, which no `except` clause matches. This unpickler uses existing
+classes, and existing functions with the same code, and does not change them.
 
 Code of another version of Python is refused: running it would crash the process.
 """
@@ -47,7 +47,7 @@ class ResultUnpickler(pickle.Unpickler):
         }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a global of the pickle."""
+        """Return the class or function that the pickle names; pickle calls this."""
         if module.startswith("cloudpickle") and name in self._own:
             return self._own[name]
         value = super().find_class(module, name)
@@ -55,8 +55,8 @@ class ResultUnpickler(pickle.Unpickler):
         return self._keep_64_bits(value) if is_array else value
 
     def _keep_64_bits(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Rebuild JAX arrays with their original types. JAX would silently truncate 64-bit types
-        unless this process has enabled them, as the host did."""
+        """Wrap a function that rebuilds JAX arrays, so that 64-bit types stay. JAX would silently
+        truncate them unless this process has enabled 64-bit types, as the host did."""
         try:
             enable = super().find_class("jax", "enable_x64")
         except AttributeError:  # Before JAX 0.8.
@@ -80,8 +80,8 @@ class ResultUnpickler(pickle.Unpickler):
         return self._find_defined(module, qualname, tracker) or upstream.make_enum(*args)
 
     def _find_defined(self, module: str | None, qualname: str, tracker: str | None) -> type | None:
-        """Return the class that this process sent, or else the class of this name in the module;
-        None if neither exists, as for classes defined in a function."""
+        """Return the class that this process has sent under cloudpickle's id `tracker`, or else the
+        module's class of this name, or None."""
         sent: type | None = upstream.classes_by_tracker.get(tracker)
         if sent is not None:
             return sent
@@ -118,8 +118,8 @@ class ResultUnpickler(pickle.Unpickler):
 
 
 def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
-    """True if neither a function nor those of the script that it calls use values that a host may
-    have changed: globals, closures, or defaults that are not plain."""
+    """True if a function, and those of the script that it calls, use no values that a host may have
+    changed: no globals, closures, or defaults other than numbers and text."""
     if func in visited:
         return True
     visited.add(func)
@@ -138,8 +138,8 @@ def _has_no_state(func: FunctionType, visited: set[FunctionType]) -> bool:
 
 
 def _find_all(module: str | None, qualname: str) -> Iterator[Any]:
-    """Yield the objects of this name that a module defines; for a script, those in each of its
-    remembered namespaces."""
+    """Yield the objects of this name that a module defines. For `__main__`, search the globals of
+    all remembered scripts."""
     if module not in sys.modules:
         return
     names = origin.MAIN if module in origin.MAIN else (module,)

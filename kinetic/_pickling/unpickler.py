@@ -26,8 +26,8 @@ from kinetic.errors import SetupFailed, UsageError
 def _make_without_hooks(
     make: Callable[..., type], metaclass: Any, name: str, bases: tuple[type, ...], *rest: Any
 ) -> type:
-    """Make an empty class without running the script's hooks, such as `__init_subclass__`: these
-    ran on the caller, and their effects are sent."""
+    """Make an empty class without calling hooks of the script, such as `__init_subclass__`. They
+    ran on the caller, and the pickle has their effects."""
     if getattr(metaclass, "__module__", None) in MAIN:
         foreign = next(kind for kind in metaclass.__mro__ if kind.__module__ not in MAIN)
         kind, metaclass = (
@@ -49,8 +49,8 @@ def _make_without_hooks(
 
 
 def script_namespace(package: str | None, file: str | None) -> dict[str, Any]:
-    """Return a namespace for the functions of a script. If `CallUnpickler` has a `__main__`, that
-    is used instead."""
+    """Return new globals for a script's functions. If `CallUnpickler` has an argument `main`, it
+    uses that instead."""
     file_entry = {} if file is None else {"__file__": file}
     return {
         "__name__": "__main__",
@@ -70,7 +70,7 @@ def identity(obj: Any) -> Any:
 
 
 def fill_module(module: ModuleType, content: Mapping[str, Any]) -> None:
-    """Set the content of a module; functions of it may exist already."""
+    """Set the content of a module in place: functions may already refer to its globals."""
     vars(module).update(content)
 
 
@@ -97,7 +97,7 @@ def make_descriptor(kind: Any, base: Any, *parts: Any) -> Any:
 
 
 def lru_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    """Return a function with an empty cache."""
+    """Wrap a function by `functools.lru_cache` with these parameters; the cache is empty."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -130,7 +130,7 @@ def generic_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
 
 
 def find_undecorated(module: str, qualname: str, depth: int) -> Any:
-    """Return a module's function with `depth` decorators unwrapped."""
+    """Return a module's function or class without its `depth` outermost decorators."""
     func = operator.attrgetter(qualname)(import_module(module))
     for _ in range(depth):
         func = func.__wrapped__
@@ -165,10 +165,10 @@ class CallUnpickler(pickle.Unpickler):
 
     Args:
         file: The pickle.
-        main: Globals of `__main__` for the functions of a script; None for a namespace of their
-            own.
-        source_map: (folder on the caller, folder on this host): code from a file below the first
-            names the file below the second.
+        main: Globals for the script's functions, those of the host's `__main__`; None for a new
+            dict.
+        source_map: (folder on the caller, folder on this host): file names of code are moved
+            from the first to the second.
         external: Objects that replace those left out of the pickle.
     """
 
@@ -185,7 +185,7 @@ class CallUnpickler(pickle.Unpickler):
         self._source_map = source_map
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a global of the pickle."""
+        """Return the class or function that the pickle names; pickle calls this."""
         value = super().find_class(module, name)
         if module == __name__ and name == "script_namespace" and self._main is not None:
             return self._namespace
@@ -202,8 +202,8 @@ class CallUnpickler(pickle.Unpickler):
         return value
 
     def _bind_class(self, cls: type) -> type:
-        """Set a class of the script in the host's `__main__`, so that the function's results can be
-        pickled by its name."""
+        """Add a class of the script to the host's `__main__`, so that objects of this class in the
+        result can be pickled."""
         if cls.__module__ in MAIN:
             self._bind_name(cls.__qualname__, cls)
         return cls
@@ -221,7 +221,8 @@ class CallUnpickler(pickle.Unpickler):
         """Return the object that was left out of the pickle under this number."""
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
-                f"The call needs its data {pid}, which is not on this host. Submit the job again."
+                f"The kinetic.Data with the number {pid} in the call is not on this host. Submit "
+                "the job again."
             )
         return self._external[pid]
 

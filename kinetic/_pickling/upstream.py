@@ -1,4 +1,4 @@
-"""The private names of cloudpickle that kinetic uses. No other module imports any.
+"""The private names of cloudpickle that kinetic uses. Only this module imports them.
 
 `make test-cloudpickle` runs the tests of pickling with the oldest version that kinetic accepts.
 Besides these names, `CodePickler` overrides two methods of `cloudpickle.Pickler` and reads one

@@ -1,6 +1,6 @@
-"""Objects that a function uses: its code, globals, annotations, and what decorators have wrapped.
+"""Search for the objects that a function uses: code, globals, annotations, wrapped functions.
 
-Objects' own code is never run.
+The search never runs code of the objects.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _read_global_names(code: CodeType) -> tuple[tuple[str, ...], bool]:
 
 
 def read_annotations(obj: FunctionType | type) -> dict[str, Any]:
-    """Return an object's own annotations by name; all as text if one cannot be evaluated."""
+    """Return an object's own annotations, by name. If any cannot be evaluated, all are text."""
     if not HAS_LAZY_ANNOTATIONS:
         own = vars(obj) if isinstance(obj, type) else {"__annotations__": obj.__annotations__}
         annotations: dict[str, Any] = own.get("__annotations__", {})
@@ -97,11 +97,11 @@ def read_annotations(obj: FunctionType | type) -> dict[str, Any]:
 
 
 def list_annotated(func: FunctionType) -> dict[str, Any]:
-    """Return the modules, classes and callables among the globals that textual annotations name.
-    The `__init__` of a dataclass has the annotations of its fields."""
+    """Return the modules, classes and callables among the globals that annotations in quotes name.
+    A dataclass's fields count through its `__init__`, which has their annotations."""
     names: set[str] = set()
     parts = list(read_annotations(func).values())
-    for part in parts:  # Grows during the loop.
+    for part in parts:  # The loop appends nested annotations.
         if isinstance(part, str):
             new_names, texts = _parse_annotation(part)
             names |= new_names
@@ -117,7 +117,7 @@ def list_annotated(func: FunctionType) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
-    """Return the names in a textual annotation, and the strings in it."""
+    """Return the names in an annotation in quotes, and the strings inside it."""
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError):
@@ -128,8 +128,8 @@ def _parse_annotation(text: str) -> tuple[set[str], list[str]]:
 
 
 def is_checked_by_jaxtyping(func: FunctionType) -> bool:
-    """True if a function is a wrapper of jaxtyping, whose closure has weak references and cannot be
-    pickled. The wrapped function can be."""
+    """True if a function is jaxtyping's wrapper: its closure has weak references, which cannot be
+    pickled, unlike the wrapped function."""
     if not func.__globals__.get("__name__", "").startswith("jaxtyping."):
         return False
     cells = list_closed_over(func).values()
@@ -138,7 +138,7 @@ def is_checked_by_jaxtyping(func: FunctionType) -> bool:
 
 
 def find_wrapped(obj: Any) -> Any:
-    """Return the object under a decorator, or None, without running the objects' code."""
+    """Return the object that a decorator has wrapped, or None, without running its code."""
     slot = getattr(type(obj), "__wrapped__", None)
     if isinstance(slot, GetSetDescriptorType):  # A proxy in C, such as wrapt's.
         return slot.__get__(obj)
@@ -166,8 +166,8 @@ def unwrap(obj: Any) -> Any:
 
 
 def list_parts(thing: Any) -> Iterator[tuple[str, object]]:
-    """Yield a description and the object for everything that is pickled along with a function,
-    class, module or method."""
+    """Yield all objects that are pickled with a function, class, module or method, each after a
+    description."""
     if isinstance(thing, FunctionType):
         yield from _list_parts_of_function(thing)
     elif isinstance(thing, MethodType) and thing.__name__ == "get_ipython":

@@ -66,15 +66,15 @@ def _parse_address(name: str, text: str) -> str:
 
 
 def connect(url: str, *, patience_s: float | None = None) -> JobsApi:
-    """Return a client of this dashboard, with the token in this process's environment: a store that
-    is opened by its address has no settings.
+    """Return a client of this dashboard. The token comes from this process's environment, because a
+    store that is opened by its address has no settings.
 
     Args:
         url: URL of the dashboard.
         patience_s: Time limit of each call, which is not repeated; None for the default
             `JobsApiLimits`.
     """
-    from kinetic._ray.jobs_api import JobsApi, JobsApiLimits  # Settings only need the address.
+    from kinetic._ray.jobs_api import JobsApi, JobsApiLimits  # Not needed to read settings.
 
     limits = None if patience_s is None else JobsApiLimits(patience_s, patience_s, tries=1)
     return JobsApi(url, find_token(os.environ), limits=limits)
@@ -88,11 +88,11 @@ def find_token(variables: Mapping[str, str]) -> str:
             cannot be a token.
     """
     token = _read_token(variables)
-    if not token.isascii() or not token.isprintable():  # Nothing else fits into a header.
+    if not token.isascii() or not token.isprintable():  # Other text cannot be sent in a header.
         raise PreflightError(
             "The token for the Ray cluster (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
             "~/.ray/auth_token) has several lines or invalid characters. `ray get-auth-token` on "
-            "the head shows the token."
+            "the cluster's head node shows the right one."
         )
     return token
 
@@ -111,6 +111,6 @@ def _read_token(variables: Mapping[str, str]) -> str:
         if not token_path:
             return ""
         raise PreflightError(
-            f"The token for the Ray cluster could not be read: RAY_AUTH_TOKEN_PATH={token_path} "
-            f"({error}). Set it to a file that you can read."
+            f"The token for the Ray cluster cannot be read from RAY_AUTH_TOKEN_PATH={token_path} "
+            f"({error}). Set the variable to a file that you can read."
         ) from error

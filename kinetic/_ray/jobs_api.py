@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
 CONNECTIONS = 16
-"""Connections kept open. The dashboard serves log files to 100 callers at a time."""
+"""Number of connections kept open. The dashboard serves log files to 100 callers at a time."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _RETRIED_STATUSES = (429, 502, 503, 504)
 _NODES = 10_000
 _NODE_NAME = re.compile(r"(?i)node_?[0-9a-f]{32,}")
 _READING_S = 3600
-"""Time limit for reading a file."""
+"""Time limit for reading a file, in seconds."""
 
 
 def secrets_package(job_id: str) -> str:
-    """Return the name of the package that holds a job's secrets until its driver takes them. The
-    dashboard accepts packages and says whether they exist, but shows no content."""
+    """Return the name of the package with a job's secrets, which its driver takes out. The
+    dashboard accepts packages and tells if they exist, but does not show their content."""
     return f"kinetic-secrets-{job_id}.zip"
 
 
 @dataclass(frozen=True)
 class JobsApiLimits:
-    """Time limits of calls, in seconds, and the number of attempts of calls that are safe to
+    """Time limits of calls, in seconds, and the number of tries for calls that are safe to
     repeat."""
 
     connect_s: float = 10.0
@@ -155,7 +155,7 @@ class JobsApi:
     # --- the cluster
 
     def version(self) -> str:
-        """Return the version of Ray. The cheapest call that shows that a dashboard answers."""
+        """Return the version of Ray: the cheapest call that shows if a dashboard answers."""
         try:
             document = self._call("GET", "/api/version")
         except NotFound as error:
@@ -231,8 +231,8 @@ class JobsApi:
     # --- packages
 
     def has_package(self, name: str) -> bool:
-        """True if gcs://name exists. The call keeps the package for ten more minutes, for a job
-        that names it."""
+        """True if gcs://name exists. Ray then keeps the package for ten more minutes, so that a job
+        can be submitted that uses it."""
         try:
             self._send("GET", f"/api/packages/gcs/{quote(name, safe='')}")
         except NotFound:
@@ -328,7 +328,7 @@ class JobsApi:
             response = self._connect().request(
                 method,
                 self.address + path,
-                # Sent in pieces, because the connect timeout limits each write to the socket.
+                # Send it in pieces: each write to the socket must end within the connect timeout.
                 body=None if body is None else io.BytesIO(body),
                 headers=headers,
                 timeout=urllib3.Timeout(connect=limits.connect_s, read=limits.read_s),

@@ -85,30 +85,30 @@ def explain_refusal(
     if status == 401:
         return PreflightError(
             f"The Ray cluster at {address} asks for a token. Set RAY_AUTH_TOKEN, or set "
-            "RAY_AUTH_TOKEN_PATH to the file that holds it. `ray get-auth-token` on the head shows "
-            "the token."
+            "RAY_AUTH_TOKEN_PATH to the file that holds it. `ray get-auth-token` on the head node "
+            "shows the token."
         )
     if status == 403:
         problem = "does not accept your token" if has_token else "refuses calls without a token"
         return PreflightError(
             f"The Ray cluster at {address} {problem} (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
-            "~/.ray/auth_token). Compare it with the output of `ray get-auth-token` on the head."
+            "~/.ray/auth_token). `ray get-auth-token` on the head node shows the right one."
         )
     if status < 400 or (status < 500 and is_page):
         return explain_wrong_server(address)
     if status == 404 or "file is not found" in message.lower() or "no such file" in message.lower():
-        return NotFound(f"Not found on the Ray cluster at {address}: {message}.")
+        return NotFound(f"The Ray cluster at {address} does not have this object: {message}.")
     if 400 <= status < 500 or "already exists" in message:
         return SubmitError(f"The Ray cluster at {address} refused the request: {message}.")
     return BackendUnavailable(
-        f"The Ray cluster at {address} failed to answer (HTTP {status}): {message}. Try again "
+        f'The Ray cluster at {address} failed to answer (HTTP {status}): "{message}". Try again '
         "later. Submitted jobs are not affected."
     )
 
 
 def _is_page(response: BaseHTTPResponse, body: bytes) -> bool:
-    """True if the response is an HTML page, so it is not from a dashboard, which refuses in plain
-    text or JSON. It may be from a proxy in front of a dashboard that does not answer."""
+    """True if the response is an HTML page. A dashboard refuses in plain text or JSON, so the page
+    is from another server, perhaps a proxy in front of a dashboard that does not answer."""
     kind = response.headers.get("content-type", "")
     return kind.startswith("text/html") or b"<html" in body[:500].lower()
 
@@ -124,7 +124,7 @@ _INSTALLER_PREFIX = re.compile(r".*Last \d+ lines of std(?:out|err):", re.DOTALL
 
 
 def last_words(text: str) -> str:
-    """Return the end of a message from Ray, in one line, without the frames before an installer's
-    output: the cause comes last."""
+    """Return the end of a message from Ray as one line, because the cause comes last. Omit stack
+    frames before the output of an installer."""
     words = " ".join(_INSTALLER_PREFIX.sub("", text).split())
     return words if len(words) <= _MOST_CHARS else f"… {words[-_MOST_CHARS:]}"

@@ -12,13 +12,13 @@ from kinetic.version import __version__
 
 MODULE = "kinetic._host.ray.store_server"
 PROTOCOL = "1"
-"""Version of the protocol. Store servers of any kinetic version serve all clients of this
-protocol."""
+"""Version of the protocol between store servers and clients. All kinetic versions with this number
+work together."""
 _NAME = f"kinetic-store-server-{PROTOCOL}"
 
 
 def ensure_server(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any]) -> bool:
-    """Start the store server unless it runs. Requests wait for it.
+    """Start the store server unless it runs. Requests can be sent before it is ready.
 
     Args:
         api: The cluster's dashboard.
@@ -38,11 +38,11 @@ def ensure_server(api: JobsApi, entrypoint: str, runtime_env: Mapping[str, Any])
 
 
 def revive_server(api: JobsApi) -> str:
-    """Restart the store server with its last command and environment, if it has ended. A caller in
-    the middle of a job lacks kinetic's archive, and so cannot start a new one.
+    """Restart the store server with its last command and environment, if it has ended. Unlike
+    `ensure_server`, this does not need kinetic's archive.
 
     Returns:
-        Sentence on how the server had ended; "" if it runs or has never existed.
+        A sentence about the server's end; "" if the server runs or has never existed.
 
     Raises:
         BackendUnavailable: The cluster does not answer.

@@ -13,10 +13,10 @@ from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError
 
 MISSING = (
-    "Hosts that join a gang over TCP need a certificate, and the package cryptography creates it: "
-    "pip install cryptography."
+    "Hosts that connect over TCP need a certificate, which the package cryptography creates. "
+    "Install it: pip install cryptography"
 )
-# The certificate is pinned and lives as long as its job, and the clocks of hosts may differ.
+# No expiry: agents accept only this certificate, and the clocks of hosts may differ.
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
 

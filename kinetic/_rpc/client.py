@@ -1,4 +1,4 @@
-"""Clients of the coordinator: blocking calls, repeated until it answers or a time limit is reached.
+"""Clients of a job's coordinator. Calls block, and are repeated until an answer or a time limit.
 
 Importing this module creates no channel, loop or thread, so that the importer may fork. A client
 must be created after the last fork.
@@ -27,7 +27,7 @@ _BEAT_S = 2.0
 _WATCH_S = 300.0
 """Seconds after which a stream is renewed, in case it has died unnoticed."""
 _ASSIGNMENT_S = 20.0
-"""Time limit of a call for an assignment: longer than `waiting_room.PATIENCE_S`."""
+"""Seconds until a call for an assignment fails: more than `waiting_room.PATIENCE_S`."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _CLOSE_S = 2.0
@@ -41,15 +41,15 @@ _TRANSIENT = frozenset(
 
 
 class _AnswerPatience:
-    """A time limit on silence of the coordinator. A longer pause of this process counts as the time
-    of one try at most."""
+    """A time limit on silence of the coordinator. If this process itself was paused, only `most_s`
+    of the pause count."""
 
     def __init__(self, limit_s: float, most_s: float, clock: Callable[[], float]) -> None:
         self._limit_s, self._most_s, self._clock = limit_s, most_s, clock
         self.renew()
 
     def renew(self) -> None:
-        """Restart the limit, because an answer has arrived."""
+        """Restart the limit after an answer."""
         self._left_s, self._counted_at = self._limit_s, self._clock()
 
     def is_over(self) -> bool:
@@ -61,7 +61,7 @@ class _AnswerPatience:
 
 
 class _Caller:
-    """One channel, and the rules for calling over it."""
+    """Makes calls over one channel: metadata, retries, errors."""
 
     def __init__(self, endpoint: Endpoint, give_up_s: float, clock: Callable[[], float]) -> None:
         self.target = endpoint.target
@@ -83,12 +83,12 @@ class _Caller:
         return map(self._read(method), reply) if method.streams else self._read(method)(reply)
 
     def _read(self, method: codec.Method) -> Callable[[bytes], Any]:
-        # Decode here and not in gRPC's deserializer: gRPC takes None from it for a failure.
+        # Not in gRPC's deserializer, where the result None would count as a failure.
         def read(data: bytes) -> Any:
             try:
                 return codec.read(data, method.reply)
             except CorruptRecord as error:
-                raise CoordinatorLost(f"The coordinator at {self.target}: {error}") from error
+                raise CoordinatorLost(f"The coordinator's answer is unusable. {error}") from error
 
         return read
 
@@ -99,7 +99,7 @@ class _Caller:
         timeout_s: float = _CALL_S,
         give_up_s: float | None = None,
     ) -> Any:
-        """Call until the coordinator answers; raises CoordinatorLost after `give_up_s`."""
+        """Call until the coordinator answers; raise CoordinatorLost after `give_up_s` seconds."""
         limit_s = self.give_up_s if give_up_s is None else give_up_s
         patience = _AnswerPatience(limit_s, timeout_s + _LONGEST_PAUSE_S, self.clock)
         pause_s = _FIRST_PAUSE_S
@@ -116,8 +116,8 @@ class _Caller:
     def explain_loss(self, error: grpc.RpcError) -> CoordinatorLost:
         """Return the error for a coordinator that does not answer."""
         return CoordinatorLost(
-            f"The coordinator of the gang at {self.target} has not answered for {self.give_up_s:g} "
-            f"s ({error.details()}). Its process has ended, or this host cannot reach it."
+            f"The process that coordinates the hosts, at {self.target}, has not answered for "
+            f'{self.give_up_s:g} s ("{error.details()}"). It has ended, or cannot be reached.'
         )
 
     def translate(self, method: codec.Method, error: grpc.RpcError) -> Exception:
@@ -126,15 +126,16 @@ class _Caller:
             return UsageError(error.details() or f"The coordinator refused {method.name}.")
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             return CoordinatorLost(
-                f"The coordinator at {self.target} refused this host: {error.details()}"
+                f'The coordinator at {self.target} refused this host, saying "{error.details()}"'
             )
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return CoordinatorLost(
-                f"The coordinator at {self.target} refused the token, which belongs to another job."
+                f"The coordinator at {self.target} refused the token of this host: it belongs to "
+                "another job."
             )
         return CoordinatorLost(
-            f"{method.name} failed at the coordinator at {self.target}: {error.code().name}, "
-            f"{error.details()}."
+            f"The coordinator at {self.target} failed to answer {method.name} "
+            f"({error.code().name}): {error.details()}."
         )
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ def _open(endpoint: Endpoint) -> Any:
     if not endpoint.certificate:
         raise UsageError(
             f"The coordinator at {endpoint.target} cannot be called without the certificate of "
-            f"{endpoint.job_id}, because kinetic uses only TLS over TCP."
+            f"{endpoint.job_id}, because every TCP connection uses TLS."
         )
     trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
     # The certificate names the job, not the machine.
@@ -167,7 +168,7 @@ def _open(endpoint: Endpoint) -> Any:
 
 
 class AgentClient:
-    """The agent's client. Thread-safe; `on_view` is called from the watching thread."""
+    """The agent's client. Thread-safe. A thread of its own calls the functions given to `watch`."""
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ class AgentClient:
                         "host %d reconnects to the coordinator: %s", self._host, error.details()
                     )
             except ValueError:
-                return  # The channel was closed between two tries.
+                return  # `close` has closed the channel.
             self._caller.closed.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -292,7 +293,7 @@ class AgentClient:
         if view != last:
             try:
                 on_view(view)
-            except Exception:  # Keep watching, because the next view may say "stop".
+            except Exception:  # The next view may say "stop".
                 logger.exception("host %d could not act on %r", self._host, view)
         return view
 
@@ -344,8 +345,8 @@ def request_assignment(
 
     Args:
         endpoint: the coordinator.
-        request: the host that asks.
-        unreachable_after_s: time limit for going without an answer.
+        request: index and start of this host.
+        unreachable_after_s: time limit without an answer, in seconds.
 
     Raises:
         CoordinatorLost: the coordinator has not answered within this limit.

@@ -17,7 +17,7 @@ from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Limit of a message. Stacks of 1,024 hosts have some 10 MB, and gRPC's default is 4 MB."""
+"""Largest message. Stacks of 1,024 hosts have about 10 MB; gRPC's default is 4 MB."""
 _MAX_WAITING_CALLS = 1 << 16
 _LONGEST_WAIT_S = 600
 _WINDOW_BYTES = 1 << 16
@@ -27,8 +27,8 @@ _MOST_CONNECTIONS = 4096
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # A caller without the token is refused as soon as its metadata has arrived. Its message takes
-    # at most one flow-control window of memory until then, and this probe would enlarge windows.
+    # A caller without the token is refused once its metadata has arrived. Until then, its message
+    # takes at most one flow-control window of memory: keep gRPC from enlarging windows.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
     ("grpc.max_metadata_size", _WINDOW_BYTES),
@@ -36,7 +36,7 @@ SERVER_OPTIONS = (
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
-    # Two coordinators on one port would share its calls; the second must fail instead.
+    # Let a second coordinator on this port fail; by default, the two would share the calls.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -49,9 +49,9 @@ SERVER_OPTIONS = (
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # The coordinator cannot be reached through the proxy in http_proxy.
+    # Ignore http_proxy: a proxy cannot reach the coordinator.
     ("grpc.enable_http_proxy", 0),
-    # The client retries by itself; reconnecting must not wait for gRPC's back-off of a minute.
+    # The client itself retries, and must not wait for gRPC's pauses of up to a minute.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     # Despite its name, this is the time limit of one attempt to connect, TLS included.
@@ -62,12 +62,12 @@ CHANNEL_OPTIONS = (
     ("grpc.dns_min_time_between_resolutions_ms", 500),
 )
 KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000))
-"""Options that detect a peer that vanished silently (its machine lost power). On one machine, where
-this cannot happen, they would only cut off a busy leader."""
+"""Options that detect a peer whose machine has vanished. Not used on one machine, where they would
+only cut off a busy leader."""
 
 AUTHORIZATION, JOB, ATTEMPT = "authorization", "kinetic-job", "kinetic-attempt"
 RESTARTS = "kinetic-restarts"
-"""Metadata of every call: the token, and the caller's job, attempt and number of restarts."""
+"""Keys of every call's metadata: the token, and the caller's job, attempt and restarts."""
 
 
 def metadata_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
@@ -99,14 +99,14 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class WatchRequest:
-    """An agent's request for every change of its view."""
+    """An agent's request for the state of the gang as its host sees it (view), and all changes."""
 
     host: int
 
 
 @dataclass(frozen=True)
 class StacksAnswer:
-    """The stacks of a host, for the request with this number."""
+    """The Python stacks of a host, in answer to the request with this number."""
 
     host: int
     request: int
@@ -146,7 +146,7 @@ class Method:
 JOIN = Method("Join", JoinRequest, HostView)
 WATCH = Method("Watch", WatchRequest, HostView, streams=True)
 HEARTBEAT = Method("Heartbeat", Heartbeat, int)
-"""The reply is the version of the views."""
+"""The reply is the number of the gang's current state, which grows with each change."""
 REPORT = Method("Report", HostReport)
 STACKS = Method("Stacks", StacksAnswer)
 PLACE = Method("Place", PlaceRequest, HostAssignment | None)
@@ -159,7 +159,7 @@ SNAPSHOT = Method("Snapshot", None, dict[str, Any])
 
 
 def write(message: Any) -> bytes:
-    """Encode a message. Return bytes as they are: views are encoded once for all watchers."""
+    """Encode a message. Return bytes unchanged: the server encodes views itself, once for all."""
     if isinstance(message, bytes):
         return message
     return json.dumps(documents.to_document(message), separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""The coordinator as a gRPC server: it drives the gang's clock and pushes changes to every agent.
+"""The coordinator as a gRPC server: it tells the gang the time, and agents each change of the gang.
 
 Importing this module creates no channel, loop or thread, so that the importer may fork.
 """
@@ -41,7 +41,7 @@ _STACKS_POLL_S = 0.02
 _MAX_DUMP_S = 60.0
 _STOP_GRACE_S = 1.0
 _STOP_LIMIT_S = 3.0
-"""Time limit for gRPC to stop: it never does if the system refuses threads."""
+"""Seconds to wait for gRPC to stop. It never stops if the system refuses threads."""
 _MOST_PATH_BYTES = 107
 
 Context = Any  # grpc.aio.ServicerContext; gRPC brings no types
@@ -52,10 +52,10 @@ class Coordinator:
     """The server of one gang, until the gang has finished.
 
     Promises:
-        1. A change of a view reaches every connected agent at once, not at the next tick.
-        2. A broken connection does not end a host; only its silence does, if the gang decides so.
-        3. Calls without the token, or from another job, attempt or restart of all hosts, learn and
-           change nothing.
+        1. A change of the gang's state reaches every connected agent at once, not at the next tick.
+        2. A broken connection does not end a host. The gang decides if a silent host is lost.
+        3. Calls without the token, or from another job, attempt or restart of all hosts, are
+           refused.
         4. Over TCP it uses only TLS.
 
     The coordinator listens at the endpoint's target. `key` is the private key of the endpoint's
@@ -132,8 +132,8 @@ class Coordinator:
         self.sweep()
 
     def sweep(self) -> None:
-        """Sweep the gang, publish its events and announce its changes. Every function that changes
-        the gang calls this."""
+        """Let the gang check its time limits; publish its events and announce its changes. Call
+        this after every change of the gang."""
         for event in self._gang.sweep(self._clock()):
             self._publish(event)
         if self._gang.version != self._announced_version:
@@ -177,7 +177,7 @@ class Coordinator:
             self.sweep()
 
     def _publish(self, event: GangEvent) -> None:
-        # A listener that fails, for example on a full disk, must not end the gang.
+        # An error of the listener, such as a full disk, must not end the gang.
         try:
             self._on_event(event)
         except Exception:
@@ -187,7 +187,7 @@ class Coordinator:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    # --- for agents -------------------------------------------------------------------------------
+    # --- calls of agents --------------------------------------------------------------------------
 
     async def _join(self, request: codec.JoinRequest, context: Context) -> bytes:
         host, ran_s = request.host, request.ran_s
@@ -209,8 +209,8 @@ class Coordinator:
                 await changed.wait()
 
     def _count_watcher(self, host: int, context: Context) -> None:
-        """Count the open streams of a host, and mark it disconnected when the last one ends. An
-        agent keeps one stream open, and renews it from time to time."""
+        """Count the open streams of a host; mark the host as disconnected when the last one ends.
+        An agent keeps one stream open, and renews it from time to time."""
         gang, watchers = self._gang, self._watchers
         gang.mark_connected(host, self._clock())
         watchers[host] += 1
@@ -239,8 +239,8 @@ class Coordinator:
         return await self._room.ask(request.index, request.start, request.world)
 
     def _view(self, host: int) -> bytes:
-        # Encode a view once per version and kind of stop, not once per host: the addresses of
-        # 1,024 hosts have 20 kB.
+        # Encode each view once, not for each host: a view of 1,024 hosts has their addresses, 20
+        # kB.
         view = self._gang.view(host)
         if self._views[0] != view.version:
             self._views = (view.version, {})
@@ -249,7 +249,7 @@ class Coordinator:
             written[view.stop_exit] = codec.write(view)
         return written[view.stop_exit]
 
-    # --- for users --------------------------------------------------------------------------------
+    # --- calls of users ---------------------------------------------------------------------------
 
     async def _dump_stacks(self, timeout_s: float, context: Context) -> dict[int, str]:
         return await self.dump_stacks(timeout_s)
@@ -282,8 +282,8 @@ class Coordinator:
 
 
 class _AuthenticatedHandlers:
-    """Handlers for authenticated callers only: they need the token, this job, this attempt and,
-    where a cluster restarts all hosts, this number of restarts."""
+    """Handlers for authenticated callers only. A caller must name the token, this job, this attempt
+    and, if a cluster restarts all hosts, this number of restarts."""
 
     def __init__(
         self, methods: dict[str, Any], endpoint: Endpoint, attempt: Callable[[], int]
@@ -328,8 +328,8 @@ class _AuthenticatedHandlers:
 
 
 def _refuse_other(words: str, theirs: str, own: int) -> Any:
-    """Refuse a caller of another attempt or restart. A caller of a later one may retry, because
-    this leader is about to be replaced; a caller of an earlier one is refused for good."""
+    """Refuse a caller of another attempt or restart. A caller with a higher number may retry,
+    because a new leader will replace this one. A caller with a lower number must give up."""
     is_later = theirs.isdecimal() and int(theirs) > own
     code = grpc.StatusCode.UNAVAILABLE if is_later else grpc.StatusCode.FAILED_PRECONDITION
     return _make_refusal(code, words)
@@ -339,7 +339,7 @@ def _make_refusal(code: grpc.StatusCode, words: str) -> Any:
     async def refuse(requests: Any, context: Context) -> None:
         await context.abort(code, words)
 
-    # Handle the call as a stream: gRPC would receive the whole message of a unary call first.
+    # As a stream: of a unary call, gRPC would first receive the whole message.
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
@@ -358,7 +358,7 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
     if not endpoint.is_unix and not (endpoint.certificate and key):
         raise UsageError(
             f"The coordinator of {endpoint.job_id} cannot listen on {target} without a certificate "
-            "and its key, because kinetic uses only TLS over TCP."
+            "and its key, because every TCP connection uses TLS."
         )
     try:
         if endpoint.is_unix:
@@ -367,7 +367,9 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
         return int(server.add_secure_port(target, grpc.ssl_server_credentials([pair])))
     except RuntimeError as error:
         why = _explain_refusal(Path(target.removeprefix("unix:"))) if endpoint.is_unix else ""
-        raise SubmitError(f"The coordinator of the gang cannot listen on {target}{why}.") from error
+        raise SubmitError(
+            f"The coordinator of {endpoint.job_id} cannot listen on {target}{why}."
+        ) from error
 
 
 def _explain_refusal(path: Path) -> str:

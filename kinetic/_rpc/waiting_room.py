@@ -1,4 +1,4 @@
-"""The waiting room: hosts wait in it for their assignment in the next attempt.
+"""The hosts that have no part in an attempt yet, and wait for their assignment in the next one.
 
 All calls must come from one event loop.
 """
@@ -26,7 +26,7 @@ class Listener(Protocol):
         ...
 
     def on_start(self, index: int) -> None:
-        """Handle a new start of a host that its leader did not start."""
+        """Handle a restart of a host that the leader did not cause."""
         ...
 
     def on_leave(self, index: int) -> None:
@@ -41,14 +41,14 @@ class Listener(Protocol):
 class WaitingRoom:
     """The hosts that wait, and their assignments.
 
-    A host is identified by its index, which is the same in all attempts, and the number of its
-    start: only the latest start counts. If the leader starts the hosts, it decides which start
-    counts; otherwise (`announced`) an unknown number means that the host was restarted.
+    A host has an index, the same in all attempts, and a number for each start of its agent.
+    Requests of earlier starts are ignored. If the leader starts the hosts, it counts the starts
+    (`expect_next`). Otherwise (`announced`) a new number means that the host was restarted.
     """
 
     def __init__(self, listener: Listener, *, announced: bool = False, leave: bool = False) -> None:
-        """With `leave`, a host counts as lost if its connection breaks and it does not ask again,
-        because nothing else may notice its loss."""
+        """Make an empty room. With `leave`, a host counts as lost if its connection breaks and it
+        does not ask again, because nothing else may notice its loss."""
         self._listener = listener
         self._announced = announced
         self._leave = leave
@@ -61,7 +61,7 @@ class WaitingRoom:
         self._over = False
 
     def expect_next(self, index: int) -> None:
-        """Ignore the current start of the host from now on: only its next start counts."""
+        """Ignore requests of the host's current start: the leader is restarting the host."""
         self._starts[index] = self.start_of(index) + 1
         self._waiting.discard(index)
         self._assignments.pop(index, None)
@@ -79,23 +79,23 @@ class WaitingRoom:
         return index in self._waiting
 
     def assign(self, assignments: Mapping[int, HostAssignment]) -> None:
-        """Answer these hosts. Earlier assignments that no host has fetched are void."""
+        """Give these hosts their assignments; drop earlier ones that no host has fetched."""
         self._assignments = dict(assignments)
         self._waiting -= assignments.keys()
         self._wake()
 
     def reassign(self, index: int, assignment: HostAssignment) -> None:
-        """Answer a host that was restarted before it fetched its assignment."""
+        """Give an assignment to a host that was restarted before it fetched the previous one."""
         self._assignments[index] = assignment
 
     def close(self) -> None:
-        """Answer all hosts that no attempt follows."""
+        """Tell all waiting hosts that no attempt follows."""
         self._over = True
         self._wake()
 
     async def ask(self, index: int, start: int, world: int = 0) -> HostAssignment | None:
-        """Wait for a host's assignment. Return a postponed one after `PATIENCE_S`, None when no
-        attempt follows."""
+        """Wait for a host's assignment. After `PATIENCE_S`, return a postponed one: the host must
+        ask again. Return None if no attempt follows."""
         if self._announced:
             self._announce(index, start)
         if not self._counts(index, start):
@@ -145,8 +145,8 @@ class WaitingRoom:
             self._listener.on_start(index)
 
     def _check_presence(self, index: int, start: int, repeats: int = 2) -> None:
-        """Count a host as lost if it has not asked again after `AWAY_S`. Repeat the check: after
-        a pause of this process, it may run before the requests of hosts have been read."""
+        """Count a host as lost if it has not asked again after `AWAY_S`. Check several times:
+        after a pause of this process, the first check may run before requests are read."""
         if self._asking[index] or index not in self._waiting or not self._counts(index, start):
             return
         if repeats:

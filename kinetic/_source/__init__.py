@@ -1,1 +1,1 @@
-"""The source tree of a call: choose its files, send them to a store, unpack them on hosts."""
+"""The project's files, called the source tree: choose, send to a store, unpack on hosts."""

@@ -1,4 +1,4 @@
-"""The project's source tree, packed by content.
+"""The project's source tree: a list of its files with their digests.
 
 In: a folder. Out: a `Bundle`, which `upload` sends to a store and `download` unpacks on a host.
 """
@@ -29,23 +29,23 @@ NOTHING = Companions()
 _LARGEST = 5
 _LISTED_PATHS = 10
 MANY_FILES = 10_000
-"""Files above which the caller is warned: a host unpacks a few thousand a second."""
+"""Number of files above which the caller is warned: a host unpacks a few thousand a second."""
 _RenderWarnings = Callable[[walk.Scan], tuple[str, ...]]
 """Renders the warnings about a scan."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A source tree, packed.
+    """A source tree, ready to be sent.
 
     Attributes:
-        manifest: the list of its entries.
+        manifest: the list of its files, folders and links, with digests.
         tree: digest and size.
-        root: the folder it was packed from.
+        root: the folder with the files.
         warnings: warnings for the caller, one sentence each.
         largest: the largest files, (path, bytes), largest first.
         note: path of the tree's snapshot in the user's cache; None without a cache.
-        elsewhere: path to read, for each file whose content is not at its own path below the root.
+        elsewhere: the real path of each file that was reached through a link, by path in the tree.
     """
 
     manifest: bytes
@@ -57,12 +57,12 @@ class Bundle:
     elsewhere: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def path_on_disk(self, path: str) -> str:
-        """Return the path at which a file of the tree is read."""
+        """Return the path on this machine from which a file of the tree is read."""
         return self.elsewhere.get(path) or str(self.root / path)
 
     def warn_of_number(self) -> tuple[str, ...]:
-        """Warn about too many files, which make calls seconds slower, and name the folder with most
-        of them."""
+        """Return a warning if the tree has so many files that calls take seconds longer. Name the
+        folder with most of them."""
         if self.tree.files <= MANY_FILES:
             return ()
         folders = Counter(path.rpartition("/")[0] or "." for path in self.digests())
@@ -102,18 +102,18 @@ def build(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack the tree below the root. Writes nothing but a note in the cache.
+    """List and hash the files below a folder. Writes only a snapshot of the tree in the cache.
 
     Args:
         root: the folder.
-        exclude: files and folders to leave out besides those of ignore files.
+        exclude: files and folders to leave out besides those that ignore files name.
         outputs: output folders of jobs: left out like caches, unless an ignore file keeps them.
         default_excludes: whether to leave out virtual environments, caches and the like.
         sparing: whether to leave out hidden folders and files that look like keys.
-        also: folders to pack with it; paths in the tree are then relative to the folder that
-            contains all of them (`find_top`).
-        script: paths that belong to a script whose folder is not marked as a project: the folder is
-            packed if it is small, otherwise only these paths, and never keys.
+        also: further folders to pack; paths in the tree are then relative to the folder that
+            contains them and `root` (`find_top`).
+        script: for a script whose folder is no project, the paths that belong to it: a large folder
+            is reduced to these. Files that look like keys are never sent.
         whole: whether a script's folder may be packed as a whole if it is small.
         cache_dir: the user's cache folder; never source.
         clock_ns: returns nanoseconds since the epoch.
@@ -138,7 +138,7 @@ def build(
             small = dataclasses.replace(options, most=(walk.MODEST_FILES, walk.MODEST_BYTES))
             with contextlib.suppress(walk.TooMuch):
                 return _build_by_walk(top, small, also, cache_dir, clock_ns)
-        # A repository that contains a home folder may hold anything.
+        # Ignore git's rules here: a repository in a home folder may hold anything.
         options = dataclasses.replace(options, only=script, asks_git=False)
     return _build_by_walk(top, options, also, cache_dir, clock_ns)
 
@@ -184,7 +184,7 @@ def build_data(
     cache_dir: Path,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Bundle:
-    """Pack declared data: a whole folder except for `exclude`, or a file as a tree of one file.
+    """Pack declared data (`kinetic.Data`): a folder without `exclude`, or a single file.
 
     Raises:
         UsageError: the path does not exist, or a part of it cannot be read.
@@ -226,8 +226,8 @@ def _pack_if_changed(
     *,
     left_out: Collection[str] = (),
 ) -> Bundle:
-    """Pack the tree, or reuse the snapshot at `note` if neither the tree nor the left-out paths
-    have changed."""
+    """Pack the tree; or reuse the snapshot at path `note` if the tree and the left-out paths are
+    unchanged."""
     old = cache.load(note)
     if (
         old is None
@@ -245,7 +245,7 @@ def _pack_if_changed(
 def _list_reached(
     root: str, places: Collection[str], targets: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return those of `places` that are below the root or below a target of its links."""
+    """Return the paths that are below the root or below a folder that its links lead to."""
     tops = tuple(f"{top.rstrip('/')}/" for top in (root, *targets))
     return tuple(sorted(path for path in places if f"{path}/".startswith(tops)))
 
@@ -296,14 +296,14 @@ def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
     incomplete data must not be sent."""
     if scan.unreadable:
         raise UsageError(
-            f"These paths of the data cannot be read: {_name_some(scan.unreadable)}. Make them "
-            "readable, or remove them."
+            "The data cannot be sent, because these paths in it cannot be read: "
+            f"{_name_some(scan.unreadable)}. Make them readable, or remove them."
         )
     texts = (
         (scan.secrets, "These files of the data look like secrets and are sent: {}."),
         (scan.broken, "Broken links in the data are left out: {}."),
         (scan.loops, "Links in the data to a folder that contains them are left out: {}."),
-        (scan.special, "Left out of the data because they are neither files nor folders: {}."),
+        (scan.special, "Paths left out of the data, neither files nor folders: {}."),
     )
     return tuple(text.format(_name_some(paths)) for paths, text in texts if paths)
 
@@ -315,11 +315,11 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
             "These files look like secrets and are sent: {}. List those that are not needed in "
             ".kineticignore.",
         ),
-        (scan.kept_back, "Left out because they look like keys or passwords: {}."),
+        (scan.kept_back, "Files left out because they look like keys or passwords: {}."),
         (scan.broken, "Broken links are left out: {}."),
-        (scan.unreadable, "Left out because they cannot be read: {}."),
+        (scan.unreadable, "Paths left out because they cannot be read: {}."),
         (scan.loops, "Links to a folder that contains them are left out: {}."),
-        (scan.special, "Left out because they are neither files nor folders: {}."),
+        (scan.special, "Paths left out because they are neither files nor folders: {}."),
         (
             scan.too_large,
             "Too large to be sent, although installed editable or on PYTHONPATH: {}. Hosts on this "

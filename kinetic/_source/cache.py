@@ -1,9 +1,9 @@
 """Snapshots of packed source trees in the user's cache, so that unchanged trees are not read again.
 
-A snapshot lists every path that its result depends on (folders, files, ignore files, also absent
-ones) with its stamp. While all stamps are the same, so is the tree. A stamp from less than two
-seconds before the walk is not trusted: a later change could have the same times. A damaged snapshot
-counts as missing.
+A snapshot has a tree, and the stamp (times, size, inode) of every path that the tree depends on:
+folders, files, ignore files, also absent ones. While all stamps are the same, so is the tree. A
+stamp from less than two seconds before the walk is not trusted: a later change could have the same
+times. A damaged snapshot counts as missing.
 """
 
 # ruff: noqa: PTH108
@@ -41,14 +41,14 @@ _SENT = "sent"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A packed tree, and the paths that it depends on.
+    """A source tree, and the paths that it depends on.
 
     Attributes:
         manifest: the list of its entries.
         tree: its digest and size.
         warnings: warnings for the caller.
         largest: the largest files.
-        followed: path that was read, for each file reached through a followed link.
+        followed: the real path of each file reached through a link, by path in the tree.
         watched: stamps by absolute path.
         left_out: paths that the caller left out.
         targets: targets of links that lead out of the tree.
@@ -70,8 +70,8 @@ def own_folders(cache_dir: Path) -> tuple[Path, Path]:
 
 
 def sent_note_path(note: Path, store_uri: str) -> Path:
-    """Return the path of the note that lists the packs of a tree in a store. `note` is the path of
-    the tree's snapshot."""
+    """Return the path of the cache file that lists what a store has of a tree. `note`: path of the
+    tree's snapshot."""
     name = hashlib.sha256(os.fsencode(f"{note.name}:{store_uri}")).hexdigest()[:32]
     return note.parent.parent / _SENT / name
 
@@ -131,8 +131,8 @@ def read(path: Path) -> bytes:
 
 
 def is_trusted(stamp: Stamp, began_ns: int) -> bool:
-    """True if any later change must alter the stamp: both times are older than the coarsest clock
-    tick."""
+    """True if any later change must alter the stamp: its times are two seconds older than the walk,
+    longer than any file system's clock tick."""
     return not stamp or (abs(began_ns - stamp[0]) > _RACY_NS and stamp[1] < began_ns - _RACY_NS)
 
 
@@ -178,7 +178,7 @@ def _decode(content: bytes) -> Snapshot:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the oldest files, and leftovers of killed writers."""
+    """Remove the oldest files above the limit, and temporary files of killed processes."""
     with os.scandir(folder) as listing:
         entries = list(listing)
     if len(entries) <= _MOST_SNAPSHOTS:

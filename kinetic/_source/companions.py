@@ -1,4 +1,4 @@
-"""A scan of a project merged with scans of the folders shipped with it.
+"""Merge the scan of a project with scans of the other folders that are sent with it.
 
 In: the project's scan, the other folders that modules are imported from. Out: a `Scan` whose paths
 are relative to a folder that contains all of them.
@@ -25,7 +25,7 @@ _LISTS = ("broken", "unreadable", "loops", "special", "secrets", "kept_back")
 
 @dataclass(frozen=True)
 class Companions:
-    """Folders shipped together with a project.
+    """Folders that are sent together with a project, such as editable packages.
 
     Attributes:
         places: folders outside the project that modules are imported from.
@@ -44,7 +44,7 @@ class Companions:
 
 
 def find_top(root: str, places: Iterable[ImportFolder]) -> str:
-    """Return the folder that contains the project and all places."""
+    """Return the folder that contains the project and all these folders."""
     return os.path.commonpath([root, *(place.folder for place in places)])
 
 
@@ -75,8 +75,8 @@ def scan_with_companions(
 
 
 def _add_descriptions(merged: Scan, companions: Companions, top: str) -> None:
-    """Add each package's own metadata, such as its version, to the folder that the package is
-    imported from."""
+    """Add the metadata files of each package, which tell its version, to the folder from which the
+    package is imported."""
     shipped = [
         folder
         for folder in companions.imported
@@ -118,8 +118,8 @@ def _add_part(merged: Scan, part: EditablePart, root: str, top: str, options: Sc
 
 
 def _add(merged: Scan, scanned: Scan, root: str, top: str) -> None:
-    """Add a scan to the merged one. A path that is already in it stays, even if the new scan has
-    another kind of entry for it: one scan may follow a link that another scan keeps as a link."""
+    """Add a scan to the merged one, except for paths that the merged scan has. Such a path may be a
+    link in one scan and a folder in another, which has followed the link."""
     folders = {_rebase_path(rel, root, top): rel for rel in ("", *scanned.folders)}
     occupied = tuple(f"{path}/" for path in folders if path in merged.files or path in merged.links)
 
@@ -156,8 +156,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _is_decided(place: ImportFolder, root: str, own: Scan) -> bool:
-    """True if the project's scan has the folder already, or its `.kineticignore` leaves the folder
-    out."""
+    """True if the project's scan has the folder, or its `.kineticignore` leaves the folder out."""
     if place.folder == root:
         return True
     rel = os.path.relpath(place.folder, root)

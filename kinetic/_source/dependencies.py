@@ -2,7 +2,7 @@
 
 In: the folder of the function's file, the versions that the caller has. Out: `Requirements`.
 
-The nearest file has the project's requirements: requirements.txt, or a pyproject.toml that declares
+The project's requirements are in the nearest requirements.txt, or pyproject.toml that declares
 dependencies. A pyproject.toml with a `[tool.kinetic]` table wins over a requirements.txt next to
 it. JAX's packages depend on the host's accelerator, so both files' lines for them are ignored;
 hosts install them in the caller's version.
@@ -32,7 +32,7 @@ ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
 
 @dataclass(frozen=True)
 class Requirements:
-    """A list for an installer.
+    """A list of requirements for pip or uv.
 
     Attributes:
         lines: options, then requirements.
@@ -55,8 +55,8 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Declared:
-    """The requirements of a project as lines of a requirements.txt, the file they come from, and
-    the editable packages that travel with the job."""
+    """A project's requirements as lines of a requirements.txt, the file they come from, and the
+    editable packages, whose files are sent with the job."""
 
     lines: tuple[str, ...] = ()
     source: str = ""
@@ -67,8 +67,8 @@ def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Decl
     """Find the project's requirements.
 
     The search goes up from the function's folder to the first folder with a `.git`; home and `/`
-    are searched only if the search begins in them. Editable packages travel with the job, so hosts
-    install only what they require.
+    are searched only if the search begins in them. The files of editable packages are sent with the
+    job, so hosts install only these packages' requirements.
 
     Raises:
         UsageError: a file cannot be read, or requires something that hosts cannot install.
@@ -87,8 +87,8 @@ def find(start: Path, *, home: Path, editable: Collection[Package] = ()) -> Decl
 
 
 def _read_project(project: Pyproject, editable: Collection[Package], home: Path) -> Iterator[str]:
-    """Yield the requirements of a pyproject.toml with its indexes, in the versions of the uv.lock
-    of the project or of its workspace, if one exists."""
+    """Yield the requirements of a pyproject.toml with its indexes. If the project or its workspace
+    has a uv.lock, use the versions in that."""
     locks = (folder / "uv.lock" for folder in _upward(project.file.parent, home))
     lock = next((file for file in locks if file.is_file()), None)
     lines, workspace = list(project.read_lines(editable)), project
@@ -116,7 +116,7 @@ def for_hosts(
     bucket: bool = True,
     also: Collection[str] = (),
 ) -> Requirements:
-    """Return the packages that hosts with a bare image must install.
+    """Return the packages that hosts must install in an image with Python alone.
 
     Args:
         declared: the project's requirements.
@@ -178,13 +178,13 @@ def _own(installed: Mapping[str, str], bucket: bool) -> tuple[str, ...]:
 
 
 def _pin_version(name: str, installed: Mapping[str, str], *, otherwise: str = "") -> str:
-    """Return a requirement that pins the caller's version."""
+    """Return the requirement `name==VERSION` of the caller, or `name` with `otherwise`."""
     return f"{name}=={installed[name]}" if name in installed else f"{name}{otherwise}"
 
 
 def _jax_version(dropped: Collection[str], installed: Mapping[str, str]) -> str:
-    """Return the caller's JAX version as a specifier. If the caller has no JAX or a development
-    version, return the specifier in the project's requirements; "" if they have none."""
+    """Return the caller's JAX version as a specifier, such as "==0.10.2". If the caller has no JAX,
+    or a development version, return the one in the project's requirements, or ""."""
     version = installed.get("jax", "").partition("+")[0]
     if version and "dev" not in version:
         return f"=={version}"
@@ -209,7 +209,7 @@ def _list_index_options(
 ) -> Iterator[str]:
     """Yield an option for each index from which hosts may need a package.
 
-    From an explicit index, uv takes only the packages that name this index. Installers have no such
+    With an index marked `explicit`, uv takes only the packages that name it. pip has no such
     option: if a host needs one of these packages, the index is added last, for all packages.
 
     Args:
@@ -231,7 +231,7 @@ def _list_index_options(
 
 
 def _list_uv_options(table: Mapping[str, Any], pinned: Collection[str]) -> Iterator[str]:
-    """Yield the options of `[tool.uv]`. Like in uv, the first of several default indexes counts."""
+    """Yield options for the indexes in `[tool.uv]`. The first default index counts, as in uv."""
     indexes, tables = table.get("index", ()), (table, table.get("pip", {}))
     defaults = [index["url"] for index in indexes if index.get("default")]
     defaults += [section["index-url"] for section in tables if "index-url" in section]
@@ -240,7 +240,7 @@ def _list_uv_options(table: Mapping[str, Any], pinned: Collection[str]) -> Itera
     yield from (_render_index(index) for index in others if not index.get("explicit"))
     for section in tables:
         yield from (f"--extra-index-url {url}" for url in section.get("extra-index-url", ()))
-        # Skip folders of this machine: they only save downloads and have the same versions.
+        # Skip folders of this machine, which only save downloads.
         links = (place for place in section.get("find-links", ()) if "://" in place)
         yield from (f"--find-links {place}" for place in links)
     explicit = [index for index in others if index.get("explicit")]

@@ -2,8 +2,8 @@
 
 In: a store, the tree's digest, an empty folder. Out: the files.
 
-Nothing is trusted: the tree's list must have the digest in the plan, every content the digest in
-the list, and nothing is written outside the folder. Damaged content is removed from the store
+The store is not trusted: the tree's list must have the digest in the job's plan, and each file the
+digest in the list. Nothing is written outside the folder. Damaged content is removed from the store
 together with the record of the tree, so that the next submission sends it again.
 """
 
@@ -36,7 +36,7 @@ _RESUBMIT = "The damaged copy was removed from the store: submit the job again."
 
 @dataclass(frozen=True)
 class _Pack:
-    """A pack, open for reading."""
+    """A pack (many small files in one object), open for reading."""
 
     index: Index
     file: FileIO
@@ -59,7 +59,7 @@ class StoredTree:
     entries: list[manifest.Entry] = field(default_factory=list)
 
     def read_small(self, digest: str, subject: str) -> bytes:
-        """Return a content from a pack.
+        """Return the content with this digest from a pack.
 
         Raises:
             CorruptRecord: it is missing or damaged; the message begins with `subject`.
@@ -96,22 +96,22 @@ def unpack(store: Store, tree: Tree, dest: Path) -> list[manifest.Entry]:
     """
     with open_tree(store, tree) as stored:
         try:
-            dest.mkdir(exist_ok=True, mode=0o700)  # Do not recreate parents that were removed.
+            dest.mkdir(exist_ok=True, mode=0o700)  # Without parents: they may have been removed.
             if any(dest.iterdir()):
                 raise StoreError(
-                    f"The source tree cannot be unpacked into {dest}: it is not empty. Remove it "
-                    "first."
+                    f"The job's files cannot be unpacked into {dest}: the folder is not empty. "
+                    "Remove it first."
                 )
             write_tree(stored, str(dest), write_file)
         except OSError as error:
             kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"The source tree could not be unpacked into {dest}: {error}.") from error
+            raise kind(f"The job's files could not be unpacked into {dest}: {error}.") from error
         return stored.entries
 
 
 @contextmanager
 def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
-    """Fetch the packs of a tree unless the store is a local folder, and read its list.
+    """Fetch a tree's packs, unless the store is a local folder, and read the tree's list.
 
     Raises:
         CorruptRecord: the list is missing, or differs from the plan's.
@@ -127,7 +127,7 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         try:
             data = manifest.amend(packs.inflate_list(base), record.removed, record.changed)
             if hashlib.sha256(data).hexdigest() != tree.manifest.digest:
-                raise CorruptRecord("The list of the source tree is damaged.")
+                raise CorruptRecord(f"{_LIST} is damaged.")
         except CorruptRecord as error:
             _forget(store, tree)
             raise CorruptRecord(f"{error} {_RESUBMIT}") from error
@@ -135,13 +135,13 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         sizes = [entry.size_bytes for entry in manifest.list_files(data)]
         if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
             raise CorruptRecord(
-                "The list of the source tree does not match the job's plan: number or size of the "
-                "files differ. Submit the job again."
+                f"{_LIST} does not match the job's plan: it has another number or size of files. "
+                "Submit the job again."
             )
         yield stored
 
 
-_LIST = "The list of the source tree"
+_LIST = "The stored list of the job's files"
 
 
 def _read_record(store: Store, tree: Tree) -> TreeRecord:
@@ -180,17 +180,17 @@ def _open_pack(store: Store, tree: Tree, name: str, path: Path, stack: ExitStack
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         _forget(store, tree, name)
         raise CorruptRecord(
-            "A pack of the source tree is missing from the store: submit the job again."
+            "An archive of the job's files is missing from the store: submit the job again."
         ) from error
     except OSError as error:
-        raise StoreError(f"A pack of the source tree could not be read: {error}.") from error
+        raise StoreError(f"An archive of the job's files could not be read: {error}.") from error
     try:
         size = packs.index_bytes(file.read(packs.HEAD_BYTES))
         if size > os.fstat(file.fileno()).st_size:
-            raise CorruptRecord("The index of a pack is damaged: it is cut off.")
+            raise CorruptRecord("An archive of the job's files is cut off.")
         index = packs.parse(os.pread(file.fileno(), size, 0))
         if index.name != name:
-            raise CorruptRecord("The index of a pack is damaged.")
+            raise CorruptRecord("An archive of the job's files is damaged.")
     except CorruptRecord as error:
         _forget(store, tree, name)
         raise CorruptRecord(f"{error} {_RESUBMIT}") from error
@@ -224,7 +224,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
     Raises:
         CorruptRecord: the stored content is missing or damaged.
     """
-    subject = f"The stored content of {file.path!r}"
+    subject = f"The stored content of the file {file.path!r}"
     path = os.path.join(dest, file.path)
     if file.digest in stored.packs:
         content = iter((stored.read_small(file.digest, subject),))
@@ -250,7 +250,7 @@ def write_file(stored: StoredTree, file: manifest.File, dest: str) -> None:
 
 
 def _read_large(stored: StoredTree, file: manifest.File, subject: str, at: Path) -> Iterator[bytes]:
-    """Yield a content that is a file in the store's folder, in chunks; raise at the end if it is
+    """Yield a large content in chunks from the store's folder. Raise after the last if it is
     damaged."""
     digest = hashlib.sha256()
     try:
@@ -267,7 +267,7 @@ def _read_large(stored: StoredTree, file: manifest.File, subject: str, at: Path)
 
 
 def _fetch_large(stored: StoredTree, file: manifest.File, subject: str, path: str) -> None:
-    """Fetch a content that is an object of its own in a remote store."""
+    """Fetch a large file, which is a separate object in a remote store, to `path`."""
     try:
         stored.store.fetch(layout.blob(file.digest), Path(path), sha256=file.digest)
     except NotFound as error:
@@ -279,8 +279,8 @@ def _fetch_large(stored: StoredTree, file: manifest.File, subject: str, path: st
 
 def _forget(store: Store, tree: Tree, name: str = "") -> None:
     """Remove the record of a tree, and the object `name` unless it is "", so that the next
-    submission sends them again. Hosts of other trees that need the object report that it is
-    missing. Errors are ignored, because the host may be allowed only to read."""
+    submission sends both again. Hosts of other jobs that need the object report that it is
+    missing. Ignore errors, because this host may only have the right to read."""
     names = (layout.pack(name), layout.blob(name)) if name else ()
     for key in (layout.tree(tree.manifest.digest), *names):
         with suppress(StoreError):

@@ -6,8 +6,8 @@ In: site folders and their `.pth` files, the finders of build backends, sys.path
 
 An editable installation is a line in a `.pth` file (setuptools' `develop` and src layouts,
 hatchling, uv, Poetry, flit, maturin), or a finder that maps names to folders (setuptools,
-`editables`). Packages of finders that build on import (meson-python, scikit-build-core) are not
-shipped.
+`editables`). Packages that are built when they are imported (meson-python, scikit-build-core) are
+not shipped.
 """
 
 # ruff: noqa: PTH113, PTH118, PTH120, PTH206
@@ -54,7 +54,7 @@ class ImportFolder:
 
 @dataclass(frozen=True)
 class EditablePart:
-    """A folder that is shipped together with the project.
+    """A folder that is sent together with the project.
 
     Attributes:
         root: the folder of the package's own project, whose ignore files apply.
@@ -83,8 +83,8 @@ class Package:
 
 
 def packages(folders: Collection[str]) -> list[Package]:
-    """Return the editable packages that are imported from these folders, which are real paths."""
-    from importlib import metadata  # Slow to import, and not needed for slices on this machine.
+    """Return the editable packages that are imported from these folders. `folders`: real paths."""
+    from importlib import metadata  # Slow to import, and often not needed.
 
     imported = []
     for distribution in metadata.distributions():
@@ -126,8 +126,8 @@ def _is_kinetic(folder: str) -> bool:
 
 
 def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the metadata files of packages that are imported from these folders, for
-    `importlib.metadata`: the folder, and the path of a file in the package's `.dist-info`."""
+    """Yield the metadata files of packages that are imported from these folders, which hosts need
+    for `importlib.metadata`: the folder, and the path of a file in a `.dist-info`."""
     for about, project in _list_editable():
         inside = [folder for folder in folders if f"{folder}/".startswith(f"{project}/")]
         if inside:
@@ -136,8 +136,8 @@ def descriptions(folders: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_hooked(folders: Collection[str]) -> list[str]:
-    """Return the names of editable packages that are imported from none of these folders: their
-    build backend uses an import hook of its own to find them."""
+    """Return the names of editable packages that are imported from none of these folders, but
+    through an import hook of their build backend."""
     return sorted(
         about.parent.name.partition("-")[0]
         for about, project in _list_editable()
@@ -191,7 +191,7 @@ def _read_pth_files(stamps: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
 
 
 def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> list[ImportFolder]:
-    """Return the folders outside the interpreter's own that modules are imported from.
+    """Return the folders from which modules are imported, without those of the interpreter.
 
     Args:
         search: sys.path.
@@ -221,8 +221,8 @@ def find(search: Sequence[str], python_path: str, never: Collection[Path]) -> li
 
 
 def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[EditablePart]:
-    """Return the parts to ship for these folders: one for each project, whose ignore files apply to
-    it."""
+    """Group these folders by the project that each belongs to, because the ignore files of that
+    project apply. Return the part of each project to send."""
     by_root: dict[str, list[ImportFolder]] = {}
     for place in places:
         by_root.setdefault(_find_project(place.folder, never), []).append(place)
@@ -238,7 +238,7 @@ def parts(places: Sequence[ImportFolder], never: Collection[Path]) -> list[Edita
 
 
 def _find_redirections() -> Iterator[tuple[str, str]]:
-    """Yield (folder, name) for each import that the finder of an editable package redirects."""
+    """Yield (folder, name) for each module that an import hook finds in a folder."""
     for finder in list(sys.meta_path):
         module = sys.modules.get(str(getattr(finder, "__module__", "")))
         paths: dict[str, str] = {}
@@ -263,8 +263,8 @@ def _find_redirections() -> Iterator[tuple[str, str]]:
 
 
 def _is_source(folder: str, never: Collection[Path]) -> bool:
-    """True if a folder may hold the caller's own modules: it holds neither installed packages nor
-    packages that hosts have anyway."""
+    """True if a folder may hold the caller's own modules: it has no installed packages, and none
+    that every host has, such as kinetic."""
     names = folder.split(os.sep)
     own = (os.path.realpath(f"{prefix}/lib") for prefix in (sys.prefix, sys.base_prefix))
     return (

@@ -18,15 +18,15 @@ from kinetic._core.values import dataclass
 _PROGRAM = (
     # If a git hook started Python, these variables are set, maybe for another repository.
     *("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "-u", "GIT_PREFIX"),
-    # A checkout in a container often belongs to another user. Reading it is safe, because git runs
-    # no program of the repository here.
+    # A checkout in a container often belongs to another user. It is safe to read, because git
+    # runs no program of the repository with these options.
     *("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"),
 )
 _LIST = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
 _PATHS = ("rev-parse", "--git-path", "index", "--git-path", "info/exclude", "--git-path", "config")
 _EXCLUDES = ("config", "--type=path", "--get", "core.excludesFile")
 _NOT_FOUND = 127
-SLOW_S = 5.0  # After this time, a notice says that git is slow.
+SLOW_S = 5.0  # Seconds until a notice says that git is slow.
 
 
 @dataclass(frozen=True)

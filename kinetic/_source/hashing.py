@@ -22,8 +22,8 @@ _LARGE_BYTES = 512 << 10
 
 
 def is_worth_threads(count: int, size_bytes: int) -> bool:
-    """True if the files are large enough that threads read them faster; with small files, threads
-    only wait for each other."""
+    """True if the files are so large on average that several threads read them faster than one.
+    With small files, threads only wait for each other."""
     return size_bytes > _LARGE_BYTES * max(count, 1)
 
 
@@ -37,7 +37,7 @@ class FileDigest(NamedTuple):
 
 
 def read_snapshot(root: str, old: Snapshot | None) -> Mapping[str, FileDigest]:
-    """Return the digests of a snapshot's files, by the path that was read."""
+    """Return the digests of a snapshot's files, by real path."""
     if old is None:
         return {}
     digests: dict[str, FileDigest] = {}

@@ -1,7 +1,7 @@
 """Rules for leaving files and folders out of the source tree.
 
-In: the text of ignore files, names. Out: for a file or folder, whether a rule leaves it out or
-keeps it; whether it is likely to hold keys or passwords.
+In: the text of ignore files, and names. Out: rules that leave out or keep a file or folder; names
+that are likely to hold keys or passwords.
 
 `.kineticignore` lies at the root and is read as fnmatch does: patterns are matched against the path
 and against the name, "*" crosses "/", "#" starts a comment, a trailing "/" means folders only, a
@@ -34,7 +34,7 @@ DEFAULTS = frozenset(
 )
 
 ENVIRONMENT_PARTS = frozenset({"pyvenv.cfg", "bin", "include", "lib", "lib64"})
-"""Names to leave out of a project's folder that is a virtual environment itself."""
+"""Names to leave out where a project's folder is also a virtual environment."""
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 CACHE_TAG = "CACHEDIR.TAG"
 _STORE = frozenset({".tmp", "blobs", "refs"})
@@ -86,7 +86,7 @@ class IgnoreRules:
         return re.compile(rf"(?:{'|'.join(sorted(parts))})\Z", re.DOTALL) if parts else None
 
     def decide(self, path: str, name: str, *, is_folder: bool) -> bool | None:
-        """Return True to leave out, False to keep, None if no rule matches. The last rule wins."""
+        """Return True to leave out, False to keep, None without a rule. The last rule wins."""
         # Most files match no rule: two combined expressions are faster than trying each rule.
         if not (
             (self._names and self._names.match(name)) or (self._paths and self._paths.match(path))
@@ -144,7 +144,7 @@ def _shell(pattern: str) -> str:
 
 
 def leads_to_hidden(root: str, target: str) -> bool:
-    """True if a link's target looks secret or is in a hidden folder, such as `~/.ssh`."""
+    """True if a link leads to a file that looks secret or is in a hidden folder, like `~/.ssh`."""
     below = target[len(root) :] if target.startswith(f"{root.rstrip('/')}/") else target
     return looks_secret(target.rpartition("/")[2]) or any(
         part.startswith(".") for part in below.split("/")

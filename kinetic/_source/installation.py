@@ -39,8 +39,8 @@ class Installation:
 def of(
     plan: Plan, start: Path, *, imported: Collection[str], cache_dir: Path, bucket: bool
 ) -> Installation:
-    """Return what pods install for a function. A custom image already has the project's
-    requirements, so only kinetic's own may be missing.
+    """Return the packages that pods install for a function. In a custom image, the project's
+    requirements are installed already, and only kinetic's own may be missing.
 
     Args:
         plan: the job's plan, with its place, platform and options decided.
@@ -56,7 +56,7 @@ def of(
     if plan.place.has_complete_image:
         requirements = dependencies.of_kinetic(installed, bucket=bucket, also=also)
     else:
-        # The function's own project counts by its nearest requirements file, not as a package.
+        # The function's own project is installed by its requirements file, not as a package.
         packages = [
             package
             for package in editable.packages(imported)
@@ -70,7 +70,7 @@ def of(
 
 
 def of_base(kind: str, *, cache_dir: Path) -> Installation:
-    """Return the packages to install in an image without a project, for a kind of accelerator."""
+    """Return the packages for an image without a project. `kind`: "tpu", "gpu" or "cpu"."""
     requirements = dependencies.for_hosts(dependencies.Declared(), kind, _find_versions())
     return _make_installation(requirements, cache_dir)
 

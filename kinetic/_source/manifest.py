@@ -37,7 +37,7 @@ class Folder:
 
 
 class File(NamedTuple):
-    """A regular file. A tuple, because a tree has thousands of files."""
+    """A regular file. It is a tuple to save memory: a tree has thousands of files."""
 
     path: str
     mode: int
@@ -57,7 +57,7 @@ Entry = Folder | File | Symlink
 
 
 def encode(entries: Iterable[Entry]) -> bytes:
-    """Return the list of these entries."""
+    """Return the list of these entries as it is stored."""
     rows = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         if isinstance(entry, File):
@@ -69,7 +69,7 @@ def encode(entries: Iterable[Entry]) -> bytes:
     return "\n".join(rows).encode()
 
 
-@functools.lru_cache(maxsize=4)  # A tree is decoded before and after a change, and for sending.
+@functools.lru_cache(maxsize=4)  # A tree is decoded several times.
 def decode(data: bytes) -> tuple[Entry, ...]:
     """Parse a list; folders come before their entries.
 
@@ -80,7 +80,7 @@ def decode(data: bytes) -> tuple[Entry, ...]:
         entries = [_parse_row(*row) for row in _parse_rows(data.split(b"\n") if data else ())]
         _verify(entries)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptRecord(f"The list of the source tree is damaged: {error!r}.") from error
+        raise CorruptRecord(f"The stored list of the job's files is damaged: {error!r}.") from error
     return tuple(entries)
 
 
@@ -134,7 +134,7 @@ def _verify(entries: Sequence[Entry]) -> None:
 
 
 def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries without links whose target was removed after the walk."""
+    """Return the entries without links to a missing entry, which was removed after the walk."""
     targets = {entry.path for entry in entries if not isinstance(entry, Symlink)} | {""}
     return [
         entry
@@ -146,7 +146,7 @@ def drop_broken_links(entries: Sequence[Entry]) -> list[Entry]:
 def _resolve_link(link: Symlink) -> str:
     """Return the path in the tree that a link points to, or a path that no entry has."""
     if link.target.startswith("/") or link.target != posixpath.normpath(link.target):
-        return "/"  # An unnormalized path could lead out of the tree through another link.
+        return "/"  # `a/../b` could lead out of the tree if `a` is a link.
     path = posixpath.normpath(posixpath.join(link.path.rpartition("/")[0], link.target))
     return "" if path == "." else path
 
@@ -162,7 +162,7 @@ def files_among(data: bytes, paths: Iterable[str]) -> set[str]:
 
 
 def compare(base: bytes, data: bytes) -> tuple[list[str], list[str]]:
-    """Return the changes from one list to another: paths to remove, and rows to add or replace."""
+    """Compare two lists. Return the paths that `data` lacks, and its rows that `base` lacks."""
     old, new = base.split(b"\n"), data.split(b"\n")
     old_rows, new_rows = frozenset(old), frozenset(new)
     changed = [row for row in new if row and row not in old_rows]
@@ -186,4 +186,4 @@ def amend(base: bytes, removed: Collection[str], changed: Iterable[str]) -> byte
             by_path.pop(path, None)
         return b"\n".join(by_path[path] for path in sorted(by_path))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptRecord(f"The list of the source tree is damaged: {error!r}.") from error
+        raise CorruptRecord(f"The stored list of the job's files is damaged: {error!r}.") from error

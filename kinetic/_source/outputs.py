@@ -20,8 +20,8 @@ _TEXT = (
 
 
 def mark(output_dir: str) -> None:
-    """Mark a job's output folder as a cache, unless it holds files, which may be source. URIs and
-    errors are ignored."""
+    """Mark a job's output folder as a cache, unless it has files that may be source. For a URI, do
+    nothing; ignore errors."""
     if "://" in output_dir or holds_files(output_dir):
         return
     try:

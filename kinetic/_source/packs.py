@@ -1,11 +1,11 @@
-"""Packs: many small contents in one object, so that a tree takes few objects and few calls.
+"""Packs: many small files in one object, so that a tree needs few objects and few calls.
 
 In: contents by digest. Out: packs; the position of each content in a pack, from its index; the
 record of a tree, which locates all its contents.
 
-A tree is a base and deltas. The packs of the base hold the small files of the tree that was sent
-when the base was created, and the list of that tree. Changes since then are in the record (rows of
-the list) and in a few packs (contents). Larger files are objects of their own.
+A tree is stored as a base and deltas. The base is a tree that was sent completely: packs with its
+small files and its list. Later changes are stored in the tree's record (rows of the list) and in a
+few further packs, the deltas (contents). Larger files are separate objects.
 
 A pack is its index followed by its contents. Its name is the SHA-256 of its index; since the index
 has the digest of each content, the name verifies the whole pack.
@@ -26,9 +26,9 @@ from kinetic._core.values import dataclass
 from kinetic.errors import CorruptRecord
 
 SMALL_BYTES = 256 << 10
-"""Files above this size are objects of their own."""
+"""Size in bytes above which a file is a separate object."""
 PACK_BYTES = 16 << 20
-"""Largest size of a pack's contents; a larger content has a pack of its own."""
+"""Largest size of a pack's contents, in bytes. A larger content is alone in its pack."""
 MOST_LIST_BYTES = 1 << 30
 _SCHEMA = 2
 _MAGIC = b"KNPACK2\n"
@@ -39,7 +39,7 @@ HEAD_BYTES = _HEAD.size
 
 @dataclass(frozen=True)
 class Index:
-    """The content of a pack.
+    """The list of a pack's contents.
 
     Attributes:
         name: name of the pack: the SHA-256 of the index.
@@ -69,7 +69,7 @@ def index_bytes(head: bytes) -> int:
     except struct.error:
         magic, count = b"", 0
     if magic != _MAGIC:
-        raise CorruptRecord("The index of a pack is damaged.")
+        raise CorruptRecord("An archive of the job's files is damaged.")
     return _HEAD.size + int(count) * _ROW.size
 
 
@@ -80,7 +80,7 @@ def parse(data: bytes) -> Index:
         CorruptRecord: it is damaged.
     """
     if len(data) != index_bytes(data[:HEAD_BYTES]):
-        raise CorruptRecord("The index of a pack is damaged: it is cut off.")
+        raise CorruptRecord("An archive of the job's files is cut off.")
     rows = list(_ROW.iter_unpack(data[HEAD_BYTES:]))
     offsets = accumulate((size for _, size in rows), initial=len(data))
     spans = {digest.hex(): (offset, size) for (digest, size), offset in zip(rows, offsets)}  # noqa: B905 - the last offset is the end
@@ -88,7 +88,7 @@ def parse(data: bytes) -> Index:
 
 
 def groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Distribute contents to packs, in order. Return at least one group."""
+    """Distribute contents to packs, in order. Return their digests, at least one list."""
     packs: list[list[str]] = [[]]
     filled_bytes = 0
     for digest, size_bytes in sizes.items():
@@ -101,7 +101,7 @@ def groups(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 def deflate_list(data: bytes) -> bytes:
-    """Compress a list for a pack. Half of it is hexadecimal digests."""
+    """Compress a tree's list for a pack."""
     return zlib.compress(data, 1)
 
 
@@ -115,9 +115,9 @@ def inflate_list(data: bytes) -> bytes:
     try:
         text = inflating.decompress(data, MOST_LIST_BYTES)
     except zlib.error as error:
-        raise CorruptRecord("The list of the source tree is damaged.") from error
+        raise CorruptRecord("The stored list of the job's files is damaged.") from error
     if not inflating.eof or inflating.unused_data:
-        raise CorruptRecord("The list of the source tree is damaged.")
+        raise CorruptRecord("The stored list of the job's files is damaged.")
     return text
 
 
@@ -126,8 +126,8 @@ class TreeRecord:
     """The locations of all contents of a tree.
 
     Attributes:
-        packs: names of the packs of the base and of changes since.
-        blobs: digests of the files that are objects of their own.
+        packs: names of all packs: those of the base, and the deltas.
+        blobs: digests of the files that are separate objects.
         base_list: digest of the base's compressed list in one of the packs.
         removed: paths of the base that the tree does not have.
         changed: rows of the list that the base does not have.
@@ -155,19 +155,20 @@ class TreeRecord:
             document = json.loads(data)
             if document["schema"] != _SCHEMA:
                 raise CorruptRecord(
-                    "The record of the source tree was written by another version of kinetic."
+                    "The record of the job's files was written by another version of kinetic."
                 )
             texts: dict[str, tuple[str, ...]] = {}
             for name in _TEXTS:
                 value = document[name]
                 if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-                    raise ValueError(f"{value!r} is not a list of texts")
+                    raise ValueError(f"its field {name!r} is {value!r}, not a list of texts")
                 texts[name] = tuple(value)
             (base_list,) = _check_digests((document["base_list"],))
             packs, blobs = _check_digests(texts["packs"]), _check_digests(texts["blobs"])
             return cls(packs, blobs, base_list, texts["removed"], texts["changed"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise CorruptRecord(f"The record of the source tree is damaged: {error}.") from error
+            why = f"it has no field {error}" if isinstance(error, KeyError) else error
+            raise CorruptRecord(f"The record of the job's files is damaged: {why}.") from error
 
 
 _TEXTS = ("packs", "blobs", "removed", "changed")

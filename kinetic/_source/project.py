@@ -17,8 +17,8 @@ from kinetic.errors import UsageError
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
 WORDS, MODULES = "__kinetic_words__", "__kinetic_modules__"
-"""Attributes of the module with which `kinetic run` represents a program: the program's command
-line, and the module that it runs."""
+"""Attributes of the module by which `kinetic run` represents a program: its command line, and the
+names of modules that it runs."""
 OWN_MARKER = ".kineticignore"
 _INSTALLED = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
@@ -144,13 +144,13 @@ def _from_setting(package_root: str, cwd: Path, home: Path, start: Path) -> Path
     if not start.is_relative_to(root):
         raise UsageError(
             f"KINETIC_PACKAGE_ROOT is {package_root!r}, but the function's file is in {start}, "
-            "outside it. Set it to a folder that contains the file, or unset it."
+            "outside it. Set the variable to a folder that contains the file, or unset it."
         )
     return root
 
 
 def _search(start: Path, shared: Collection[Path]) -> tuple[Path, bool]:
-    """Return the project's folder, and whether a marker was found: one of `MARKERS`, or else a
+    """Return the project's folder, and True if it has a marker: one of `MARKERS`, or else a
     `.kineticignore`."""
     outside = start
     while (

@@ -41,8 +41,8 @@ class Pyproject:
 
     @property
     def is_chosen(self) -> bool:
-        """True if a `[tool.kinetic]` table makes this file count instead of a requirements.txt next
-        to it."""
+        """True if the file has a `[tool.kinetic]` table, so that a requirements.txt next to it is
+        ignored."""
         return "kinetic" in self._table("tool")
 
     @property
@@ -92,7 +92,7 @@ class Pyproject:
                 yield index
 
     def _check_lines(self, texts: Iterable[str], editable: Collection[Package]) -> Iterator[str]:
-        """Yield requirements with their sources from `[tool.uv.sources]`."""
+        """Yield requirements, each with its source from `[tool.uv.sources]`, such as a git URL."""
         for text in texts:
             about = {} if "@" in text else self._find_source(find_name(text))
             line = _add_source(text, _find_source(about))
@@ -122,7 +122,7 @@ class Pyproject:
         if not files:
             raise UsageError(
                 f"{self.file}: only the build backend can read dynamic dependencies. Write a "
-                "requirements.txt next to it."
+                "requirements.txt next to the file."
             )
         for name in [files] if isinstance(files, str) else files:
             yield from requirements_txt.read_lines(self.file.parent / name, editable)
@@ -144,7 +144,7 @@ class Pyproject:
         table = self._table("dependency-groups")
         key = self._find_key(name, table, "group")
         if key in including:
-            raise UsageError(f"{self.file}: the group {key!r} includes itself.")
+            raise UsageError(f"{self.file}: the dependency group {key!r} includes itself.")
         for entry in table[key]:
             if isinstance(entry, str):
                 yield entry
@@ -152,8 +152,8 @@ class Pyproject:
                 yield from self._list_group(entry["include-group"], (*including, key))
             else:
                 raise UsageError(
-                    f"{self.file}: the group {key!r} contains {entry!r}, which is neither a "
-                    "requirement nor {include-group = ...}."
+                    f"{self.file}: the dependency group {key!r} contains {entry!r}, which is "
+                    "neither a requirement nor {include-group = ...}."
                 )
 
     def _find_key(self, name: str, table: Mapping[str, Any], kind: str) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 KEEP_MARK = "  # kn:keep"
-"""Ends a line that hosts install although it names an accelerator package (see dependencies)."""
+"""Comment at the end of a line, so that hosts install it although it names a package of JAX."""
 _COMMENT = re.compile(r"(^|\s)#\s*(?P<text>.*)$")
 _INCLUDE = re.compile(r"(-r|--requirement)(\s+|=)(?P<path>.+)|-r(?P<glued>\S.*)")
 _WITH_URL = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f")
@@ -65,7 +65,7 @@ def read_file(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"{file} cannot be read: {reason}. It lists the packages that hosts must install."
+            f"{file}, which lists the packages that hosts must install, cannot be read: {reason}."
         ) from error
 
 
@@ -78,7 +78,7 @@ def read_lines(
         UsageError: a file cannot be read, or requires something that hosts cannot install.
     """
     if file in including:
-        raise UsageError(f"{file} includes itself. Remove that line.")
+        raise UsageError(f"{file} includes itself (-r). Remove that line.")
     for number, text, comment in _join_lines(read_file(file)):
         where = f"{file}, line {number}"
         include = _INCLUDE.fullmatch(text)
@@ -120,8 +120,8 @@ def _check_line(
     odd = next((each for each in options if not each.startswith("--hash")), None)
     if odd is not None:
         raise UsageError(
-            f"{where}: hosts do not support the option {_hide_login(odd)} of a requirement. "
-            "Remove it."
+            f"{where}: hosts do not support the option {_hide_login(odd)} in a requirement. "
+            "Remove the option."
         )
     yield from check_requirement(where, bare, folder, editable)
 
@@ -129,15 +129,15 @@ def _check_line(
 def check_requirement(
     where: str, text: str, folder: Path, editable: Collection[Package]
 ) -> Iterator[str]:
-    """Yield a requirement for hosts, or nothing if the package travels with the job. Relative paths
-    begin in `folder`.
+    """Yield a requirement for hosts, or nothing if the package's files are sent with the job.
+    Relative paths begin in `folder`. `where` names the file in messages.
 
     Raises:
         UsageError: it is not a requirement, or names a path of this machine.
     """
     if _is_editable(text, folder, editable):
         return
-    if is_kinetic(find_name(text)):  # It travels with the job: only its extras are installed.
+    if is_kinetic(find_name(text)):  # The job brings kinetic: only extras are installed.
         extras = re.match(r"[^\[;@]*\[([^]]*)\]", text)
         yield from list_extra_requirements(re.split(r"\s*,\s*", extras[1]) if extras else ())
         return
@@ -145,10 +145,10 @@ def check_requirement(
     if "file:" in place or ("://" not in text and _PATH.fullmatch(place)):
         raise UsageError(
             f"{where}: hosts cannot read {text}, which is on this machine. If it is part of the "
-            "project, its files travel with the job: remove the line and list what it requires. "
-            "Otherwise install it editable, so that it is sent too, or name a published version."
+            "project, remove the line and list what the package requires. Otherwise install it "
+            "editable, so that it is sent with the job, or name a published version."
         )
-    if "://" not in text or " @ " in text:  # The installer parses a bare URL.
+    if "://" not in text or " @ " in text:  # pip parses a bare URL.
         read_requirement(where, text)
     yield text
 
@@ -175,9 +175,9 @@ def check_option(where: str, text: str) -> Iterator[str]:
         return
     if name in ("-e", "--editable") or text.startswith("-e"):
         raise UsageError(
-            f"{where}: {text} names a folder of this machine. Install it editable, so that it is "
-            "sent with the job. If it is the project itself, its files are sent anyway: remove the "
-            "line and list what it requires."
+            f"{where}: {text} names a folder of this machine, which hosts lack. If it is the "
+            "project, remove the line and list what the project requires. Otherwise run `pip "
+            f"install {text}` here, so that the package is sent with the job."
         )
     if name in ("-c", "--constraint"):
         raise UsageError(
@@ -215,8 +215,8 @@ def _hide_login(text: str) -> str:
 
 
 def is_for_hosts(marker: str) -> bool:
-    """True if hosts, which run Linux, meet the marker of a requirement. Python's version and the
-    like are the same on hosts as on this machine. An unreadable marker counts as met."""
+    """True if hosts meet the marker of a requirement. They run Linux, with this machine's version
+    of Python. A marker that cannot be parsed counts as met."""
     from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
 
     try:

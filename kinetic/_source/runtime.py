@@ -4,8 +4,8 @@ In: the package as it is installed on this machine (a wheel, an editable checkou
 `Archive`, and the program that unpacks it in a pod.
 
 The same files give the same bytes: names are sorted, and times, owners and modes are left out. The
-archive has none of the package's dependencies (gRPC, cloudpickle, ...): hosts install them (see
-dependencies).
+archive has none of the package's dependencies (gRPC, cloudpickle, …), which hosts install (see
+`dependencies`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def archive(cache_dir: Path, package: Path = _PACKAGE) -> Archive:
 
 
 def bootstrap(package: Path = _PACKAGE) -> str:
-    """Return the text of the program that makes a bare pod a host (see _host.bootstrap)."""
+    """Return the source of the program that a pod runs first (`kinetic._host.bootstrap`)."""
     return _read_content(package, "_host/bootstrap.py").decode()
 
 
@@ -138,8 +138,8 @@ def _find_zip(package: Path) -> Path | None:
 
 
 def _stamp_files(package: Path, began_ns: int) -> tuple[str, bool]:
-    """Return text that differs if a file has changed, and whether a file is so new that a later
-    change might leave the text as it is."""
+    """Return a text that changes when a file of the package changes, and True if a file is so new
+    that its next change might not show."""
     zipped = _find_zip(package)
     stamps = (
         {entry.path: stamp_of(entry.stat()) for entry in _list_entries(str(package))}

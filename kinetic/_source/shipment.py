@@ -1,4 +1,4 @@
-"""The caller's files that a call sends: the project's folder, and the parts of it to pack.
+"""The caller's files that a call sends: the project's folder, without what is left out.
 
 In: the function, and the state of the process (cwd, home, sys.path, sys.modules). Out: `Project`,
 `Bundle`.
@@ -52,7 +52,7 @@ def of(
     data: Sequence[Path] = (),
     output_dir: str | None = None,
 ) -> tuple[Project, Bundle | None]:
-    """Pack the files that a call of the function sends. Writes nothing but a note in the cache.
+    """List and hash the files that a call sends. Writes only a snapshot in the cache.
 
     Args:
         func: the function.
@@ -122,8 +122,8 @@ def _find_companions(
 
 
 def _interpreter_folders() -> tuple[str, ...]:
-    """Return the interpreter's own folders, which could be mistaken for the user's if Python is
-    installed below home."""
+    """Return the folders of Python's own modules. If Python is installed below home, they could be
+    taken for the user's."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return tuple(f"{os.path.realpath(prefix)}/lib/" for prefix in prefixes)
 
@@ -158,7 +158,7 @@ def _list_loaded_files() -> list[str]:
     own = _interpreter_folders()
     files: list[str] = []
     for name, module in list(sys.modules.items()):
-        # Read vars(): an attribute access would load a lazy module.
+        # Use vars(): reading an attribute would load a lazy module.
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if (
             isinstance(file, str)
@@ -189,8 +189,8 @@ def _warn_of_output(folder: str, tree: Project) -> tuple[str, ...]:
 
 
 def _without_code(tree: Project, places: Sequence[str | Path]) -> list[Path]:
-    """Return the real paths of the places that contain none of the project's code."""
-    # Not resolve(strict=True): the store reports loops of links itself.
+    """Return the real paths of those folders that contain none of the project's code."""
+    # Not strict: the store itself reports links that form a loop.
     real = dict.fromkeys(Path(os.path.realpath(place)) for place in places)
     code = _list_code_folders(tree)
     return [path for path in real if path not in code]

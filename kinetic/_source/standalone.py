@@ -41,7 +41,7 @@ def list_paths(
 
 class _Finder(modulefinder.ModuleFinder):
     def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
-        """Find a module; any failure is an ImportError, so that the scan goes on."""
+        """Find a module; turn any failure into ImportError, which the scan skips."""
         try:
             return super().find_module(name, path, parent)
         except Exception as error:
@@ -52,7 +52,7 @@ def _list_imports(scripts: Sequence[str], root: Path, search: list[str]) -> Iter
     """Yield the paths of the modules in the folder that scripts import, directly or indirectly."""
     for script in scripts:
         finder = _Finder(search)
-        with suppress(Exception):  # Not Python, or unreadable: running it reports the error.
+        with suppress(Exception):  # If it is not Python, running it reports the error.
             finder.run_script(script)
         for module in finder.modules.values():
             path = Path(getattr(module, "__file__", None) or "")
@@ -61,8 +61,8 @@ def _list_imports(scripts: Sequence[str], root: Path, search: list[str]) -> Iter
 
 
 def _find_package(root: Path, path: str) -> str:
-    """Return the outermost package that a file belongs to, whose modules may import each other, or
-    else the file."""
+    """Return the outermost package that a file belongs to, or else the file. A whole package is
+    sent, because its modules may import each other."""
     folder = Path(path).parent
     while (root / folder / "__init__.py").is_file() and folder != Path():
         path, folder = folder.as_posix(), folder.parent

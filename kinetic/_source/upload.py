@@ -2,11 +2,11 @@
 
 In: a `Bundle`, a store. Out: `Sent`.
 
-Small files travel in packs, large ones one by one. The record of the tree, which names them all, is
-written last: if it exists, the store has everything that the tree needs. A note in the user's cache
-lists the packs in the store: those of the tree's base and those of later changes. Of a changed
-tree, only contents in none of these packs are sent (see `packs`). Packs that will be used are
-renewed, so that no sweep removes them before a plan names them.
+Small files are sent in packs, large ones one by one. The record of the tree, which names them all,
+is written last: if it exists, the store has everything that the tree needs. A note in the user's
+cache lists the packs in the store: those of the tree's base and those of later changes (see
+`packs`). If a tree has changed, only contents in none of these packs are sent. Packs that will be
+used are renewed, so that the store's cleanup does not remove them before a job needs them.
 
 Files may change during the upload. Each file is sent under the digest of the bytes that were read,
 and the list is written afterwards. So every list in the store is correct, and a program that writes
@@ -44,7 +44,7 @@ _log = logging.getLogger("kinetic.packaging")
 _WHOLE_BYTES = 64 << 20
 _LOGGED_PATHS = 5
 _MOST_DELTAS = 8
-"""Limit of packs of changes in addition to a tree's base: a host makes one call for each pack."""
+"""Largest number of packs with changes, besides the base: a host makes one call per pack."""
 
 Changes = Mapping[str, File | None]
 """Files that changed since they were packed, by path: the file that was sent instead, or None if it
@@ -53,8 +53,8 @@ could not be read."""
 
 @dataclass(frozen=True)
 class Sent:
-    """The result of an upload: number and total size of the files that the store did not have, and
-    the size of the lists, indexes and records that name them.
+    """The result of an upload: number and bytes of the files that the store did not have, and bytes
+    of the lists, indexes and records.
 
     Attributes:
         changed: the tree as it was sent if files changed since it was packed; else None.
@@ -68,7 +68,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class _Base:
-    """The packs that the store has for a tree.
+    """The packs of a tree that the store has (see `packs`).
 
     Attributes:
         packs: names of the packs.
@@ -120,7 +120,7 @@ class _Upload:
     Attributes:
         changes: files that changed since they were packed.
         packs: the packs that the store now has, by name: the sizes of their files, by digest.
-        file_sizes, list_sizes: sizes that were written; lists, because several threads append.
+        file_sizes, list_sizes: sizes in bytes of the files and of the lists that were sent.
     """
 
     def __init__(self, bundle: Bundle, store: Store) -> None:
@@ -164,8 +164,8 @@ class _Upload:
         return Sent(len(self.file_sizes), sum(self.file_sizes), sum(self.list_sizes), changed)
 
     def _find_base(self, sizes: Mapping[str, int]) -> _Base | None:
-        """Return the base that the store has. Return None if a new base is better, because hosts
-        fetch whole packs, and the tree uses too little of the old ones.
+        """Return the base that the store has. Return None if the tree uses too little of it: hosts
+        fetch whole packs, so a new base is better.
 
         Args:
             sizes: sizes of the tree's small contents, by digest.
@@ -191,7 +191,7 @@ class _Upload:
         return dataclasses.replace(base, deltas=deltas)
 
     def _send_large(self, contents: Sequence[Sequence[File]]) -> dict[str, bytes]:
-        """Send large contents as objects of their own; return contents that have become small."""
+        """Send large files, each as an object; return the contents of those that became small."""
         small: dict[str, bytes] = {}
 
         def send(same: Sequence[File]) -> None:
@@ -243,8 +243,8 @@ class _Upload:
             return now
 
     def _read_small(self, contents: Iterable[Sequence[File]]) -> dict[str, bytes]:
-        """Read each content from one of the files that had it. If a file has changed, read its
-        present content."""
+        """Read each content from any of the files that had it when the tree was packed. If a file
+        has changed, read its new content too."""
         by_digest: dict[str, bytes] = {}
         for same in contents:
             for file in same:
@@ -282,7 +282,7 @@ class _Upload:
             self.list_sizes += [len(index.data), *map(len, lists)]
 
     def _amend_tree(self) -> Bundle:
-        """Return the tree as it was sent, without missing files and links to them."""
+        """Return the tree with the changed files, without missing files and links to them."""
         bundle = self._bundle
         _log.info(
             "%s: files changed during the upload: %s",
@@ -310,7 +310,7 @@ class _Upload:
         self.list_sizes.append(len(record))
 
     def _remember(self, base: _Base) -> None:
-        """Save the base in the note; errors are ignored."""
+        """Save the base in the user's cache; errors are ignored."""
         if self._note is None:
             return
         head = json.dumps({"packs": base.packs, "digest": base.digest, "deltas": base.deltas})
@@ -338,8 +338,8 @@ def _list_packs(base: _Base) -> tuple[str, ...]:
 def _choose_deltas(
     base: _Base, sizes: Mapping[str, int], most_bytes: int
 ) -> dict[str, Mapping[str, int]]:
-    """Return the packs of changes that a tree needs. Return none if they are too many or too large:
-    then all changes go into one new pack.
+    """Return the packs with changes that a tree needs. Return none if they are too many or too
+    large, so that all changes go into one new pack.
 
     Args:
         base: the base with its packs.
@@ -380,8 +380,8 @@ def _small_sizes(sources: Mapping[str, Sequence[File]]) -> dict[str, int]:
 
 
 def _read_verified(source: FileIO, file: File) -> Iterator[bytes]:
-    """Yield the content of a file. Raise at the end if the content has changed, so that the store
-    discards the write."""
+    """Yield the content of a file. If the file has changed, raise at the end, so that the store
+    discards what it has written."""
     digest = hashlib.sha256()
     try:
         for chunk in hashing.chunks(source, file.size_bytes):

@@ -47,8 +47,8 @@ def read_lines(
     editable: Collection[Package],
     uv: str,
 ) -> Iterator[str]:
-    """Yield one line for each package that the project needs. The project's own files and editable
-    packages travel with the job and are left out.
+    """Yield one line for each package that the project needs. Leave out the project itself and
+    editable packages, whose files are sent with the job.
 
     Args:
         lock: the uv.lock of the project or of its workspace.

@@ -2,8 +2,8 @@
 
 In: the root, the paths to leave out. Out: `Scan`.
 
-A symbolic link stays a link if its target is shipped too; other links are followed, so that the
-tree is complete on the host.
+A symbolic link stays a link if its target is sent too. In place of other links, their target is
+sent, so that the tree is complete on the host.
 """
 
 # A Path for each entry would cost more than the calls themselves.
@@ -33,7 +33,7 @@ changed. Empty if nothing exists at the path."""
 
 _VANISHED = (FileNotFoundError, NotADirectoryError)
 """Errors for a path that was removed after its folder was listed; they are ignored."""
-_SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Some file systems have inode numbers beyond a signed word.
+_SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # Inode numbers may need all 64 bits.
 
 _NO_GIT = (
     "git is not installed, so files that it would ignore are sent as well. List the files to leave "
@@ -43,7 +43,7 @@ MOST_FILES, MOST_BYTES = 20_000, 2_000_000_000
 _PROJECT_FACTOR = 10
 _EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 MODEST_FILES, MODEST_BYTES = 1_000, 100_000_000
-"""Limits of a folder that is shipped whole although no file marks it as a project."""
+"""Largest folder, in files and bytes, to send whole although no file marks it as a project."""
 
 
 class FoundFile(NamedTuple):
@@ -108,8 +108,8 @@ class TooMuch(Exception):
 
 @dataclass(frozen=True)
 class _Visit:
-    """A folder to visit: its path on disk, its path in the tree, the paths that git ignores in it,
-    the folders above it (device and inode), and whether to take only files that a "!" rule of
+    """A folder to visit: its path on disk and in the tree, the paths that git ignores in it, and
+    the folders above it (device and inode). With `kept_only`, take only files that a "!" rule of
     `.kineticignore` keeps."""
 
     path: str
@@ -132,7 +132,7 @@ def stamp_of(info: os.stat_result) -> Stamp:
 
 
 def stamp_at(path: str) -> Stamp:
-    """Return the stamp of a path, following links; empty if nothing exists at it."""
+    """Return the stamp of a path, following links; empty if the path does not exist."""
     try:
         return stamp_of(os.stat(path))
     except OSError:
@@ -243,7 +243,7 @@ class _Walk:
             return
         if self._default_excludes and not visit.rel and "pyvenv.cfg" in names:
             entries = [entry for entry in entries if entry.name not in ignore.ENVIRONMENT_PARTS]
-        if ".gitignore" in names:  # Watched even if it is not sent itself.
+        if ".gitignore" in names:  # Watch the file even if it is not sent.
             self._scan.watched[f"{visit.path}/.gitignore"] = stamp_at(f"{visit.path}/.gitignore")
         ignored = self._ask_git(visit.path) if visit.rel and ".git" in names else visit.ignored
         ancestors = (*visit.ancestors, (info.st_dev, info.st_ino))
@@ -300,7 +300,7 @@ class _Walk:
         return verdict
 
     def _decide(self, rel: str, *, is_folder: bool) -> bool | None:
-        """Return the verdict of `.kineticignore`: True to leave out, False to keep, None if no rule
+        """Apply `.kineticignore` to a path: True to leave it out, False to keep it, None if no rule
         matches."""
         return self._rules.decide(rel, rel.rpartition("/")[2], is_folder=is_folder)
 
@@ -318,7 +318,7 @@ class _Walk:
             return True
         if not path.startswith(self._imported):
             return False
-        if is_folder:  # Watch __init__.py: a folder without one is not entered.
+        if is_folder:  # Watch __init__.py: adding it changes the result.
             stamp = self._scan.watched[f"{path}/__init__.py"] = stamp_at(f"{path}/__init__.py")
             return bool(stamp) and stat.S_ISREG(stamp[4])
         in_package = os.path.isfile(f"{path[: -len(name)]}__init__.py")
@@ -374,7 +374,7 @@ class _Walk:
     def _take_file(self, path: str, rel: str) -> None:
         try:
             info = os.stat(path)
-        except OSError:  # Removed after the folder was listed; the folder's stamp will show it.
+        except OSError:  # It was removed meanwhile: the folder's stamp differs.
             return
         stamp = stamp_of(info)
         self._scan.watched[path] = stamp

@@ -48,12 +48,12 @@ def check(store: Store, job_id: str, attempt: int) -> None:
     """
     last = find_newest(store, job_id)
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt <= last:
-        attempts = "one attempt" if last == 1 else f"attempts 1 to {last}"
+        attempts = "attempt 1" if last == 1 else f"attempts 1 to {last}"
         raise UsageError(f"{job_id} has no attempt {attempt!r}, only {attempts}.")
 
 
 def read_verdict(store: Store, job_id: str, attempt: int) -> Outcome:
-    """Return the outcome of an attempt that another attempt followed.
+    """Return the outcome of an attempt that is not the last one.
 
     Raises:
         NotFound: no attempt followed it.
@@ -65,7 +65,7 @@ def read_verdict(store: Store, job_id: str, attempt: int) -> Outcome:
 
 def read_reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[HostReport]:
     """Return the reports of an attempt's hosts, without missing and damaged ones."""
-    from kinetic._core.outcome import HostReport  # a slow import that `newest` does not need
+    from kinetic._core.outcome import HostReport  # slow to import
 
     hosts_reports = []
     for host in range(hosts):
@@ -73,5 +73,5 @@ def read_reports(store: Store, job_id: str, attempt: int, hosts: int) -> list[Ho
             data = store.get(layout.HostKeys(job_id, attempt, host).report)
             hosts_reports.append(HostReport.read(data))
         except (NotFound, CorruptRecord):
-            continue  # `judge` counts a host without a report as lost.
+            continue  # A host without a report counts as lost.
     return hosts_reports

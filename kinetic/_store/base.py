@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 LEAST_PAUSE_S = 0.05
 FRESH_S = 86400.0
-"""Age in seconds up to which an object is not renewed again, which saves a call."""
+"""Age in seconds below which `renew` leaves an object as it is, which saves a call."""
 
 
 class Entry(NamedTuple):
@@ -49,7 +49,7 @@ class Store(Protocol):
         9. All calls are thread-safe.
 
     `_store.many` makes many calls, `calls_at_once` at a time. Features that only some stores have
-    are protocols of their own: `Files`, `Swaps`, `Watchable`, `Unmetered`.
+    are in separate protocols: `Files`, `Swaps`, `Watchable`, `Unmetered`.
     """
 
     @property
@@ -59,7 +59,7 @@ class Store(Protocol):
 
     @property
     def calls_at_once(self) -> int:
-        """The number of calls to make at the same time: 1 if calls have no latency to hide."""
+        """The number of calls to make at the same time; 1 if calls do not wait for a network."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -91,7 +91,7 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below the prefix, sorted. The prefix ends at a "/": "jobs" matches
+        """Yield the keys below the prefix, sorted. The prefix counts as a folder: "jobs" matches
         "jobs/a", not "jobsx"."""
         ...
 
@@ -100,8 +100,8 @@ class Store(Protocol):
         ...
 
     def renew(self, key: str) -> bool:
-        """Protect the key from a sweep, and return whether it exists. It then counts as written
-        within the last `FRESH_S`; in a folder, the lock of submissions protects it instead."""
+        """Protect the key from the cleanup of unused content; return True if the key exists. It
+        then counts as written within the last `FRESH_S`. In a folder, `gc_lock` protects it."""
         ...
 
     def parts(self, prefix: str) -> Iterator[str]:
@@ -136,11 +136,11 @@ def is_near(store: Store) -> bool:
 
 @runtime_checkable
 class Swaps(Store, Protocol):
-    """A store without a folder that has compare-and-swap."""
+    """A store without a folder whose content can be replaced on condition (compare-and-swap)."""
 
     def swap(self, key: str, old: bytes, new: bytes) -> bool:
-        """Write `new` if the content of the key is `old`; return whether this call wrote. One of
-        several concurrent writers that read the same content wins."""
+        """Write `new` if the content of the key is `old`; return True if this call wrote. Of
+        several writers that have read the same content, only one succeeds."""
         ...
 
 
@@ -149,8 +149,8 @@ class Watchable(Protocol):
     """A store that can report the progress of uploads."""
 
     def with_progress(self, on_sent: Callable[[int], None]) -> Store:
-        """Return the same store, which calls `on_sent` with the number of further bytes sent, many
-        times and from any thread."""
+        """Return the same store. It calls `on_sent` from any thread, each time with the number of
+        bytes sent since the last call."""
         ...
 
 
@@ -173,8 +173,8 @@ def pause_of(store: Store, took_s: float, usual_s: float) -> float:
 
 
 def pause_after(silence_s: float, least_s: float, most_s: float) -> float:
-    """Return the pause between polls after a time without news, in seconds: a tenth of that time,
-    within the given limits."""
+    """Return the pause between polls, in seconds: a tenth of the time without news, but at least
+    `least_s` and at most `most_s`."""
     return min(max(least_s, silence_s / 10), most_s)
 
 
@@ -187,7 +187,7 @@ def check_key(key: str) -> list[str]:
     parts = key.split("/")
     if not {"\0", "\n", "\r"}.isdisjoint(key) or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
-            f"{key!r} is not a valid key. Write names with one '/' between them, without '.', "
-            "'..', a leading '/' or line ends."
+            f"{key!r} is not a valid key of the store. A key has names with one '/' between them, "
+            "without '.', '..', a leading '/' and line ends."
         )
     return parts

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 CHUNK_BYTES = 16 << 20
-"""The size of the chunks in which a large object is sent. A pack fits in one chunk."""
+"""Size in bytes of the chunks in which a large object is sent. A pack fits in one chunk."""
 _LARGE_AT_ONCE = 8
 """The limit of large objects that are sent at the same time."""
 _SMALL_BYTES = 8 << 20
-"""The library sends objects larger than this in chunks."""
+"""Size in bytes above which Google's library sends an object in chunks."""
 _RESTARTS = 3
-"""The limit of starts of a transfer that cannot be resumed."""
+"""The number of times that a transfer is started, if it cannot be resumed."""
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 120.0
 """Seconds for which a failing request is repeated."""
 _FIRST_PATIENCE_S = 20.0
-"""The same while the service has never answered: this machine may have no network."""
+"""Seconds for which requests are repeated until the first answer: there may be no network."""
 _RENEWED = "kinetic-renewed"
-"""The metadata key with the time of the last renewal, for people: kinetic does not read it."""
+"""The metadata key with the time of the last renewal. Only people read it."""
 _FIELDS = "items(name,size,crc32c,generation,updated),nextPageToken"
 _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 """The HTTP statuses after which a request is repeated."""
@@ -115,8 +115,8 @@ class Bucket:
                 return
             target.restart()
         raise StoreError(
-            f"gs://{self.name}/{name} arrived damaged {_RESTARTS} times: its CRC32C differs from "
-            "the bucket's. Try again; if that does not help, look for a proxy that changes "
+            f"gs://{self.name}/{name} arrived damaged {_RESTARTS} times: its checksum (CRC32C) is "
+            "not the bucket's. Try again; if that does not help, look for a proxy that changes "
             "downloads."
         )
 
@@ -135,7 +135,7 @@ class Bucket:
         with self._translate_errors(f"read gs://{self.name}/{name}", "storage.objects.get"):
             blob = self._bucket.blob(name, generation=generation)
             try:
-                # The library does not check downloads in several pieces, so it checks none.
+                # No checksum: the library does not check downloads in several pieces.
                 blob.download_to_file(
                     Stream(), raw_download=True, checksum=None, retry=tries.retry()
                 )
@@ -154,7 +154,7 @@ class Bucket:
             size_bytes: the size of the content.
             if_absent: leave an existing object alone.
         """
-        # The service checks the precondition only after everything was sent.
+        # Find an existing object first: the service would report it only after the upload.
         if if_absent and size_bytes > _SMALL_BYTES and self.find(name) is not None:
             return False
         content = _Content(name, stream, size_bytes, _digest_of(stream.stream))
@@ -173,8 +173,8 @@ class Bucket:
         return self._write(content, existing.generation)
 
     def _write(self, content: _Content, generation: int | None) -> bool:
-        """Write an object if its current generation is this one (0: no object, None: any); return
-        whether this call wrote."""
+        """Write an object if its generation is this one (0: it does not exist, None: any). Return
+        True if this call wrote."""
         is_large = content.size_bytes > _SMALL_BYTES
         doing = f"write gs://{self.name}/{content.name}"
         with (
@@ -225,8 +225,8 @@ class Bucket:
             return _blob(blob)
 
     def renew(self, name: str, within_s: float) -> bool:
-        """Update an object that was not updated within this time; return whether it exists. A
-        `BucketObject` from before a renewal is out of date."""
+        """Renew an object, unless it was updated within this time; return True if it exists. A
+        `BucketObject` read before is then out of date."""
         while (existing := self.find(name)) is not None:
             if time.time() - existing.updated_at < within_s or self._renew_object(existing):
                 return True
@@ -252,7 +252,7 @@ class Bucket:
             return True
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Yield the next part, up to a "/", of the names with this prefix, sorted."""
+        """Yield the names of the "folders" directly below this prefix, sorted."""
         with self._translate_errors(f"list gs://{self.name}/{prefix}", "storage.objects.list"):
             blobs = self._connections.client.list_blobs(
                 self._bucket,
@@ -336,7 +336,7 @@ class _Connections:
 
 
 class _Tries:
-    """The tries of one call, and how many have failed."""
+    """Counts the failed tries of one call."""
 
     def __init__(self, connections: _Connections, patience_s: float) -> None:
         self._connections = connections
@@ -368,7 +368,7 @@ class _Tries:
 def _connect(name: str, at_once: int) -> _Connections:
     try:
         with warnings.catch_warnings():
-            # A package that only gRPC needs warns when it is imported.
+            # One of gRPC's packages warns when it is imported.
             warnings.simplefilter("ignore", ImportWarning)
             import google_crc32c  # noqa: F401  fails early if the package is missing
             from google.auth.exceptions import DefaultCredentialsError
@@ -376,7 +376,7 @@ def _connect(name: str, at_once: int) -> _Connections:
             from requests.adapters import HTTPAdapter
     except ImportError as error:
         raise StoreError(
-            f"The packages of Google Cloud Storage for gs://{name} are missing: {error}. Install "
+            f'The packages that reading gs://{name} needs cannot be imported: "{error}". Install '
             f"them: {make_install_command('gcp')}"
         ) from error
     try:
@@ -388,10 +388,10 @@ def _connect(name: str, at_once: int) -> _Connections:
         raise StoreError(bucket_errors.no_credentials(name)) from error
     except Exception as error:
         raise StoreError(
-            f"gs://{name} cannot be reached: {bucket_errors.message_of(error)}. Check the "
+            f'gs://{name} cannot be reached: "{bucket_errors.message_of(error)}". Check the '
             "credentials that GOOGLE_APPLICATION_CREDENTIALS names."
         ) from error
-    # The cache would read buckets in the background, with a permission that kinetic does not need.
+    # Without its cache, the client needs no permission to read the bucket's metadata.
     client._bucket_metadata_cache = None
     adapter = HTTPAdapter(pool_connections=2, pool_maxsize=at_once)
     for scheme in ("https://", "http://"):
@@ -447,7 +447,7 @@ _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 def _close_in_fork() -> None:
     """Close a fork's copies of connections. Otherwise urllib3 would close them when its pools are
     garbage-collected, and their descriptors may belong to other files by then."""
-    # Suppress errors: Python would print them into the program's output.
+    # Python would print errors into the program's output.
     with suppress(AttributeError, OSError, RuntimeError):
         for session in list(_sessions):
             for adapter in session.adapters.values():

@@ -36,6 +36,10 @@ _REMEDIES = (
 """Patterns of Google's messages, and what to do about them."""
 
 
+class BucketNotFound(StoreError):
+    """The bucket does not exist."""
+
+
 def failures() -> tuple[type[BaseException], ...]:
     """Return all types of exceptions that calls of the library raise."""
     from google.api_core.exceptions import GoogleAPIError
@@ -60,7 +64,7 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
     if status == 404 and not lacks_bucket(cause):
         return NotFound(f"Could not {doing}: the object does not exist.")
     if status == 404:
-        return StoreError(
+        return BucketNotFound(
             f"Could not {doing}: there is no bucket {bucket!r}. Check the name, or create the "
             f"bucket: `gcloud storage buckets create gs://{bucket}`."
         )
@@ -68,7 +72,7 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, text):
             to_do = remedy.replace("BUCKET", f"gs://{bucket}")
-            return StoreError(f"Could not {doing}: {text}. {to_do}")
+            return StoreError(f'Could not {doing}: "{text}". {to_do}')
     if status == 403:
         # Replacing an object takes two permissions, and Google names the missing one.
         named = re.search(r"\bstorage\.[a-z]+\.[a-zA-Z]+", text)
@@ -81,7 +85,7 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
         )
     if status == 401 or _is_refused_credentials(cause):
         return StoreError(
-            f"Could not {doing}: Google does not accept these credentials: {text}. Run "
+            f"Could not {doing}: Google does not accept your credentials ({text}). Run "
             "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to "
             "the key of a service account."
         )
@@ -93,7 +97,7 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
             " Check that this machine reaches storage.googleapis.com, directly or through the "
             "proxy in HTTPS_PROXY."
         )
-    return StoreError(f"Could not {doing}: {text}.{advice}")
+    return StoreError(f'Could not {doing}: "{text}".{advice}')
 
 
 def no_credentials(bucket: str) -> str:

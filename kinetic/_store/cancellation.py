@@ -1,9 +1,9 @@
 """The record of a cancellation: `jobs/<job_id>/cancelled.json`.
 
-Clusters stop pods for many reasons and never say which. The record says that somebody cancelled the
-job. It is written before the cluster is asked to stop the job, marked as agreed once the cluster
-has accepted, and removed if the cluster refused: otherwise the job would end as cancelled at its
-next eviction.
+Clusters stop pods for many reasons and never say which. This record says that a user cancelled the
+job. It is written before the cluster is asked to stop the job, and marked as agreed once the
+cluster has accepted. If the cluster refuses, the record is removed: otherwise the job would count
+as cancelled when the cluster next evicts its pods.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def request(store: Store, job_id: str, stop: Callable[[], object]) -> None:
         stop()
     except BaseException:
         with contextlib.suppress(StoreError, NotFound):
-            if store.get(key) == _REQUESTED:  # Keep the mark of another caller who succeeded.
+            if store.get(key) == _REQUESTED:  # Keep the mark if another caller's request succeeded.
                 store.delete(key)
         raise
     with contextlib.suppress(StoreError):

@@ -80,9 +80,9 @@ class Step:
     """A checkpoint.
 
     Attributes:
-        name: the name of its folder; "" if the opened folder is itself the checkpoint.
+        name: the folder's name; "" if the opened folder is itself the checkpoint.
         step: the training step; -1 if its name has no number.
-        is_committed: true if it is whole; otherwise a save is under way or was cut off.
+        is_committed: true if it is complete; otherwise a save is under way or was cut off.
         size_bytes: the size of all its files.
         saved_at: seconds since the epoch; None if unknown.
         job_id: the job that saved it; "" if unknown.
@@ -150,8 +150,8 @@ class Checkpoints:
 
     @property
     def _is_certain(self) -> bool:
-        """True if this is certainly a folder of checkpoints. Numbered subfolders alone do not prove
-        it: another folder may have one per host."""
+        """True if this is certainly a folder of checkpoints. Subfolders with numbers are no proof:
+        other programs, too, make such folders, for example one per host."""
         layouts = (layout_of(name, self._files[name]) for name in self._names if name)
         return self.is_one or self.has_owner or any(layout.program != ANOTHER for layout in layouts)
 
@@ -162,8 +162,8 @@ class Checkpoints:
 
     @property
     def program(self) -> str:
-        """The program that wrote the checkpoints; "" for kinetic, or if there are none. A folder
-        that a job has leased counts as kinetic's until it has a step of another program."""
+        """The program that wrote the checkpoints; "" for kinetic, or if there are none. A folder on
+        which a job had a lease is kinetic's until it has a step of another program."""
         if self.is_one:
             return layout_of("", self._keys).program or "kinetic"
         if not self._names:
@@ -228,9 +228,9 @@ class Checkpoints:
         return wanted[-1]
 
     def remove(self, steps: Iterable[Step]) -> None:
-        """Remove steps; each step stops counting as committed before its files are removed.
-        Removing the newest step begins a new training, so that hosts do not go on from the local
-        checkpoints that they still have of the old one."""
+        """Remove steps. Each is first marked as incomplete, then its files are removed. If the
+        newest step is removed, the training gets a new identity, so that hosts do not restore
+        their local checkpoints."""
         folder = folder_of(self._store)
         steps = list(steps)
         newest = max((step.step for step in self.steps() if step.is_committed), default=None)
@@ -284,8 +284,8 @@ class Checkpoints:
         )
 
     def _was_renamed(self, step: int, about: dict[str, Any]) -> bool:
-        """True if a step without a marker is complete: Orbax before 0.12.3 renamed complete steps
-        and wrote no marker. Otherwise the step was written in place and cut off."""
+        """True if a step without a marker is complete, because Orbax before 0.12.3 wrote it: that
+        renamed complete steps instead of marking them. Otherwise the save was cut off."""
         if "init_timestamp_nsecs" in about and about.get("commit_timestamp_nsecs") is None:
             return False
         marked = [name for name in self._names if _MARKER in self._files.get(name, ())]
@@ -302,7 +302,7 @@ class Checkpoints:
 def _explain_errors(where: str) -> Iterator[None]:
     try:
         yield
-    except StoreError as error:  # Leave its advice out: it is about kinetic's own store.
+    except StoreError as error:  # Omit the advice, which is about kinetic's own store.
         why = getattr(error.__context__, "strerror", None) or str(error)
         raise CheckpointError(f"The folder {where} cannot be read: {why}.") from error
 
@@ -325,8 +325,8 @@ def layout_of(name: str, files: Collection[str]) -> Layout:
 
 
 def _is_one(files: Collection[str], *, has_steps: bool) -> bool:
-    """True if these are the files of a single checkpoint. `has_steps` says whether some of their
-    folders have names of steps."""
+    """True if these are the files of a single checkpoint. `has_steps`: some of their folders are
+    named like steps."""
     if any(file in files for file in (*_TREE_FILES, _ABOUT)):
         return True
     whole = layout_of("", files)
@@ -343,8 +343,8 @@ def number_of(name: str) -> int | None:
 
 
 def _name_other(files: Collection[str]) -> str:
-    """Return the program that wrote these files if they are checkpoints in a format other than
-    Orbax's; "" if unknown."""
+    """Return the program that wrote these checkpoints without Orbax, judging by the files' names;
+    "" if unknown."""
     names = [file for file in files if file.count("/") < 2]
     if any(_FLAX_MESSAGE.fullmatch(name) for name in names):
         return "flax.training"

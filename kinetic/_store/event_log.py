@@ -16,7 +16,7 @@ from kinetic._store.base import Store, folder_of
 from kinetic.errors import KineticError, NotFound
 
 RETRY_PAUSE_S = 1.0
-"""The pause before a failed write is repeated."""
+"""Seconds before a failed write is repeated."""
 _FINAL_TRIES = 5
 
 
@@ -51,7 +51,7 @@ class EventLog:
                 self._thread.start()
 
     def close(self) -> None:
-        """Wait until all lines are in the store, or until writing has failed too often."""
+        """Wait until all lines are in the store, or writing has failed too often."""
         if self._thread is None:
             return
         with self._changed:

@@ -56,7 +56,7 @@ def open_regular(path: str | Path) -> FileIO:
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """True if a folder's entry is a regular file or a link to one; a looping link is not."""
+    """True if a folder's entry is a regular file or a link to one; False for a loop of links."""
     try:
         return entry.is_file()
     except OSError as error:
@@ -137,8 +137,8 @@ def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
             yield sink
         if sha256 and (digest := sink.digest.hexdigest()) != sha256:
             raise CorruptRecord(
-                f"The stored content of {path.name} is not what was sent: its digest is {digest}, "
-                f"not {sha256}. Submit the job again."
+                f"The content of {path.name} in the store is not what was sent: its SHA-256 is "
+                f"{digest}, not {sha256}. Submit the job again."
             )
         try:
             temporary.replace(path)

@@ -1,16 +1,16 @@
 """The lock between submissions (shared) and the garbage collection of content (exclusive).
 
-A submission sends only the content that the store lacks, and then writes its plan, which names the
-content. A sweep between the two steps would remove that content as unused. The lock is the
-kernel's: it is released however its process ends.
+A submission sends the content that the store lacks, and then writes its plan, which names the
+content. If unused content were removed between the two steps (a sweep), the job would lack it. The
+kernel releases the lock however its process ends.
 
-A store without a folder has no lock, and a lease could outlive its holder or expire too early. So
-submissions renew the existing content that they need (`Store.renew`). A sweep first lists content
-and then reads plans; it removes content that no plan names and that was not written or renewed for
-`content_age_s`, first the records of trees, whose existence means that their content exists. So a
-job loses content to a sweep only if the content was old, was renewed after the list, and its plan
-was written after plans were read. The job's host then reports the missing content and asks to
-submit the job again.
+A store without a folder has no such lock, and a lease could outlive its holder or expire too early.
+So submissions renew the existing content that they need (`Store.renew`). A sweep lists content,
+then reads all plans. It removes content that no plan names and that was not written or renewed for
+`content_age_s`. It removes the records of trees first, because a tree with a record must be
+complete. A job loses content only if that was old, was renewed after the list, and its plan was
+written after plans were read. The job's host then reports the missing content and asks to submit
+the job again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def content_age_s(store: Store) -> float:
 
 @contextmanager
 def lock_for_submission(store: Store) -> Iterator[None]:
-    """Hold the shared lock while content is looked up, sent and named by a plan. Waits for a
-    sweep, never for another submission."""
+    """Hold the shared lock from the search for existing content until the plan is written. Waits
+    for a sweep, never for another submission."""
     with _hold_lock(store, exclusive=False):
         yield
 
@@ -75,8 +75,8 @@ def _open(root: str) -> int | None:
         return None
     except OSError as error:
         raise StoreError(
-            f"The store {root} cannot be opened: {error}. Set KINETIC_HOME, or KINETIC_STORE "
-            "alone, to a folder that you own."
+            f"The store {root} cannot be opened: {error.strerror}. Set KINETIC_HOME, or only "
+            "KINETIC_STORE, to a folder that you own."
         ) from error
 
 
@@ -88,8 +88,8 @@ def _lock(descriptor: int, root: str, *, exclusive: bool) -> None:
             locks.hold(descriptor, shared=True)
     except OSError as error:  # network file systems may refuse to lock a folder
         raise StoreError(
-            f"The store {root} cannot be locked: {error}. Set KINETIC_HOME to a folder on a local "
-            "disk."
+            f"The store {root} cannot be locked: {error.strerror}. Set KINETIC_HOME to a folder on "
+            "a local disk."
         ) from error
 
 

@@ -23,7 +23,7 @@ from kinetic.errors import UsageError
 
 _AT_ONCE = 32
 _DELETED_AT_ONCE = 8
-"""A small number, because removing many jobs makes many calls of `delete` at once."""
+"""The number of objects that one `delete` deletes at once. Several calls may run in parallel."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MAX_NAME_BYTES = 1024
 
@@ -99,7 +99,7 @@ class GcsStore:
     def delete(self, prefix: str) -> int:
         """Delete the key and everything below it; return how many objects were deleted."""
         name = self._name(prefix)
-        # "0" follows "/" in ASCII: this lists the key itself and everything below it.
+        # "0" follows "/" in ASCII, so this lists the key and everything below it.
         blobs = self._bucket.list(name, end=f"{name}0")
         names = [b.name for b in blobs if b.name == name or b.name.startswith(f"{name}/")]
         return sum(at_once(self._bucket.delete, names, _DELETED_AT_ONCE))

@@ -1,9 +1,9 @@
-"""Find jobs by the references in a store.
+"""Find jobs in a store by their references: small records of where a job runs.
 
 Reading the reference of each job is fast in a folder and slow over a network. So stores without a
 folder also have empty objects whose keys encode the reference and, later, the end of a job: to list
 the jobs, it is enough to list these keys. The objects are a cache: if one is missing, damaged or
-stale, a list only takes longer.
+out of date, a list only takes longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _MOST_IDS = 5
 _REF, _END = "ref-", "end-"
 _LONGEST_KEY_BYTES = 900
-"""Limit of an entry's key; buckets allow 1024 bytes."""
+"""Largest key that encodes a reference or an outcome; buckets allow 1024 bytes."""
 
 
 class JobListing(NamedTuple):
@@ -38,7 +38,7 @@ class JobListing(NamedTuple):
 
     Attributes:
         refs: the jobs, newest first.
-        endings: excerpts of outcomes, by job id, for jobs whose entry says that they have ended.
+        endings: by job id, a part of the outcome of jobs that have ended, if a key has it.
     """
 
     refs: list[JobRef]
@@ -81,12 +81,12 @@ def add(store: Store, ref: JobRef) -> None:
 
 
 def remove(store: Store, job_id: str) -> None:
-    """Remove a job: its records and its reference."""
+    """Remove a job's records and its reference."""
     store.delete(layout.JobKeys(job_id).prefix)
     _unlist(store, job_id)
     # Remove the reference after the records, so that an interrupted removal can be repeated.
     store.delete(layout.JobKeys(job_id).ref)
-    # Another process may have judged the job meanwhile, and written its outcome.
+    # Another process may have written the job's outcome meanwhile.
     store.delete(layout.JobKeys(job_id).prefix)
 
 
@@ -123,13 +123,13 @@ def find(store: Store, text: str) -> JobRef:
     try:
         return _read_ref(store, layout.JobKeys(wanted).ref)
     except NotFound:
-        pass  # not in the handler: later errors must not be chained to this one
+        pass  # Search outside of the handler: errors must not be chained to this one.
     return _read_ref(store, layout.JobKeys(_find_only(wanted, store)).ref)
 
 
 def find_to_end(store: Store, text: str) -> JobRef:
-    """Find a job in order to stop or remove it. Like `find`, but in a folder, a job whose reference
-    is damaged or lost counts as a job of the local backend.
+    """Find a job in order to stop or remove it, like `find`. But if the store is a folder, a job
+    with a damaged or lost reference counts as one of the local backend.
 
     Raises:
         NotFound, UsageError: as in `find`.
@@ -183,8 +183,8 @@ def _find_only(wanted: str, store: Store) -> str:
         return matching[0]
     if matching:
         raise UsageError(
-            f"{wanted!r} is the beginning of {len(matching)} ids: "
-            f"{name_some(matching, _MOST_IDS)}. Write more of the id."
+            f"{len(matching)} job ids begin with {wanted!r}: {name_some(matching, _MOST_IDS)}. "
+            "Write more of the id."
         )
     if wanted.startswith("grp-"):
         raise NotFound(
@@ -248,7 +248,7 @@ def _read_listing(store: Store) -> JobListing:
             with suppress(CorruptRecord):
                 if (ref := _parse_ref(document)).job_id == job_id:
                     entry_refs.setdefault(job_id, []).append(ref)
-    # If a job has two entries, a killed writer left one of them: read the reference instead.
+    # A job has two entries if a writer was killed: read its reference instead.
     cached = {job_id: refs[0] for job_id, refs in entry_refs.items() if len(refs) == 1}
     uncached = [key for job_id, key in keys_by_id.items() if job_id not in cached]
     return JobListing([*cached.values(), *_readable(store, uncached)], endings)
@@ -267,7 +267,7 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
     except CorruptRecord as damage:
         import logging  # needed only here
 
-        logging.getLogger("kinetic.storage").warning("%s is skipped: %s", key, damage)
+        logging.getLogger("kinetic.storage").warning("%s is skipped. %s", key, damage)
         return None
 
 
@@ -279,14 +279,14 @@ def _read_ref(store: Store, key: str) -> JobRef:
             raise _corrupt_ref(key, "it is not a file") from None
         raise
     except CorruptRecord as error:
-        raise _corrupt_ref(key, str(error)) from error
+        raise _corrupt_ref(key, str(error).partition(" is damaged: ")[2] or str(error)) from error
 
 
 def _corrupt_ref(key: str, why: str) -> CorruptRecord:
     job_id = _id(key)
     return CorruptRecord(
-        f"The reference {job_id} is damaged: {why.rstrip('.')}. `kinetic jobs cleanup {job_id}` "
-        "removes the job."
+        f"The record of {job_id} in the store is damaged ({why.rstrip('.')}). `kinetic jobs "
+        f"cleanup {job_id}` removes the job."
     )
 
 
@@ -299,7 +299,7 @@ def _parse_ref(document: dict[str, Any]) -> JobRef:
         and isinstance(ref.hosts, int)
     )
     if not sound:
-        raise CorruptRecord("its fields have the wrong types")
+        raise CorruptRecord("the record's fields have the wrong types")
     return ref
 
 

@@ -1,10 +1,10 @@
 """The right to write a folder of checkpoints, which one process has at a time.
 
 A record names the owner: its job, process and machine, and a beat, a number that the owner counts
-up while it lives. An owner whose record has not changed for `SILENT_S` is dead. In a folder, the
-owner also locks the record's file, which the kernel unlocks however the owner ends; beats are
-needed only if the folder may be shared by machines. A beat replaces only the owner's previous beat,
-so an owner that was suspended never overwrites its successor's record.
+up while it lives. An owner whose record has not changed for `SILENT_S` counts as dead. In a folder,
+the owner also locks the record's file, which the kernel unlocks however the owner ends; beats are
+needed only if several machines may share the folder. A beat replaces only the owner's previous
+beat, so an owner that was suspended never overwrites its successor's record.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ RECORD = "kinetic-owner.json"
 KEY = f"kinetic-owner/{RECORD}"
 BEAT_S = 10.0
 SILENT_S = 35.0
-"""An owner that has written no beat for this many seconds is dead."""
+"""Seconds without a beat after which an owner counts as dead."""
 _SAME_JOB_S = 20.0
 """The longest wait for the end of the same job's previous attempt, in seconds."""
 _POLL_S = 0.5
 
 _own: dict[str, Owner | None] = {}
-"""The leases of this process. A process is not excluded by its own record locks, and would free a
-lock by opening and closing the locked file again."""
+"""The leases of this process, which the kernel's locks do not exclude from each other. To open and
+close a locked file again would free its lock."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Lease:
             owner, _ = self._record.read()
             if owner is None or owner.job_id != self._me.job_id or waited_s >= _SAME_JOB_S:
                 raise self._in_use(owner)
-            self._sleep(_POLL_S)  # The owner is the previous attempt of this job, which is ending.
+            self._sleep(_POLL_S)  # This job's previous attempt is the owner, and is ending.
             waited_s += _POLL_S
         try:
             owner, before = self._watch_owner()
@@ -126,7 +126,7 @@ class Lease:
         return owner
 
     def _watch_owner(self) -> tuple[Owner | None, Any]:
-        """Return the record once its owner is dead; raise `CheckpointInUse` if a beat arrives."""
+        """Return a dead owner with its record; raise `CheckpointInUse` if the owner beats."""
         owner, content = self._record.read()
         if owner is None or not self._record.needs_beats or owner.job_id == self._me.job_id != "":
             return owner, content
@@ -145,7 +145,7 @@ class Lease:
         writer = "another process" if owner is None else str(owner)
         return CheckpointInUse(
             f"The {self._target} is being written by {writer}. Wait until that process ends, stop "
-            "its job (`kinetic jobs cancel`), or give this training a folder of its own.",
+            "its job (`kinetic jobs cancel`), or use another folder for this training.",
             job_id="" if owner is None else owner.job_id,
         )
 
@@ -160,7 +160,7 @@ class Lease:
             raise CheckpointInUse(self._lost)
         if not self._record.exists():
             raise CheckpointError(
-                f"The {self._target} was removed, or its {RECORD}, so nothing more is saved: "
+                f"The {self._target}, or {RECORD} in it, was removed: nothing more is saved, as "
                 "another job may write there now. Start this job again."
             )
 
@@ -173,7 +173,7 @@ class Lease:
 
     @contextlib.contextmanager
     def _end(self) -> Iterator[bool]:
-        """Stop the beats, which could overwrite the next owner's record. Yield whether this process
+        """Stop the beats, which could overwrite the next owner's record. Yield True if this process
         was the owner until now."""
         self._ended.set()
         with self._writing:
@@ -234,7 +234,7 @@ class InFolder:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORD
-        # With the process id, because a forked process does not inherit the lock.
+        # With the process id: a forked process does not hold the lock.
         self._name = f"{os.getpid()} {os.path.realpath(self._path)}"
         self._fd = -1
         self.needs_beats = machine.is_shared_folder(folder)
@@ -253,8 +253,8 @@ class InFolder:
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
-        """Return the record, and None for `replace`. The owner reads through the descriptor that
-        holds the lock: closing another descriptor would free it."""
+        """Return the owner, and None as the argument `before` of `replace`. The owner itself reads
+        through the locked descriptor: closing another one would free the lock."""
         if self._fd >= 0:
             return _parse_owner(os.pread(self._fd, 1 << 16, 0)), None
         if self._name in _own:
@@ -268,9 +268,9 @@ class InFolder:
         return self._name in _own or locks.is_record_held(self._path)
 
     def exists(self) -> bool:
-        """True if the locked file has not been removed or replaced. Also True on a network file
-        system that renumbers the file or fails for a moment: the next write notices a real
-        failure."""
+        """True unless the locked file was removed or replaced. On a network file system, True also
+        after other errors, and if the file has got another number: the next write notices a
+        loss."""
         try:
             named = self._path.stat()
         except FileNotFoundError:
@@ -286,8 +286,8 @@ class InFolder:
         return True
 
     def renew(self, before: Owner, owner: Owner) -> bool:
-        """Write the owner if the record still belongs to this process, and return whether it does.
-        A network file system may have given the lock to another machine meanwhile."""
+        """Write the owner if the record still belongs to this process; return True if it does. A
+        network file system may have given the lock to another machine meanwhile."""
         current = self.read()[0]
         is_own = current is not None and current.token == before.token
         if not is_own or not locks.try_hold_record(self._fd):
@@ -296,14 +296,14 @@ class InFolder:
         return True
 
     def _write(self, owner: Owner) -> None:
-        """Write in place: to readers on other machines, an empty record would mean no owner."""
+        """Overwrite the record, never leaving it empty: readers would take that for no owner."""
         content = _encode_owner(owner)
         os.pwrite(self._fd, content, 0)
         os.ftruncate(self._fd, len(content))
 
     def free(self, *, remove: bool) -> None:
-        """Unlock the file; with `remove`, empty it first. The file is not deleted, because
-        processes that wait for its lock have it open."""
+        """Unlock the record's file; with `remove`, empty the file first. It is not deleted, because
+        other processes that wait for the lock have it open."""
         if self._fd >= 0:
             if remove:
                 os.ftruncate(self._fd, 0)
@@ -325,7 +325,7 @@ class InStore:
         return True
 
     def read(self) -> tuple[Owner | None, Any]:
-        """Return the record, and its content for `replace`."""
+        """Return the owner, and the content as the argument `before` of `replace`."""
         try:
             content = self._store.get(KEY)
         except NotFound:
@@ -337,7 +337,7 @@ class InStore:
         return True
 
     def replace(self, before: Any, owner: Owner) -> bool:
-        """Write the owner if the content is still `before`, so that only one of several processes
+        """Write the owner if the content is still `before`. Of several processes, only one
         succeeds."""
         content = _encode_owner(owner)
         if before is None:
@@ -345,8 +345,8 @@ class InStore:
         return self._store.swap(KEY, before, content)
 
     def renew(self, before: Owner, owner: Owner) -> bool:
-        """Write the owner if the record is the one that this process wrote last, and return whether
-        it is. An owner that was suspended must not overwrite its successor."""
+        """Write the owner if the record is still `before`; return True if it is. An owner that was
+        suspended must not overwrite its successor."""
         return self._store.swap(KEY, _encode_owner(before), _encode_owner(owner))
 
     def free(self, *, remove: bool) -> None:
@@ -364,6 +364,7 @@ def open_record(directory: str) -> InFolder | InStore:
     store = open_store(directory)
     if not isinstance(store, Swaps):
         raise CheckpointError(
-            f"Checkpoints cannot be written to {store.uri}: it has no compare-and-swap for a lease."
+            f"Checkpoints cannot be written to {store.uri}: this kind of store cannot ensure that "
+            "only one job writes them."
         )
     return InStore(store)

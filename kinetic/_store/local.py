@@ -29,7 +29,7 @@ from kinetic.errors import NotFound, StoreError, StoreFull, UsageError
 _TEMPORARY = ".tmp"
 _TEMPORARY_LIFE_S = 24 * 3600.0
 _REMEDY = (
-    "Set KINETIC_HOME, or KINETIC_STORE alone, to a folder that you own, with nothing else in it."
+    "Set KINETIC_HOME, or only KINETIC_STORE, to a folder that you own, with nothing else in it."
 )
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -40,8 +40,8 @@ class LocalStore:
 
     Args:
         root: the folder.
-        existing: never create the folder, nor the folder of a job in it: a running job must not
-            recreate a store or a job that was removed.
+        existing: never create the folder, or a job's folder in it: a running job must not create
+            a removed store, or its own removed folder, anew.
         sweeps: remove temporary files of killed writers at the first write.
     """
 
@@ -72,7 +72,7 @@ class LocalStore:
         return self._text
 
     def as_existing(self) -> Self:
-        """Return the same store, which creates neither its folder nor that of a job."""
+        """Return the same store, but one that creates neither its folder nor a job's."""
         same = copy.copy(self)
         same._existing = True
         return same
@@ -167,7 +167,7 @@ class LocalStore:
             return _remove(self._hide(path))
 
     def renew(self, key: str) -> bool:
-        """True if the key exists. Nothing is renewed: submissions lock the folder."""
+        """Return True if the key exists. Renew nothing: submissions lock the folder instead."""
         return self.has(key)
 
     def parts(self, prefix: str) -> Iterator[str]:
@@ -203,8 +203,8 @@ class LocalStore:
         parts = check_key(key)
         if parts[0] == _TEMPORARY:
             raise UsageError(
-                f"{key!r} is not a valid key: {_TEMPORARY!r} is for unfinished writes. Choose "
-                "another name."
+                f"{key!r} is not a valid key of the store: {_TEMPORARY!r} is for unfinished "
+                "writes. Choose another name."
             )
         return f"{self._text}/{key}"
 
@@ -224,7 +224,7 @@ class LocalStore:
 
     def _make_temporary(self) -> None:
         self._make(f"{self._text}/{_TEMPORARY}")
-        self.check()  # Another user may have created the root first.
+        self.check()  # Another user may have been faster to create it.
 
     def _sweep_once(self) -> None:
         if not self._swept and privacy.check(self._text):
@@ -278,18 +278,21 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         if writes:
-            raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
+            raise StoreError(
+                f"Could not {doing} in the store {root}: {error.strerror}. {_REMEDY}"
+            ) from None
         raise
     except OSError as error:
-        error.__suppress_context__ = True  # The error of an earlier try does not help users.
+        error.__suppress_context__ = True  # Hide the error of an earlier try.
         if error.errno in files.FULL:
             raise StoreFull(
                 f"Could not {doing} in the store {root}: {files.shortage(root)}. Free some space, "
                 "or set KINETIC_HOME to a folder on another disk."
             ) from error
+        why = error.strerror or error
         if error.errno in _DENIED:
-            raise StoreError(f"Could not {doing} in the store {root}: {error}. {_REMEDY}") from None
-        raise StoreError(f"Could not {doing} in the store {root}: {error}.") from error
+            raise StoreError(f"Could not {doing} in the store {root}: {why}. {_REMEDY}") from None
+        raise StoreError(f"Could not {doing} in the store {root}: {why}.") from error
 
 
 def _fill(temporary: str, data: bytes | Path | Iterator[bytes]) -> None:
@@ -310,7 +313,7 @@ def _open_source(path: Path) -> FileIO:
     try:
         return FileIO(path)
     except OSError as error:
-        raise StoreError(f"Could not read {path} to store it: {error}.") from error
+        raise StoreError(f"Could not read {path} to store it: {error.strerror}.") from error
 
 
 def _give_name(temporary: str, target: str, if_absent: bool) -> bool:
@@ -373,7 +376,7 @@ def _remove(path: str) -> int:
     try:
         os.rmdir(path)
     except OSError as error:
-        # Not empty: another process is writing here.
+        # If the folder is not empty, another process writes to it.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             raise
     return count

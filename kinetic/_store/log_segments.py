@@ -28,20 +28,20 @@ _log = logging.getLogger("kinetic.storage")
 PAUSE_S = 0.5
 """The pause between the first `FEW` segments, in seconds."""
 FEW = 40
-"""The first segments, about a minute of output, are never rewritten if calls cost money."""
+"""Number of first segments, about a minute of output, never rewritten if calls cost money."""
 LONGEST_PAUSE_S = 1.0
 """The pause between later segments. A bucket allows one write per second to the same object:
 https://cloud.google.com/storage/quotas#objects"""
 SEGMENT_BYTES = 4 << 20
 GROWS_BYTES = 1 << 14
 GROWS_S = 10.0
-"""A segment that is larger or older than these limits (bytes, seconds) is final."""
+"""Size in bytes, and age in seconds, above which a segment is not rewritten with more output."""
 REREAD_EVERY_S = 10.0
-"""Seconds after which a reader reads the newest segment again although it should be final, because
-a slow store may have written it late."""
+"""Seconds after which a reader reads the newest segment again, although it should not change any
+more: a slow store may have written it late."""
 RECORDS_AT_ONCE = SEGMENT_BYTES // 64
 BACK_BYTES = 1 << 16
-"""The size of a piece when a file is read from its end."""
+"""Size in bytes of a piece when a file is read from its end."""
 
 
 def open_stored_log(store: Store, log_key: str) -> FileLog | ObjectLog:
@@ -83,7 +83,7 @@ class FileLog:
         return (Segment(offset, tuple(covered), data),)
 
     def _read_ahead(self, offset: int) -> list[Record]:
-        """Return the next records after the offset, up to the first damaged one."""
+        """Return records of the index after this offset, up to the first damaged one."""
         if self._index < 0:
             return []
         if offset != self._offset:
@@ -100,7 +100,7 @@ class FileLog:
         return self._buffered
 
     def read_back(self) -> Iterator[Segment]:
-        """Yield segments of `BACK_BYTES`, the last one first. They may begin within a line."""
+        """Yield pieces of `BACK_BYTES`, the last one first. They may begin within a line."""
         end = os.fstat(self._log).st_size if self._open() else 0
         while end > 0:
             begin = max(end - BACK_BYTES, 0)
@@ -112,7 +112,7 @@ class FileLog:
         if self._index < 0:
             return ()
         first = self._find_record(begin)
-        size = self._find_record(end) + RECORD.size - first  # includes a chunk that crosses the end
+        size = self._find_record(end) + RECORD.size - first  # with the chunk that crosses `end`
         return tuple(decode_records(os.pread(self._index, max(size, 0), first)))
 
     def _find_record(self, offset: int) -> int:
@@ -128,7 +128,7 @@ class FileLog:
         return low * RECORD.size
 
     def _open(self) -> bool:
-        """Open those of the two files that exist by now, and return whether the log exists."""
+        """Open the log and its index if they exist by now; return True if the log exists."""
         if self._log < 0:
             self._log = _open_existing(self._paths[0])
         if self._index < 0:
@@ -170,8 +170,8 @@ class ObjectLog:
         self._damaged: set[int] = set()
 
     def read(self, offset: int, *, to_end: bool = False) -> Sequence[Segment]:
-        """Read the next listed segments, as many as the store reads at once. After the last one,
-        poll for a next segment, and for more output in the newest one if it may have grown."""
+        """Read the next segments, as many as the store reads at once. After the last one, try to
+        read a next segment, and the newest one again if it may have grown."""
         if self._begins is None:
             all_begins = list_begins(self._store, self._log_key)
             self._begins = all_begins[max(sum(begin <= offset for begin in all_begins) - 1, 0) :]
@@ -198,8 +198,8 @@ class ObjectLog:
         return [self._newest, offset]
 
     def _get(self, begins: Sequence[int]) -> tuple[list[Segment], int | None]:
-        """Return the segments before the first missing or damaged one, and the offset of a damaged
-        one, or None."""
+        """Return the segments before the first missing or damaged one, and its offset if it is
+        damaged; else None."""
         keys = {begin: key_of(self._log_key, begin) for begin in begins}
         contents = get_many(self._store, list(keys.values()))
         segments: list[Segment] = []
@@ -210,7 +210,7 @@ class ObjectLog:
                 segments.append(Segment.decode(begin, contents[key]))
             except CorruptRecord as damage:
                 if begin not in self._damaged:
-                    _log.warning("%s: a segment of output is skipped: %s", self._log_key, damage)
+                    _log.warning("%s: output is skipped. %s", self._log_key, damage)
                 self._damaged.add(begin)
                 return segments, begin
         return segments, None
@@ -298,7 +298,7 @@ class SegmentWriter:
     def flush(self, patience_s: float = 10.0, *, to_end: bool = False) -> bool:
         """Send everything appended so far; return False if the store did not accept it in time.
 
-        `to_end` includes bytes without a record: use it when the host has ended.
+        `to_end` includes bytes without a record in the index: use it when the host has ended.
         """
         give_up_at = time.monotonic() + patience_s
         while not self._send(to_end=to_end):
@@ -312,7 +312,7 @@ class SegmentWriter:
         self._is_new.set()
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Stop the thread and send the rest."""
+        """Stop the thread and send the rest, for at most `patience_s` seconds."""
         self._closing.set()
         self._is_new.set()
         if self._thread.is_alive():
@@ -363,7 +363,7 @@ class SegmentWriter:
         if self._newest is not None:
             self._store.put(key, content)
         elif not self._store.put(key, content, if_absent=True) and self._store.get(key) != content:
-            # An earlier agent, which was killed, wrote this segment: continue after its output.
+            # A killed agent wrote this segment: continue after its output.
             self._base = _last_segment(self._store, self._log_key).end - self._read_to
             return  # _next returns the same output again, with the new base
         self._read_to = segment.end - self._base

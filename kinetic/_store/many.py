@@ -1,7 +1,7 @@
 """Many calls to a store at the same time.
 
-Threads hide the latency of a store's calls (`Store.calls_at_once` > 1). Calls to a folder use no
-threads, which would only make them slower.
+Threads make calls in parallel if a store is reached over a network (`Store.calls_at_once` > 1).
+Calls to a folder use no threads, which would only make them slower.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ def put_content(store: Store, key: str, parts: Sequence[bytes]) -> bool:
     """Write content under its digest's key, or renew an existing object; return whether this call
     wrote."""
     while not store.put(key, iter(parts), if_absent=True):
-        if store.renew(key):  # If False, a sweep has removed the object since `put`.
+        if store.renew(key):  # If False, the object was removed as unused since `put`.
             return False
     return True
 
 
 def at_once(act: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
     """Call `act` with each item, on this many threads, and return the results in order. The first
-    exception propagates, and portions of items that have not begun are dropped. After the end of
-    the main thread Python allows no pools, so calls are made one after another."""
+    exception propagates, and items that no thread has begun are dropped. Once the main thread has
+    ended, Python allows no pools, so calls are made one after another."""
     if threads < 2 or len(items) < 2 or (pool := _open_pool(threads)) is None:
         return [act(item) for item in items]
     size = -(-len(items) // (threads * 8))

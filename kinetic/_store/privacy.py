@@ -1,4 +1,4 @@
-"""Check that only its owner can write to a store's folder: its content is unpickled and run."""
+"""Check that only a user can write to the user's store: kinetic unpickles and runs its content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _warned: set[str] = set()
 
 
 def check(root: str) -> bool:
-    """Check the folder and warn once if others can read it; return whether it exists.
+    """Check the folder and warn once if others can read it; return True if it exists.
 
     Raises:
         StoreError: the folder belongs to another user, or others can write to it.
@@ -59,8 +59,8 @@ def fault_of(root: str, facts: os.stat_result) -> str:
 
 
 def _writers(facts: os.stat_result) -> str:
-    """Name the others who can write to the folder; "" if nobody else can. The sticky bit makes no
-    difference, because others can still add files."""
+    """Name the users besides the owner who can write to the folder; "" if nobody can. A sticky bit
+    makes no difference, because they can still add files."""
     if facts.st_mode & stat.S_IWOTH:
         return "everybody"
     if facts.st_mode & stat.S_IWGRP and not _is_own_group(facts.st_gid):

@@ -35,7 +35,7 @@ from kinetic.errors import (
 )
 
 PART_BYTES = 8 << 20
-"""Size of requests that send larger content: Ray's control store holds them in memory."""
+"""Largest content of one request, in bytes: Ray's control store holds requests in memory."""
 ANSWERED_WITHIN_S = 60.0
 _RESEND_PAUSE_S = 1.0
 _REVIVE_AFTER_S = 5.0
@@ -86,7 +86,7 @@ class RayStore:
         """The dashboard's address, with "ray+" before its scheme."""
         return self._uri
 
-    # --- reads, through the dashboard
+    # --- reads through the dashboard
 
     def get(self, key: str) -> bytes:
         """Return the content of the key."""
@@ -125,7 +125,7 @@ class RayStore:
         # Check first: the dashboard logs a traceback for a missing file.
         if key in self._existing or self.has(key):
             self._existing.discard(key)
-            # If the file was deleted since, Ray sends an error or, seldom, nothing.
+            # If the file was deleted meanwhile, Ray sends an error or, seldom, nothing.
             with _translate_errors(f"read {key!r}", self._uri), suppress(NotFound):
                 for part in self._api.read_log(self._find_head(), _log_path(key)):
                     exists = True
@@ -138,7 +138,7 @@ class RayStore:
         self._existing.add(key)
 
     def _list(self, pattern: str) -> Sequence[str]:
-        with _translate_errors("list", self._uri):
+        with _translate_errors("list objects", self._uri):
             try:
                 return self._api.list_logs(self._find_head(), pattern)
             except BackendUnavailable:  # The head may have been replaced.
@@ -154,7 +154,7 @@ class RayStore:
             self._head = max(heads, key=lambda node: node.is_alive).node_id
         return self._head
 
-    # --- changes, made by the store server
+    # --- changes through the store server
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False
@@ -197,7 +197,7 @@ class RayStore:
     def _ask(self, request: ray_protocol.Request, data: bytes = b"") -> Any:
         # Ids begin with the time: the store server sorts one writer's requests by name.
         request_id = f"{time.time_ns():016x}{os.urandom(8).hex()}"
-        with _translate_errors("write", self._uri):
+        with _translate_errors("write an object", self._uri):
             package = ray_protocol.pack_request(request, data)
             self._send_package(ray_protocol.package_name(request_id), package)
             response = self._await_response(request_id)
@@ -206,8 +206,8 @@ class RayStore:
         return response["value"]
 
     def _send_package(self, name: str, package: bytes) -> None:
-        """Send a package, and resend it while the dashboard does not answer: a short outage must
-        not lose the value of a function that ran for days. The server runs a request once."""
+        """Send a package, again and again while the dashboard does not answer: a short outage must
+        not lose the value of a function that ran for days. The server handles it only once."""
         give_up_at = self._clock() + ANSWERED_WITHIN_S
         while True:
             try:
@@ -218,8 +218,8 @@ class RayStore:
             self._sleep(_RESEND_PAUSE_S)
 
     def _find_response(self, request_id: str) -> Sequence[str] | StoreError:
-        """Return the paths of the response's file, at most one. If the dashboard is unavailable,
-        return the error instead of raising it, because the store server may have the request."""
+        """Return the path of the response's file in a list, empty if it does not exist. If the
+        dashboard is unavailable, return the error: the server may have got the request."""
         try:
             return self._list(f"{ray_protocol.RESPONSES}/{request_id}=*")
         except StoreError as error:

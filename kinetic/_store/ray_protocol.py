@@ -25,11 +25,11 @@ SERVER = f"{FOLDER}/server.json"
 """The file whose record lock the store server holds while it runs."""
 PACKAGE_PREFIX = "kinetic-request-"
 LONGEST_NAME = 120
-"""Most characters of a response that is sent as a file's name, of at most 255 bytes."""
+"""Length, in characters, up to which a response is sent as the name of an empty file."""
 _IN_FILE = "@"
 _CONTINUATION = "\x1f"
 _PART_LENGTH = 60
-"""Limit of the characters of a key's part in one file name: they have at most 240 bytes."""
+"""Most characters of a key's part in one file name, which then has at most 240 bytes."""
 
 Request = Mapping[str, Any]
 

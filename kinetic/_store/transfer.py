@@ -13,7 +13,7 @@ from kinetic._store import files
 from kinetic.errors import StoreError, StoreFull
 
 IN_MEMORY_BYTES = 16 << 20
-"""Content that arrives in parts is held in memory up to this size; larger content goes to disk."""
+"""Size in bytes up to which content in parts is held in memory; larger content goes to disk."""
 
 
 class Memory(io.BytesIO):
@@ -51,7 +51,7 @@ def open_stream(data: bytes | Path | Iterator[bytes]) -> Iterator[IO[bytes]]:
         try:
             file = files.open_regular(data)
         except OSError as error:
-            raise StoreError(f"Could not read {data} to store it: {error}.") from error
+            raise StoreError(f"Could not read {data} to store it: {error.strerror}.") from error
         with io.BufferedReader(file, 1 << 20) as stream:
             yield stream
     elif isinstance(data, Iterator):

@@ -1,4 +1,4 @@
-"""A TCP connection as a tunnel to a host (`_backends.base.Connection`), and a pump between two."""
+"""TCP connections to hosts (`_backends.base.Connection`), and copying from one to another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _READ_BYTES = 1 << 16
 
 
 class _End(Protocol):
-    """The part of a `_backends.base.Connection` that bytes in one direction need."""
+    """The methods of a `_backends.base.Connection` that `pump` needs."""
 
     def read(self) -> bytes: ...
 
@@ -29,7 +29,7 @@ def pump(source: _End, target: _End) -> None:
 
 
 class SocketConnection:
-    """A connection over a socket, which it owns."""
+    """A connection over a socket. `close` closes the socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -43,7 +43,7 @@ class SocketConnection:
         self._socket.sendall(data)
 
     def finish(self) -> None:
-        """End writing; reading goes on."""
+        """Tell the other end that no more bytes will come. Reading goes on."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:

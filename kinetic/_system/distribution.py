@@ -25,8 +25,8 @@ def is_kinetic(name: str) -> bool:
 
 
 def make_install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation: from the folder, archive or
-    repository that kinetic was installed from, else by the names of the extra's packages."""
+    """Return the command that adds an extra to this installation. It names the folder, archive or
+    repository that kinetic was installed from, or else the extra's packages."""
     try:
         distribution = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
@@ -45,8 +45,8 @@ def make_install_command(extra: str) -> str:
 
 
 def list_extra_requirements(extras: Collection[str]) -> list[str]:
-    """Return the requirements that extras of kinetic add, without the condition that names the
-    extra; [] if kinetic is imported without having been installed."""
+    """Return the requirements of extras of kinetic, without the marker `extra == …`; [] if kinetic
+    was imported without having been installed."""
     try:
         lines = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:

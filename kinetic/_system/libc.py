@@ -1,4 +1,4 @@
-"""The C library, opened once: forks of a process that has opened it need not open it again.
+"""The C library, opened once, so that forks of this process need not open it again.
 
 Functions of `LIBC` store their error in `ctypes.get_errno()`.
 """

@@ -1,9 +1,9 @@
-"""Locks of the kernel on files and folders, which are freed however their holder ends.
+"""Locks of the kernel on files and folders. The kernel frees them however their holder ends.
 
 This is the only module that calls `flock` and `lockf`. These two kinds of lock ignore each other.
-The lock of an *open file* or folder (`flock`) is held by all processes that have inherited the
-descriptor, until the last of them has closed it. A *record* lock (`lockf`) is held by one process:
-forks do not hold it, and an exec keeps it, but closing any descriptor of the file frees it.
+All processes that have inherited the descriptor hold the lock of an *open file* or folder
+(`flock`), until the last of them has closed it. One process holds a *record* lock (`lockf`): forks
+do not hold it, an exec keeps it, and closing any descriptor of the file frees it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def try_hold(fd: int, *, shared: bool = False) -> bool:
 
 
 def hold_record(fd: int, *, start: int = 0, length: int = 0) -> None:
-    """Lock a range of bytes of a file that is open for writing, waiting until it is free. A length
-    of 0 means all bytes from `start` on; the range may lie beyond the end of the file."""
+    """Take the record lock of some bytes of a file that is open for writing; wait until it is free.
+    A length of 0 means all bytes from `start` on. The bytes need not exist."""
     fcntl.lockf(fd, fcntl.LOCK_EX, length, start)
 
 
@@ -52,9 +52,9 @@ def try_hold_record(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_record_held(path: Path) -> bool:
-    """True if another process holds the record lock; False if there is no such file.
+    """True if another process holds a file's record lock; False if the file does not exist.
 
-    The call frees a lock that this process itself holds.
+    The call frees a record lock on this file that this process itself holds.
     """
     with _open_to_read(path) as fd:
         return fd is not None and not try_hold_record(fd, shared=True)
@@ -75,8 +75,8 @@ def record_holder(path: Path) -> int:
 
 @contextlib.contextmanager
 def _open_to_read(path: Path) -> Iterator[int | None]:
-    """Yield a descriptor for reading; None if the file cannot be opened. Opening a FIFO does not
-    block."""
+    """Yield a descriptor for reading; None if the file cannot be opened. Does not block, even for
+    a FIFO."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

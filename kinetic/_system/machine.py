@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 _CONNECT_S = 5.0
-"""Time limit of a connection: the kernel answers at once, unless packets are dropped."""
+"""Seconds to wait for a connection: the kernel answers at once, unless packets are dropped."""
 _WITHOUT_LOOPBACK = (errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EPERM)
 _SHARED = (
     "nfs",
@@ -39,7 +39,7 @@ def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def cores() -> int:
-    """Return the number of processors that this process may use, whatever its quota."""
+    """Return the number of processors that this process may use, without regard to a quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -64,7 +64,7 @@ def loopback_fault() -> str:
     except TimeoutError:
         return "connections to it are not answered"
     except OSError as error:
-        # Other errors, such as a lack of descriptors, say nothing about the interface.
+        # Other errors, such as a lack of descriptors, do not mean that loopback fails.
         return os.strerror(error.errno) if error.errno in _WITHOUT_LOOPBACK else ""
     return ""
 
@@ -92,8 +92,8 @@ def _read_group_headroom() -> int | None:
 
 
 def is_shared_folder(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """True if the path is on a network's or a program's file system, so that this kernel's locks
-    may not keep out every writer. The path need not exist."""
+    """True if the path is on a network file system or FUSE, so that the kernel's locks may not keep
+    out every writer. The path need not exist."""
     return _find_file_system(path, mounts).startswith(_SHARED)
 
 
@@ -111,6 +111,6 @@ def _find_file_system(path: Path, mounts: Path) -> str:
             fields = line.split()
             point = fields[4].encode().decode("unicode_escape")
             inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= longest:  # The last of equal mount points hides the others.
+            if inside and len(point) >= longest:  # A later mount hides earlier ones.
                 kind, longest = fields[fields.index("-") + 1], len(point)
     return kind

@@ -1,5 +1,5 @@
-"""The folder of a job in this machine's memory: its files outlive the processes of the job's hosts,
-and are removed when the job is cleaned up."""
+"""The folder of a job in this machine's memory. Its files outlive the processes of the job's hosts,
+until the job is cleaned up."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _make_once(job_id: str, name: str) -> Path:
 
 
 def remove_unused(job_id: str) -> None:
-    """Remove those folders of a job in which its function has written nothing."""
+    """Remove the folders of a job's hosts that contain nothing from its function."""
     folder = of_job(job_id)
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):

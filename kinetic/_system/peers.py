@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _NO_INODE = "0"
-"""Inode of a socket that its owner has closed; the kernel reports root as its owner."""
+"""Inode of a socket that its owner has closed. The kernel then reports root as the owner."""
 _TABLES = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
 
 
@@ -56,8 +56,8 @@ _accept = socket.socket.accept
 
 
 def main() -> None:
-    """Run the Python program at the path in the first argument, with the other arguments. Its
-    sockets accept connections of this user and root only."""
+    """Run the Python program in the first argument, with the other arguments, so that its sockets
+    accept connections of this user and root only."""
     socket.socket.accept = accept_own_only  # type: ignore[method-assign, assignment]
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

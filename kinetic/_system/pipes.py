@@ -37,7 +37,7 @@ def tell(path: Path, text: str) -> bool:
 
 
 def is_same(fd: int, inode: int) -> bool:
-    """True if a descriptor still refers to this inode: a program may have closed it."""
+    """True if a descriptor still refers to this inode. A program may have closed and reused it."""
     try:
         return os.fstat(fd).st_ino == inode
     except OSError:

@@ -22,8 +22,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 DISK_RESERVE = "reserve"
 """Name of a file in a job's scratch folder that reserves disk space, in case the function fills the
-disk. Then half of the remaining space is freed for each small value, report or outcome of an
-attempt, and all of it for the verdict."""
+disk. Half of the rest is then freed to write each small value, report or outcome of an attempt, and
+all of it for the job's outcome."""
 RESERVED_BYTES = 1 << 19
 _EXEC_POLL_S, _EXEC_POLLS = 0.002, 2000
 
@@ -38,7 +38,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 @contextlib.contextmanager
 def dying_with(parent_pid: int) -> Iterator[None]:
-    """Die with the parent (0: none) while the block runs; outlive it afterwards, to clean up."""
+    """Let this process die with its parent (0: none) while the block runs, but not afterwards."""
     if parent_pid:
         die_with_parent(parent_pid)
     try:
@@ -83,14 +83,14 @@ def _open_wake() -> int:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that none is lost."""
+    """Become the parent of every descendant whose parent dies, so that it can be killed."""
     if _LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 _PRECEDENCE = 5
 _ordinary: list[int] = []
-"""The nice value from before `take_precedence`, which a fork inherits; [] if not called."""
+"""The nice value before `take_precedence`; [] if that was not called. Forks inherit it."""
 
 
 def take_precedence() -> None:
@@ -141,7 +141,7 @@ def reserve_disk(path: Path) -> None:
 
 
 def free_half(path: Path) -> None:
-    """Free half of the reserved space; other hosts may need the rest."""
+    """Free half of the reserved disk space. Other hosts may need the rest."""
     with contextlib.suppress(OSError):
         os.truncate(path, path.stat().st_size // 2)
 
@@ -217,8 +217,8 @@ def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
 
 
 def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
-    """Wait until this process has no living descendants but those to keep, or the time is up. Reap
-    those that end, and return those that remain."""
+    """Wait until all descendants of this process but `keep` have ended, or the time is up. Return
+    the ids of those that remain."""
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:
@@ -251,7 +251,7 @@ def _read_stat(pid: int) -> list[str]:
 
 
 def name(pid: int) -> str:
-    """Return the kernel's name of a process, cut from its program's name; "" if it was reaped."""
+    """Return the kernel's name of a process, up to 15 bytes as in `ps`; "" if it was reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""
@@ -301,11 +301,11 @@ def command_line(pid: int) -> bytes:
 
 
 def lasting_command_line(pid: int) -> bytes:
-    """Return the command line of a process, waiting while it is empty, as it is for a moment during
+    """Return the command line of a process. Wait while it is empty, which it is for a moment during
     an exec.
 
     Raises:
-        OSError: the process has been reaped, or has no program: a zombie, or one of the kernel.
+        OSError: the process has been reaped, is a zombie, or belongs to the kernel.
     """
     for _ in range(_EXEC_POLLS):
         if command := command_line(pid):
@@ -322,7 +322,7 @@ def _reap(pids: Iterable[int]) -> None:
 
 
 def fork() -> int:
-    """Fork. The error of a system that allows no more processes names the limit."""
+    """Fork like `os.fork`, but name the limit in the error if no more processes are allowed."""
     try:
         return os.fork()
     except BlockingIOError as error:
@@ -353,8 +353,8 @@ STUCK_S = 30
 
 @contextlib.contextmanager
 def dying_when_stuck() -> Iterator[None]:
-    """Have the kernel kill this process with SIGALRM if the block does not end within `STUCK_S`,
-    because gRPC may hang in native code if the system refuses threads."""
+    """Have the kernel kill this process with SIGALRM if the block takes longer than `STUCK_S`. Use
+    it for gRPC, which may hang in native code if the system refuses threads."""
     signal.alarm(STUCK_S)
     try:
         yield
@@ -363,7 +363,7 @@ def dying_when_stuck() -> Iterator[None]:
 
 
 def name_limit(error: BaseException) -> str:
-    """Return the text of an error, with the limit if the error is that no thread can be started."""
+    """Return the text of an error. If no thread could be started, name the limit."""
     text = str(error)
     return f"{text}: {find_limit()}" if text == "can't start new thread" else text
 
@@ -437,8 +437,8 @@ def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Return the nanoseconds in which the main thread has run or waited for a processor; None if
     unknown.
 
-    For a thread that sleeps or waits in native code this does not grow; for one that steps through
-    a training loop it always does, however busy the machine.
+    The number does not grow while the thread sleeps or waits in native code. It does while the
+    thread runs a training loop, however busy the machine.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         ran, waited, *_ = (proc / f"{pid}/task/{pid}/schedstat").read_text().split()

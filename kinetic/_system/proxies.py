@@ -1,7 +1,7 @@
 """Connections to other machines, through the proxies that the environment or a file names.
 
-The pools of connections are urllib3's. They are created with the proxy for one server, so they must
-not be used for another.
+The pools of connections are urllib3's. Each is made for one server and its proxy: do not use it for
+another server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HTTP = ("http", "https")
 _SOCKS = ("socks4", "socks4a", "socks5", "socks5h")
 _NEAR = ("localhost", "metadata.google.internal")
-"""Names that would mean another machine to a proxy."""
+"""Names that are never sent to a proxy: they would mean another machine there."""
 
 
 def open_pools(address: str, proxy: str = "", named_by: str = "", **settings: Any) -> PoolManager:
@@ -62,7 +62,7 @@ def find_proxy(scheme: str, host: str) -> str:
         return ""
     try:
         number = ipaddress.ip_address(host)
-    except ValueError:  # A name.
+    except ValueError:  # The host is a name.
         return proxies.get(scheme, "")
     exempt = proxies.get("no", "").split(",")
     if number.is_loopback or number.is_link_local or any(_contains(net, number) for net in exempt):
@@ -86,16 +86,16 @@ def _split_proxy(url: str, named_by: str) -> SplitResult:
         has_host = False
     if not has_host:
         raise PreflightError(
-            f"The proxy of {named_by} is not an address. Write it as http://HOST:PORT."
+            f"The proxy in {named_by} is not an address. Write it as http://HOST:PORT."
         )
     if parts.scheme in _SOCKS and importlib.util.find_spec("socks") is None:
         raise PreflightError(
-            f"The proxy of {named_by} is a SOCKS proxy ({parts.scheme}://), which needs the "
+            f"The proxy in {named_by} is a SOCKS proxy ({parts.scheme}://), which needs the "
             "package PySocks: pip install pysocks. Or use an HTTP proxy."
         )
     if parts.scheme not in _HTTP + _SOCKS:
         raise PreflightError(
-            f"The proxy of {named_by} has the unknown scheme {parts.scheme}://. Use one of "
+            f"The proxy in {named_by} has the unknown scheme {parts.scheme}://. Use one of "
             f"{', '.join(_HTTP + _SOCKS)}."
         )
     return parts

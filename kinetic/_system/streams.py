@@ -1,4 +1,4 @@
-"""Repair of a program's standard streams, which may be closed or unable to print some letters."""
+"""Repair of standard streams that are closed, or cannot print some letters."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _is_utf8(encoding: str) -> bool:
 
 
 def _escape_letter(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replace the first letter that cannot be encoded: bytes of file names stay as they are (the
-    locale is C), other letters become escapes."""
+    """Replace the first letter that cannot be encoded: bytes of a file name stay as they are, other
+    letters become escapes."""
     assert isinstance(error, UnicodeEncodeError)
     first = UnicodeEncodeError(
         error.encoding, error.object, error.start, error.start + 1, error.reason

@@ -43,7 +43,7 @@ class AppContext(JobAccess):
 
     Attributes:
         submit: takes a function and the arguments of `kinetic.run`, and starts the job.
-        plan: takes the same and returns the plan without submitting it.
+        plan: takes the same arguments and returns the plan; submits nothing.
         hold: takes an accelerator and the options of `kinetic.session`; returns the session, and
             True if it was started now.
     """
@@ -114,7 +114,7 @@ class AppContext(JobAccess):
         return group_id
 
     def find_to_end(self, text: str) -> JobRef:
-        """Return the job like `find`, even if its reference is damaged, so that it can be stopped
+        """Find a job like `find`, but accept a damaged reference, so that the job can be stopped
         and removed."""
         return self.newest() if text == NEWEST else stored.find_to_end(self.store, text)
 

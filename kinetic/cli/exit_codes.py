@@ -68,7 +68,7 @@ def of_outcome(outcome: Outcome) -> int:
 
 
 def of_program(outcome: Outcome) -> int:
-    """Return the exit code for `kinetic run`: that of the program on the host that failed first."""
+    """Return the exit code of `kinetic run`: the program's, on the host that failed first."""
     first = outcome.first
     return FAILED if first is None else _own_code(first)
 

@@ -32,8 +32,9 @@ class LazyGroup(click.Group):
     Args:
         lazy: the commands by name.
         aliases: names of commands, by alias.
-        elsewhere: full commands, by a name that users may try in this group by mistake.
-        absent: explanations, by the name of a command that does not exist.
+        elsewhere: full commands, such as "kinetic jobs list", by the name that users may try in
+            this group.
+        absent: explanations for users, by the name of a command that kinetic does not have.
 
     Raises:
         PreflightError: one of the absent commands was called.

@@ -35,7 +35,7 @@ def format_documents(documents: Sequence[Document], form: Format) -> str:
         """Writes multi-line strings, such as programs, as blocks."""
 
         def ignore_aliases(self, data: Any) -> bool:
-            """Disable anchors and aliases."""
+            """Return True: write repeated values in full, without YAML's anchors and aliases."""
             return True
 
     def text(dumper: Any, value: str) -> Any:

@@ -37,11 +37,11 @@ def flush() -> None:
 
 
 def notice(words: str) -> None:
-    """Print a message on stderr, which keeps it out of the command's result."""
+    """Print a message on stderr, to keep it out of the command's result."""
     sys.stdout.flush()
     try:
         print(words, file=sys.stderr, flush=True)
-    except OSError:  # Closed, or its disk is full: the command must still finish.
+    except OSError:  # stderr is closed or its disk full: still finish the command.
         _silence(sys.stderr)
 
 
@@ -305,8 +305,8 @@ def _style(words: str) -> str:
 
 
 def failure(problem: BaseException) -> None:
-    """Print the exception of a failed job: as Python does, with the frames of the host; of
-    kinetic's own errors, print only the message."""
+    """Print the exception of a failed job as Python does, with the host's frames. Print only the
+    message of kinetic's own errors."""
     import traceback
 
     if isinstance(problem, KineticError):
@@ -333,8 +333,8 @@ def copy_log(chunks: Iterable[LogChunk | None], prefixer: Prefixer, *, flush: bo
 
 
 def copy_output(chunks: Iterable[LogChunk | None], stdout: Prefixer, stderr: Prefixer) -> None:
-    """Copy the output of a program as it comes, stdout and stderr apart, so that it can be piped
-    like that of a local program."""
+    """Copy a program's output as it arrives, its stdout to stdout and its stderr to stderr, so that
+    it can be piped like a local program's."""
     from kinetic._core.log_format import STDERR
 
     streams = Streams()

@@ -42,7 +42,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The job's display name: that of the file, or of the folder if a folder is run."""
+        """The job's display name: the file's name, or the folder's if a folder is run."""
         path = Path(self.target)
         if self.kind is ProgramKind.SCRIPT and path.name == _MAIN_FILE:
             path = path.parent.absolute()
@@ -120,8 +120,7 @@ def refuse_late(program: Program | None, words: Collection[str]) -> None:
 
 
 def _find_script(target: str) -> str:
-    """Return the path of the script; for a folder, the path of the file that `python FOLDER`
-    runs."""
+    """Return the path of the script; for a folder, of the file that `python FOLDER` runs."""
     path = Path(target)
     if path.is_dir():
         if not (path / _MAIN_FILE).is_file():
@@ -182,8 +181,8 @@ def _register_module(program: Program, script: Path | None) -> str:
 
 
 def explain_missing_accelerator(program: Program | None) -> str:
-    """Return the message for an -a that is missing, or that was written after the program. Such an
-    -a is not used, because the program may have an option `-a` of its own."""
+    """Return the message for a missing -a. An -a after the program does not count, because the
+    program may have its own option `-a`; then the message says so."""
     shown_program = program or Program(ProgramKind.SCRIPT, "train.py")
     before = {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["-m"], ProgramKind.COMMAND: ["--"]}
     example = shlex.join(

@@ -1,8 +1,8 @@
-"""Removal of records of old jobs, and of content that no job uses any more.
+"""Removal of old jobs' records, and of content (files, pickles) that no job uses any more.
 
 Content is in use while any plan in the store names it, directly or through the record of its tree.
 The search is conservative: any text in a plan or record that looks like a digest counts as a use,
-so that damaged plans and plans of newer versions lose nothing.
+so that content of damaged plans and of newer versions' plans stays.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     orphans = tuple(_orphans(store, {*jobs, *store.parts(layout.LISTED)}, older_than))
     stay = set(jobs).difference(without, orphans)
     used = _find_in_plans(store, sorted(stay))
-    # A submission that finds a tree's record sends no content: keep all that the record names.
+    # A submission that finds a tree's record sends no content: keep what the record names.
     used_trees = [tree for tree in trees if digest(tree) in used or tree.written_at >= older_than]
     used |= {digest(tree) for tree in used_trees} | _find_in_trees(store, used_trees)
     contents = tuple(
@@ -155,7 +155,7 @@ def _is_older(store: Store, prefix: str, moment: float) -> bool:
 
 
 def _find_in_plans(store: Store, jobs: Sequence[str]) -> set[str]:
-    """Return the digests in the plans of jobs, and those of URIs from which hosts fetch data."""
+    """Return the digests in the plans of jobs, and of the URIs from which hosts fetch data."""
     used: set[str] = set()
     for plan in get_many(store, [layout.JobKeys(job_id).plan for job_id in jobs]).values():
         used |= _digests(plan)

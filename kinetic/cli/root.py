@@ -212,11 +212,11 @@ def _report_misuse(problem: BaseException) -> int:
 def _report_failure(problem: BaseException) -> int:
     why = output.silence_broken_stdout()
     if not why and isinstance(problem, OSError) and problem.errno == errno.ENOSPC:
-        why = problem.strerror or ""  # Stores report their own full disks.
+        why = problem.strerror or ""  # Stores report full disks themselves.
     if why:
         output.error(f"The output could not be written: {why}.")
     elif isinstance(problem, KeyboardInterrupt):
-        pass  # The interrupted command has already reported which job keeps running.
+        pass  # The interrupted command has already said which job keeps running.
     elif _is_debugging():
         output.traceback_of(problem)
     else:

@@ -1,4 +1,4 @@
-"""Backends that the contract's tests run with, and jobs for them. Add new ones to `BACKENDS`."""
+"""The backends with which the tests of the contract run, and jobs. Add new ones to `BACKENDS`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(path):
 
 
 CLUSTERS: dict[str, FakeCluster] = {}
-"""The clusters whose pods use a store, by the store's address."""
+"""The cluster whose pods use a store, by the store's address."""
 
 
 @contextmanager

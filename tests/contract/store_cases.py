@@ -1,4 +1,4 @@
-"""The stores that the contract is tested with."""
+"""The stores with which the tests of the contract run."""
 
 from __future__ import annotations
 

@@ -65,14 +65,14 @@ def backend(case, store):
 
 @pytest.fixture
 def spoken(backend, store):
-    """An ended job whose output was followed from its start, and the chunks of the output."""
+    """The reference of an ended job, and all chunks of output that a follower got."""
     ref = submitted(backend, store, speak)
     return ref, read(backend, ref)
 
 
 @pytest.fixture
 def begun(backend, store):
-    """A job that was just submitted; it will print a line and then wait forever."""
+    """The reference of a job just submitted, which will print a line and then wait forever."""
     ref = submitted(backend, store, wait_for_ever)
     yield ref
     ended(backend, ref)
@@ -80,7 +80,7 @@ def begun(backend, store):
 
 @pytest.fixture
 def talking(backend, begun):
-    """A running job that has printed a line."""
+    """The reference of a running job that has printed a line."""
     await_output(backend, begun)
     return begun
 
@@ -356,7 +356,7 @@ def test_there_is_always_room_for_one(backend, store):
 
 @pytest.mark.promise(4)
 def test_a_store_that_does_not_answer_is_no_verdict(backend, store, talking, monkeypatch):
-    """A running job must not count as ended because the store does not answer for a moment."""
+    """`status` raises if the store does not answer; it does not call the running job ended."""
     ref = talking
     while phase_of(backend, ref) is JobStatus.PENDING:  # The status may be slightly old.
         time.sleep(0.01)

@@ -27,7 +27,7 @@ def store(home):
 
 
 def test_a_job_that_is_being_submitted_has_not_failed(store):
-    """Another process may read the status between any two steps."""
+    """The status, read after each step of a submission, is FAILED only once a supervisor began."""
     backend = local(store)
     ref = JobRef(
         "job-00000001", Place("local", "gke"), "cpu", "train", "train", 0.0, store.uri, hosts=1
@@ -110,8 +110,8 @@ sys.stdin.read()
 
 
 def test_a_supervisor_that_becomes_that_of_the_next_attempt_is_found(home):
-    """While a process executes another program, its command line is empty for a moment. A
-    cancellation at that moment must not be lost."""
+    """A supervisor starts the next attempt by an exec, during which its command line is empty for a
+    moment. It must be found even then, so that a cancellation is not lost."""
     home.mkdir(parents=True)
     lock, done = home / "lock", home / "done"
     lock.touch()
@@ -176,7 +176,7 @@ def test_a_follower_bears_that_the_program_closes_its_descriptors(home, monkeypa
 
 
 def test_a_follower_of_a_job_of_another_machine_is_woken_now_and_then(home):
-    """This machine runs no process of the job whose end could wake the follower."""
+    """No process of the job runs on this machine, so the follower is woken by a time limit."""
     home.mkdir(parents=True)
     index = home / "log.idx"
     index.touch()

@@ -67,7 +67,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared_jobs():
-    """Jobs that several tests of this module use, by name."""
+    """Jobs that several tests of this module share, by the name of a fixture."""
     return {}
 
 
@@ -102,7 +102,7 @@ def test_what_is_promised_of_a_running_job(backend, store, case, spoken, begun, 
 
 @pytest.mark.release
 def test_a_host_can_be_killed_with_its_agent_and_the_job_fails(backend, talking):
-    """The call is the same as for a host without its agent: Ray kills the actor."""
+    """Killing a host with its agent is the same on Ray as killing the host: the actor is killed."""
     test_backend.test_a_host_can_be_killed_and_the_job_fails(backend, talking, agents=True)
 
 

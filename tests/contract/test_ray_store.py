@@ -32,7 +32,7 @@ ELSEWHERE = {
     "test_open_store_opens_it_again",
     "test_bad_keys_are_usage_errors",
 }
-"""Tests with thousands of calls; this module has its own versions."""
+"""Tests of the contract with thousands of calls, which this module replaces by smaller ones."""
 globals().update(
     {
         name: test
@@ -90,7 +90,7 @@ def test_large_content_goes_in_parts(store, tmp_path, monkeypatch):
 
 
 def test_it_is_looked_into_as_often_as_it_keeps_up_with(tmp_path):
-    """The pause between polls is short, because calls cost nothing; calls to other stores may."""
+    """Calls cost nothing, so a pause between polls is only as long as the last call, or 50 ms."""
     store = RayStore("ray+http://head:8265", api=Silent())
     assert [pause_of(store, took_s, 0.5) for took_s in (0.0, 0.1, 9.0)] == [0.05, 0.1, 0.5]
     assert pause_of(LocalStore(tmp_path), 0.1, 0.5) == 0.5
@@ -104,7 +104,7 @@ def test_one_store_server_is_enough(store):
 
 
 class Requests(dict):
-    """The packages of a dashboard, in memory."""
+    """The packages of a dashboard (see `Packages`), in memory."""
 
     def names(self) -> list[str]:
         return sorted(self)
@@ -158,7 +158,7 @@ def test_no_request_ends_a_store_server(tmp_path, package):
 
 
 def test_a_request_that_comes_twice_is_answered_once(tmp_path):
-    """A client resends a request if the response is lost, and a store server may be killed."""
+    """A client repeats a request, or a second server gets it: it must have its effect only once."""
     packages, request = Requests(), {"do": "put", "key": "a", "if_absent": True}
     for _ in range(2):
         packages.send("1", request, b"content")
@@ -172,7 +172,7 @@ def test_a_request_that_comes_twice_is_answered_once(tmp_path):
 
 
 def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
-    """A sender that was suspended and then continues must not leave a gap in the stored content."""
+    """A sender was suspended until its first part was removed: its second part is refused."""
     packages = Requests()
     packages.send("1", {"do": "append", "upload": "u", "at": 2}, b"cd")
     packages.send("2", {"do": "put", "key": "a", "if_absent": True, "upload": "u"})
@@ -185,7 +185,7 @@ def test_a_part_whose_predecessors_were_removed_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_answered_and_ends_no_store_server(tmp_path, monkeypatch):
-    """A long response is written to a file, for which the full disk has no space either."""
+    """Not even a long error text fits on the disk: the client still gets `StoreFull`."""
 
     def refuse(path, content):
         if content:
@@ -210,7 +210,7 @@ def test_a_full_disk_is_answered_and_ends_no_store_server(tmp_path, monkeypatch)
 
 
 def test_a_store_server_without_requests_looks_ever_more_seldom(tmp_path, monkeypatch):
-    """200 polls per second in the ten seconds after each request burdened Ray's control store."""
+    """Polls burden Ray's control store: 200 a second while requests come, then far fewer."""
     server, polled_at = StoreServer(tmp_path, Requests()), []
 
     class Clock:
@@ -261,7 +261,7 @@ def test_answers_that_nobody_reads_are_removed(tmp_path):
 
 
 class Silent:
-    """A dashboard behind which no store server runs."""
+    """A dashboard without a store server: requests stay unanswered."""
 
     address = "http://head:8265"
 
@@ -297,7 +297,7 @@ class Stack(Requests):
 
 
 def test_requests_of_one_writer_are_worked_through_in_order(tmp_path):
-    """The request of a writer that gave up stays until the store server is back."""
+    """A server carries out 20 old requests in the order of sending, not that of the dashboard."""
     late, now = Silent(), iter(range(0, 10_000, 10))
     late.packages = Stack()
     late.put_package = late.packages.__setitem__
@@ -334,7 +334,7 @@ class Troubled(Silent):
 
 
 def test_the_trouble_of_a_moment_costs_nothing(tmp_path):
-    """In spite of an outage, a value that took days to compute is written, and only once."""
+    """The dashboard fails now and then: the value is still written, and written once."""
     trouble = Troubled(tmp_path)
     store = RayStore("ray+http://head:8265", api=trouble, sleep=lambda _: None)
     assert store.put("a", b"value", if_absent=True) is True
@@ -372,7 +372,7 @@ class Forsaken(Silent):
 
 
 def test_a_store_server_that_has_ended_is_started_again_by_whoever_writes():
-    """The writer restarts it: a running job must not wait until another job is submitted."""
+    """A write finds that the store server has ended, and starts it again with its last command."""
     now, dashboard = iter(range(0, 10_000, 10)), Forsaken()
     store = RayStore(
         "ray+http://head:8265", api=dashboard, sleep=lambda _: None, clock=lambda: next(now)

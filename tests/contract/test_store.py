@@ -140,7 +140,7 @@ def test_list_is_the_sorted_set_of_keys(tmp_path_factory, keys):
 
 @pytest.fixture
 def many():
-    """The number of keys: more than a page of the Cloud Storage double, and than parallel calls."""
+    """The number of keys: more than a page of the Cloud Storage double has, or calls at once."""
     return 250
 
 

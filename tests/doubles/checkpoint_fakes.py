@@ -12,7 +12,7 @@ PATIENCE_S = 100.0
 
 
 class Crowd:
-    """The barriers and the board that all hosts share."""
+    """The barriers, keys and values that all fake hosts of a test share."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -29,7 +29,7 @@ class Crowd:
 
 
 class Together:
-    """One of several hosts; implements `Peers`."""
+    """A fake host; implements `Peers`."""
 
     def __init__(self, crowd: Crowd, index: int) -> None:
         self._crowd = crowd

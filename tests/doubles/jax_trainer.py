@@ -52,7 +52,7 @@ def main(workers: str, topology: str, steps: str, pause_s: str = "0") -> None:
             num_workers=numbers[0] if len(numbers) == 1 else numbers,
             topology=topology,
             accelerator_type="TPU-V6E",
-            resources_per_worker={"TPU": 4, "CPU": 0.5},  # leaves CPU for this program's actor
+            resources_per_worker={"TPU": 4, "CPU": 0.5},  # leaves CPU for the actor
             placement_strategy="SPREAD",
         ),
         run_config=RunConfig(

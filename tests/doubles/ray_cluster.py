@@ -1,12 +1,12 @@
 """A real Ray cluster on this machine: a head with its dashboard, and raylets for the hosts of
 simulated TPU slices.
 
-The cluster runs in its own network, process and mount namespaces. Ray always uses the machine's
-address, which is the loopback there. All processes end when the first process of the namespaces
-does, even if the tests were killed. The tests run outside. A listening socket belongs to the
-network in which it was created: this module creates one outside, and the program inside
-(`ray_nodes`) accepts its connections and relays them to the dashboard. Both sides share folders and
-the Unix sockets in them; one of these sockets controls the nodes.
+The cluster runs in separate network, process and mount namespaces, where the machine's address is
+the loopback. All processes end when the first process of the namespaces does, even if the tests
+were killed. The tests run outside. A listening socket belongs to the network in which it was
+created: this module creates one outside, and the program inside (`ray_nodes`) accepts its
+connections and relays them to the dashboard. Both sides share folders and the Unix sockets in them;
+one of these sockets controls the nodes.
 
 All tests of a run, in all its processes, share one cluster, which ends with the run.
 """
@@ -268,7 +268,7 @@ def _find_base() -> str:
 
 
 _programs: dict[Path, subprocess.Popen[bytes]] = {}
-"""The running programs: Python would warn about a `Popen` that is freed before its program ends."""
+"""The running programs, by folder. Python would warn if a `Popen` were freed before its end."""
 
 
 def end_cluster(folder: Path, pid: int) -> None:
@@ -285,7 +285,7 @@ def end_cluster(folder: Path, pid: int) -> None:
 
 
 def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for Ray's programs, without those that mark jobs of tests."""
+    """Return the environment for Ray's programs, without variables that mark jobs of tests."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     own = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
@@ -300,7 +300,7 @@ def _environ(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_metrics_report_interval_ms": "60000",
-        # By default, workers and jobs have a niceness of 15: next to other tests they would starve.
+        # The default niceness of 15 would let workers and jobs starve next to other tests.
         "RAY_worker_niceness": "0",
         # A busy machine may take a minute to answer. If nothing listens any more, each attempt
         # fails at once, so a death is noticed in 2 s; with Ray's defaults that takes at least 15 s.

@@ -117,7 +117,7 @@ def common_ray(
 
 @pytest.fixture
 def ray_store_turn(common_ray: RayCluster, _run_folder: Path) -> Iterator[RayCluster]:
-    """The cluster, whose head has a store that only one test at a time uses."""
+    """The same cluster, for tests that use the store on its head: one test at a time."""
     with _take_turn(_run_folder / "store-in-use", fcntl.LOCK_EX):
         yield common_ray
 

@@ -64,7 +64,7 @@ def _answer(running: _Running, connection: Connection) -> None:
 
 
 class _Running:
-    """The head and the nodes; each public method is an order."""
+    """The head and the nodes. Each public method carries out an order from the tests."""
 
     def __init__(self, folder: Path, nodes: list[dict[str, Any]], *, sends_output: bool) -> None:
         from ray.cluster_utils import Cluster
@@ -103,8 +103,8 @@ class _Running:
         self._started[index] = (node, settings)
 
     def _identify(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Choose the ports of a node's agents, and write them to the files in which agents report
-        their ports: a raylet kills itself if none comes in 15 s. Nobody else uses this network."""
+        """Choose the ports of a node's agents, and write the files in which agents report them: a
+        raylet kills itself if it gets no report in 15 s. All ports of this network are free."""
         ports = {name: next(self._ports) for name in _PORTS}
         node_id = os.urandom(28).hex()
         report = f"{LISTEN_PORT}_{node_id}", str(ports[LISTEN_PORT])
@@ -154,7 +154,7 @@ class _Running:
         return True
 
     def _await_death(self, node: Any) -> None:
-        """Wait until Ray has noticed that a node is dead; until then it would send work there."""
+        """Wait until Ray has noticed that a node is dead, and sends no more work to it."""
         deadline = time.monotonic() + READY_WITHIN_S
         while node.node_id in self._cluster.global_state._live_node_ids():
             if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""Write down each error, warning and notice that a Python process makes, and the line that made it.
+"""Record each error, warning and notice that a Python process makes, and the line that made it.
 
 `python tests/messages.py --record` starts this in every process of the test environment by a `.pth`
-file, so also on simulated hosts. `start` patches the classes and functions of `SOURCES` as soon as
-their modules are imported. It imports nothing that tests expect to be imported late.
+file, also on simulated hosts. `start` patches the classes and functions of `SOURCES` as soon as
+their modules are imported. It imports no module that tests expect to be imported late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOURCES = {
 """Functions whose string arguments are messages, by module."""
 PACKAGE = f"{os.sep}kinetic{os.sep}"
 PER_LINE = 30
-"""Texts of one line of the product that one process writes down."""
+"""Largest number of texts that one process records for one line of the product."""
 
 
 def start(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""A runner for programs with faults, shared by the tests of bad input."""
+"""A runner for programs with mistakes, for the tests of kinetic's errors about bad input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Simulated bare pods: an interpreter as in a slim image, a store, and a folder of wheels for an
-index."""
+"""Simulated pods from a bare image: a Python interpreter with pip only, a store, and a folder of
+wheels instead of a package index."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ print(json.dumps({"found": found, "python": sys.executable, "kinetic": kinetic._
 
 
 def package(runner=RUNNER):
-    """Return an archive like kinetic's, with the same bytes each time; its runner prints its
-    location."""
+    """Return the bytes of an archive like kinetic's, the same at each call. Its runner prints as
+    JSON the packages that it finds, and the paths of its interpreter and code."""
     archive_bytes = io.BytesIO()
     with zipfile.ZipFile(archive_bytes, "w") as archive:
         archive.writestr(zipfile.ZipInfo("kinetic/__init__.py"), "")
@@ -47,7 +47,7 @@ def package(runner=RUNNER):
 
 
 def wheel(folder, name, version="1.0", scripts=()):
-    """Write a wheel with one empty module."""
+    """Write a wheel of a package with one empty module and these scripts."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": b"",
@@ -75,7 +75,7 @@ def bare_python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
     bundled = list((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
     venv.create(folder, symlinks=True, with_pip=not bundled)
-    for path in bundled:  # the work of `ensurepip`, without its ten seconds
+    for path in bundled:  # Do as `ensurepip` does, but not for 10 s.
         zipfile.ZipFile(path).extractall(site_packages(folder))
     return folder / "bin" / "python"
 
@@ -124,7 +124,8 @@ class Pod:
         self.env["KINETIC_REQUIREMENTS"] = self.holds(text.encode())
 
     def has_uv(self, instead=""):
-        """Put a `uv` on the PATH that records its calls."""
+        """Put a `uv` on the PATH that records its calls, then runs `instead` or else the real
+        uv."""
         real = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         assert real, "the development extra installs uv"
         script = self.bin / "uv"

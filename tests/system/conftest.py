@@ -1,4 +1,4 @@
-"""Fixtures of the system tests, and the table of those that `make test` runs."""
+"""Fixtures of the system tests, and the table of those tests that `make test` runs."""
 
 from __future__ import annotations
 
@@ -83,16 +83,17 @@ SHOWN_BY = {
     "scripts of keras-kinetic": ["test_compat_scripts.py::test_a_script_runs_as_it_is"],
     "documentation, examples": [
         "test_docs.py",
+        "test_docstrings.py",
         "test_examples.py::test_hello",
         "test_examples.py::test_every_example_is_tested",
     ],
 }
-"""The tests of this folder that `make test` runs: files, or tests with all their parameters. Each
-promise and each way to use kinetic has one. All others are marked `long`."""
+"""For each promise and each way to use kinetic, the tests of this folder that `make test` runs:
+files, or tests with all their parameters. All other tests are marked `long`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that the table does not name as `long`."""
+    """Mark the tests of this folder that `SHOWN_BY` does not name as `long`."""
     short = {name for names in SHOWN_BY.values() for name in names}
     for item in items:
         if item.path.parent == FOLDER:
@@ -103,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=EVERYWHERE)
 def place(request, home, monkeypatch):
-    """The place where the jobs of the test run, one after the other."""
+    """The place where the test's jobs run: the test runs once for each place."""
     folder = home.parent / "shared"
     if request.param != "kubernetes":
         monkeypatch.setenv("KINETIC_BACKEND", request.param)
@@ -115,7 +116,8 @@ def place(request, home, monkeypatch):
 
 @pytest.fixture
 def begin(home, tmp_path):
-    """Start an elastic job. With `wait`, return when host 0 has done two steps of attempt 1."""
+    """A function that starts an elastic job and returns it; with `wait`, after host 0's second
+    step."""
 
     def begin(remote, *args, wait=False, **more):
         handle = remote.run_async(str(tmp_path), *args, **more)

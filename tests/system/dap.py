@@ -48,7 +48,8 @@ class Editor:
     def attach(
         self, configuration: dict[str, Any], breakpoints: dict[str, list[int]]
     ) -> dict[str, list[bool]]:
-        """Open the session; return for each file which breakpoints debugpy verified."""
+        """Attach with a launch configuration, and set breakpoints (line numbers by file). Return
+        for each file whether debugpy has verified each breakpoint."""
         self.ask(
             "initialize", adapterID="test", clientID="test", linesStartAt1=True, pathFormat="path"
         )
@@ -67,7 +68,7 @@ class Editor:
         return verified
 
     def wait_for_stop(self) -> tuple[int, list[dict[str, Any]]]:
-        """Wait for a stop; return the thread and its frames, innermost first."""
+        """Wait until a thread stops; return its id and its frames, innermost first."""
         thread = self.event("stopped")["threadId"]
         return thread, self.ask("stackTrace", threadId=thread)["stackFrames"]
 

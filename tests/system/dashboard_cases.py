@@ -46,7 +46,7 @@ WIDE, PHONE = (1280, 900), (390, 800)
 
 
 def missing_programs() -> list[str]:
-    """List the programs that a browser needs and this machine lacks."""
+    """List the programs that are needed to drive a browser and missing on this machine."""
     return [
         names[0] for names in (BROWSERS, (DRIVER,)) if not any(shutil.which(name) for name in names)
     ]
@@ -60,7 +60,7 @@ def open_browser(folder: Path) -> webdriver.Chrome:
     for switch in (*switches, "no-first-run", f"user-data-dir={folder}"):
         options.add_argument(f"--{switch}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    # The browser outlives this test: without these variables it is not taken for a leftover of it.
+    # The browser outlives the test. Without these variables, it does not count as a leftover.
     env = {k: v for k, v in os.environ.items() if k != "TMPDIR" and "KINETIC" not in k}
     service = webdriver.ChromeService(shutil.which(DRIVER), env=env | {"HOME": str(folder)})
     return webdriver.Chrome(options=options, service=service)
@@ -88,8 +88,8 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def text(self, selector: str = "body") -> str:
-        """Return the text of the element in one call, because the page may replace elements at any
-        time."""
+        """Return the text of the first matching element in one call, because the page may replace
+        elements between two calls."""
         return str(self.run(_TEXT, selector))
 
     def count(self, selector: str) -> int:
@@ -99,7 +99,7 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def click(self, selector: str) -> None:
-        """Click an element as soon as it exists; the page replaces its elements now and then."""
+        """Click an element as soon as it exists."""
         wait_until(lambda: self.count(selector), f"there is no {selector}")
         self.run("document.querySelector(arguments[0]).click()", selector)
 
@@ -115,7 +115,7 @@ class Page:
             raise AssertionError(f"{words!r} is not in {selector}: {text}") from None
 
     def complaints(self) -> list[str]:
-        """Return the errors in the browser's console, such as scripts that it refused to run."""
+        """Return the errors in the browser's console, such as blocked scripts."""
         log = self.browser.get_log("browser")
         return [each["message"] for each in log if each["level"] == "SEVERE"]
 
@@ -146,7 +146,7 @@ class StillBackend:
 
 
 class Showcase:
-    """A store of jobs that no host runs."""
+    """A store full of records of jobs, none of which runs anywhere."""
 
     def __init__(self, root: Path) -> None:
         self.store = LocalStore(root)
@@ -157,7 +157,7 @@ class Showcase:
         return JobHandle(ref, self.backend, self.store)  # type: ignore[arg-type]
 
     def _write(self, key: str, document: dict[str, Any]) -> None:
-        """Write a document as the store would, but faster: tests need thousands of them."""
+        """Write a document faster than the store does, because tests need thousands of them."""
         path = folder_of(self.store) / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document))
@@ -171,7 +171,7 @@ class Showcase:
         reason: str = "",
         **changes: Any,
     ) -> JobRef:
-        """Add a job; without a verdict it is running."""
+        """Add a job with a number to the store; without a verdict, the job is running."""
         created_at = time.time() - 100_000 + number
         ref = JobRef(
             f"job-{number:08x}", Place("still"), "cpu", "f", "train", created_at, self.store.uri

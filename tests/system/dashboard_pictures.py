@@ -21,7 +21,7 @@ import kinetic
 from kinetic._client.access import open_access
 
 _LOGGED_S = 14.0
-"""Seconds of logging, so that the curves have a shape."""
+"""Seconds for which a job logs before its picture is taken, so that the curves have a shape."""
 
 
 def evaluate(seed):
@@ -34,7 +34,7 @@ def shoot(page: Page, path: Path, size: tuple[int, int], *, dark: bool = False) 
     page.resize(size, dark=dark)
     time.sleep(1.5)
     page.browser.save_screenshot(str(path))
-    with Image.open(path) as picture:  # a small palette cuts the file to a third
+    with Image.open(path) as picture:  # a smaller palette: a third of the size
         picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size:,} bytes")
 

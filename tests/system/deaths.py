@@ -1,4 +1,4 @@
-"""Jobs of two hosts that are held in a phase of their life, for tests that kill a process in it."""
+"""Two-host jobs held in a phase of their life, for tests that kill one of their processes in it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def sleep_long(marker):
 
 
 def return_and_wait(marker):
-    """Return on the leader at once, so that its report is written while host 1 keeps the gang
-    alive."""
+    """Return at once on the leader, host 0, and run on host 1: the job stays in the phase
+    "reporting", in which the leader's report is written."""
     if os.environ["KINETIC_HOST_INDEX"] == "0":
         Path(marker).touch()
         return 1
@@ -48,8 +48,8 @@ def return_and_wait(marker):
 
 
 def hold_in(phase, place):
-    """Return a job in the given phase. For "joining" the agent of host 0 is stopped so that it
-    cannot join, unless it joined before SIGSTOP arrived."""
+    """Start a job, wait until it is in the phase, and return it. For "joining", the agent of host 0
+    is stopped: it cannot join, unless it already joined before SIGSTOP arrived."""
     marker = place.marker(phase)
     func = return_and_wait if phase == "reporting" else sleep_long
     handle = kinetic.run(accelerator="tpu-v6e-8")(func).run_async(str(marker))
@@ -64,7 +64,7 @@ def hold_in(phase, place):
 
 
 def kill_in_each_phase(place, process):
-    """Return one job per phase, whose process `process(job)` was killed in that phase.
+    """Start one job per phase, and kill its process `process(job)` in that phase; return the jobs.
 
     All jobs are killed before any result is awaited, so that their gangs end in parallel.
     """
@@ -80,7 +80,7 @@ def kill_in_each_phase(place, process):
 
 
 def assert_record_intact(handle):
-    """Check that the job can be attached and listed, and that its verdict is FAILED."""
+    """Check that the killed job can be attached and listed, and that its verdict is FAILED."""
     attached = kinetic.attach(handle.job_id)
     assert attached.status().value == "FAILED"
     assert not attached.outcome().ok

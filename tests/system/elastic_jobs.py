@@ -1,5 +1,5 @@
-"""Handles on elastic jobs for tests that kill their processes: processes, events, notices in the
-log."""
+"""Running elastic jobs for tests that kill their processes: their pids, their events, and kinetic's
+notices in their logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 300
 
 
 class Watched:
-    """A running job, and the processes of its hosts."""
+    """A running local job, with the pids of its processes and the records of its attempts."""
 
     def __init__(self, home, handle):
         self.handle = handle
@@ -30,7 +30,7 @@ class Watched:
         return {int(host): pid for host, pid in self.handle.processes()["agents"].items()}
 
     def below_supervisor(self, title):
-        """Return the process id of the supervisor's child with this title."""
+        """Return the pid of the supervisor's only child whose title begins with `title`."""
         (pid,) = (pid for pid in children(self.leader()) if is_titled(pid, title))
         return pid
 
@@ -39,19 +39,19 @@ class Watched:
         return parse(path.read_bytes()) if path.exists() else []
 
     def slices(self):
-        """Return the slices of each attempt."""
+        """Return the indices of the slices on which each attempt ran, in order."""
         return [event.slices for event in self.events() if event.kind == "formed"]
 
     def losses(self):
         return [event.slices for event in self.events() if event.kind == "slice_lost"]
 
     def story(self):
-        """Return the notices of kinetic in the leader's log."""
+        """Return kinetic's own lines in the log of host 0, without their prefix."""
         return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
 
 
 def wait_for_step(folder, attempt, host, step=2):
-    """Wait until a host has done the given step of an attempt."""
+    """Wait until a host's mark in the folder says that it has done the step of the attempt."""
 
     def done():
         mark = Path(folder, f"{attempt}-{host}")

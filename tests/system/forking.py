@@ -1,7 +1,5 @@
-"""Functions that fork, and observations that their children make.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions that fork on a host, and describe to the test what their children observe. Hosts import
+this module instead of the tests: importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ PATIENCE_S = 200
 
 
 def child_of(act):
-    """Run `act` in a forked child; return the child's wait status."""
+    """Run `act` in a forked child; return the child's wait status, as `os.waitpid` does."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -33,7 +31,7 @@ def child_of(act):
 
 
 def answer_of(act):
-    """Run `act` in a forked child; return its value."""
+    """Run `act` in a forked child; return its value, which must fit into JSON and a pipe."""
     ours, theirs = os.pipe()
     status = child_of(lambda: os.write(theirs, json.dumps(act()).encode()))
     assert status == 0, status
@@ -43,13 +41,14 @@ def answer_of(act):
 
 
 def sets_of_signals():
-    """Return the masks of signals that this process catches, ignores and blocks."""
+    """Return the signals that this process catches, ignores and blocks, as hexadecimal masks."""
     rows = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
     return [rows[name].strip() for name in ("SigCgt", "SigIgn", "SigBlk")]
 
 
 def sleep_in_a_semaphore():
-    """Send SIGTERM while the main thread sleeps in a semaphore, where no signal wakes it."""
+    """Block the main thread in a semaphore, and send SIGTERM to another thread: this process must
+    end although no signal wakes the semaphore."""
     semaphore = multiprocessing.get_context("fork").Semaphore(0)
     main_thread = threading.get_ident()
 
@@ -65,7 +64,7 @@ def sleep_in_a_semaphore():
 
 
 def end_in_the_middle_of_fork():
-    """Send SIGTERM to a forked child before any Python code runs in it."""
+    """Fork a child that gets SIGTERM before any Python code runs in it; return its wait status."""
     kind = ctypes.CFUNCTYPE(None)
     strike = kind(lambda: os.kill(os.getpid(), signal.SIGTERM))
     atfork = ctypes.CDLL(None).__register_atfork
@@ -100,7 +99,7 @@ def open_files():
     for name in os.listdir("/proc/self/fd"):
         try:
             files[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the descriptor of the listing itself
+        except OSError:  # the listing's own descriptor
             pass
     return files
 
@@ -116,8 +115,8 @@ def fork_while_unpickling(how):
 
 
 class Forks:
-    """An object that forks when it is unpickled, as a module that starts a helper on import
-    does."""
+    """An object that forks when it is unpickled, like a module that starts a helper when it is
+    imported."""
 
     def __init__(self, how):
         self.how = how
@@ -136,7 +135,8 @@ class ForksWhenPickled:
 
 
 def ask_to_join_in_a_child(folder):
-    """Fork on host 1 while a thread waits for host 0, which serves the world of JAX."""
+    """Fork on host 1 while its JAX waits for host 0, and call `jax.distributed.initialize` in the
+    child; return the error that the child gets."""
     import jax
 
     over = Path(folder, "over")
@@ -165,7 +165,8 @@ def ask_to_join_in_a_child(folder):
 
 
 def leave_a_checkpointer(folder):
-    """Fork inside a Checkpointer's block, so that the child leaves the block of its parent."""
+    """Fork within the `with` block of a Checkpointer: the child may not save, and its exit from the
+    block must not release the parent's checkpoints."""
     import numpy as np
 
     owner = Path(folder, "kinetic-owner.json")
@@ -203,7 +204,8 @@ def leave_a_tracker_that_stands_still():
 
 
 def leave_the_family(marker):
-    """Start children in sessions of their own, one of which has lost its parent."""
+    """Start processes outside of the worker's session, one of which has lost its parent; then
+    wait."""
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     subprocess.Popen(["sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & sleep 0.1"]).wait()
     Path(marker).touch()

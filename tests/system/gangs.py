@@ -1,4 +1,4 @@
-"""Processes of a running job: find, stop and kill them."""
+"""Processes of a running local job: find, stop and kill them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PATIENCE_S = 200.0
 
 
 def list_paths(folder: Path) -> list[Path]:
-    """List the files and folders below a folder; a supervisor may remove some at the same time."""
+    """List the files and folders below a folder while a supervisor may remove some of them."""
     return [Path(top, name) for top, *names in os.walk(folder) for name in (*names[0], *names[1])]
 
 
 def read_files(folder: Path) -> dict[Path, bytes]:
-    """Read the files below a folder; a supervisor may remove some at the same time."""
+    """Read all files below a folder while a supervisor may remove some of them."""
     contents = {}
     for path in list_paths(folder):
         with contextlib.suppress(FileNotFoundError):
@@ -32,8 +32,8 @@ def read_files(folder: Path) -> dict[Path, bytes]:
 
 
 def wait_until(read, what):
-    """Return the first true answer of `look`. Pauses as long as a call takes, so that slow calls
-    are rarer."""
+    """Call `read` until it returns a true value, and return that. After `PATIENCE_S`, fail with the
+    message `what`. Pauses as long as the last call took, so that slow calls are rare."""
     deadline = time.monotonic() + PATIENCE_S
     begun = time.monotonic()
     while not (answer := read()):
@@ -53,7 +53,7 @@ def children(pid):
 
 
 def zygotes():
-    """List the zygotes of this process."""
+    """List the pids of the zygotes that this process has started for its local jobs."""
     zygote_pids = []
     for pid in children(os.getpid()):
         with contextlib.suppress(OSError):
@@ -63,14 +63,14 @@ def zygotes():
 
 
 def processes(handle):
-    """Return the pids of the supervisor and of the agents by host, once the gang has been
-    forked."""
+    """Wait until the agents have been forked; return the supervisor's pid, and the agents' by
+    host."""
     pids = wait_until(handle.processes, "the supervisor has not started")
     return pids["supervisor"], pids["agents"]
 
 
 def worker_of(agent):
-    """Return the pid of an agent's worker; an elastic agent also has a fork server as a child."""
+    """Wait until an agent has a worker; return the worker's pid."""
 
     def workers():
         return [pid for pid in children(agent) if is_titled(pid, "kinetic-worker")]
@@ -85,7 +85,7 @@ def is_titled(pid, title):
 
 
 def family(handle):
-    """List all processes of the gang: the supervisor, the agents, the workers."""
+    """List the pids of the job's processes: the supervisor, then agents, then workers."""
     supervisor, agents = processes(handle)
     return [supervisor, *agents.values(), *map(worker_of, agents.values())]
 
@@ -95,7 +95,7 @@ def kill(pid):
 
 
 def is_stopped(pid):
-    """True if SIGSTOP has taken effect."""
+    """True if the process is stopped, so that an earlier SIGSTOP has taken effect."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -106,7 +106,7 @@ def stop(pid):
 
 
 def start_script(home, source, **more):
-    """Start a script in a process of its own, as the caller of a job."""
+    """Start a script in a process of its own, in which it calls jobs; return the process."""
     script = home.parent / "caller.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(textwrap.dedent(source))
@@ -114,14 +114,14 @@ def start_script(home, source, **more):
 
 
 def assert_next_job_runs():
-    """Check that a new job runs, whatever happened to earlier ones."""
+    """Check that a new job runs, after an earlier job has been disturbed."""
     assert kinetic.run(accelerator="cpu")(lambda: "next")() == "next"
 
 
 def train():
-    """Train a Keras model on all devices of a slice; return the number of processes, the number of
+    """Train a Keras model on all devices of a slice; return the numbers of processes and of
     devices, and whether the loss fell."""
-    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them: a second each
+    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import both, a second each.
     import jax
     import keras
     import numpy as np

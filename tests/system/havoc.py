@@ -1,7 +1,5 @@
-"""Functions that damage the process they run in, for tests of hostile functions.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions that damage the process in which they run, for tests of hostile functions. Hosts import
+this module instead of the tests: importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -258,11 +256,12 @@ FATAL = [
     replace_the_import_system,
     break_builtins,
 ]
-"""Functions that destroy parts of the process that kinetic's own code needs."""
+"""Functions that destroy a part of their process which kinetic's own code in it needs."""
 
 
 STRIKING = (set_an_alarm, interrupt_afterwards)
-"""Functions whose signal or exception may arrive before they have returned."""
+"""Functions that set an alarm or an interrupt for later: it may strike before they have
+returned."""
 
 
 def then_return(havoc):
@@ -334,7 +333,8 @@ def sleep_long():
 
 
 def leave_a_file_open(how):
-    """Leave an unflushed file, and a pipe with more bytes than it holds that has no reader."""
+    """Leave a file unflushed, and a pipe without a reader that has more buffered bytes than it can
+    hold: closing the pipe at the end would block for ever."""
     reader, writer = os.pipe()
     pipe = open(writer, "wb", buffering=1 << 20)
     pipe.write(b"x" * 500_000)
@@ -385,7 +385,7 @@ def forbid_files():
 
 
 def hide_the_scratch():
-    """Replace the scratch folder by a file, so that it cannot be created again."""
+    """Replace the host's scratch folder by a file, so that nothing can be written there."""
     scratch = os.path.dirname(os.getcwd())
     os.chdir("/")
     os.rename(scratch, f"{scratch}-away")

@@ -1,4 +1,4 @@
-"""Starting and reading jobs of hostile functions, for their tests."""
+"""Start jobs of hostile functions, and read all that their caller can read about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failure_of(handle: JobHandle, kind: type[BaseException]) -> BaseException:
 
 
 def read_texts(handle: JobHandle, error: BaseException | None = None) -> str:
-    """Return all text about the job that its caller can read."""
+    """Return the job's log, the error's notes and, if the error is kinetic's own, its message."""
     notes = "\n".join(getattr(error, "__notes__", ()))
     return (
         f"{error}\n{notes}\n{handle.logs()}"

@@ -1,4 +1,4 @@
-"""Programs that run on all hosts of a slice, for tests of the world that JAX forms there."""
+"""Programs for all hosts of a slice, for tests of how the hosts' processes join one JAX world."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROXIES = (
     "GRPC_PROXY",
 )
 NOWHERE = "http://127.0.0.1:9"
-"""A proxy that does not answer."""
+"""The address of a proxy that does not answer."""
 
 
 @pytest.fixture

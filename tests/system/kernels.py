@@ -12,10 +12,10 @@ PATIENCE_S = 200.0
 
 
 class Kernel:
-    """A notebook without a page: runs cells, and collects the kernel's messages."""
+    """A notebook without a page: runs cells in a kernel, and collects the kernel's messages."""
 
     def __init__(self, folder, path=()):
-        """Start a kernel; `path` comes before this project on its PYTHONPATH."""
+        """Start a kernel in the folder. Its PYTHONPATH is `path`, then this project."""
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             cwd=str(folder),
@@ -38,7 +38,7 @@ class Kernel:
         self._manager.interrupt_kernel()
 
     def start(self, cell):
-        """Run a cell; yield its messages as they arrive, until it has ended."""
+        """Run a cell; yield the kernel's messages as they arrive, until the cell has ended."""
         number = self.client.execute(cell)
         while True:
             message = self.client.get_iopub_msg(timeout=PATIENCE_S)
@@ -54,7 +54,7 @@ class Kernel:
 
 
 class CellOutput:
-    """The messages of one cell."""
+    """The kernel's messages about one cell."""
 
     def __init__(self, messages):
         self.messages = list(messages)

@@ -1,7 +1,5 @@
-"""Functions, exceptions and values for hosts that end in unusual ways.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions, exceptions and values with which a host ends in an unusual way. Hosts import this
+module instead of the tests: importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -32,13 +30,14 @@ def end_by(how):
 
 
 def stop_for_ever():
-    """Stop for ever: when SIGCONT comes before SIGTERM, stop once more."""
+    """Stop this process with SIGSTOP for ever, again after every SIGCONT."""
     while True:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def fail_with_exit_handlers(folder):
-    """Fail on host 1 after all hosts have begun; every host marks that its exit handlers ran."""
+    """Raise on host 1 after all four hosts have begun. Each host's exit handler creates "ended
+    HOST"."""
     host = os.environ["KINETIC_HOST_INDEX"]
     atexit.register((folder / f"ended {host}").touch)
     (folder / f"begun {host}").touch()
@@ -172,7 +171,7 @@ class EndsTheProcessWhenPickled:
 
 
 class Loaded:
-    """A callable that runs a function when it is unpickled on the host."""
+    """An object that is unpickled on the host by a call of this function with these arguments."""
 
     def __init__(self, function, *args):
         self.call = function, args
@@ -186,6 +185,6 @@ def sleep_until_told(marker):
     import time
 
     pathlib.Path(marker).touch()
-    # A signal that arrives just before a sleep is handled only after it, so sleeps are short.
+    # Sleep only briefly: Python handles a signal that comes just before a sleep only after it.
     while True:
         time.sleep(0.05)

@@ -1,7 +1,5 @@
-"""Functions of jobs with a single controller.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions of jobs in which one process controls the devices of all slices. Hosts import this
+module instead of the tests: importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ STEPS = 24
 
 
 def train(folder, pause_s, kills=(), grows=False):
-    """Train a layer on all slices, and note every step. At each (attempt, step) of `kills` wait for
-    the loss of a slice; with `grows`, finish on all slices."""
+    """Train a layer on all slices, and append each step to the file "steps". At (attempt, step) in
+    `kills`, wait until a slice is lost. With `grows`, wait near the end until the slice is back."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -47,7 +45,7 @@ def train(folder, pause_s, kills=(), grows=False):
             with notes.open("a") as file:
                 file.write(json.dumps(note) + "\n")
             if [kinetic.attempt(), number] in kills:
-                while jax.block_until_ready(weights) is not None:  # until a slice is killed
+                while jax.block_until_ready(weights) is not None:  # Raises once a slice is killed.
                     time.sleep(0.01)
             while grows and number == STEPS - 3 and kinetic.attempt() == 2:
                 if kinetic.should_reform():
@@ -59,8 +57,8 @@ def train(folder, pause_s, kills=(), grows=False):
 
 
 def hold(folder, held=()):
-    """Note that the function runs. In the attempts of `held`, keep an array on all slices until one
-    of them is lost."""
+    """Note that the function has begun. In the attempts in `held`, wait with an array on all slices
+    until one slice is lost."""
     import jax
     import numpy as np
 
@@ -75,8 +73,8 @@ def hold(folder, held=()):
 
 
 def save_and_lose(folder, pause_s):
-    """Train; in each of three attempts wait for the loss of a slice while a persistent checkpoint
-    is being saved."""
+    """Train; in each of the first three attempts, wait for the loss of a slice just after the save
+    of a persistent checkpoint has begun."""
     original = kinetic.Checkpointer.save
 
     def save(self, step, state, **more):
@@ -114,7 +112,7 @@ def world():
 
 
 def train_a_line(steps):
-    """Fit a line on all devices; every host contributes its part of the data."""
+    """Fit a line on all devices, with a share of the data from each process."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec

@@ -1,7 +1,5 @@
-"""Functions whose hosts are preempted or die while a checkpoint is being saved.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions whose hosts are preempted or die while a checkpoint is saved. Hosts import this module
+instead of the tests: importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ import kinetic
 
 
 def step_without_end(folder):
-    """Step for ever in the first attempt and three times in later ones; note where each host
-    starts."""
+    """Save step after step: for ever in the first attempt, three steps in later ones. Each host
+    notes the step and the state from which it continues."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding

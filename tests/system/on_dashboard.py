@@ -1,7 +1,5 @@
-"""Functions of jobs that the dashboard shows.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions of jobs that the dashboard shows. Hosts import this module instead of the tests:
+importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import kinetic
 
 
 def train(path):
-    """Print steps until the file exists."""
+    """Print a line per step until the file exists; end with markup that a page must escape."""
     step = 0
     while not os.path.exists(path):
         print(f"step {step} loss {1 / (1 + step):.4f}", flush=True)
@@ -24,7 +22,7 @@ def train(path):
 
 
 def run_on(path):
-    """Print steps until the file exists; re-form whenever slices come back."""
+    """Print lines until the file exists; start another attempt whenever a slice comes back."""
     while not os.path.exists(path):
         print(f"on slice {kinetic.slice_index()} of {kinetic.num_slices()}", flush=True)
         time.sleep(0.1)
@@ -33,7 +31,7 @@ def run_on(path):
 
 
 def stand_still(path):
-    """Keep the first slice busy; on the second, print a line and then nothing."""
+    """Keep the host of the first slice busy; that of the second prints a line, then waits."""
     if kinetic.slice_index() == 1:
         print("needle in host one", flush=True)
         print("\x1b]0;title\x07warned\x1b[2J", file=sys.stderr, flush=True)
@@ -44,7 +42,7 @@ def stand_still(path):
 
 
 def save_step_three(path, folder):
-    """Save a step whose commit lasts until the file exists."""
+    """Save step 3; its commit waits until the file exists."""
     from kinetic._in_job.checkpoint.local_tier import LocalTier
 
     committed = LocalTier.commit
@@ -68,7 +66,7 @@ def save_step_three(path, folder):
 
 
 def pretrain(path):
-    """Train and log until the file exists; re-form when a slice comes back."""
+    """Log a realistic training until the file exists; re-form when a slice comes back."""
     import math
     import random
 

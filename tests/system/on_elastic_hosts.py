@@ -1,7 +1,5 @@
-"""Functions of elastic jobs, and the notes that they leave for the tests.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions of elastic jobs, and the notes in files that they leave for the tests. Hosts import
+this module instead of the tests: importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ STEPS = 10
 
 
 def pids(folder, attempt):
-    """Return the pids of the workers of an attempt, by host."""
+    """Return the pids that the workers of an attempt have noted, by host."""
     notes = Path(folder).glob(f"{attempt}-*.json")
     return {int(n.stem.partition("-")[2]): json.loads(n.read_text())["pid"] for n in notes}
 
@@ -29,8 +27,8 @@ def note(folder, attempt, host):
 
 
 def count(folder, kills=(), pause_s=0.02):
-    """Count steps, in step with all hosts by means of files, without JAX. `kills` says which
-    process is killed in which attempt before which step."""
+    """Count steps without JAX; before each, wait for the other hosts' mark files. `kills` lists
+    (attempt, step, host): this worker is killed before this step."""
     hosts, mine = int(os.environ["KINETIC_HOSTS"]), int(os.environ["KINETIC_HOST_INDEX"])
     marks = [Path(folder, f"{kinetic.attempt()}-{host}") for host in range(hosts)]
     for step in range(STEPS):
@@ -50,7 +48,7 @@ def hang_once(folder):
 
 
 def pause(seconds):
-    """Sleep; in later attempts, which no test disturbs, at most 0.3 s."""
+    """Sleep in the first attempt; in later ones, which no test disturbs, for at most 0.3 s."""
     time.sleep(seconds if kinetic.attempt() == 1 else min(seconds, 0.3))
 
 
@@ -60,8 +58,8 @@ def die_if_asked(kills, step):
 
 
 def train(folder, kills=(), pause_s=0.02):
-    """Count steps, with a collective in each. `kills` says which process is killed in which attempt
-    before which step; -1 is before the first use of JAX."""
+    """Count steps with a JAX collective in each. `kills` lists (attempt, step, host): this worker
+    is killed before this step; step -1 is before the first use of JAX."""
     die_if_asked(kills, -1)
     import jax
     import numpy as np
@@ -78,7 +76,7 @@ def train(folder, kills=(), pause_s=0.02):
 
 
 def compile_once(folder):
-    """Kill process 2 while it compiles, in the first attempt."""
+    """Compile a function; process 2 kills itself while it compiles, in the first attempt."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -99,8 +97,8 @@ def compile_once(folder):
 
 
 def keep(folder):
-    """Write a file to this host's own folder; return the content that an earlier attempt left in
-    it."""
+    """Write a file to this host's own folder, which attempts share; return the content from an
+    earlier attempt."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -115,7 +113,7 @@ def keep(folder):
 
 
 def hold(folder, leave):
-    """Start a process that outlives the worker, then wait until the test is over."""
+    """Start a child that outlives the worker, note its pid, and wait for the file "over"."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     mark = Path(folder, f"child-{os.environ['KINETIC_ATTEMPT']}-{os.environ['KINETIC_HOST_INDEX']}")
     mark.with_suffix(".part").write_text(str(child.pid))
@@ -127,7 +125,7 @@ def hold(folder, leave):
 
 
 def learn(folder, pause_s):
-    """Count to 40 from the last saved step; re-form when a slice waits."""
+    """Count to 40, from the last saved step; save and re-form when a lost slice is back."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -157,7 +155,8 @@ def fail(folder):
 
 
 def fail_or_die(folder, ends):
-    """Meet the other hosts, then end as `ends` says for this attempt and host: raise, or be killed.
+    """Meet the other hosts, then end as `ends` tells this host in this attempt: it is a list of
+    (attempt, host, "raise" or "die").
 
     The first barrier connects only the first device of each host, so a second one follows.
     """
@@ -179,7 +178,7 @@ def fail_or_die(folder, ends):
 
 
 def leave_alone(leaver):
-    """Call `reform` on one host only."""
+    """Call `reform` on process `leaver` only; all others continue with collectives."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -195,7 +194,8 @@ def leave_alone(leaver):
 
 
 def leave_unasked(folder):
-    """Call `reform` while no slice is missing, and while one is."""
+    """Call `reform` in attempt 1 while all slices are there, which is an error. Call it again in
+    attempt 2, while slice 1 is missing."""
     import jax
 
     jax.devices()
@@ -210,14 +210,14 @@ def leave_unasked(folder):
             while not Path(folder, "0").exists():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)  # until the slice is missed
+        time.sleep(600)  # until the loss is noticed
     if kinetic.attempt() == 2:
         kinetic.reform()
     return kinetic.attempt()
 
 
 def meet(folder):
-    """Write a note, then wait for all processes of the attempt in JAX."""
+    """Write a note, then wait in JAX for all processes; host 3 first waits for the file "join"."""
     note = f"{kinetic.attempt()}-{os.environ['KINETIC_HOST_INDEX']}"
     Path(folder, f"{note}.part").write_text(f'{{"pid": {os.getpid()}}}')
     Path(folder, f"{note}.part").rename(Path(folder, f"{note}.json"))

@@ -1,7 +1,5 @@
-"""Functions that tests run on hosts.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions that tests run on hosts. Hosts import this module instead of the tests: importing
+pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ def end_with(how):
 
 
 def wait_at_first(marker):
-    """Leave a mark and wait for ever in the first attempt; return in later ones."""
+    """Create a mark and wait for ever in the first attempt; return in later ones."""
     mark = Path(f"{marker}-{os.environ['KINETIC_HOST_INDEX']}")
     if mark.exists():
         return f"attempt {os.environ['KINETIC_ATTEMPT']}"
@@ -77,7 +75,7 @@ def return_when_told(marker):
 
 
 def second_time(marker):
-    """Fail in the first attempt, wait to be killed in the second, return in the third."""
+    """Raise in the first attempt, wait to be killed in the second, return in the third."""
     attempt = int(os.environ["KINETIC_ATTEMPT"])
     if attempt == 1:
         raise ValueError("at first")
@@ -101,8 +99,8 @@ INIT = "jax-init-info.txt"
 
 
 def list_marks(name="mark"):
-    """Leave a mark in this host's folder; return the folder, and its files before and after all
-    hosts did."""
+    """Create a file in this host's local folder. Return the folder's path, and its file names
+    before and after all hosts have done so."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -114,7 +112,8 @@ def list_marks(name="mark"):
 
 
 def list_marks_twice():
-    """List the marks as `look` does; in the first attempt, die afterwards."""
+    """Leave and list marks as `list_marks` does, with a new name in each attempt; die after the
+    first."""
     marks = list_marks(os.environ["KINETIC_ATTEMPT"])
     if os.environ["KINETIC_ATTEMPT"] == "1":
         os._exit(7)
@@ -122,7 +121,8 @@ def list_marks_twice():
 
 
 def join_as_told():
-    """Join as MaxText does for emergency checkpoints; in the first attempt host 0 then dies."""
+    """Join JAX with the rank and address in GKE's init file, as MaxText does. Host 0 then dies in
+    the first attempt."""
     import jax
 
     file = Path(os.environ["KINETIC_LOCAL_DIR"], INIT)
@@ -131,14 +131,15 @@ def join_as_told():
     if os.environ["KINETIC_ATTEMPT"] == "1":
         if rank == "0":
             os._exit(7)
-        time.sleep(100)  # until this host is stopped
+        time.sleep(100)  # The death of host 0 ends this host, too.
     mine = Path(file).parent.joinpath("mine")
     mine.write_text(rank)
     return int(rank), jax.process_index(), len(jax.devices()), rest, mine.read_text()
 
 
 def join_when_alone():
-    """Return the rank that this attempt's file states, and the number of processes that joined."""
+    """In attempt 1, lose slice 0. Then join JAX with the rank and address in GKE's init file;
+    return the rank and the number of processes."""
     import jax
 
     if kinetic.attempt() == 1:
@@ -218,7 +219,7 @@ def return_when_let_go(marker):
 
 
 def step_now_and_then(marker):
-    """Meet in a collective every 0.8 s: the host is silent most of the time, but never for long."""
+    """Meet in a collective every 0.8 s, so that the host is mostly silent, but never for long."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -263,13 +264,14 @@ def wait_in_many_threads():
 
 
 def wait_beside_them(waits):
-    """Wait under a name that stacks show. Stacks are requested when all threads have begun: a
-    thread that is being started has no frame yet."""
+    """Wait for an event. The function's name in a stack shows that a thread has really begun: one
+    that is being started has no frame yet."""
     waits.wait()
 
 
 def see_slices():
-    """Return the slice of this host and of each device, and a sum over a mesh of all slices."""
+    """Return (slice, slices, process) of all hosts, (process, slice) of all devices, whether JAX's
+    own hybrid mesh has the same devices, and a sum over all slices."""
     import jax
     import numpy as np
     from jax.experimental import mesh_utils, multihost_utils
@@ -287,7 +289,7 @@ def see_slices():
 
 
 def see_axes():
-    """Return the slices of the devices along the axes of several meshes."""
+    """Return the slice indices of devices along the axes of several meshes."""
     import jax
     import numpy as np
 
@@ -336,8 +338,8 @@ VALUE_BYTES = 300_000
 
 
 def make_folders_anew(marker):
-    """Create `__pycache__` in a tree that was removed, as an import does that read its module
-    before."""
+    """Create `__pycache__` in the source tree after the home was removed, as a late import would:
+    the removed folders must not come back."""
     tree = os.getcwd()
     Path(marker).touch()
     while (Path(marker).parent / "home").exists():

@@ -1,7 +1,5 @@
-"""Functions that log metrics.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions that log metrics. Hosts import this module instead of the tests: importing pytest would
+take longer than the job."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ FIRST_STEPS = 40
 
 
 def log_until_killed(folder):
-    """Log step after step on each host; the second attempt starts at an earlier step, and
-    returns."""
+    """Log step after step until the host is killed; the second attempt starts at an earlier step,
+    20, and returns."""
     host, attempt = int(os.environ["KINETIC_HOST_INDEX"]), kinetic.attempt()
     if attempt == 1:
         for step in range(10**9):
@@ -32,14 +30,14 @@ def log_until_killed(folder):
 
 
 def log_and_raise():
-    """Log two steps, then raise: the last value explains the failure."""
+    """Log a loss of 1, then NaN, and raise: the error must name the last value."""
     kinetic.log(step=0, loss=1.0)
     kinetic.log(step=1, loss=float("nan"))
     raise ArithmeticError("the loss is no number")
 
 
 def log_what_jax_computes():
-    """Log values that JAX has not computed yet, on one device and on all."""
+    """Log arrays that JAX is still computing, on one device and on all."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -61,8 +59,8 @@ def log_what_jax_computes():
 
 
 def log_while_jax_waits(marker):
-    """Log a value that JAX cannot compute before the call returns: the other host takes part only
-    then."""
+    """Log a value for which JAX needs host 1, which computes it only after `log` has returned on
+    host 0. Return whether the value was ready then."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -87,7 +85,7 @@ def log_while_jax_waits(marker):
 
 
 def log_lost_arrays():
-    """Log arrays that are donated or deleted before they can be fetched."""
+    """Log arrays that are donated or deleted before kinetic can read them."""
     import jax
     import jax.numpy as jnp
 
@@ -100,14 +98,14 @@ def log_lost_arrays():
 
 
 def log_where_it_cannot_work():
-    """Log in a traced function, which is refused."""
+    """Call `log` within a jitted function, which raises an error."""
     import jax
 
     jax.jit(lambda x: kinetic.log(step=0, loss=x))(1.0)
 
 
 def log_from_everywhere():
-    """Log in a program, in a forked child, and in the children of a pool."""
+    """Log in a child program, in a forked child, and in the processes of a pool."""
     program = "import kinetic; kinetic.log(step=1, program=1.0)"
     subprocess.run([sys.executable, "-c", program], check=True)
     pid = os.fork()
@@ -121,12 +119,13 @@ def log_from_everywhere():
 
 
 def log_in_a_pool(step):
-    """Log in a child that ends without exit handlers."""
+    """Log in a process of a pool, which ends without exit handlers."""
     kinetic.log(step=step, pool=1.0)
 
 
 def train_elastically(folder):
-    """Log steps 0, 1, …; each attempt saves its sixth step. Ends in attempt 2."""
+    """Log steps 0, 1, …; each attempt saves its sixth step, from which the next one continues.
+    Attempt 2 returns."""
     import jax
 
     attempt, saved = kinetic.attempt(), Path(folder, "saved")
@@ -160,7 +159,7 @@ def fit_a_model():
 
 
 def save_steps(folder):
-    """Save steps with a Checkpointer, and log nothing."""
+    """Save steps with a Checkpointer, and call no `kinetic.log`."""
     import numpy as np
 
     with kinetic.Checkpointer(folder, local_every=None, at_least_every=None) as checkpointer:
@@ -171,8 +170,8 @@ def save_steps(folder):
 
 
 def log_now_and_then(steps):
-    """Log a step each second, using almost no processor time, as a host whose accelerator works
-    does."""
+    """Log a step per second with almost no processor time, like a host whose accelerator does the
+    work."""
     for step in range(steps):
         kinetic.log(step=step, loss=1.0)
         time.sleep(1)

@@ -1,8 +1,5 @@
-"""Functions that pods run, for tests with a cluster.
-
-Pods import this module instead of the tests: importing pytest and the double of a cluster would
-take longer than the job.
-"""
+"""Functions that pods run, for tests with a cluster. Pods import this module instead of the tests:
+importing pytest and the double of a cluster would take longer than the job."""
 
 from __future__ import annotations
 
@@ -58,14 +55,14 @@ def wait_at_first(marker):
 
 
 def wait_at_second(marker):
-    """Fail in the first attempt, wait for ever in the second one, return in later ones."""
+    """Raise in the first attempt, wait for ever in the second one, return in later ones."""
     if os.environ["KINETIC_ATTEMPT"] == "1":
         raise ValueError("on purpose")
     return wait_at_first(marker)
 
 
 def nap(marker):
-    """Return a second after the test has created the marker."""
+    """Wait until the test creates the marker, then return after a second."""
     Path(f"{marker}-0").touch()
     while not Path(marker).exists():
         time.sleep(0.05)
@@ -74,7 +71,7 @@ def nap(marker):
 
 
 def save(marker):
-    """Wait for ever; take half a second to save when the host is asked to end."""
+    """Wait for ever; when the host is asked to end, take half a second to save."""
     try:
         wait_for_ever(marker)
     finally:
@@ -83,7 +80,7 @@ def save(marker):
 
 
 def finish(marker):
-    """Wait for ever; return normally when the host is asked to end."""
+    """Wait for ever; when the host is asked to end, return normally."""
     try:
         wait_for_ever(marker)
     except BaseException:
@@ -122,8 +119,8 @@ def wait_for_file(path):
 
 
 def train_until_enough(folder):
-    """Step with a collective until the test creates the file `enough`; re-form when a slice
-    waits."""
+    """Step with a collective until the test creates the file `enough`; re-form when a lost slice is
+    back."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -162,8 +159,8 @@ def fail_on_host_1(folder):
 
 
 def look_again():
-    """Leave a mark, and list the marks of earlier attempts; in the first attempt, host 1 is then
-    killed."""
+    """Leave a mark in the host's local folder; return the marks of earlier attempts and the host's
+    JAX rank. In the first attempt, host 1 is killed."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -206,7 +203,7 @@ def stand_still():
 
 
 def die_once_aloud():
-    """Print the attempt; in the first one, host 1 is then killed."""
+    """Print the number of the attempt; in the first one, host 1 is then killed."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils

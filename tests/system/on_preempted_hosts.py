@@ -1,7 +1,5 @@
-"""Functions of hosts that are preempted.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions of hosts that are preempted. Hosts import this module instead of the tests: importing
+pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -14,13 +12,14 @@ import kinetic
 
 
 def mine(marker, what=""):
-    """Return the path of this host's file in this attempt."""
+    """Return the path of this host's file in this attempt, with `what` at its end."""
     environ = os.environ
     return Path(f"{marker}-{environ['KINETIC_ATTEMPT']}-{environ['KINETIC_HOST_INDEX']}{what}")
 
 
 def save_when_preempted(marker):
-    """Save when preempted, and end; in the third attempt return the saved files at once."""
+    """Wait for a preemption, then save and end. The third attempt returns the names of all saved
+    files."""
     from kinetic._in_job.preemption import Preempted
 
     mine(marker).touch()
@@ -54,12 +53,12 @@ def look_once(marker):
 
 
 def keep_others_waiting(marker):
-    """Fail on host 1 in the first attempt, while host 0 takes its time to end."""
+    """Raise on host 1 in attempt 1. Host 0 does not end before the file "enough" exists."""
     mine(marker).touch()
     if os.environ["KINETIC_ATTEMPT"] > "1":
         return os.environ["KINETIC_ATTEMPT"]
     if os.environ["KINETIC_HOST_INDEX"] == "1":
-        # Host 0 would not start any more after the failure.
+        # Wait for host 0: after the failure it would no longer start the function.
         while not Path(f"{marker}-1-0").exists():
             time.sleep(0.02)
         raise ValueError("on purpose")

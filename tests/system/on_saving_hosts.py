@@ -1,7 +1,5 @@
-"""Functions that save and restore checkpoints.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Functions that save and restore checkpoints. Hosts import this module instead of the tests:
+importing pytest would take longer than the job."""
 
 from __future__ import annotations
 
@@ -30,13 +28,13 @@ def train(
     pause=None,
     local_directory=None,
 ):
-    """Train; return from which step and tier each attempt continued, and the final state.
+    """Train; return [(attempt, first step, restored step and tier)], the state's sum, its n, and
+    the tiers of the last save.
 
     Args:
         die: (attempt, step, host) that is killed.
         pause: folder in which hosts mark their steps; the first attempt is slow.
-        lose: (attempt, host) whose local copies are deleted before the attempt restores; host -1 is
-        all.
+        lose: (attempt, host) whose local copies are deleted before it restores; host -1 is all.
     """
     import jax
     import numpy as np
@@ -56,14 +54,14 @@ def train(
             shape, sharding, lambda part: np.zeros(shape, np.float32)[part]
         )
 
-    own = jax.numpy.zeros(2)  # each process has an array of its own
+    own = jax.numpy.zeros(2)  # one array per process
     state = {"w": make_array((8, 3), inside), "b": make_array((3,), everywhere), "n": 0, "own": own}
 
     batch = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     ones = jax.make_array_from_callback((8,), batch, lambda part: np.ones(8, np.float32)[part])
 
     @functools.partial(jax.jit, out_shardings=(inside, everywhere))
-    def step_of(w, b, n, x):  # needs all hosts
+    def step_of(w, b, n, x):  # waits for all hosts
         return w + n, b * 2 + w.sum(axis=0) + x.mean()
 
     starts = []
@@ -81,7 +79,7 @@ def train(
                 Path(pause, f"{host}-{step}").touch()
                 time.sleep(0.05)
             if die == (attempt, step, host):
-                ckpt.wait()  # so that the committed step is certain
+                ckpt.wait()  # Step `step` is committed.
                 os.kill(os.getpid(), signal.SIGKILL)
         ckpt.wait()
     print(f"attempt {attempt} went on at {start}", flush=True)
@@ -107,8 +105,8 @@ def save_another_kind(folder):
 
 
 def twice(function, *args):
-    """Run a training with copies in memory and without; the second attempt continues from the
-    saves."""
+    """Run a training with saves in memory, then without. The first attempt then fails, and the
+    second one continues from the saves."""
     results = [function(each, *args) for each in (1, None)]
     if kinetic.attempt() == 1:
         raise OSError("once more")
@@ -116,14 +114,14 @@ def twice(function, *args):
 
 
 def compile_steps(local_every, folder):
-    """Compile a step as Flax and Optax do: the first state has numbers, which become arrays, and
-    arrays that are committed to no device."""
+    """Compile a training step whose first state is like that of Flax and Optax: numbers, and arrays
+    without a fixed device, whose types change after a step."""
     import jax
     import numpy as np
 
     count = jax.numpy.zeros((), int)
     everywhere = jax.sharding.NamedSharding(kinetic.make_mesh(), jax.sharding.PartitionSpec())
-    ones = np.ones(3, jax.numpy.bfloat16)  # the weakly typed x must not change this type
+    ones = np.ones(3, jax.numpy.bfloat16)  # bfloat16 must stay despite the weakly typed x
     weights = jax.make_array_from_callback((3,), everywhere, lambda index: ones[index])
 
     @jax.jit
@@ -144,7 +142,7 @@ def compile_steps(local_every, folder):
 
 
 class Numbers:
-    """An iterator like Grain's, whose state can be saved."""
+    """An iterator whose position can be saved and restored, like Grain's."""
 
     def __init__(self, begin):
         self.next = begin
@@ -188,8 +186,8 @@ def read_one(differ):
 
 
 def fit(epochs, folder, die_in=None, **options):
-    """Fit a model; return the epochs that ran and their losses."""
-    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them: a second each
+    """Fit a model, in which the last host dies in batch `die_in`; return epochs and losses."""
+    sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import both, a second each.
     import jax
     import keras
     import numpy as np
@@ -199,9 +197,9 @@ def fit(epochs, folder, die_in=None, **options):
             if (self.model.optimizer.iterations.value, jax.process_index()) == (die_in, last):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    # optimizing takes longer than the training
+    # Do not optimize: it takes longer than the training.
     jax.config.update("jax_disable_most_optimizations", True)
-    keras.utils.clear_session()  # gives the second model of a job the names of the first
+    keras.utils.clear_session()  # Resets names: the second model gets the same.
     attempt, last = int(os.environ["KINETIC_ATTEMPT"]), jax.process_count() - 1
     if jax.process_count() > 1:
         mesh = keras.distribution.DeviceMesh((jax.device_count(),), ["batch"], jax.devices())
@@ -233,7 +231,8 @@ def fits(*trainings):
 
 
 def save_and_damage():
-    """Return for each restore the step, and whether this host's part is as saved."""
+    """Flip a bit in the newest step. Restore with several meshes before and after; return for each
+    the step, and whether this host's part equals what was saved."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -278,7 +277,7 @@ def save_and_damage():
             ckpt.save(step, state(rows, step))
     results = {name: restore_as(spec) for name, spec in specs.items()}
     results["cast"] = restore_as(rows, np.float64)
-    if jax.process_index() == 0:  # damage a file that the other host has written
+    if jax.process_index() == 0:  # one host damages the other's file
         files = Path(folder, "2/state/ocdbt.process_1/d").iterdir()
         file = max(files, key=lambda each: each.stat().st_size)
         damaged = bytearray(file.read_bytes())
@@ -304,19 +303,19 @@ def restore_alone():
 
 
 ROWS_OF_TYPES = 1 << 12
-"""Rows of at least 512 bytes in all: every array with rows is large enough to be sent."""
+"""Rows of each array: with so many, even the smallest array is large enough to be sent."""
 
 
 def save_many_types():
-    """Return the leaves that differ after a restore, and the number of bytes that were read for
-    it."""
+    """Save arrays of many types and restore them; return the names of those that differ, and the
+    bytes that were read."""
     import jax
     import ml_dtypes
     import numpy as np
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    mesh = kinetic.make_mesh()  # "data" over slices, "fsdp" within
+    mesh = kinetic.make_mesh()  # axis "data": slices; "fsdp": their chips
     types = [np.float32, ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn, np.uint32, bool]
 
     kinds = (jax.sharding.AxisType.Explicit,) * 2
@@ -338,7 +337,7 @@ def save_many_types():
             raw = luck.integers(
                 0, 256, (ROWS_OF_TYPES, columns * np.dtype(dtype).itemsize), np.uint8
             )
-            return raw.view(dtype)  # any bits: also -0.0 and all kinds of NaN
+            return raw.view(dtype)  # any bits, also -0.0 and NaN
 
         inside = {np.dtype(t).name: make_array(content(512, t), P("fsdp")) for t in types}
         return inside | {
@@ -366,7 +365,7 @@ def save_many_types():
     wanted = state(blank=False)
     with kinetic.Checkpointer(local_every=None) as ckpt:
         ckpt.save(0, wanted, force=True)
-    for _ in range(2):  # the first round also reads modules
+    for _ in range(2):  # The first restore also reads modules.
         like = state(blank=True)
         with kinetic.Checkpointer(local_every=None) as ckpt:
             before = bytes_read()
@@ -383,20 +382,21 @@ def save_many_types():
 
 
 ROWS = 1 << 14
-"""Rows of which each device holds 256 KiB."""
+"""The number of rows of a state of which each device holds 256 KiB."""
 
 
 def save_and_be_killed(folder, kills, seed):
-    """Save step after step; in each of the first attempts a host is killed at a random moment."""
+    """Save step after step. In each of the first `kills` attempts, a random host is killed at a
+    random moment of a restore or a save."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
     attempt, host = int(os.environ["KINETIC_ATTEMPT"]), jax.process_index()
-    luck = random.Random(seed * 1000 + attempt)  # the same on all hosts
+    luck = random.Random(seed * 1000 + attempt)  # equal on all hosts
     victim = luck.randrange(jax.process_count())
-    when = luck.choice(["restore", *range(1, 8)])  # how many saves have begun
+    when = luck.choice(["restore", *range(1, 8)])  # die in the restore or in the n-th save
     moment_s, waits = luck.uniform(0.0, 0.3), luck.random() < 0.5
 
     def die():
@@ -407,7 +407,7 @@ def save_and_be_killed(folder, kills, seed):
         if attempt <= kills and host == victim and when == now:
             threading.Thread(target=die, daemon=True).start()
 
-    mesh = kinetic.make_mesh()  # "data" over slices, "fsdp" within
+    mesh = kinetic.make_mesh()  # axis "data": slices; "fsdp": their chips
     split, everywhere = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
     blank = np.full((ROWS, 16), -1.0, np.float32)
     state = {
@@ -418,7 +418,7 @@ def save_and_be_killed(folder, kills, seed):
         lambda state, step: jax.tree.map(lambda array: array * 0 + step, state),
         out_shardings={"split": split, "everywhere": everywhere},
     )
-    largest = jax.jit(lambda x: x.max(), out_shardings=everywhere)  # needs all hosts
+    largest = jax.jit(lambda x: x.max(), out_shardings=everywhere)  # waits for all hosts
 
     may_die("restore")
     with kinetic.Checkpointer(
@@ -439,14 +439,17 @@ def save_and_be_killed(folder, kills, seed):
             ckpt.save(step, state)
             if waits:
                 ckpt.wait()
-            # At this step all hosts were alive, and had waited for the step before it.
+            # The last step that all hosts have surely saved. Before each step, all hosts have begun
+            # the save of the previous step (with `waits`: completed it), and a save waits for the
+            # save before.
             Path(folder, f"done-{attempt}-{host}").write_text(str(step - 1 if waits else step - 2))
             step += 1
     return step
 
 
 def save_to_a_full_disk(host, saves):
-    """Save with a limit on the file sizes of one host after the first save, and never close."""
+    """After the first save, limit file sizes on one host, as if its disk were full, and save on.
+    Never close the Checkpointer."""
     import resource
 
     import jax
@@ -479,8 +482,8 @@ def save_without_closing(end):
 
 
 def go_on_with_what_is_described(folder):
-    """Continue in the second attempt with a state that it only describes: arrays that slices share,
-    arrays that they split, and arrays that each host has for itself."""
+    """Restore in the second attempt from shapes and shardings alone: arrays that all slices hold,
+    arrays split over chips, and arrays that each host has for itself."""
     import jax
     import jax.numpy as jnp
     import numpy as np

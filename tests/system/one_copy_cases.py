@@ -1,4 +1,4 @@
-"""Projects and scripts for the tests that a host has one copy of each class."""
+"""Projects and scripts for the tests that a host has one copy of each class, as its caller does."""
 
 from __future__ import annotations
 

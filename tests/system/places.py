@@ -1,7 +1,7 @@
-"""The places where jobs run, for tests that hold for each of them.
+"""The places where jobs run, for tests whose promise holds in every place.
 
 Slices are the same everywhere: a job of one host, and gangs of two and four. Pods are processes of
-this machine, on the double of a cluster and on a real cluster whose nodes run them so.
+this machine, both on the double of a cluster and on a real cluster with such nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVERYWHERE = [
 
 @dataclass(frozen=True)
 class Place:
-    """The place where the jobs of a test run.
+    """A place where the jobs of a test run.
 
     Attributes:
         name: "local" or "kubernetes" (one host: a Job, several: a JobSet).
@@ -35,35 +35,35 @@ class Place:
     cluster: object = None
 
     def marker(self, name="marker"):
-        """Return a path that functions can touch and the test can see."""
+        """Return the path of a file by which function and test can signal to each other."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / name
 
     def leader(self, handle):
-        """Return the pid of the process that leads the gang: the supervisor, or the program of host
-        0."""
+        """Return the pid of the process that leads the job: the supervisor on this machine, the
+        program of host 0 on a cluster."""
         if self.name == "local":
             return wait_until(handle.processes, "the supervisor has not started")["supervisor"]
         return self.host(handle, 0)
 
     def host(self, handle, index):
-        """Return the pid of a host's first process: its program, or its agent where a supervisor
-        forked it."""
+        """Return the pid of a host's first process: its agent on this machine, its pod's program on
+        a cluster."""
         if self.name == "local":
             return self.agent(handle, index)
         return find_titled("host", handle, index)
 
     def agent(self, handle, index, unless=lambda: False):
-        """Return the pid of a host's agent; None if `unless` is true before it exists."""
+        """Wait for a host's agent and return its pid, or None if `unless` becomes true before."""
         return find_titled("agent", handle, index, unless)
 
     def worker(self, handle, index):
-        """Return the pid of the process that runs the function."""
+        """Wait for a host's worker, the process that runs the function, and return its pid."""
         return find_titled("worker", handle, index)
 
 
 def find_titled(role, handle, index, unless=lambda: False):
-    """Wait for the process of a host that has this role; return its pid."""
+    """Wait for a host's process with this role (host, agent or worker); return its pid."""
     title = f"kinetic-{role} {handle.job_id} host {index}"
     pid = wait_until(lambda: find_process(title) or unless(), f"there is no {title}")
     return None if pid is True else pid

@@ -1,7 +1,5 @@
-"""Decorated functions that tests call.
-
-Hosts import this module instead of the tests: importing pytest would take longer than the job.
-"""
+"""Decorated functions that tests call. Hosts import this module instead of the tests: importing
+pytest would take longer than the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs as futures on real processes: async code, callbacks, the first of many to end."""
+"""Jobs as futures on real processes: async code, callbacks, the first of many jobs to end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_awaited_call_prints_and_leaves_the_loop_to_others(tmp_path, capfd):
     async def main():
         calls = asyncio.gather(wait_for.aio(go, 1), wait_for.with_options(name="second").aio(go, 2))
         await asyncio.sleep(0)
-        go.touch()  # the loop must run while the calls wait
+        go.touch()  # Both calls wait, so the loop must be free.
         return await calls
 
     assert asyncio.run(main()) == [1, 2]
@@ -72,9 +72,9 @@ def test_cancelling_an_awaited_call_leaves_its_job_running(when, tmp_path, capfd
         call = asyncio.ensure_future(wait_for.aio(go, 1))
         while not (jobs := kinetic.list_jobs()):
             await asyncio.sleep(0.02)
-        if when == "when it was submitted":  # the loop does not learn of it before this block ends
+        if when == "when it was submitted":  # The event loop is blocked in this block.
             for thread in awaiting_threads():
-                thread.join(2)  # on a busy machine it may wait for the value already
+                thread.join(2)  # The thread may already wait for the value.
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -142,7 +142,7 @@ def test_a_job_that_submits_another_is_told_what_works():
     ):
         submits()
 
-    inner = kinetic.run(accelerator="cpu")(lambda: 1)  # is pickled by value, as the plain function
+    inner = kinetic.run(accelerator="cpu")(lambda: 1)  # pickled by value, like its plain function
 
     @kinetic.run(accelerator="cpu")
     def outer(submit):

@@ -1,4 +1,4 @@
-"""Every attempt at a job keeps its output, reports and exceptions, also after the next attempt."""
+"""Each attempt of a job keeps its output, reports and exceptions when the next one begins."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_a_retry_leaves_everything_of_the_attempts_before(home):
 
 
 def fail_once_and_leave_much():
-    """Fail in attempt 1 with a scratch folder that takes long to remove, so late that the leader
-    learns of the failure while the agent cleans up."""
+    """Fail in attempt 1 with a scratch folder that takes long to remove, so that the leader learns
+    of the failure while the agent still cleans up."""
     if os.environ["KINETIC_ATTEMPT"] == "1":
         for number in range(20_000):
             Path(str(number)).touch()
@@ -83,7 +83,7 @@ def test_a_supervisor_killed_in_attempt_2_is_judged_by_attempt_2_alone(home):
     handle = kinetic.run(accelerator="tpu-v6e-8", retries=1)(function).run_async(str(marker))
     wait_until(marker.exists, "attempt 2 has not begun")
     supervisor, agents = processes(handle)
-    stop(supervisor)  # so that it judges nothing when its agents are killed
+    stop(supervisor)  # A stopped supervisor does not judge the killed agents.
     for pid in (*agents.values(), supervisor):
         kill(pid)
     with pytest.raises(errors.JobFailed):
@@ -147,8 +147,8 @@ def test_following_one_attempt_ends_with_it(home):
 
 
 def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home, capfd):
-    """In version 0.1 hosts were directly in the job's folder, and neither plan nor reference had
-    attempts."""
+    """Version 0.1 had hosts directly in the job's folder, and no attempts in plan and reference.
+    Lists and `prune` work on such a job; reading its output is refused."""
     handle = kinetic.run(accelerator="cpu")(lambda: 1).run_async()
     handle.wait()
     ref_file = home / "refs" / f"{handle.job_id}.json"
@@ -175,7 +175,7 @@ def test_a_job_of_version_0_1_is_refused_with_a_sentence_and_can_be_removed(home
     assert handle.job_id in capfd.readouterr().out
     before = time.time()
     assert call(["jobs", "prune", "--older-than", "0.01s", "--yes"]) == 0
-    if job.exists():  # has failed once for an unknown reason: print the state of the job
+    if job.exists():  # This has failed once, for an unknown reason.
         call(["jobs", "status", handle.job_id, "--json"])
         print(before, time.time(), old.status(), old.outcome())
     assert not job.exists()

@@ -1,7 +1,5 @@
-"""Bad input in real programs raises a clear error at once, and creates and loses nothing.
-
-Unit tests cover what each option refuses; these check what is left on disk afterwards.
-"""
+"""Programs with mistakes get a clear error at once; they create nothing and lose nothing. Unit
+tests cover the values that options refuse; these tests check what is left on disk."""
 
 from __future__ import annotations
 
@@ -33,14 +31,14 @@ for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
     ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 os.execv(sys.argv[1], sys.argv[1:])
 """)  # fmt: skip
-"""A command prefix under which permissions stop root as they stop every user. It is no preexec_fn:
-gRPC, if this process has loaded it, would start threads in the child, which fail there."""
+"""A command prefix that takes from root the right to ignore file permissions. A preexec_fn cannot
+do it: gRPC, if this process has loaded it, would start threads in the child, which fail."""
 
 
 def is_told(
     done: subprocess.CompletedProcess[str], kind: type[errors.KineticError], *words: str
 ) -> None:
-    """Check that the program ended with this error of kinetic, and raised no other one before."""
+    """Check that the program ended with this error of kinetic, and no other error came before."""
     last = [
         line
         for line in done.stderr.splitlines()
@@ -53,7 +51,7 @@ def is_told(
         assert word in done.stderr
 
 
-# -- faults of the program -------------------------------------------------------------------------
+# -- mistakes in the program -----------------------------------------------------------------------
 
 
 FAULTS = """
@@ -330,7 +328,7 @@ ON_A_SMALL_DISK = """
 @pytest.fixture
 def small_disk(home):
     """Return a command prefix for a program that may mount a small disk at the home folder, in a
-    mount namespace of its own."""
+    mount namespace that only the program and its children see."""
     home.mkdir(parents=True)
     apart = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
     probe = shutil.which("unshare") and subprocess.run(
@@ -391,7 +389,7 @@ def test_a_disk_that_is_full_while_a_function_prints(project, small_disk):
         assert outcome.reports[0].lost_log_bytes > 1_000_000, outcome
         lines = job.logs().splitlines()
         assert [line.rstrip(".") for line in lines[:2]] == ["line 0 of many ", "line 1 of many "]
-        assert "bytes of output were lost: the disk is full" in lines[-1], lines[-3:]
+        assert "bytes of output were lost, because the disk is full" in lines[-1], lines[-3:]
         job.cleanup()
     """,
         before=small_disk,
@@ -417,7 +415,7 @@ def test_a_disk_that_is_full_while_a_function_logs(project, small_disk):
 
     job = flood.run_async()
     print(job.result(stream_logs=False))
-    assert job.logs().rstrip().endswith("lost: the disk is full."), job.logs()
+    assert job.logs().rstrip().endswith("the disk is full."), job.logs()
     first = job.metrics()["metric 0"]
     assert list(first.steps)[:100] == list(range(100))
     """,
@@ -465,7 +463,8 @@ def test_a_disk_that_the_function_has_filled(project, small_disk):
 
 
 def test_a_disk_without_inodes(project, small_disk):
-    """Wherever no more files can be created, the caller gets an error that says so."""
+    """Try disks with more and more inodes. Each call returns its value, or raises an error that
+    says no space or no inodes are left."""
     done = run(
         project,
         ON_A_SMALL_DISK

@@ -1,5 +1,5 @@
-"""Batches on real processes: no input and no process is lost or left, whichever process is
-killed."""
+"""Batches on real processes: whichever process is killed, each input gets a result or an error, and
+no process is left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 200.0
 
 
 def script(tmp_path, body, *arguments, **more):
-    """Start a script that imports this checkout."""
+    """Start a script that imports kinetic from this checkout; return the process."""
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(body))
     command = [sys.executable, str(file), *map(str, arguments)]
@@ -232,8 +232,8 @@ def test_another_process_attaches_and_cancels(cancel, tmp_path):
 
 
 def test_a_batch_is_cancelled_whose_submitter_is_stopped(tmp_path, monkeypatch, caplog):
-    """A batch whose submitter was stopped (Ctrl-Z) is cancelled: its jobs end, and the submitter
-    submits no more when it continues."""
+    """A batch whose submitter is stopped (Ctrl-Z) is cancelled: its jobs end, and the submitter
+    submits no more after it was continued."""
     with script(tmp_path, SUBMITTER, tmp_path / "never") as process:
         batch = kinetic.attach_batch(process.stdout.readline().strip())
         wait_until(lambda: batch.status_counts().get("RUNNING") == 3, "three jobs run")

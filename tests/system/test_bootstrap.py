@@ -1,5 +1,5 @@
-"""A bare pod becomes a host, by real runs of the pod's command. The store is a folder, the package
-index a folder of wheels."""
+"""The command of a pod, which turns a bare image into a host, is run for real. The store is a
+folder; the package index is a folder of wheels."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_the_runner_starts_from_a_folder(pod):
     report, err = pod.becomes()
     assert report["kinetic"].startswith(f"{pod.home}/runtime-")
     assert report["python"] == str(pod.python)
-    assert "kinetic: ready after" in err
+    assert "kinetic: installed kinetic in" in err
     second_report, err = pod.becomes()
     assert second_report == report
-    assert "kinetic: ready after" not in err
+    assert "kinetic: installed kinetic in" not in err
 
 
 def test_the_real_package_runs_where_its_requirements_are_met(pod, tmp_path):
@@ -73,8 +73,8 @@ def test_the_real_package_runs_where_its_requirements_are_met(pod, tmp_path):
     pod.has_uv()
     code, _, err = pod.run()
     assert code == 2
-    assert "only a backend can start python -m kinetic.runner" in err
-    assert "requirements: ready" in err
+    assert "Do not start python -m kinetic.runner yourself" in err
+    assert "installed requirements in" in err
 
 
 @pytest.mark.parametrize("address", ["file://{}", "{}"])
@@ -93,7 +93,7 @@ def test_requirements_are_installed(pod):
     report, err = pod.becomes()
     assert report["found"] == {"apple": "1.0"}
     assert report["python"].startswith(f"{pod.home}/")
-    assert "requirements: ready after" in err
+    assert "installed requirements in" in err
 
 
 def test_options_that_uv_does_not_read_in_a_list_still_count(pod):
@@ -114,7 +114,7 @@ def test_uv_is_installed_where_there_is_none(pod):
     pod.requires("apple")
     report, err = pod.becomes()
     assert report["found"] == {"apple": "1.0"}
-    assert "uv: ready after" in err
+    assert "installed uv in" in err
 
 
 def test_an_index_without_uv_is_said(pod):
@@ -156,7 +156,8 @@ def test_an_image_that_holds_everything_needs_no_store(pod):
 
 
 def test_programs_find_the_driver_of_gpus(pod):
-    """The loader reads LD_LIBRARY_PATH when a program starts: a function would set it too late."""
+    """The bootstrap puts a node's NVIDIA driver on LD_LIBRARY_PATH before it starts Python: the
+    loader reads the variable only then."""
     program = "import os; print({n: os.environ.get(n) for n in ('LD_LIBRARY_PATH', 'PATH')})"
     pod.sends(package(program))
     driver, path = pod.folder / "nvidia", pod.env["PATH"]
@@ -170,8 +171,8 @@ def test_programs_find_the_driver_of_gpus(pod):
 
 
 def build_image(files, image, pod):
-    """Apply a Dockerfile to a copy of an interpreter, installing from a folder; return the image's
-    environment variables."""
+    """Build an image from a Dockerfile: a copy of an interpreter, and packages from a folder of
+    wheels. Return the image's environment variables."""
     shutil.copytree(pod.python.parents[1], image, symlinks=True)
     environ, home = {}, f"{image}/opt/kinetic"
     os.makedirs(home)
@@ -207,7 +208,7 @@ def test_an_image_that_kinetic_has_built_starts_without_network(pod, tmp_path):
     assert report["found"] == {"apple": "1.0"}
     assert report["python"] == str(pod.python)
     assert report["kinetic"].startswith(str(tmp_path / "image" / "opt" / "kinetic" / "runtime"))
-    assert "kinetic: in the image" in err
+    assert "kinetic: the image has the right version of kinetic" in err
     pod.env["KINETIC_STORE"] = str(tmp_path / "store")
     pod.sends(package(RUNNER + "# another version"))
     report, _ = pod.becomes()
@@ -226,7 +227,7 @@ def test_an_installed_kinetic_of_the_same_version_will_do(pod):
     pod.env |= {"PYTHONPATH": str(site), "KINETIC_VERSION": "1.5"}
     report, err = pod.becomes()
     assert report["kinetic"].startswith(str(site))
-    assert "kinetic: in the image" in err
+    assert "kinetic: the image has the right version of kinetic" in err
     for other in ("1.6", ""):
         pod.env["KINETIC_VERSION"] = other
         assert pod.becomes()[0]["kinetic"].startswith(str(pod.home))

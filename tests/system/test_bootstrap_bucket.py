@@ -1,4 +1,4 @@
-"""A pod that starts from a bucket sends a token, and says why the bucket denies it."""
+"""A pod that starts from a bucket authenticates with a token; if access is denied, it says why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ bare_python, pod = bootstrap_pods.bare_python, bootstrap_pods.pod
 
 
 class Bucket:
-    """A server that answers for one bucket, and for the metadata server of a machine."""
+    """A server that stands for one bucket, and for a cloud machine's metadata server."""
 
     def __init__(self, store):
         self.trouble: list[int] = []
@@ -39,7 +39,7 @@ class Bucket:
                     self.answer(bucket.token_code if good else 403, b'{"access_token": "t0"}')
                 elif bucket.trouble:
                     code = bucket.trouble.pop(0)
-                    # 0 means: hang up in the middle of the answer
+                    # code 0: close the connection in the middle of the body
                     self.answer(code or 200, b"x", length=1 if code else 99)
                 else:
                     name = urllib.parse.unquote(self.path.partition("/o/")[2].partition("?")[0])

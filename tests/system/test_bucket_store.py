@@ -1,8 +1,5 @@
 """The whole product with its records in a bucket: jobs on four hosts, batches, data, and every
-command that reads them.
-
-Pods run on the double of a cluster; the store is in the double of Cloud Storage.
-"""
+command that reads them. Doubles stand for the bucket and for the cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ pytest.importorskip("google.cloud.storage")
 pytestmark = pytest.mark.double
 
 CALL_S = 0.03
-"""The delay of each call, as with a real bucket."""
+"""Seconds that each call of the bucket takes, as with a real bucket."""
 
 
 @pytest.fixture
@@ -40,7 +37,8 @@ def bucket(on_cluster, monkeypatch) -> Double:
 
 
 def command(*words) -> str:
-    """Run a command in this process, because only this process knows these hosts."""
+    """Run a `kinetic` command in this process, because only this process knows the double's
+    hosts."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         code = call(words)
     assert code == 0, out.getvalue()

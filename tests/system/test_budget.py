@@ -1,4 +1,4 @@
-"""A job with a budget is stopped with time to save, and is not retried."""
+"""A job that has used up its budget is stopped with time to save, and is not retried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save_when_told(folder):
 @pytest.mark.timeout(300)
 def test_a_budget_ends_the_job_with_time_to_save(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KINETIC_PRICES", "cpu=3600")
-    # $2 a second: enough that the function has begun by then, even on a busy machine
+    # $16 last 8 s: by then the function has begun, even on a busy machine.
     run = kinetic.run("cpu", slices=2, retries=3, budget="$16", joins_jax=True)
     job = run(save_when_told).run_async(str(tmp_path))
     with pytest.raises(BudgetUsedUp, match=r"used up its budget of \$16\.00 \(\$7,200\.00 an hour"):

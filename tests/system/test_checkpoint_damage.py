@@ -1,7 +1,5 @@
-"""A flipped bit in a checkpoint of a gang is detected on every mesh, by all hosts alike.
-
-The hosts then restore the step before it, cut along other axes; there is no false alarm.
-"""
+"""A flipped bit in a gang's checkpoint is detected by all hosts. They restore the previous step,
+also on meshes other than the saved one. Undamaged steps are restored without a warning."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def test_damage_is_found_on_every_mesh(tmp_path):
         step = 1 if name.endswith("damaged") else 2
         assert (name, *zero[name]) == (name, step, True)
         assert (name, *one[name]) == (name, step, name != "not verified")
-    # Orbax writes the leaves into one file in any order, so the bit may be in either leaf.
+    # Orbax writes both leaves into one file in any order, so the flipped bit may be in either.
     leaves = re.findall(r"step 2 in .*leaf \['(w|half)'\] differs from what was saved", job.logs())
     assert len(leaves) == 4, job.logs()
     assert len(set(leaves)) == 1

@@ -1,5 +1,5 @@
-"""Checkpoints of elastic jobs whose hosts are preempted: SIGTERM for the agent of one host makes
-all hosts save the same step, from which the next attempt continues."""
+"""Checkpoints of elastic jobs that lose a slice by preemption. After SIGTERM for one host's agent,
+all hosts save the same step, and the next attempt continues from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_slice_that_is_taken_away_lets_all_save_and_the_job_goes_on(
     logs = job.logs(attempt=1)
     (saved,) = re.findall(r"step (\d+) is saved on all hosts, which end now\.", logs)
     notes = [json.loads(path.read_text()) for path in tmp_path.glob("2-*")]
-    assert len(notes) == 2 or on_loss == "shrink"  # the slice may be back already
+    assert len(notes) == 2 or on_loss == "shrink"  # With "shrink", the slice may be back.
     assert {tuple(each) for each in notes} == {(int(saved) + 1, int(saved) + 1.0)}
     assert step == weight, "no step was lost, and none was done twice"
     assert "Traceback" not in job.logs(all_hosts=True)

@@ -1,9 +1,6 @@
-"""kill -9 of hosts at any moment of saves and restores of a gang: a restored state is whole, and of
-the same step on all hosts.
-
-Four hosts on two slices save as fast as they can, in both tiers; one of them is killed in each
-attempt. No partial save is left.
-"""
+"""Four hosts on two slices save as fast as they can, in both tiers; in each attempt one of them is
+killed at a random moment of a save or restore. Each restored state is complete, and of the same
+step on all hosts; no partial save is left."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def test_what_a_gang_restores_is_whole_and_of_one_step(tmp_path, options):
     last = job.result(timeout=600)
     before, tiers = 0, []
     attempts = {int(path.name.split("-")[0]) for path in tmp_path.glob("[0-9]*-[0-9]")}
-    for attempt in sorted(attempts):  # without attempts that ended while they restored
+    for attempt in sorted(attempts):  # Attempts killed during their restore left no note.
         hosts = [json.loads(p.read_text()) for p in tmp_path.glob(f"{attempt}-[0-9]")]
         assert all(each == hosts[0] for each in hosts), (attempt, hosts)
         start, values, tier = hosts[0]

@@ -1,5 +1,5 @@
-"""`kinetic.keras.Checkpointer`: a `model.fit` that was killed continues with the same losses, to
-the last bit."""
+"""`kinetic.keras.Checkpointer`: a killed `model.fit` continues from its checkpoint, with losses
+that are equal to the last bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_epochs_go_on_in_another_job(tmp_path):
 @pytest.mark.long
 def test_a_host_is_killed_in_the_third_epoch(tmp_path):
     train = kinetic.run("cpu:2", slices=2, retries=1)(fits)
-    # With 4 batches per epoch, the ninth is the first of the third epoch.
+    # Each epoch has 4 batches, so the host dies in the first batch of the third epoch.
     dies = {"folder": str(tmp_path / "run"), "die_in": 9, "local_every": None}
     (epochs, losses), (_, whole) = train(
         {"epochs": 4} | dies, {"epochs": 4, "folder": str(tmp_path / "whole")}

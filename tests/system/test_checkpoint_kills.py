@@ -1,5 +1,5 @@
-"""kill -9 at any moment of a save: a restored state is always whole, with all arrays of one
-step."""
+"""A process is killed at random moments of its saves. Each restored state is complete, with all
+arrays of one step."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def be_killed(forks: Forks, root: Path) -> None:
             assert words[:1] == ["restored"], words
             start, tier = int(words[1]), words[2]
             tiers.add(tier)
-            # Only steps that no tier but the memory holds may be lost with it.
+            # Removing the memory tier may lose steps, if the persistent tier has not got them yet.
             assert start >= before or tier == "persistent"
             before = start
-            # the memory is removed before the next turn, so a persistent step must exist
+            # Wait for a persistent step: the memory is removed before the next turn.
             if turn == 1:
                 wait_until(lambda: has_whole_step(root / "run"), "it commits nothing")
             time.sleep(luck.uniform(0.0, 0.6))
@@ -84,7 +84,7 @@ def has_whole_step(run: Path) -> bool:
 
 
 def read_first_line(root: Path, pid: int) -> str:
-    """Wait for the first line that the process prints; return its output so far if it has ended."""
+    """Wait until the process has printed a line or ended; return its output so far."""
     out = root / "out"
     process = Path(f"/proc/{pid}")
     wait_until(lambda: out.read_text().endswith("\n") or not process.exists(), "it says nothing")

@@ -1,8 +1,5 @@
-"""`kinetic.Checkpointer` in jobs: real processes, real collectives, Orbax's real files.
-
-Trainings are killed, or lose some of their saves; the tests check from which step they continue,
-and with which state.
-"""
+"""`kinetic.Checkpointer` in jobs: real processes, real collectives, Orbax's real files. Trainings
+are killed or lose saves; the tests check from which step, and with which state, they continue."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def result_of(job):
-    """Return the value of a job; check that its cleanup leaves no files in memory."""
+    """Return the value of a job, and check that its cleanup removes its files in memory."""
     value = job.result()
     job.cleanup()
     assert not memory_folder.of_job(job.job_id).exists()
@@ -43,7 +40,7 @@ def result_of(job):
 
 
 def alone(steps):
-    """Compute in plain Python the state that `train` ends with."""
+    """Compute in plain Python, for this number of steps, the state that `train` ends with."""
     w, b, n = [[0.0] * 3 for _ in range(8)], [0.0] * 3, 0
     for step in range(steps):
         sums = [sum(row[i] for row in w) for i in range(3)]
@@ -115,7 +112,7 @@ def test_a_host_that_is_taken_away_lets_all_save_the_same_step(
     assert "Traceback" not in job.logs(all_hosts=True)
     result = run(train)(step + 3, every=None, local_every=None)
     assert result[0] == [(1, step + 1, (step, "persistent", ()))]
-    # after many steps the sum has more digits than float32
+    # float32 rounds the sum after many steps.
     assert result[1:3] == pytest.approx(alone(step + 3), rel=1e-5)
 
 
@@ -152,7 +149,7 @@ def test_what_could_not_be_restored_is_told_when_it_is_saved_first(tmp_path):
 
 @pytest.mark.parametrize(("host", "saves"), [(0, 2), pytest.param(1, 9, marks=pytest.mark.long)])
 def test_a_full_disk_is_told_at_once(tmp_path, host, saves):
-    """Without a message, hosts would wait for each other at Orbax's barriers for ten minutes."""
+    """A host with a full disk fails at once; others would wait for it in Orbax for ten minutes."""
     run = kinetic.run("cpu", slices=2, output_dir=str(tmp_path))
     job = run(save_to_a_full_disk).run_async(host, saves)
     with pytest.raises(errors.CheckpointError, match=r"could not be written \(step 1\)"):
@@ -173,7 +170,8 @@ def test_what_was_saved_is_committed_though_nobody_closes(tmp_path, end):
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit"])
 def test_what_a_script_has_saved_is_committed_though_nobody_closes(tmp_path, monkeypatch, end):
-    """Orbax's threads use executors, which the end of a script shuts down."""
+    """A script ends before Orbax has completed a save. The save is completed, although Python shuts
+    down the executors of Orbax's threads at the end of a script."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "s.py").write_text(f"{SAVES}\n{end}")

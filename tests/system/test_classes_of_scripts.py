@@ -1,4 +1,4 @@
-"""Classes of a script, which hosts recreate from their parts."""
+"""Classes that a script defines, and hosts rebuild from their pickled parts."""
 
 from __future__ import annotations
 

@@ -225,8 +225,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_what_is_kept_and_what_is_not(project: Path, kind: str) -> None:
-    """Files that a program writes outside of its output folder are kept with the job; it imports
-    the sources that were sent."""
+    """A program imports the sources that were sent. Files that it writes outside of its output
+    folder are kept with the job, and are not sent with the next one."""
     (project / "sub/keep.py").write_text(
         "import os, sys, pathlib\nsys.path.append('sub')\nimport friend\n"
         "print(os.path.relpath(friend.__file__))\n"

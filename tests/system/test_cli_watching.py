@@ -1,5 +1,5 @@
-"""Watching and cleaning up on real processes: `kinetic jobs top` on a terminal, `kinetic doctor`
-after a kill."""
+"""Watching and cleaning up on real processes: `kinetic jobs top` on a terminal, and `kinetic
+doctor` after a process was killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kn(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def until(done: str, job: str) -> dict[str, object]:
-    """Wait until host 0 has printed the line; return its entry in `jobs top`."""
+    """Wait until the last line of host 0 is `done`; return the host's entry in `jobs top`."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         rows = json.loads(kn("jobs", "top", "--json", job).stdout)
@@ -74,7 +74,7 @@ def test_top_shows_a_job_and_leaves_quietly(job: str, key: bytes) -> None:
     pid, terminal = run_on_terminal("xterm")
     assert b"step 1" in read(terminal, b"step 1")
     os.write(terminal, key)
-    after = read(terminal, b"\x1b[?1049l")  # restores the terminal's screen
+    after = read(terminal, b"\x1b[?1049l")  # leave the alternate screen
     assert b"\x1b[?1049l" in after
     assert b"Traceback" not in after
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

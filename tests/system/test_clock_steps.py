@@ -1,8 +1,5 @@
-"""Limits and durations do not follow the wall clock, which NTP or a wake-up may set while a job
-runs.
-
-A preloaded library moves the wall clock of all processes of a caller.
-"""
+"""Limits and durations of a job are right although the wall clock is set while it runs, as by NTP.
+A preloaded library moves the wall clock of all processes of a caller."""
 
 from __future__ import annotations
 
@@ -73,7 +70,8 @@ print(report.ran_s < 60)
 
 @pytest.mark.parametrize("step", [3600, -3600])
 def test_a_clock_that_is_set_ends_no_job(step, home, tmp_path):
-    """A job of one host once ended as if it had run for an hour."""
+    """The wall clock moves by an hour while a job runs: no limit ends the job, and the reported run
+    time is below a minute."""
     names = "ahead", "clock.so", "caller.py", "python"
     offset_file, library, script, python = (tmp_path / name for name in names)
     offset_file.write_text("0")

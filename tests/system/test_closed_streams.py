@@ -1,5 +1,5 @@
-"""Callers whose standard streams are closed, in every combination, or have a narrow encoding:
-values arrive, commands do their work."""
+"""Callers whose standard streams are closed, in every combination, or cannot encode all characters:
+values arrive, and commands do their work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(folder, closed, *words):
 
 @pytest.mark.parametrize("closed", CLOSED)
 @pytest.mark.parametrize("accelerator", ["cpu", "tpu-v6e-8"])
-def test_calls(closed, accelerator, tmp_path):
+def test_a_call_works_with_closed_standard_streams(closed, accelerator, tmp_path):
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "main.py").write_text(CALLER)
     assert run(tmp_path, closed, "main.py", accelerator) == 0
@@ -51,7 +51,7 @@ def test_calls(closed, accelerator, tmp_path):
 
 
 @pytest.mark.parametrize("closed", CLOSED)
-def test_commands(closed, tmp_path):
+def test_a_command_works_with_closed_standard_streams(closed, tmp_path):
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "main.py").write_text(
         "print(1)\nopen(__import__('sys').argv[1], 'w').write('told')"

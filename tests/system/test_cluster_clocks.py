@@ -1,4 +1,4 @@
-"""Callers whose clock is fast or slow do not give up jobs that wait in a cluster."""
+"""Callers whose clock is wrong by an hour do not give up jobs that wait in a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.double, pytest.mark.settles_within(30)]
 
 
 def elsewhere(ahead_s, script):
-    """Run a script whose clock is ahead by so many seconds; return its output."""
+    """Run a script whose clock is `ahead_s` seconds ahead of the true time; return its output."""
     clock = f"""
         import time
         true = time.time

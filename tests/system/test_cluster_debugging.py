@@ -1,4 +1,4 @@
-"""A debugger in a pod, reached through the API server."""
+"""A debugger in a pod, which an editor reaches through the cluster's API server."""
 
 from __future__ import annotations
 

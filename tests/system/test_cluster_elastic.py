@@ -1,5 +1,4 @@
-"""Elastic jobs on a cluster: pods are killed, the job goes on, and the cluster is clean
-afterwards."""
+"""Elastic jobs on a cluster whose pods are killed: the job goes on, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ LIMIT_S = 300
 
 
 class Job:
-    """A job of two slices of two hosts, and its pods."""
+    """A running job on two slices of two hosts each, and its pods."""
 
     def __init__(self, cluster, folder, function=wait_until_enough, **options):
         self.cluster, self.folder = cluster, folder
@@ -30,7 +29,7 @@ class Job:
         self.handle = remote.run_async(str(folder))
 
     def reaches(self, attempt, hosts=4):
-        """Wait until all hosts of an attempt run the function."""
+        """Wait until all hosts of this attempt run the function; return the job."""
         marks = [self.folder / f"{attempt}-{host}" for host in range(hosts)]
         wait_until(
             lambda: all(mark.exists() for mark in marks),
@@ -39,8 +38,8 @@ class Job:
         return self
 
     def pods(self):
-        """Return the uid of each pod that is not being deleted, by its name without random
-        letters."""
+        """Return the uids of pods that are not being deleted, by pod name without the job's id and
+        the random suffix."""
         uids = {}
         for pod in self.cluster.objects("pods"):
             meta = pod["metadata"]
@@ -49,7 +48,7 @@ class Job:
         return uids
 
     def pod(self, name):
-        """Return the full name of a pod that is not being deleted."""
+        """Return the full name of the live pod with this short name, such as "host-1-0"."""
         (full_name,) = (
             pod["metadata"]["name"]
             for pod in self.cluster.objects("pods")
@@ -108,7 +107,7 @@ def test_a_killed_agent_is_replaced_in_its_pod(begin):
 
 @pytest.mark.evicts
 def test_a_host_is_taken_away(begin):
-    """The host's program ends after its function, and a new pod joins."""
+    """A host is evicted: its program ends after its function, and a new pod joins for attempt 2."""
     job = begin().reaches(1)
     before = job.pods()
     job.cluster.evict_pod(job.pod("host-1-0"))

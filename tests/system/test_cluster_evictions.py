@@ -1,5 +1,5 @@
-"""Hosts that the cluster evicts: errors name them within seconds, and their functions have time to
-save."""
+"""Hosts that the cluster evicts: within seconds an error names them, and their functions have time
+to save."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GANG = "tpu-v6e-16"
 
 
 def refuse_patterns(resource, thing):
-    """Refuse a JobSet as servers with a version before 0.10 do."""
+    """Refuse the JobSet with the error of servers before 0.10, which lack a field."""
     field = "spec.failurePolicy.rules[0].onJobFailureMessagePatterns"
     if "onJobFailureMessagePatterns" in str(thing):
         raise problems.bad_request(f'strict decoding error: unknown field "{field}"')
@@ -62,7 +62,7 @@ def pod_of(cluster, handle, host):
 def test_a_host_that_is_taken_away_is_named_with_the_reason(on_cluster, home, host, preempted, why):
     handle = start_and_wait(on_cluster, wait_for_ever, home.parent / "m")
     on_cluster.evict_pod(pod_of(on_cluster, handle, host), preempted=preempted)
-    assert handle.status() == "RUNNING"  # a status query while the pod still exists
+    assert handle.status() == "RUNNING"  # The pod still exists.
     with pytest.raises(HostLost, match=rf"(?s)host {host} of 4 was lost\. .*evicted.*{why}"):
         handle.result(timeout=60, cleanup=False)
     assert handle.outcome().first.exit is Exit.EVICTED
@@ -153,7 +153,7 @@ def test_an_older_jobset_is_named_before_anything_is_sent(on_cluster):
 
 
 def set_suspended(cluster, handle, is_suspended):
-    """Suspend or resume a job as a queue does; this counts as no restart."""
+    """Suspend or resume a job's JobSet as a queue does; the JobSet counts no restart for it."""
 
     def change(jobset):
         jobset["spec"]["suspend"] = is_suspended

@@ -1,4 +1,4 @@
-"""A job whose image cannot be pulled ends with an error that says why, and leaves nothing."""
+"""A job whose image cannot be pulled: its error says why, and nothing is left in the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_image_that_cannot_be_pulled_fails_the_job(on_cluster, accelerator):
     ("change", "message"),
     [
         ({"image": "Example/Trainer"}, r"'Example/Trainer' is not a valid image name: .*format"),
-        ({"imagePullPolicy": "Never"}, r"does not have the image .*, and may not pull it: .*Never"),
+        ({"imagePullPolicy": "Never"}, r"does not have the image .* and may not pull it: .*Never"),
     ],
 )
 def test_an_image_that_the_clusters_own_rules_have_spoilt(on_cluster, change, message):

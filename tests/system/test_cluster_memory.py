@@ -1,4 +1,4 @@
-"""Pods have a folder in memory, whose files the next attempt finds and restores from."""
+"""Checkpoints in the memory of pods: the next attempt finds the files and restores from them."""
 
 from __future__ import annotations
 

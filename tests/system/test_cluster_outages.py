@@ -1,5 +1,5 @@
-"""The API server of a cluster is down while a job runs: the job is not affected, and its caller
-gets the value when the server is back."""
+"""The cluster's API server goes down while a job runs. The job goes on, and its caller gets the
+value when the server is back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import kinetic
 @pytest.mark.double
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_api_server_is_gone(phase, on_cluster, home, monkeypatch):
-    """The server is down from this phase until the end of the job."""
+    """The server goes down when the job is in this phase, and comes back after the job's end."""
     place, gate = Place("kubernetes", home.parent / "shared", on_cluster), home.parent / "gate"
     handle = kinetic.run(accelerator="tpu-v6e-8")(until_open).run_async(phase, str(gate))
     if phase == "starting":

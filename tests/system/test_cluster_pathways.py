@@ -1,9 +1,7 @@
-"""Jobs with a single controller on a cluster: one pod runs the function, and one pod stands for
-each machine.
-
-Pathways' own programs are not public. Where chips are virtual, idle processes take their places,
-and the function has the virtual chips itself.
-"""
+"""Jobs on a cluster in which one process controls all devices, by Pathways: one pod runs the
+function, and each machine of the slice has a pod of Pathways. Pathways' programs are not public:
+where chips are virtual, idle processes take their places, and the function has the virtual chips
+itself."""
 
 from __future__ import annotations
 
@@ -42,7 +40,8 @@ def initialize():
     jax.config.update("jax_num_cpu_devices", 16)
     backend.register_backend_factory("proxy", connect, priority=-1)
 """
-"""A stand-in for Pathways' package: its devices are CPU devices, once the machines are up."""
+"""A stand-in for Pathways' package. It offers 16 CPU devices once the machines are up, which the
+test signals by a file."""
 IDLE = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
@@ -88,7 +87,7 @@ def pods_of(cluster, handle):
 
 
 def start_and_wait(cluster, function, marker, sign="", **options):
-    """Run a function; return when it and all its pods have begun."""
+    """Start a job; return its handle when the function and all pods have begun."""
     handle = kinetic.run(**SINGLE, **options)(function).run_async(str(marker))
     wait_until(Path(f"{marker}{sign}").exists, "the function has not begun")
     cluster.wait_for(lambda: handle.status() == "RUNNING")
@@ -198,12 +197,12 @@ def test_a_dry_run_shows_what_would_be_created(on_cluster, tmp_path):
     assert is_empty(on_cluster)
 
 
-# -- with chips ------------------------------------------------------------------------------------
+# -- machines with chips ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def with_chips(on_cluster, monkeypatch, tmp_path):
-    """A cluster whose machines have chips, and a file that tells the stand-in that they are up."""
+    """A cluster whose machines have chips, and the file whose creation says that they are up."""
     pytest.importorskip("google.cloud.storage")
     package, up = tmp_path / "site" / "pathwaysutils", tmp_path / "up"
     package.mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""`kinetic jobs prune` removes the records of old jobs and their objects in the cluster, also while
-the cluster is down."""
+"""`kinetic jobs prune` removes records of old jobs and their objects in the cluster, also in a
+second try after the cluster was down."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_the_cluster_has_goes_with_the_records(on_cluster):
 
 @pytest.mark.double
 def test_a_cluster_that_is_away_is_asked_once(on_cluster):
-    """Jobs of a cluster that is down stay, and are removed when it is back."""
+    """While the cluster is down, `prune` keeps its jobs and says so once; later it removes them."""
     jobs = [kinetic.run("cpu")(double).run_async(number) for number in range(4)]
     assert [job.result(cleanup=False) for job in jobs] == [0, 2, 4, 6]
     on_cluster.stop_server()

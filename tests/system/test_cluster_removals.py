@@ -1,4 +1,4 @@
-"""Workloads that somebody deletes with `kubectl delete`: every caller gets the same error within
+"""Somebody deletes a job's workload with `kubectl delete`: every caller gets the same error within
 seconds, and the job has one verdict."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def wait_for_ever(marker):
 
 
 def waiting(cluster, accelerator):
-    """Return a job whose pods are not scheduled, and the kind of its workload."""
+    """Start a job whose pods no node takes; return its handle and the kind of its workload."""
     cluster.hold_back("kinetic-")
     handle = kinetic.run(accelerator=accelerator)(wait_for_ever).run_async("nowhere")
     cluster.wait_for(lambda: cluster.objects("pods"))
@@ -62,10 +62,10 @@ def test_one_verdict_stands(on_cluster, home):
         handle.result(timeout=60, cleanup=False)
     file = home / layout.JobKeys(handle.job_id).outcome
     verdict = json.loads(file.read_bytes())
-    # host 0 has written its verdict by then
+    # By then, the leader in host 0's pod has written its own verdict, if any.
     on_cluster.wait_for(lambda: not on_cluster.objects("pods"))
     assert json.loads(file.read_bytes()) == verdict
-    # A leader that was ended earlier leaves the job to the attempt of its replacement pod.
+    # A leader that ended before it learned of the deletion leaves the job to attempt 2.
     is_left_to_next = (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()
     assert verdict["attempt"] == (2 if is_left_to_next else 1)
     assert not (home / layout.AttemptKeys(handle.job_id, 1).outcome).exists()

@@ -1,5 +1,5 @@
-"""A caller needs only the rights in the documentation, and is refused before anything is sent
-without them."""
+"""The rights in the documentation are enough for a caller. If one is missing, the call is refused
+before anything is sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def four_answers():
 
 @pytest.fixture
 def lacking(on_cluster):
-    """Return a function that makes the caller a user with the documented rights, without some."""
+    """A function that makes the caller a user who has all documented rights but the given ones."""
 
     def log_in(*without):
         rights = list_rights() - set(without)
@@ -52,7 +52,7 @@ def test_the_documented_rights_are_enough(on_cluster, lacking):
 
 
 def test_the_documented_roles_grant_what_is_used_and_nothing_else(on_cluster, monkeypatch):
-    """Use every operation once. The fixture of the cluster checks after each test that no more
+    """Use every operation once. After each test, the fixture `on_cluster` checks that no other
     rights were used."""
     on_cluster.faults.reset(verb="create", resource="jobs", after=True)
     assert kinetic.run(accelerator="cpu")(abs)(-42) == 42
@@ -161,7 +161,7 @@ def test_a_secret_that_no_program_could_be_started_with_is_refused(on_cluster, m
 def test_the_page_can_be_followed_by_whom_its_roles_were_given(
     on_cluster, monkeypatch, tmp_path, capsys
 ):
-    """Run the commands in docs/how-to/kubernetes.md, with another cluster name and store."""
+    """Run the commands of docs/how-to/kubernetes.md as a user with the roles on that page."""
     monkeypatch.delenv("KINETIC_CLUSTER")
     monkeypatch.chdir(tmp_path)
     program = (

@@ -1,5 +1,5 @@
-"""Live stacks and activity of pods that no connection reaches: requests and answers go through the
-store."""
+"""Stacks and activity of running pods, which the caller cannot connect to: requests and answers go
+through the store."""
 
 from __future__ import annotations
 

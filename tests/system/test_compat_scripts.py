@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ABSENT = ROOT / "tests/absent"  # hides packages that Keras imports without need
+ABSENT = ROOT / "tests/absent"  # The folder hides packages that Keras imports.
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -394,7 +394,7 @@ THEIRS = {
     "cleanup": "k8s gcs",
     "Data": "path fuse hf_trust_remote_code",
 }
-"""Keyword arguments that keras-kinetic knows."""
+"""Keyword arguments of keras-kinetic, by function."""
 PUBLIC = {
     "run",
     "Data",
@@ -412,7 +412,7 @@ PUBLIC = {
     [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCRIPTS],
 )
 def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
-    # makes the folder a project, so that no parent is searched
+    # Without this file, kinetic would search the parent folders for a project.
     (tmp_path / "requirements.txt").touch()
     script = tmp_path / f"script_{name}.py"
     script.write_text(SCRIPTS[name])

@@ -1,5 +1,5 @@
-"""`compile_check` on simulated slices compiles for the chip, and an installed libtpu changes
-nothing else."""
+"""`compile_check` compiles for the real chip on simulated slices; libtpu, which it needs, changes
+nothing else when it is installed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_run_is_checked_by_the_compiler_of_the_real_slice(
     assert "1 program compiled for tpu-v6e-8: 1 fits" in err
     assert f"step ({__file__}:" in err
     assert "over fsdp  ICI" in err
-    (report,) = home.glob("**/compile-report.json")  # for pages that are opened afterwards
+    (report,) = home.glob("**/compile-report.json")  # Pages of the job show this file.
     assert str(CheckReport.read(report.read_bytes())) in err
 
 
@@ -98,7 +98,7 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
     def find_compilers() -> list[int]:
         pids = []
         for pid in processes.children(os.getpid()):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it has just ended
                 if b"kinetic-compile-" in processes.command_line(pid):
                     pids.append(pid)
         return pids
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_the_compilers_and_says_how_to_go_on(
         def __init__(self, *command: Any, **how: Any) -> None:
             super().__init__(*command, **how)
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)  # in the main thread, SIGINT would interrupt this
+            time.sleep(0.1)  # Let SIGINT interrupt this call.
 
     has_ended = threading.Event()
     interrupter = threading.Thread(target=interrupt)
@@ -200,7 +200,7 @@ def test_the_smallest_slice_is_found_from_the_command_line(tmp_path: Path) -> No
 
 @needs_libtpu
 def test_an_error_of_the_function_itself_is_shown_with_its_line(tmp_path: Path) -> None:
-    """Code 2 says that the function failed; code 1 would say that its program does not fit."""
+    """The exit code is 2: the function failed. Code 1 would mean that its program does not fit."""
     (tmp_path / "steps.py").write_text("def build():\n    raise ValueError('oops')\n")
     ended = run_kinetic(tmp_path, "compile", "-a", "tpu-v6e-8", "steps.py:build")
     assert ended.returncode == 2

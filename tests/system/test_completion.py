@@ -1,4 +1,4 @@
-"""Tab completion in real shells, each on a terminal of its own; missing shells are skipped."""
+"""Tab completion in real shells, each on its own terminal; shells not installed are skipped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WRITTEN = {
 
 
 class Terminal:
-    """A shell on a pseudo-terminal."""
+    """A shell on a pseudo-terminal, driven by typed keys."""
 
     def __init__(self, argv: tuple[str, ...], cwd: Path, env: dict[str, str]) -> None:
         self.pid, self._fd = pty.fork()
@@ -63,7 +63,7 @@ class Terminal:
         os.write(self._fd, keys.encode())
 
     def until(self, pattern: str) -> re.Match[str]:
-        """Read the screen until the pattern matches; forget the text up to its end."""
+        """Read the output until the pattern matches it; forget the output up to the match's end."""
         deadline = time.monotonic() + PATIENCE_S
         while (match := re.search(pattern, self._screen)) is None:
             ready, _, _ = select.select([self._fd], [], [], max(deadline - time.monotonic(), 0))
@@ -129,8 +129,8 @@ def test_tab_completes_what_is_meant(shell: str, place: Path) -> None:
         terminal.type(f"{load}; echo read''y\r")
         terminal.until("ready")
         for begun, meant in WRITTEN.items():
-            terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: to the beginning of the line
-            # zsh removes a folder's trailing slash
+            terminal.type(f"kinetic {begun}\t\x01shown \r")  # Ctrl-A: go to the start.
+            # zsh removes the slash after a folder's name.
             words = terminal.until(r"\{([^}]*?)/?\}")[1]
             assert words.split() == ["kinetic", *meant.split()], begun
     finally:

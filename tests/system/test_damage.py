@@ -1,8 +1,5 @@
-"""Any one file of a job is truncated, deleted or replaced, while the job runs and after it has
-ended.
-
-Every command stays usable and says which record is damaged, and other jobs are not affected.
-"""
+"""One file of a job is truncated, deleted or replaced, while the job runs or after its end. Every
+command stays usable and names the damaged record. Other jobs are not affected."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ FILES = (
     "jobs/{id}/local/supervisor.log",
 )
 SAMPLES = {"jobs/{id}/attempts/1/hosts/0/metrics"}
-"""Files that only a job of several seconds has, such as on a busy machine."""
+"""Files that a job writes only after several seconds, as on a busy machine."""
 LIVE_FILES = (
     *(
         f
@@ -94,7 +91,7 @@ LIVE_FILES = (
 
 
 def files_of(home: Path, job_id: str) -> set[str]:
-    """Return the files of a job, named as in `FILES`."""
+    """Return the paths of a job's files, below the home and with "{id}" for the job's id."""
     below = [home / "refs" / f"{job_id}.json", *(home / "jobs" / job_id).rglob("*")]
     return {str(f.relative_to(home)).replace(job_id, "{id}") for f in below if not f.is_dir()}
 
@@ -103,12 +100,12 @@ def files_of(home: Path, job_id: str) -> set[str]:
 
 
 def timeless(answer: Answer) -> str:
-    """Return an answer without ages, which grow between two commands."""
+    """Return an answer's text with ages replaced: they grow between two commands."""
     return re.sub(r"\b\d+(?:\.\d+)?[smhd]( ago)?\b", "AGE", repr(answer))
 
 
 class Answer:
-    """The code and the output of one command."""
+    """The exit code and the output of one command, run when the object is made."""
 
     def __init__(self, argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
         capfd.readouterr()
@@ -120,7 +117,7 @@ class Answer:
         return f"{' '.join(self.argv)} -> {self.code}\n{self.out}\n{self.err}"
 
     def check(self) -> Answer:
-        """Check that an error, if any, is one of kinetic's and not an unexpected exception."""
+        """Check that no unexpected exception was printed; errors of kinetic are allowed."""
         assert "`kinetic -v …`" not in self.err, self
         assert f"{Path(kinetic.__file__).parent}/" not in self.err, self
         return self
@@ -153,8 +150,8 @@ def bad(n):
 
 @pytest.fixture(scope="module")
 def ended(playground: Path):
-    """A function that copies a store with three ended jobs: one that succeeded, one that failed, a
-    healthy one."""
+    """A function that copies a store with three ended jobs to a folder and returns their ids:
+    "good" and "bad", to be damaged, and "healthy"."""
     template = playground / "ended"
     before = dict(os.environ)
     os.environ |= {
@@ -202,7 +199,7 @@ def test_an_ended_job_with_a_damaged_file(
     target = home / file.format(id=ids[victim])
     if not target.is_file():
         if "supervisor.json" not in file:
-            return  # this job has no such file
+            return  # The job has no such file.
         target.write_text(
             json.dumps({"pid": 1, "target": "unix:/nowhere", "token": "x", "agents": {}})
         )  # as left by a killed supervisor
@@ -239,7 +236,7 @@ def test_an_ended_job_with_a_damaged_file(
 
 
 def check_python(job_id: str, victim: str) -> None:
-    """Check that the Python API returns the job as it was, or raises an error that names it."""
+    """Check that Python's calls return the job's value or error, or raise an error with its id."""
     try:
         handle = kinetic.attach(job_id)
     except (errors.NotFound, errors.CorruptRecord) as error:

@@ -1,8 +1,6 @@
-"""The dashboard in a real browser: its pages watch, search, cancel and kill jobs.
-
-Some jobs run on this machine; others are only records in a store. Without Chromium the tests are
-skipped: `apt-get install chromium chromium-driver`.
-"""
+"""The dashboard in a real browser: its pages watch, search, cancel and kill jobs. Some jobs run on
+this machine; others are only records in a store. Without Chromium the tests are skipped: `apt-get
+install chromium chromium-driver`."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, home):
-    """The dashboard's pages of jobs that run on this machine."""
+    """The dashboard's pages, for the jobs in this test's home folder."""
     home.mkdir(parents=True, mode=0o700)
     with serve(open_access({})) as server:
         yield Page(browser, server.url)
@@ -63,7 +61,7 @@ def page(browser, home):
 
 @pytest.fixture
 def show(tmp_path):
-    """A store of jobs that no host runs, in memory because a disk takes a minute for 20,000
+    """A store of jobs that no host runs. It is in memory, because a disk takes a minute for 20,000
     files."""
     memory = Path("/dev/shm")
     folder = memory if memory.is_dir() else tmp_path
@@ -73,7 +71,7 @@ def show(tmp_path):
 
 @pytest.fixture
 def shown_page(browser, show):
-    """The dashboard's pages of the jobs in `show`."""
+    """The dashboard's pages, for the jobs in `show`."""
     with serve(show.access) as server:
         yield Page(browser, server.url)
         browser.get("about:blank")
@@ -105,7 +103,7 @@ def test_a_lost_slice_is_seen_and_what_is_done_is_asked_first(page, tmp_path, mo
     page.open(f"jobs/{handle.job_id}").wait_for("on slice 0 of 2", "#lines")
     page.click('[data-act$="kill?slice=1"]')
     page.wait_for("Kill all hosts of slice 1", "#ask")
-    # The browser reports a closed dialog late, when the second one is open already.
+    # The browser reports the closing of a dialog late: by then the second dialog is open.
     reopen = """document.querySelector("#ask [value=no]").click();
         document.querySelector('[data-act$="kill?slice=1"]').click()"""
     page.run(reopen)
@@ -172,7 +170,7 @@ def test_a_host_that_writes_a_checkpoint_is_drawn_as_saving(page, tmp_path):
     assert page.complaints() == []
 
 
-# -- the command -----------------------------------------------------------------------------------
+# -- the command `kinetic dashboard` ---------------------------------------------------------------
 
 
 def test_the_command_serves_until_it_is_interrupted(home):
@@ -183,7 +181,7 @@ def test_the_command_serves_until_it_is_interrupted(home):
         url = command.stdout.readline().strip()
         with urllib.request.urlopen(url) as page:
             assert "There are no jobs yet" in page.read().decode()
-        with urllib.request.urlopen(f"{url}live") as stream:  # a page that stays connected
+        with urllib.request.urlopen(f"{url}live") as stream:  # A page stays connected meanwhile.
             assert stream.readline().startswith(b"data: ")
             command.send_signal(signal.SIGINT)
             assert command.wait() == 0
@@ -244,7 +242,7 @@ def test_ten_thousand_jobs_scroll(show, shown_page):
     shown_page.wait_for("1 shown", "#total")
     shown_page.find("#filter").send_keys(Keys.ESCAPE)
     wait_until(lambda: not shown_page.text("#total"), "not all are shown again")
-    # Rows are replaced whenever a job changes; the focused one must keep the focus.
+    # Rows are replaced whenever a job changes; the focused row must keep the focus.
     focused = "return document.activeElement.dataset.n"
     for number in ("0", "1", "2"):
         shown_page.press("j")
@@ -272,7 +270,7 @@ def test_a_thousand_hosts_are_drawn_and_the_stalled_one_is_found(show, shown_pag
     shown_page.click('#attention [data-host="517"]')
     wait_until(lambda: shown_page.count('#host-517[aria-pressed="true"]'), "it was not chosen")
     assert shown_page.find("#host").get_attribute("value") == "517"
-    # Tab moves to the chosen square, and skips all other ones.
+    # Of all squares, Tab reaches only the chosen one.
     assert shown_page.run(
         "return [...document.querySelectorAll('.square[tabindex=\"0\"]')].map((e) => e.id)"
     ) == ["host-517"]
@@ -338,7 +336,7 @@ def test_colours_of_a_terminal_are_shown(show, shown_page):
 
 
 def log(show, ref, values, step):
-    """Append a row to the metrics of host 0."""
+    """Append a row to host 0's metrics of the job."""
     path = folder_of(show.store) / layout.HostKeys(ref.job_id, 1, 0).metrics
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = array("d", [step]), array("q", [step]), [array("d", [v]) for v in values.values()]
@@ -405,7 +403,7 @@ def test_a_host_that_does_not_exist_is_corrected_where_it_was_written(show, show
         assert field.get_property("value") == meant
 
 
-# -- faults ----------------------------------------------------------------------------------------
+# -- hostile text, removed jobs, a silent store ----------------------------------------------------
 
 
 def test_hostile_text_stays_text(show, shown_page):
@@ -442,7 +440,7 @@ def test_a_job_that_is_removed_while_it_is_looked_at(show, shown_page):
     shown_page.open().wait_for("train", "#rows")
     shown_page.click(f"#row-{ref.job_id}")
     shown_page.wait_for("running", "#head")
-    shown_page.wait_for("live", "#link")  # the job must not be removed before the first request
+    shown_page.wait_for("live", "#link")  # The page is connected now.
     show.backend.phase = show.backend.phase.NOT_FOUND
     index.remove(show.store, ref.job_id)
     shown_page.wait_for("were removed", "#trouble")
@@ -468,7 +466,7 @@ def test_a_store_that_does_not_answer_is_told_of_and_no_job_vanishes(show, shown
         raise StoreError("The store is on a disk that was unplugged.")
 
     monkeypatch.setattr(index, "list_ids", refuse)
-    show.add(2)  # changes the folder, so that it is listed again
+    show.add(2)  # Changes the store, so that it is listed again.
     shown_page.wait_for("was unplugged", "#trouble")
     shown_page.wait_for("train", "#rows")
 
@@ -496,12 +494,13 @@ def test_a_page_says_that_its_dashboard_is_gone(browser, show):
     browser.get("about:blank")
 
 
-# -- in a frame ------------------------------------------------------------------------------------
+# -- pages in the frame of a notebook --------------------------------------------------------------
 
 
 @pytest.fixture
 def notebook():
-    """A page of another origin on this machine, which serves the given HTML."""
+    """A handler whose `html` is served as a page of another origin, like a notebook, and its
+    address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

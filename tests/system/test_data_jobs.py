@@ -1,5 +1,5 @@
-"""Declared data on real jobs: functions get paths with read-only content, only the worker sees the
-mounts, and nothing is left behind."""
+"""Declared data in real jobs: a function gets paths with read-only content, only its worker sees
+the mounts, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kinetic._store.local import LocalStore
 from kinetic.cli import pruning
 
 TOP = f"/kinetic-test-{os.getpid()}"
-"""A path directly below the root that exists on no machine."""
+"""A path directly below the root folder, which must not exist on this machine."""
 
 
 def can_mount() -> bool:
-    """True if this machine lets root or any user create mount namespaces."""
+    """True if this user may create a mount namespace, as root or in a user namespace."""
     ways = (["unshare", "-m", "true"], ["unshare", "-Urm", "true"])
     return any(subprocess.run(way, capture_output=True).returncode == 0 for way in ways)
 
@@ -46,7 +46,7 @@ def folder(disk_path: Path) -> Path:
 
 
 def try_to_write(place):
-    """Try to write to the file or into the folder; return "written" or the error."""
+    """Try to write to a file or into a folder; return "written", or the error's text."""
     import os
 
     try:
@@ -60,7 +60,7 @@ def try_to_write(place):
 READ_ONLY = ("Read-only file system", "Permission denied")
 
 
-# -- arguments -------------------------------------------------------------------------------------
+# -- data as arguments -----------------------------------------------------------------------------
 
 
 def test_a_function_gets_plain_paths_wherever_data_was(folder):
@@ -118,7 +118,7 @@ def test_what_a_function_gets_cannot_be_changed(folder):
         return try_to_write(where), try_to_write(file)
 
     for result in spoil(kinetic.Data(folder), kinetic.Data(folder / "a.txt")):
-        if os.geteuid() != 0 or can_mount():  # permissions do not stop root
+        if os.geteuid() != 0 or can_mount():  # root ignores permissions
             assert result in READ_ONLY
 
 
@@ -171,7 +171,7 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
     file.chmod(0o600)
     file.write_text("tampered")
     assert read(data) == "a" * size, "the copy is made again"
-    if size > 1:  # a large file is an object of its own in the store
+    if size > 1:  # Only a large file has its own object in the store.
         (copy,) = cached_copy.list_copies(home / "data")
         cached_copy.remove(copy)
         (blob,) = [path for path in (home / "blobs").rglob("*") if path.stat().st_size == size]
@@ -183,7 +183,7 @@ def test_data_that_was_tampered_with_never_reaches_the_function(folder, home, si
     )
 
 
-# -- volumes ---------------------------------------------------------------------------------------
+# -- data mounted as volumes -----------------------------------------------------------------------
 
 
 @mounting
@@ -240,7 +240,7 @@ def test_while_a_job_runs_nobody_else_sees_its_mounts(folder, disk_path):
     (disk_path / "exists").mkdir()
     os.mkfifo(disk_path / "go")
     job = wait.run_async(str(disk_path / "go"))
-    with open(disk_path / "go", "w"):  # opens when the function opens it, too
+    with open(disk_path / "go", "w"):  # waits until the function opens it
         assert not os.path.exists(TOP)
         assert list((disk_path / "exists").iterdir()) == []
         pids = job.processes()
@@ -333,8 +333,8 @@ def test_a_folder_stands_in_for_one_of_a_bucket_that_can_be_written_to(home, cap
 @mounting
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_somebody_without_rights_mounts_too_and_cannot_undo_it(folder, disk_path):
-    """Mount as `nobody` in a user namespace. The code is loaded first, because `nobody` may not
-    read it."""
+    """Mount data as the user `nobody`, in a user namespace: the mounts are read-only, and cannot be
+    undone. Import kinetic first: `nobody` may not read its files."""
     code = textwrap.dedent("""
         import ctypes, json, os, sys
         from kinetic._host.worker import mounts
@@ -438,7 +438,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("huggingface_hub")
-    # starts a zygote before the variables below are set
+    # Start a zygote now: it must not get the variables that are set below.
     assert kinetic.run(accelerator="cpu")(os.getpid)()
     requested, gate = threading.Event(), threading.Event()
 
@@ -447,7 +447,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
             pass
 
         def do_GET(self) -> None:
-            # a request of a host, not of the caller
+            # The caller uses urllib, so this is the host's request.
             if not self.headers["User-Agent"].startswith("Python-urllib"):
                 requested.set()
                 gate.wait()
@@ -464,7 +464,7 @@ def test_what_is_being_fetched_is_said_and_what_cannot_be_is_not_the_source(
         job = kinetic.run(accelerator="cpu")(os.listdir).run_async(
             kinetic.Data("hf://datasets/owner/images")
         )
-        assert requested.wait(120)  # the caller looks for the data, too, and may come first
+        assert requested.wait(120)  # The caller's request does not set this.
         command = [sys.executable, "-m", "kinetic", "jobs", "list"]
         words, printed, deadline = "it is fetching hf://owner/images", "", time.monotonic() + 120
         while words not in printed and time.monotonic() < deadline:

@@ -1,8 +1,6 @@
-"""kill -9 of each process in each phase, in every place: the caller gets the right error, nothing
-is left, the next job runs.
-
-The fixtures `no_leftovers` and `on_cluster` check for processes and objects after each test.
-"""
+"""Each process of a job is killed in each phase, in every place: the caller gets the right error,
+nothing is left, and the next job runs. `no_leftovers` and `on_cluster` check this after each
+test."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ def test_killing_an_agent_or_a_worker(role, place, nothing_left):
 
 
 def test_killing_the_first_process_of_a_host(place, nothing_left):
-    """In a pod, no process is left to report the death: only the heartbeat tells."""
+    """In a pod, no process remains that could report the death: missing heartbeats tell of it."""
     for phase, handle in kill_in_each_phase(place, lambda job: place.host(job, 1)).items():
         with pytest.raises(errors.HostLost, match="host 1") as caught:
             handle.result(timeout=PATIENCE_S)
@@ -74,7 +72,7 @@ def test_killing_the_first_process_of_a_host(place, nothing_left):
 
 
 def wait_for_caller(phase, caller, home, place):
-    """Return another process's job when it has reached the phase."""
+    """Wait until the job that the caller process has started is in the phase; return its handle."""
     (handle,) = wait_until(kinetic.list_jobs, "no job was submitted")
     if phase == "starting":
         place.leader(handle)
@@ -90,7 +88,7 @@ def wait_for_caller(phase, caller, home, place):
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_killing_the_caller(phase, place, home, monkeypatch, nothing_left):
-    """The job goes on without its caller; another process attaches to it and gets the value."""
+    """The job goes on without its caller; a second process attaches to it and gets the value."""
     gate = place.marker("gate")
     monkeypatch.setenv("PHASE", phase)
     monkeypatch.setenv("GATE", str(gate))
@@ -109,7 +107,7 @@ def test_killing_the_caller(phase, place, home, monkeypatch, nothing_left):
 
 
 def attach_elsewhere(job_id):
-    """Run a process that knows only the job's id; it prints the whole output and the value."""
+    """Attach to the job by its id, in another process that prints the job's output and value."""
     source = f"import kinetic; print(kinetic.attach({job_id!r}).result(stream_logs=True))"
     return subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE_S

@@ -1,5 +1,5 @@
-"""Debugging on real processes, with a client that speaks a debugger's protocol: which host waits,
-where it stops, what is left."""
+"""Debugging jobs on real processes, with a client that speaks a debugger's protocol: the host that
+waits, the line where it stops, and processes that are left."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def configuration(forward):
 
 @contextlib.contextmanager
 def attach_editor(handle):
-    """Yield the forwarded port and an editor that is connected to it."""
+    """Attach an editor to host 0; yield the forwarded connection and the editor."""
     forward = handle.debug_attach(0)
     try:
         with Editor(forward.port) as editor:
@@ -77,7 +77,7 @@ def command_line(*words):
 
 
 def read_configuration(caller):
-    """Return the configuration for an editor that a process printed."""
+    """Return the editor configuration that the caller's process prints to stderr."""
     words = ""
     while not words.endswith("\n}\n"):
         line = caller.stderr.readline()
@@ -311,7 +311,7 @@ def stop(how):
     else:
         import bdb
 
-        raise bdb.BdbQuit  # as debuggers do that find no input
+        raise bdb.BdbQuit  # as a debugger whose input has ended
     return how
 
 

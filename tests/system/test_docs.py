@@ -3,7 +3,7 @@
 A page's ```python blocks are one script, in order; it runs first. A block with title="train.py" is
 that file instead. Then its ```console blocks run: a line that begins with "$ " is a command, and
 the lines below must appear in its output, in order; "…" stands for any text, alone on a line for
-any lines. Ids of jobs may differ; times, ages and sizes are not compared. A block may follow
+any lines. Ids of jobs may differ; times, ages and sizes are not compared. A block may follow one of
 
     <!-- not run: reason -->        the block is only shown
     <!-- fails -->                  its last command, or the script, ends with a code other than 0
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-ABSENT = ROOT / "tests/absent"  # hides packages that Keras imports without need
+ABSENT = ROOT / "tests/absent"  # The folder hides packages that Keras imports.
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 ON_RAY = DOCS / "how-to/ray.md"
 LONG = {
@@ -59,7 +59,7 @@ LONG = {
     "watch-a-training",
     "who-is-blamed",
 }
-"""Pages that run several jobs, or a training on several hosts."""
+"""Pages whose test takes long, because it runs several jobs or trains on several hosts."""
 
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>not run|fails)(?:: (?P<why>[^>]+))? -->\n+)?"
@@ -78,7 +78,7 @@ pytestmark = [pytest.mark.timeout(600)]
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced code block of a page."""
 
     kind: str
     title: str
@@ -116,7 +116,7 @@ def script(code: list[Block]) -> str:
 
 
 def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
-    """Yield each command of a session with its output on the page."""
+    """Yield each command of a console block, and the lines that the page shows as its output."""
     expected: list[str] = []
     command = ""
     for line in block.text.splitlines():
@@ -133,7 +133,7 @@ def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
 
 
 def pattern(line: str) -> tuple[re.Pattern[str], list[str]]:
-    """Return the expression that a line of the page stands for, and the ids in it."""
+    """Return a regular expression for a line that the page shows, and the job ids in the line."""
     ids = JOB.findall(line)
     out = []
     for part in re.split(r"(…|\bjob-[0-9a-f]{8}\b)", line.strip()):
@@ -159,8 +159,8 @@ def _words(text: str) -> str:
 
 
 def compare(expected: list[str], printed: str, ids: dict[str, str]) -> str:
-    """Return "" if every expected line was printed, in order; else a sentence that names the first
-    missing line. Adds the ids of new jobs to `ids`."""
+    """Return "" if all expected lines were printed in order, or else a sentence with the first
+    missing line. Enters into `ids` the real id for each id on the page."""
     rest = printed.splitlines()
     for line in (text for text in expected if text.strip() not in ("", "…")):
         wanted, names = pattern(line)
@@ -179,7 +179,7 @@ def compare(expected: list[str], printed: str, ids: dict[str, str]) -> str:
 
 def run_page(page: Path, folder: Path) -> None:
     """Run the code and the sessions of a page in a folder, as a reader would."""
-    (folder / "pyproject.toml").touch()  # makes the folder a project of its own
+    (folder / "pyproject.toml").touch()  # The folder becomes a project of its own.
     environ = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -248,7 +248,7 @@ def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-# A page may end with `kinetic jobs cancel`, which returns before the job's grace period is over.
+# A page may end with `kinetic jobs cancel`, which does not wait for the job's grace period.
 @pytest.mark.settles_within(12)
 @pytest.mark.parametrize(
     "page",
@@ -265,11 +265,11 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.settles_within(90)  # agents without a leader retry for this long
+@pytest.mark.settles_within(90)  # Agents on Ray look for a dead leader for this long.
 def test_the_page_about_ray_does_what_it_says(
     ray_store_turn: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment gives the dashboard's port, and no store."""
+    """The environment has the address of a real dashboard, and no KINETIC_STORE."""
     monkeypatch.setenv("KINETIC_ADDRESS", ray_store_turn.address)
     monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "1")
@@ -326,7 +326,7 @@ def test_every_argument_of_a_public_function_is_described() -> None:
     page = (DOCS / "reference/api.md").read_text()
     silent = []
     for name, options in re.findall(r"^::: (\S+)\n((?:    .*\n)*)", page, re.MULTILINE):
-        if not name.startswith("kinetic.keras"):  # documenting it would import Keras
+        if not name.startswith("kinetic.keras"):  # Its documentation would import Keras.
             silent += list(_silent_arguments(name, options))
     assert silent == []
 
@@ -345,7 +345,7 @@ def _silent_arguments(name: str, options: str) -> Iterator[str]:
         text = inspect.getdoc(function) or ""
         if "options are those of" in text:
             continue
-        # else the page does not show it
+        # A function without a docstring is not on the page.
         parameters = inspect.signature(function).parameters if text else {}
         for parameter in parameters.values():
             is_named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -439,7 +439,7 @@ def test_every_option_of_kinetic_run_is_listed() -> None:
     assert [flag for flag in flags if f"`{flag}" not in page] == []
 
 
-# -- the tests of the tests ------------------------------------------------------------------------
+# -- wrong pages are detected ----------------------------------------------------------------------
 
 PAGE = """
 ```python
@@ -505,7 +505,7 @@ def test_what_a_page_shows_wrongly_fails(tmp_path: Path) -> None:
 
 
 def _hook(name: str) -> Any:
-    """Return the names of a module that mkdocs loads."""
+    """Run a hook of the documentation's build, and return its module-level names."""
     return SimpleNamespace(**runpy.run_path(str(DOCS / f"hooks/{name}.py")))
 
 

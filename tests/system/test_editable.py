@@ -1,4 +1,4 @@
-"""Packages that are installed in editable mode are part of the project."""
+"""Packages that are installed in editable mode are sent to hosts like the project's own files."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class _EditableFinder:
 def install():
     sys.meta_path.append(_EditableFinder)
 """
-"""A finder as setuptools writes it."""
+"""The import finder of an editable installation, as setuptools writes it."""
 
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory) -> Path:
-    """A virtual environment that also sees the packages of this one."""
+    """A virtual environment that also finds the packages of this one."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True, with_pip=False)
     (site_of(folder) / "base.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
@@ -58,8 +58,8 @@ def site_of(environment: Path) -> Path:
 
 @pytest.fixture
 def repository(tmp_path, interpreter):
-    """A repository with an app and packages. Packages that the test installs are removed
-    afterwards."""
+    """A repository with an application. Packages that the test installs into the interpreter are
+    removed afterwards."""
     before = set(site_of(interpreter).iterdir())
     write(tmp_path / "repo", "app/pyproject.toml", "[project]\nname = 'app'\n")
     (tmp_path / "repo" / ".git").mkdir()
@@ -76,13 +76,13 @@ def write(root: Path, name: str, text: str = "") -> None:
 
 
 def link(interpreter: Path, name: str, *folders: Path) -> None:
-    """Install a package with a `.pth` file, as hatchling, uv, Poetry, flit and `setup.py develop`
-    do."""
+    """Install a package by a `.pth` file, like hatchling, uv, Poetry, flit and `setup.py
+    develop`."""
     (site_of(interpreter) / f"{name}.pth").write_text("".join(f"{each}\n" for each in folders))
 
 
 def redirect(interpreter: Path, name: str, mapping: dict[str, Path]) -> None:
-    """Install a package with a finder, as setuptools does for a flat layout."""
+    """Install a package by an import finder, as setuptools does for a flat layout."""
     site, module = site_of(interpreter), f"__editable___{name}_finder"
     paths = {key: str(path) for key, path in mapping.items()}
     (site / f"{module}.py").write_text(FINDER.format(mapping=paths))
@@ -151,7 +151,7 @@ def test_an_edit_after_the_submission_does_not_reach_the_job(repository, interpr
     )
     printed = run(interpreter, script).splitlines()
     assert printed[0] == "2 2", printed
-    # in the host's own folder, which is removed by now
+    # In the host's folder of sources, which has been removed by now.
     assert re.fullmatch(r"False .*/tree/packages/alpha/src/alpha/__init__.py", printed[1])
     assert re.fullmatch(r"False .*/tree/packages/beta/beta/__init__.py", printed[2])
 
@@ -232,7 +232,7 @@ def test_a_finder_that_leads_into_the_project_itself(repository, interpreter):
 def test_what_lies_beside_the_project_is_imported_wherever_the_job_runs(
     place, tmp_path, monkeypatch
 ):
-    """Project and folder have only `/` in common."""
+    """A module's folder is on PYTHONPATH and shares only `/` with the project: it is sent too."""
     write(tmp_path, "beside/lies_beside.py", "VALUE = 7\ndef fail():\n    raise OSError('there')\n")
     folder = (tmp_path / "beside").resolve()
     monkeypatch.setenv("PYTHONPATH", str(folder))

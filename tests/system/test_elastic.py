@@ -1,8 +1,5 @@
-"""Elastic jobs: slices are killed, and the job goes on, waits, shrinks or gives up.
-
-The agents of these jobs are forked by their leader; test_cluster_elastic.py covers jobs with a
-head.
-"""
+"""Elastic jobs that lose slices: they go on, wait, shrink or give up. Their leader forks their
+agents; test_cluster_elastic.py covers jobs with a separate head pod."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
 @pytest.fixture
 def begin(begin):
-    """Start a job and wait for its second step, unless a test says otherwise."""
+    """A function that starts a job and waits for its second step; `wait=False` skips the wait."""
     return functools.partial(begin, wait=True)
 
 
@@ -100,7 +97,7 @@ def test_all_values_of_a_smaller_attempt(begin, monkeypatch):
 
 
 def test_an_agent_is_stopped(begin):
-    """A stopped agent is silent for longer than hang_timeout, and is ended with its slice."""
+    """A stopped agent is silent for longer than hang_timeout: its slice counts as lost."""
     job = begin(elastic(hang_timeout=9), (), 2.0)
     os.kill(job.agents()[2], signal.SIGSTOP)
     assert job.handle.result(timeout=LIMIT_S) == whole(2)
@@ -129,7 +126,7 @@ def test_a_whole_slice_is_killed(begin):
 def test_all_slices_are_killed(begin):
     job = begin(elastic(on_slice_loss="shrink"), (), 0.3)
     agents, leader = job.agents().values(), job.leader()
-    # else the leader of a busy machine would see the deaths one by one
+    # Stop the leader meanwhile: on a busy machine it would notice the deaths one by one.
     os.kill(leader, signal.SIGSTOP)
     for pid in agents:
         os.kill(pid, signal.SIGKILL)
@@ -161,7 +158,7 @@ def test_it_grows_back_at_a_step_and_repeats_none(begin, monkeypatch):
     assert job.slices() == [(0, 1), (0,), (0, 1)]
     assert job.losses() == [(1,)]
     story = job.story()
-    assert "slice 1 back: the next attempt begins with more slices." in story
+    assert "slice 1 is back: the next attempt begins with more slices." in story
     assert "attempt 3 of 11 begins on all 2 slices." in story
 
 

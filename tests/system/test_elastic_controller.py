@@ -1,7 +1,5 @@
-"""Elastic jobs with a single controller: virtual slices are lost, the process and its job go on.
-
-The losses of a training are those of one that lost no slice.
-"""
+"""Elastic jobs in which one process controls all slices. Virtual slices are lost, and the process
+goes on; the losses of a training are those of one that lost no slice."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 LIMIT_S = 300
 UNDISTURBED = []
-"""The cached value of the fixture `undisturbed`, which never changes."""
+"""Cache of the fixture `undisturbed`: the result and losses of a training that lost no slice."""
 
 
 class Training:
-    """A training job, and the notes of its steps."""
+    """A training job, and the notes that it writes for each step."""
 
     def __init__(self, folder, remote, *args):
         self.folder = folder
@@ -58,7 +56,7 @@ class Training:
         return self.handle.result(timeout=LIMIT_S)
 
     def story(self):
-        """Return the notices of kinetic in the log."""
+        """Return kinetic's own lines in the job's log, without their prefix."""
         return re.findall(r"(?m)^kinetic: (.*)", "".join(self.handle.logs()))
 
 
@@ -78,7 +76,7 @@ def begin(tmp_path):
 
 @pytest.fixture
 def undisturbed(begin):
-    """Return result and losses of the same training on slices that are never lost."""
+    """Return result and losses of this training on slices that are never lost."""
     if not UNDISTURBED:
         training = begin(kinetic.run("tpu-v6e-8", slices=3, controller="single")(train), 0.0)
         UNDISTURBED.extend((training.result()[2], training.losses()))
@@ -92,7 +90,7 @@ def undisturbed(begin):
 def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     begin, undisturbed, monkeypatch
 ):
-    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # the loss may be noticed late
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # The test may notice the loss late.
     training = begin(elastic(), 0.0, [[1, 12]])
     training.reach(1, 12)
     assert training.handle.kill_hosts(slice=1) == (3, 4)
@@ -109,7 +107,7 @@ def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     assert second == "attempt 2 of 11 begins on all 3 slices."
     assert re.fullmatch(r"function called again after [\d.]+ s\.", recovered)
     assert re.fullmatch(r"step 1[01] is restored from the hosts' memory\.", restored)
-    assert re.fullmatch(r"first step after [\d.]+ s\.", stepped)
+    assert re.fullmatch(r"first step again after [\d.]+ s\.", stepped)
 
 
 @pytest.mark.long
@@ -130,7 +128,7 @@ def test_it_shrinks_and_grows_back_at_a_step(begin, undisturbed, victim, monkeyp
     story = "\n".join(training.story())
     remaining = [each for each in range(3) if each != victim]
     assert f"attempt 2 of 11 begins on slices {remaining[0]} and {remaining[1]} of 3." in story
-    assert f"slice {victim} back: the next attempt begins with more slices." in story
+    assert f"slice {victim} is back: the next attempt begins with more slices." in story
     assert "attempt 3 of 11 begins on all 3 slices." in story
 
 
@@ -146,7 +144,7 @@ def test_a_loss_while_a_checkpoint_is_saved_leaves_a_whole_one(begin, undisturbe
 
 @pytest.mark.long
 def test_it_gives_up_after_too_many_losses_with_the_whole_history(begin, monkeypatch):
-    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # the loss may be noticed late
+    monkeypatch.setenv("KINETIC_SLICE_AWAY_S", "5")  # The test may notice the loss late.
     training = begin(elastic(max_failures=1, function=hold), [1, 2])
     for attempt, victim in ((1, 1), (2, 2)):
         training.reach(attempt, 0)
@@ -182,7 +180,7 @@ def test_functions_may_be_asynchronous():
     assert elastic(function=asynchronous)() == 3
 
 
-# -- what can be killed ----------------------------------------------------------------------------
+# -- slices and processes that are killed ----------------------------------------------------------
 
 
 def test_the_command_loses_a_slice_and_says_which(begin):
@@ -212,12 +210,12 @@ def test_slices_of_a_fixed_number_stay(home):
     fixed = kinetic.run("tpu-v6e-8", slices=2, controller="single")(time.sleep)
     job = fixed.run_async(600)
     wait_until(lambda: job.status() is JobStatus.RUNNING, "it does not run")
-    with pytest.raises(UsageError, match=r"with slices=\(least, most\) only"):
+    with pytest.raises(UsageError, match=r"only with slices=\(least, most\)"):
         job.kill_hosts(slice=1)
     job.cancel()
 
 
-# -- programs --------------------------------------------------------------------------------------
+# -- programs instead of functions -----------------------------------------------------------------
 
 PROGRAM = """
     import sys

@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
 
 @pytest.fixture
 def begin(begin):
-    """Start a job and wait for its second step, unless a test says otherwise."""
+    """A function that starts a job and waits for its second step; `wait=False` skips the wait."""
     return functools.partial(begin, wait=True)
 
 
-# -- while it recovers -----------------------------------------------------------------------------
+# -- events during a recovery ----------------------------------------------------------------------
 
 
 def test_another_slice_is_lost_while_the_job_waits(begin, monkeypatch):
@@ -105,7 +105,7 @@ def test_a_function_that_fails_goes_on_with_the_slices_that_are_there(begin, mon
     assert job.slices() == [(0, 1), (1,), (1,)]
 
 
-# -- the end ---------------------------------------------------------------------------------------
+# -- ends of a job ---------------------------------------------------------------------------------
 
 
 def test_its_records_are_removed_while_it_waits(begin, monkeypatch):
@@ -158,16 +158,18 @@ def test_the_leader_is_killed(begin):
         job.handle.result(timeout=LIMIT_S)
 
 
-def test_what_forks_is_killed(begin, tmp_path):
-    """Without the process that starts agents, a lost slice cannot return."""
+def test_a_job_goes_on_after_the_process_that_starts_agents_was_killed(begin, tmp_path):
+    """The fork server is the process that starts agents. After its death and that of an agent, the
+    slice cannot return, and the job continues on the other slice."""
     job = begin(elastic(on_slice_loss="shrink", slice_timeout=1), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
     assert job.handle.result(timeout=LIMIT_S) == half(2)
 
 
-def test_nothing_that_forks_is_left(begin):
-    """No slice can return. The error says so, and does not blame the function."""
+def test_a_lost_slice_that_cannot_be_started_again_is_kinetics_own_fault(begin):
+    """After the death of the fork server, no lost slice can return. The error names kinetic's own
+    process as the cause, and not the function."""
     job = begin(elastic(2, 2), (), 0.3)
     os.kill(job.below_supervisor("kinetic-forks"), signal.SIGKILL)
     os.kill(job.agents()[3], signal.SIGKILL)
@@ -192,4 +194,4 @@ def test_who_leaves_unasked_is_told_or_begins_again(home, tmp_path, monkeypatch)
     run = kinetic.run("cpu", slices=(1, 2), on_slice_loss="shrink")
     job = run(leave_unasked).run_async(str(tmp_path))
     assert job.result(timeout=LIMIT_S) == 3
-    assert "has left its attempt, but no slice is back" in "".join(job.logs())
+    assert "has left its attempt, but no lost slice is back" in "".join(job.logs())

@@ -1,5 +1,5 @@
-"""An elastic job whose workers, agents and slices are killed at random ends with the right value,
-and leaves nothing."""
+"""Workers, agents and slices of an elastic job are killed at random. The job returns the right
+value, and leaves no process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 700.0
 
 
 def count(folder):
-    """Add up the numbers of all steps, starting from the last save."""
+    """Add up the numbers of all steps, from the last saved step and sum."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -48,8 +48,8 @@ def count(folder):
 
 
 def victims(supervisor, choose):
-    """Choose a worker, an agent, or all agents of a slice; return their pids, () if some process is
-    missing just now."""
+    """Choose a worker, an agent, or all agents of a slice; return their pids. () if the choice does
+    not exist at the moment."""
     with contextlib.suppress(OSError, ValueError, LookupError):
         agents = {
             int(host): pid for host, pid in json.loads(supervisor.read_text())["agents"].items()
@@ -65,8 +65,8 @@ def victims(supervisor, choose):
 
 
 def kill(handle, home, choose, wanted, read_phase=lambda: ""):
-    """Kill processes at random moments while the job runs, until there were `wanted` kills; return
-    the phase at each kill."""
+    """Kill processes at random moments until `wanted` have been killed or the job has ended. Return
+    the job's phase at each kill."""
     supervisor = home / layout.JobKeys(handle.job_id).prefix / "local/supervisor.json"
     deadline, phases = time.monotonic() + PATIENCE_S + 10 * wanted, []
     while len(phases) < wanted and not handle.status().ended:
@@ -89,8 +89,8 @@ def test_random_kills(home, tmp_path, seed):
 
 
 def train(folder, least):
-    """Train with both tiers of checkpoints, for at least `least` steps and until the file "enough"
-    exists; write the current phase to the file "phase"."""
+    """Train with both tiers of checkpoints, at least `least` steps and until the file "enough"
+    exists. Write the current phase (restore, compile, save, step) to the file "phase"."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -107,7 +107,7 @@ def train(folder, least):
     batch = NamedSharding(mesh, P(("data", "fsdp")))
     split, everywhere = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
 
-    def draw(step):  # with NumPy: JAX would compile for a second on each host
+    def draw(step):  # not in JAX: it would compile for a second
         return np.random.default_rng(step).standard_normal((96, 16), np.float32)
 
     @jax.jit
@@ -141,7 +141,8 @@ def train(folder, least):
 def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_one(
     home, tmp_path, on_loss, record_property
 ):
-    """KINETIC_TEST_KILLS is the number of kills; the default is a few, for a quick run."""
+    """The final weights must equal those of a training without kills. KINETIC_TEST_KILLS is the
+    number of kills; the default is small."""
     phase, begin = tmp_path / "phase", time.monotonic()
     remote = kinetic.run(
         "tpu-v6e-8",
@@ -162,7 +163,7 @@ def test_a_training_under_random_kills_ends_with_the_weights_of_an_undisturbed_o
     calm = tmp_path / "calm"
     calm.mkdir()
     (calm / "enough").touch()
-    # Equal bits need as many processes where slices do not shrink; else one process suffices.
+    # "wait": the bits are equal only with as many processes. "shrink": one process is enough.
     controller = {"controller": "single"} if on_loss == "shrink" else {}
     expected = kinetic.run("tpu-v6e-8", slices=2, **controller)(train)(str(calm), steps)
     assert len(phases) >= TRAINING_KILLS

@@ -1,4 +1,4 @@
-"""Each example runs as a user would run it, in a fresh home, and is judged by its output."""
+"""Each example runs as a user runs it, in a fresh home folder, and its output is checked."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
-# Test this checkout, even if another one is installed.
+# PYTHONPATH selects this checkout, even if kinetic is installed.
 ENVIRON = {"PYTHONPATH": str(ROOT)}
 
 pytestmark = [
     pytest.mark.timeout(600),
-]  # the limit only ends a hang: the machine may be small and busy
+]  # This limit only ends a hang: machines may be slow.
 
 
 def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -89,7 +89,7 @@ def test_elastic_transformer(tmp_path: Path) -> None:
     done = run("elastic_transformer.py", str(picture))
     assert "slice 1 lost (failure 1 of at most 3): host 0 of slice 1:" in done.stderr
     *_, repeated, loss, drawn = done.stdout.splitlines()
-    # The script kills from outside, so a save or two may have happened since.
+    # The script's kill comes at any moment, so a save or two may have been completed before.
     assert re.fullmatch(r"steps [123]1 to \d+ were repeated, with equal losses: True", repeated)
     assert loss == "loss 0.043 after 60 steps", "as without a loss of a slice"
     assert drawn == f"the loss over time: {picture}"

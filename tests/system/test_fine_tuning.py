@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/fine-tuning.md, where Tunix and KerasHub are installed."""
+"""The programs of docs/how-to/fine-tuning.md; skipped unless Tunix and KerasHub are installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_two_hosts_train_as_one_and_as_plain_python(name, tmp_path, home):
 
 
 def run(folder, *command):
-    """Run a Python program; return its stdout."""
+    """Run a Python program in the folder; return its stdout."""
     environ = {
         **os.environ,
         "KERAS_BACKEND": "jax",

@@ -1,5 +1,5 @@
-"""A fork server forks for a process that has threads, and the children are children of that
-process."""
+"""A fork server forks for a process that has threads and must not fork; the new processes are
+children of that process."""
 
 from __future__ import annotations
 

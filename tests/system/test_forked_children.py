@@ -1,5 +1,5 @@
-"""Processes that a function forks behave as in plain Python: they inherit nothing that the worker
-has set up for itself."""
+"""Children that a function forks behave as in plain Python: they inherit no signal handler, hook or
+descriptor that kinetic's worker has set up."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ from kinetic._system import processes
 
 PATIENCE_S = 200
 CRASHES = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
-"""Signals on which the worker prints a Python traceback before it dies; its children do so, too."""
+"""Signals on which the worker, or its child, prints a Python traceback before it dies."""
 
 INTERNAL = {32, 33}
-"""Signals of the C library's threads; children that it starts ignore them from Python 3.13 on."""
+"""Signals that the C library uses for its own threads. From Python 3.13 on, programs that Python
+starts ignore them."""
 
 
 def run(function, *args, **options):
@@ -101,7 +102,8 @@ def test_a_signal_that_the_function_ignores_is_ignored_by_its_children():
 
 
 def test_children_of_exit_handlers_die_of_sigterm():
-    """The worker has restored the signal handlers by then."""
+    """Exit handlers run after the worker has restored its signal handlers: SIGTERM ends a child
+    that they have forked."""
     _, logs = run(fork_at_the_end)
     assert "ended by -15" in logs
     assert "exit handler" not in logs

@@ -1,8 +1,5 @@
-"""Functions that damage the process they run in: the caller gets the value or an error with the
-true cause, and nothing is left.
-
-The fixture `no_leftovers` checks for processes after each test.
-"""
+"""Functions that damage their own process: the caller gets the value, or an error with the true
+cause, and no process is left, as the fixture `no_leftovers` checks."""
 
 from __future__ import annotations
 
@@ -29,15 +26,14 @@ from hostile_cases import OURS, PATIENCE_S, failure_of, read_texts, start
 
 from kinetic import errors
 
-# -- damage after which a function still returns
-# ----------------------------------------------------
+# -- damage after which a function still returns ---------------------------------------------------
 
 
 @pytest.mark.parametrize("havoc", HARMLESS, ids=lambda h: h.__name__)
 def test_a_value_comes_back_all_the_same(havoc):
     handle = start(then_return, havoc, timeout=PATIENCE_S)
     if havoc in STRIKING and not handle.wait(PATIENCE_S).ok:
-        # it struck before the function had returned
+        # The signal or exception came before the function returned.
         failure_of(handle, (RuntimeError, errors.UserCodeFailed))
         return
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == {"still": "told"}
@@ -74,23 +70,23 @@ def test_a_function_that_takes_python_apart_gets_its_end_or_a_clear_error(havoc,
 @pytest.mark.parametrize(
     ("leave", "named"),
     [
-        (leave_sleepers, "processes sleep ("),
-        (leave_an_orphan, "processes fork of the function ("),
+        (leave_sleepers, "were killed: sleep ("),
+        (leave_an_orphan, "were killed: fork of the function ("),
         (leave_many, " and others"),
-        (leave_the_deaf, "processes fork of the function ("),
+        (leave_the_deaf, "were killed: fork of the function ("),
     ],
 )
 def test_processes_left_behind_are_named_and_killed_at_once(leave, named):
     def took_s():
         handle = start(leave)
         assert handle.result(stream_logs=False) == 1
-        assert "still running after the function ended, and killed" in handle.logs()
+        assert "processes still running after the function ended were killed" in handle.logs()
         assert named in handle.logs()
         outcome = handle.outcome()
         return outcome.ended_at - outcome.reports[0].ended_at
 
-    # It waits for no time limit, of which the shortest is 3 s: that would make every run slow, a
-    # busy machine only some.
+    # Killing must not take as long as the shortest time limit, 3 s. A busy machine makes some runs
+    # slow, so one fast run is enough.
     assert any(took_s() < 2.5 for _ in range(20))
 
 
@@ -105,8 +101,8 @@ def test_a_fork_that_comes_back_does_not_pass_for_the_function(how):
 def test_an_exit_handler_that_hangs_is_ended_and_named():
     handle = start(hang_at_exit)
     assert handle.result(timeout=PATIENCE_S, stream_logs=False) == 1
-    assert "after the function at havoc.py:" in handle.logs()
-    assert " in sleep_long (an exit handler?) and was killed." in handle.logs()
+    assert "its process kept running at havoc.py:" in handle.logs()
+    assert " in sleep_long, perhaps in an exit handler, and was killed." in handle.logs()
 
 
 @pytest.mark.parametrize("how", ["return", "raise"])

@@ -1,5 +1,5 @@
-"""An agent on its host: bounded memory, an unreachable coordinator, leftover threads, separate
-random numbers."""
+"""Agents on their hosts: bounded memory, a coordinator that cannot be reached, threads left by the
+function, separate random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kinetic._config.settings import worker_environ
 
 PATIENCE_S = 200.0
 MOST_AGENT_BYTES = 120_000_000
-"""The interpreter with gRPC takes about 45 MB; the buffers of two streams take a few more."""
+"""Most memory of an agent: about 45 MB for Python with gRPC, and a few for each stream's buffer."""
 
 
 def wait_until(read, what):
@@ -62,7 +62,7 @@ def test_an_agent_that_cannot_reach_the_coordinator_ends_all(home, monkeypatch):
     marker = home.parent / "running"
     impatient = LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
     with registry.substitute_backend("local", lambda _, store: impatient):
-        # A lone host calls the coordinator only after its function has run for a while.
+        # A lone host would call the coordinator only after its function has run for a while.
         pair = kinetic.run(accelerator="tpu-v6e-8", backend="local")(sleep_long)
         handle = pair.run_async(str(marker))
     pids = wait_until(handle.processes, "no supervisor")
@@ -230,7 +230,7 @@ def test_the_values_of_all_hosts_of_a_job_that_failed_or_did_not_keep_them():
 def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
     @kinetic.run(accelerator=accelerator, hang_timeout=60)
     def descend():
-        # XLA reads the affinity when its backend starts.
+        # XLA reads the CPU affinity when it starts its backend.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
         import jax
         import jax.numpy as jnp
@@ -250,7 +250,8 @@ def test_a_loop_that_never_waits_for_a_result_ends_on_few_cores(accelerator):
 
 
 def test_a_sitecustomize_that_starts_a_thread_runs_on_every_host(home):
-    """A process with threads must not fork: those that fork leave such modules to their workers."""
+    """sitecustomize starts a thread, and processes with threads must not fork. So zygote and fork
+    server leave such modules to the workers, which import them."""
     site = home.parent / "site"
     site.mkdir(parents=True)
     (site / "sitecustomize.py").write_text(

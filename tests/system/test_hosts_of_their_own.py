@@ -1,5 +1,5 @@
-"""Each simulated host has a folder in memory of its own, at the same path, before and after
-failures."""
+"""Each simulated host has its own folder in memory, at a path that is equal on all hosts, before
+and after failures."""
 
 from __future__ import annotations
 

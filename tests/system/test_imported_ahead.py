@@ -1,5 +1,5 @@
-"""Large libraries that the caller has imported are imported once for its hosts, before the
-function; no job depends on it."""
+"""Large libraries that the caller has imported are imported once for all its hosts, before the
+function begins. A library that cannot be imported so affects no job."""
 
 from __future__ import annotations
 

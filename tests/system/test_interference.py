@@ -1,5 +1,5 @@
-"""People stop and continue a job's processes and remove its folders: the job ends as it should, or
-goes on if it is healthy."""
+"""People stop and continue processes of a job, or remove its folders: the job ends with the right
+error, or goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINETIC = [sys.executable, "-c", "from kinetic.cli.main import main; main()"]
 
 
 def start_on_both(home, func=sleep_long, **options):
-    """Start a job of two hosts; return it when both have begun the function."""
+    """Start a job of two hosts; return its handle when both hosts have begun the function."""
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator="tpu-v6e-8", **options)(func).run_async(str(marker))
     for host in range(2):
@@ -39,7 +39,7 @@ def find_process_of(handle, which):
     return {"supervisor": supervisor, "agent": agents[1], "worker": worker_of(agents[1])}[which]
 
 
-# -- stopped, not dead -----------------------------------------------------------------------------
+# -- one process stopped ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["supervisor", "agent", "worker"])
@@ -68,7 +68,7 @@ def test_a_job_whose_supervisor_is_stopped_at_the_very_start_can_be_cancelled(ho
 
 
 def holder_of_lock(path):
-    """Return the pid of the process that holds the lock, from the kernel's list."""
+    """Return the pid of the process that holds the file's lock, from /proc/locks."""
     inode = f":{path.stat().st_ino} "
     (line,) = [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
     return int(line.split()[4])
@@ -129,7 +129,7 @@ def test_a_stopped_worker_is_a_hung_host_and_is_said_to_be_stopped(home):
 
 
 def impatient(home):
-    """Return a backend whose agents give up after 3 s without the coordinator."""
+    """Return a local backend whose agents give up after 3 s without the coordinator."""
     return LocalBackend(LocalStore(home), worker_environ(), unreachable_after_s=3.0)
 
 
@@ -146,8 +146,8 @@ def test_nobody_waits_for_ever_for_a_supervisor_that_is_stopped(home):
 
 @pytest.mark.parametrize("asleep_s", [15, pytest.param(130, marks=pytest.mark.long)])
 def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
-    """The machine sleeps for longer than any limit of the job: for a silent host (10 s), a hang, an
-    unreachable coordinator; and for longer than JAX's own limit for hosts."""
+    """The machine sleeps for longer than each limit of the job (silent host: 10 s, hang,
+    coordinator) and, in the long case, than JAX's heartbeat limit. The job goes on."""
     with registry.substitute_backend("local", lambda _, store: impatient(home)):
         handle = start_on_both(home, func=step_now_and_then, backend="local", hang_timeout=8)
     whole = family(handle)
@@ -160,7 +160,7 @@ def test_a_machine_that_was_suspended_blames_no_host(home, asleep_s):
     assert handle.result() == "value"
 
 
-# -- the folder ------------------------------------------------------------------------------------
+# -- removed folders -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["the job", "its local part", "the home"])
@@ -171,7 +171,7 @@ def test_a_job_whose_folder_is_removed_ends_and_leaves_nothing(what, home, nothi
         {"the job": folder, "its local part": folder / "local", "the home": home}[what],
         ignore_errors=True,
     )
-    # A caller that comes before the supervisor has noticed finds no lock, and takes it for dead.
+    # Before the supervisor has noticed, a caller finds no lock and takes the supervisor for dead.
     or_sooner = "|supervisor was killed" if what == "its local part" else ""
     with pytest.raises((errors.NotFound, errors.JobFailed), match=f"were removed{or_sooner}"):
         handle.result()

@@ -1,5 +1,5 @@
-"""Processes of a host form one world of JAX: in functions and in programs, behind proxies; and some
-programs that form none."""
+"""A host's processes join one JAX world: from functions and programs, and behind proxies; some
+programs form none."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_initialize_needs_no_arguments_in_a_program(project):
 def test_keras_initializes_with_no_arguments():
     @kinetic.run(accelerator=TWO)
     def joined():
-        sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import them
+        sys.modules.update(sklearn=None, matplotlib=None)  # Keras would import both.
         import keras
 
         keras.distribution.initialize()
@@ -97,7 +97,8 @@ def test_initialize_after_joining_does_nothing_when_it_agrees_and_says_where_it_
 
 @pytest.mark.parametrize("joins_jax", ["lazy", False])
 def test_who_joins_another_coordinator_is_told_unless_he_has_said_so(joins_jax, capfd):
-    """Joining a coordinator written for two machines would wait without a message."""
+    """The function joins a coordinator that was written for two other machines, and would wait in
+    silence. kinetic warns, unless joins_jax=False."""
 
     @kinetic.run(accelerator="tpu-v6e-8", joins_jax=joins_jax)
     def pasted():
@@ -125,7 +126,7 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
             "import jax, sys; jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2])); "
             "print(jax.process_count())"
         )
-        # stays bound, so that the kernel gives the port to no other program
+        # The bound socket keeps other programs off the port.
         with socket.socket() as port:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             port.bind(("127.0.0.1", 0))
@@ -141,7 +142,7 @@ def test_a_world_of_the_functions_own_is_left_alone(accelerator):
     assert own() == ["2", "2"]
 
 
-# -- one world without a call ----------------------------------------------------------------------
+# -- one world without a call of initialize() ------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [["train.py"], ["-m", "train"]])
@@ -329,7 +330,7 @@ def test_a_program_that_asks_for_virtual_cpus_has_the_chips_of_its_slice(project
     assert run(project, "eight.py", accelerator="gpu-l4") == ["[host 0] 0 1 1"]
     assert run(project, "eight.py", accelerator="cpu:2") == [
         "[host 0] 0 8 8"
-    ]  # it is no simulation
+    ]  # This machine is no simulated slice.
 
 
 def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(capfd):
@@ -341,11 +342,12 @@ def test_a_function_that_asks_for_virtual_cpus_is_told_how_many_chips_there_are(
         return jax.local_device_count(), jax.device_count()
 
     assert count() == (4, 8)
-    notice = "jax_num_cpu_devices=8 has no effect: this host of the simulated slice has 4"
+    notice = "jax_num_cpu_devices=8 has no effect: the number of devices of this simulated host is "
+    notice += "fixed at 4"
     assert notice in capfd.readouterr().err
 
 
-# -- only some hosts -------------------------------------------------------------------------------
+# -- hosts that do not join ------------------------------------------------------------------------
 
 
 def test_a_host_that_returns_without_jax_ends_the_wait_of_the_others():
@@ -397,7 +399,7 @@ def test_the_start_timeout_covers_the_workers(home):
     def touch(path):
         open(path, "w").close()
 
-    # twice, for a machine that is too busy to start the other host within 6 s
+    # On a busy machine the other host may need more than 6 s to start: then try 60 s.
     for limit_s in (6, 60):
         starts = kinetic.run(accelerator=TWO, joins_jax=True, start_timeout=limit_s)(touch)
         handle = starts.run_async(str(ran))

@@ -1,5 +1,5 @@
-"""JAX's world together with proxies, frameworks other than JAX, forks, and slices of one host each;
-other frameworks find the variables that they read."""
+"""JAX's world works behind proxies, next to other frameworks, in forks, and on slices of one host.
+Other frameworks find the variables that they read."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_programs_meet_jax_also_where_the_function_captured_a_path_of_its_own(mo
 
 
 def test_a_fork_that_imports_jax_first_stands_alone():
-    # setting a variable of JAX prevents its import before the fork
+    # With a variable of JAX in env=, kinetic does not import JAX before the function forks.
     @kinetic.run(accelerator=TWO, env={"JAX_TRACEBACK_FILTERING": "off"})
     def fork():
         import os

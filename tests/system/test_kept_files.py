@@ -1,5 +1,5 @@
-"""Files that functions write to their work folder are kept with the job, and every kind of call
-names them at its end."""
+"""Files that functions write to their work folder are stored with the job. Every kind of call names
+them when it ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_file_saved_beside_the_function_is_kept_and_named_in_the_last_line(
 
 
 def leave(marker, fails):
-    """Write a file on every host; after all have, fail on host 1 if `fails`."""
+    """Write a file on every host. After all have written, raise on host 1 if `fails`."""
     host, hosts = os.environ["KINETIC_HOST_INDEX"], int(os.environ["KINETIC_HOSTS"])
     Path("log").write_text(f"host {host}")
     Path(f"{marker}-{host}").touch()
@@ -78,7 +78,7 @@ def test_each_host_keeps_its_files_also_where_one_fails(place, fails, capfd):
 
 
 def leave_at_exit():
-    log = open("log", "w")  # the interpreter closes it
+    log = open("log", "w")  # Python closes it at exit.
     log.write("at last")
     atexit.register(lambda: Path("summary").write_text("at exit"))
 
@@ -108,6 +108,6 @@ def checkpoint():
 
 
 def test_a_checkpointer_in_the_work_folder_is_refused(home):
-    """The second training would silently begin at step 0."""
+    """The work folder is new for each job, so a second training would silently begin at step 0."""
     with pytest.raises(UsageError, match=r"'checkpoints' is in the work folder"):
         checkpoint()

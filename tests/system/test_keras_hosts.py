@@ -1,4 +1,4 @@
-"""Keras over several hosts, as in its guide: the error names the lines that the script lacks."""
+"""Keras on several hosts, as in its guide: the error names lines that a script must add."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`kill_hosts` and `kinetic jobs kill`: the job loses the hosts as if their machines had failed, in
-every place."""
+"""`kill_hosts` and `kinetic jobs kill`, in every place: hosts are lost like failed machines."""
 
 from __future__ import annotations
 

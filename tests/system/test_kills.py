@@ -1,8 +1,5 @@
-"""kill -9 of processes that only local jobs have, and of several at once: the caller gets the right
-error, nothing is left, the next job runs. test_deaths.py covers all places.
-
-The fixture `no_leftovers` checks for processes after each test.
-"""
+"""Processes that only local jobs have, or several at once, are killed: the caller gets the right
+error, nothing is left (`no_leftovers`), and the next job runs. test_deaths.py covers all places."""
 
 from __future__ import annotations
 
@@ -35,7 +32,8 @@ from kinetic import errors
 
 
 def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothing_left):
-    """No caller waited for the job; the first one that reads its status gets the right answer."""
+    """The supervisor dies after its host's report, before it writes a verdict. No caller waited:
+    the first command that reads the status gets SUCCEEDED from the report."""
     marker = home.parent / "marker"
     handle = kinetic.run(accelerator="cpu")(return_when_told).run_async(str(marker))
     supervisor, _ = processes(handle)
@@ -53,7 +51,7 @@ def test_a_supervisor_killed_after_its_hosts_reported_costs_nothing(home, nothin
     assert [job["state"] for job in json.loads(listed.stdout)] in (
         ["SUCCEEDED"],
         ["RUNNING"],
-    )  # RUNNING: the agent still exists
+    )  # RUNNING while the agent still ends
     wait_until(lambda: handle.status().ended, "the job goes on")
     assert handle.status().value == "SUCCEEDED"
     assert handle.result() == "value"
@@ -72,7 +70,8 @@ def close_terminal(caller, terminal):
 def test_what_ends_the_callers_whole_session_does_not_end_the_job(
     ending, home, monkeypatch, nothing_left
 ):
-    """Closing a terminal window sends SIGHUP to all processes in it."""
+    """The caller's process group is killed, or its terminal is closed, which sends SIGHUP to all
+    processes in it. The job goes on."""
     gate = home.parent / "gate"
     monkeypatch.setenv("GATE", str(gate))
     ours, theirs = os.openpty()
@@ -128,7 +127,7 @@ def test_an_agent_that_prepares_dies_with_its_supervisor_and_later_lives_on_to_c
     ) as parent:
         assert parent.stdout.readline() == b"there\n"
         parent.kill()
-        # and then the end of the stream: both processes are gone
+        # read() returns once both processes have ended.
         assert parent.stdout.read() == printed
 
 
@@ -243,7 +242,7 @@ def test_killing_the_supervisor_in_the_second_attempt(home, nothing_left):
 
 
 def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
-    """The request may come at any moment, also while the supervisor starts the next attempt."""
+    """A cancel request is obeyed even if it comes while the next attempt is being started."""
 
     def fail():
         raise ValueError("again")
@@ -251,7 +250,7 @@ def test_a_wish_to_cancel_between_two_attempts_is_not_lost(home):
     for nth in range(1, 5):
         handle = kinetic.run(accelerator="cpu", retries=1000)(fail).run_async()
         wait_until(lambda nth=nth, handle=handle: count_retries(handle) >= nth, "no retry")
-        time.sleep(0.03 * nth)  # at different moments of the change
+        time.sleep(0.03 * nth)  # another moment in each turn of the loop
         handle.cancel(cleanup_timeout=PATIENCE_S)
         with pytest.raises(errors.JobCancelled):
             handle.result(timeout=0)

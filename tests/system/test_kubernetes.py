@@ -1,5 +1,5 @@
-"""The same functions on a cluster: Jobs and JobSets whose pods are real hosts, as processes of this
-machine, with faults; the cluster is clean afterwards."""
+"""Functions on a cluster, in Jobs and JobSets with faults. Pods are processes of this machine and
+real hosts of a job; the cluster is clean afterwards."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def test_a_webhook_that_has_not_heard_of_the_job_yet_refuses_nothing(on_cluster)
 
 @pytest.mark.double
 def test_a_leader_that_gives_up_ends_its_workload(on_cluster, home):
-    """The pods of the third slice find no nodes; the JobSet ends all the same, and can expire."""
+    """No node takes the third slice's pods, and the leader gives up after start_timeout: the JobSet
+    ends as failed, so that the cluster can remove it."""
     on_cluster.hold_back("*-host-2-*")
     handle = kinetic.run(accelerator="tpu-v6e-8", slices=3, start_timeout=8)(world).run_async()
 
@@ -291,7 +292,7 @@ def test_a_lost_node_ends_the_job_of_its_leader(on_cluster, home):
     on_cluster.lose_node(node)
     with pytest.raises(HostLost, match=f"its node {node} stopped answering"):
         handle.result(timeout=60)
-    on_cluster.delete_node(node)  # only then can the cluster know that the node's pods do not run
+    on_cluster.delete_node(node)  # Only now does the cluster know that the pods have ended.
 
 
 @pytest.mark.double
@@ -310,7 +311,7 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     monkeypatch.setenv("KINETIC_QUEUE", "lq")
     monkeypatch.setenv("KINETIC_POD_SIMULATED", "0")
     first = kinetic.run(accelerator=GANG)(world).run_async()
-    time.sleep(1)  # timestamps of the cluster have whole seconds
+    time.sleep(1)  # The cluster's timestamps have whole seconds.
     second = kinetic.run(accelerator=GANG, start_timeout=1)(world).run_async()
 
     def its_place():
@@ -318,7 +319,7 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
         return re.search(r"waits in the queue 'lq': .* One other job comes first", reason)
 
     wait_until(its_place, "nobody says which place the job has in its queue")
-    time.sleep(2)  # start_timeout begins when the queue admits the job
+    time.sleep(2)  # start_timeout begins when the queue admits the job.
     assert second.status() == "PENDING"
     second.cancel()
     first.cancel()

@@ -1,5 +1,5 @@
-"""A caller follows jobs on a cluster through faults of the API server and of the bucket: it gets
-each line once, and the value, with few calls."""
+"""A caller follows jobs on a cluster while the API server and the bucket have faults: it gets each
+line once, and the value, with few calls."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytest.importorskip("google.cloud.storage")
 
 LINES = 150
 EVERY = 16
-"""The number of chunks of output between two faults."""
+"""Chunks of output between two faults."""
 JOBS = 60
 
 
 class Site:
-    """A cluster and the bucket that its pods reach."""
+    """A cluster, and the bucket that is the store of its pods."""
 
     def __init__(self, cluster, bucket):
         self.cluster = cluster
@@ -56,7 +56,7 @@ def site(home, monkeypatch, tmp_path):
 
 
 def expected_lines(lines):
-    """Return the lines that `count` prints to stdout and to stderr."""
+    """Return the lines that the function `count` prints to stdout, and those to stderr."""
     out = [f"line {n} {'x' * 60}" for n in range(lines)]
     return out, [f"error {n}" for n in range(0, lines, 3)]
 
@@ -136,10 +136,10 @@ def test_all_hosts_are_followed_and_each_line_comes_once(site):
     for host, data in got.items():
         lines = [line for line in data.decode().splitlines() if "line" in line]
         assert lines == [f"host {host} line {n}" for n in range(50)]
-    site.cluster.renew_token()  # The last chunk may have come from an even host.
+    site.cluster.renew_token()  # The last chunk may have expired the token.
     assert handle.result(timeout=PATIENCE_S) == 50
     site.cluster.wait_for(lambda: not site.cluster.left_over())
-    for host in got:  # the pods are removed by now
+    for host in got:  # The pods no longer exist.
         assert f"host {host} line 49" in handle.logs(host=host)
 
 
@@ -183,7 +183,7 @@ def _looked(chunks, site, call):
 @pytest.mark.double
 @pytest.mark.settles_within(60)
 def test_many_jobs_at_once(site, disk_path, monkeypatch):
-    for name in ("KINETIC_STORE", "KINETIC_POD_STORE"):  # this test needs no bucket
+    for name in ("KINETIC_STORE", "KINETIC_POD_STORE"):  # This test needs no bucket.
         monkeypatch.setenv(name, f"file://{disk_path}")
     run = kinetic.run(accelerator="cpu")(abs)
     begun = time.monotonic()

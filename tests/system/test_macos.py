@@ -1,8 +1,5 @@
-"""The client on a Mac: interpreters without any Linux-only feature submit to a cluster, follow
-jobs, and list them.
-
-`macos/sitecustomize.py` removes the features.
-"""
+"""The client on a Mac submits to a cluster, follows jobs and lists them. `macos/sitecustomize.py`
+removes from the tests' interpreters what only Linux has."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def out(done):
 
 
 def read_refusal(done):
-    """Return the message of a command that failed without a traceback."""
+    """Check that a command failed without a traceback; return its stderr."""
     assert done.returncode not in (0, None), done.stdout
     assert "Traceback" not in done.stderr
     return done.stderr

@@ -1,9 +1,6 @@
-"""Callers of a job that runs out of memory, or whose worker is killed while it holds much, learn
-the cause and the peak memory.
-
-The limit is one of a control group, where this user may set one; otherwise the test kills the
-worker.
-"""
+"""A job runs out of memory, or its worker is killed while it holds much: the caller learns the
+cause and the peak memory. A control group sets the limit if this user may create one; otherwise the
+test kills the worker."""
 
 from __future__ import annotations
 
@@ -97,7 +94,7 @@ def test_the_memory_of_a_program_that_the_function_started_counts(home):
 
 
 def in_a_scope():
-    """Return a command that runs another one below the limit, by the user's service manager."""
+    """Return a command prefix that limits memory by a systemd scope; None if impossible."""
     command = [
         "systemd-run",
         "--user",
@@ -115,8 +112,8 @@ def in_a_scope():
 
 
 def in_a_group():
-    """Return such a command for a control group of our own; None if this user may not create
-    one."""
+    """Return (command prefix, folder) for a control group that limits memory; the prefix is None if
+    this user may not create one."""
     folder = V2 / f"kinetic-test-{os.getpid()}"
     try:
         folder.mkdir()

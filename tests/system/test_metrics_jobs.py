@@ -1,5 +1,5 @@
-"""`kinetic.log` in jobs: metrics of hosts that die and of later attempts, while the job runs and
-afterwards."""
+"""`kinetic.log` in jobs: metrics can be read while a job runs and afterwards, also those of hosts
+that died and of all attempts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_a_killed_host_has_logged_is_there_and_steps_trained_again_show_onc
 
 
 def test_what_a_lost_machine_has_logged_is_there(home):
-    """Agent and worker die together, as with a machine."""
+    """Agent and worker die together, as on a lost machine: rows logged before are not lost."""
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
     wait_for_step(handle, 1, 30)
     os.kill(handle.processes()["agents"][1], signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_arrays_that_are_lost_cost_themselves_and_a_line(home):
     handle.result(timeout=LIMIT_S)
     metrics = handle.metrics()
     assert list(metrics["rate"].steps) == list(range(100))
-    # the thread may have fetched some before the function deleted them
+    # kinetic's thread may have read some arrays before the function deleted them.
     for name in ("donated", "deleted"):
         count = len(metrics[name]) if name in metrics else 0
         lines = handle.logs().count(f"a value of {name!r} is lost: its array was donated")
@@ -190,7 +190,7 @@ def test_figures_of_hosts_come_by_themselves(home):
 def test_commands_show_what_was_logged(home, tmp_path, capsys):
     handle = kinetic.run("tpu-v6e-8", retries=1)(log_until_killed).run_async(str(home))
     for host in (0, 1):
-        wait_for_step(handle, host, 20)  # the step at which the second attempt begins
+        wait_for_step(handle, host, 20)  # Attempt 2 begins at step 20.
     handle.kill_hosts(host=1)
     assert call(["jobs", "metrics", "--follow", "--json", "-n", "loss", handle.job_id]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

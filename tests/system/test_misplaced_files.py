@@ -1,5 +1,5 @@
-"""A FIFO, a socket or a folder in place of a job's record: no reader hangs, and errors name the
-record."""
+"""A FIFO, a socket or a folder stands in place of a job's record: no reader hangs, and errors name
+the record."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fifo(path: Path) -> None:
 
 def listening(path: Path) -> None:
     folder = Path.cwd()
-    os.chdir(path.parent)  # the path of a socket has at most 107 bytes
+    os.chdir(path.parent)  # A socket's path has at most 107 bytes.
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path.name)
@@ -82,7 +82,8 @@ def test_only_regular_files_are_read(make, tmp_path):
 
 @pytest.mark.parametrize("make", [fifo, listening, zeroes])
 def test_every_reader_answers(make, home):
-    """Replace one record after the other, and restore it afterwards."""
+    """Put a FIFO, socket or endless file in place of each record in turn: reading the job must
+    return or fail in time. Restore the record afterwards."""
 
     @kinetic.run(accelerator="cpu")
     def function():
@@ -131,7 +132,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_fifo_that_the_function_makes_where_its_last_word_is_looked_for(home):
-    """The function closes its connection to the agent, which then reads the file."""
+    """The function closes the channel to its agent, and puts a FIFO where the agent then looks for
+    the worker's last message: the agent must not block on it."""
 
     @kinetic.run(accelerator="cpu")
     def function():

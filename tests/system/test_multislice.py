@@ -1,4 +1,4 @@
-"""Several slices of several hosts form one world, in which devices and hosts know their slice."""
+"""Several slices of several hosts form one JAX world; devices and hosts know their slice."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_meshes_of_jax_take_machines_of_processors_and_refuse_slices_of_chips(
 
         try:
             size = jax.make_mesh((8,), ("data",)).size
-        except ValueError:  # JAX refuses several slices
+        except ValueError:  # JAX makes no such mesh over slices.
             size = 0
         ours = kinetic.make_mesh({"data": 4}, {"tensor": 2})
         rows = [{device.process_index for device in row} for row in ours.devices]

@@ -1,4 +1,4 @@
-"""Notebooks, through a real kernel: functions from cells run on slices, and cells show the
+"""Notebooks through a real Jupyter kernel: functions from cells run on slices, and the cells show
 progress."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernels import ROOT, CellOutput, Kernel
 import kinetic
 from kinetic import errors
 
-# Jupyter's packages warn of things that this project cannot fix.
+# Ignore warnings of Jupyter's packages.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
@@ -79,7 +79,7 @@ def talk(go_on):
             chunks.append((content["name"], content["text"]))
         text = "".join(words for _, words in chunks)
         if "first" in text and "aside" in text:
-            marker.touch()  # lets the function end: both lines came while it ran
+            marker.touch()  # End the function: both lines have come.
     assert ("stdout", "first\n") in chunks
     assert "second" in "".join(words for name, words in chunks if name == "stdout")
     assert "aside" in "".join(words for name, words in chunks if name == "stderr")

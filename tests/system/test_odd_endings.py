@@ -1,4 +1,4 @@
-"""Functions that end in unusual ways: deaths, exceptions, values and output of all kinds."""
+"""Functions that end in unusual ways: by deaths, odd exceptions, odd values and odd output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import kinetic
 from kinetic import errors
 from kinetic._core import layout
 
-# -- ends ------------------------------------------------------------------------------------------
+# -- deaths and exits ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Scripts that are not started as `python script.py`, or whose file has changed since they
-started."""
+"""Scripts that start in unusual ways (`-m`, stdin, spawn …), or whose file has changed since."""
 
 from __future__ import annotations
 

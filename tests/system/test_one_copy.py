@@ -1,8 +1,5 @@
-"""A host has one copy of every class of a project, as the caller does, and keeps what a module or
-script registers.
-
-Each case is a project in a folder of its own, run as a user would: `python main.py`.
-"""
+"""A host has one copy of each class of a project, as its caller does, and keeps what modules and
+scripts register. Each case is a project in its own folder, run as `python main.py`."""
 
 from __future__ import annotations
 

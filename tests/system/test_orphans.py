@@ -1,5 +1,5 @@
-"""All processes that a function has started end with its job, whichever process is killed: its
-children, and daemons that left them."""
+"""All processes that a function has started end with its job, whichever process is killed:
+children, and daemons that have left their session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_no_death_leaves_what_the_function_started(which, home, nothing_left):
 
 
 def start_a_program_and_lose_the_agent(folder):
-    """Return whether the program of attempt 1 still runs in attempt 2."""
+    """Start a program in attempt 1, and kill the agent. In attempt 2, return whether the program
+    still runs."""
     pid_file = Path(folder, "pid")
     if os.environ["KINETIC_ATTEMPT"] == "1" and os.environ["KINETIC_HOST_INDEX"] == "0":
         pid_file.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))

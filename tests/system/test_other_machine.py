@@ -1,5 +1,5 @@
-"""A job of a cluster, attached on another machine that has the job's id and a profile, but another
-home, another cache and no environment of the caller."""
+"""A job on a cluster is attached on another machine, which has the job's id and a profile, but not
+the caller's home, cache and environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kinetic import errors
 
 
 def count(gate):
-    """Print a line, and another one once the gate exists."""
+    """Print a line, wait until the file `gate` exists, and print another line."""
     import time
 
     print("begun", flush=True)
@@ -29,7 +29,8 @@ def count(gate):
 
 
 class Machine:
-    """Another machine: it shares only the store and the cluster with this one."""
+    """A simulated second machine: its environment shares only the store and the cluster with this
+    one."""
 
     def __init__(self, folder, store_uri):
         folder.mkdir(parents=True, mode=0o700)

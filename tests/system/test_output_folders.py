@@ -1,4 +1,4 @@
-"""Functions leave files in a folder of the job, or in one that the caller names."""
+"""Output folders: functions write files to a folder of the job, or to one that the caller names."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_a_folder_that_is_asked_for_is_made_and_used_as_it_is(tmp_path, monkeypa
 
 
 def test_what_a_host_finds_in_its_environment(tmp_path, monkeypatch):
-    """The variables that functions for keras-kinetic read; capturing the caller's own does not hide
-    them."""
+    """Functions written for keras-kinetic find their variables, even if `capture_env_vars` copies
+    those of the caller."""
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", str(tmp_path / "out"))
     monkeypatch.setenv("KINETIC_MINE", "1")
 

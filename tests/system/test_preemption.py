@@ -1,5 +1,5 @@
-"""Preemption: a host of a job is asked to end, all hosts may save, and the attempt ends as
-preempted."""
+"""Preemption: one host of a job is asked to end, all hosts have time to save, and the attempt ends
+as preempted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_attempt_ends_as_preempted_when_all_have_saved(local_place, monkeypa
     handle, marker = start(save_when_preempted, local_place)
     take_away(local_place, handle, 1)
     with pytest.raises(HostLost, match=r"host 1 of 2 was lost\. It was asked to end"):
-        handle.result(timeout=90)  # less than the job's grace period
+        handle.result(timeout=90)  # well before KINETIC_GRACE_S
     assert [report.exit for report in handle.outcome().reports] == [Exit.STOPPED, Exit.EVICTED]
     assert all(Path(f"{marker}-1-{host}-saved").exists() for host in (0, 1))
     assert "the function has 100 s to save" in handle.logs()
@@ -118,14 +118,14 @@ def test_a_job_that_is_cancelled_while_it_saves_is_cancelled(local_place, monkey
 
 
 @pytest.mark.parametrize("accelerator", ["tpu-v6e-8", "cpu"])
-def test_before_the_function_has_begun_it_is_the_same(local_place, accelerator):
+def test_a_host_taken_away_before_its_function_begins_has_another_attempt(local_place, accelerator):
     marker = local_place.marker()
     handle = kinetic.run(accelerator, retries=1)(wait_at_first).run_async(marker)
-    take_away(local_place, handle, handle.hosts - 1)  # as soon as the agent exists
+    take_away(local_place, handle, handle.hosts - 1)  # once the agent exists
     assert handle.result(timeout=180) == "2"
 
 
-def test_between_two_attempts_it_holds_for_the_next_one(local_place, home, monkeypatch):
+def test_a_host_taken_away_between_two_attempts_ends_the_next_one(local_place, home, monkeypatch):
     monkeypatch.setenv("KINETIC_GRACE_S", "100")
     handle, marker = start(keep_others_waiting, local_place, retries=1)
     folder = home / layout.JobKeys(handle.job_id).prefix / "local/work/host-1"

@@ -1,4 +1,5 @@
-"""The promises, on real processes: values, exceptions, output, the barrier, deaths."""
+"""kinetic's promises on real processes: values, exceptions, output, hosts that wait for each other,
+deaths."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ import kinetic
 from kinetic import errors
 
 LONG_S = 1.5
-"""Longer than a small job may take before its host connects."""
+"""A job that runs for so many seconds has connected to its gang; a shorter one may not have."""
 
 
 pytestmark = pytest.mark.usefixtures("place")
 
 
 def gang_of(place):
-    """Return a slice and the index of its last host; local gangs are larger, since their hosts
-    start fast."""
+    """Return an accelerator and the index of its last host. Local gangs are larger: they start
+    fast."""
     return ("tpu-v6e-16", 3) if place.name == "local" else ("tpu-v6e-8", 1)
 
 
@@ -57,7 +58,7 @@ def test_a_job_too_short_for_a_coordinator_leaves_the_same_record():
     assert (short.result(), long.result()) == (0.0, LONG_S)
     kinds = [event["kind"] for event in short.events()]
     assert kinds == [event["kind"] for event in long.events()]
-    # in a pod, an attempt is recorded before its host begins
+    # In a pod, the attempt is recorded ("begun") before its host starts.
     assert kinds[kinds[0] == "begun" :] == ["joined", "ready", "report", "finished", "ended"]
 
 
@@ -149,7 +150,7 @@ def test_the_raising_host_is_named_not_those_that_broke(place):
     )
 
 
-# -- ends without an exception ---------------------------------------------------------------------
+# -- deaths, hangs, timeouts, cancelled jobs -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_a_host_that_stands_still_is_named_with_its_stack():
         hang_on_one()
     assert caught.value.hosts == (1,)
     assert "sleep_for_ever" in str(caught.value)
-    # the location of the other hosts, or the collective in which they wait
+    # For the other hosts, the error names a line or the collective in which they wait.
     assert "hosts 0, 2-3 " in str(caught.value)
     assert len(str(caught.value).splitlines()) < 24
 
@@ -229,7 +230,8 @@ def test_timeout_ends_the_job_and_lets_it_clean_up(home):
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_cancel_reaches_the_functions_own_handler(home, code):
-    """A handler that exits with 0 after it has saved does not make the function return."""
+    """The function handles SIGTERM, saves and exits, even with code 0. The caller still gets
+    JobCancelled."""
     marker = home.parent / "handled"
 
     @kinetic.run(accelerator="cpu")
@@ -247,7 +249,8 @@ def test_cancel_reaches_the_functions_own_handler(home, code):
 
 
 def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(home):
-    """Many hosts are in JAX's callback of the garbage collector when their collective breaks."""
+    """Python drops exceptions in callbacks of the garbage collector, where hosts of JAX often are
+    when they are cancelled. The function must be unwound all the same."""
     marker = home.parent / "unwound"
 
     @kinetic.run(accelerator="cpu")
@@ -256,7 +259,7 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
 
         def callback(phase, info):
             print("ready", flush=True)
-            while True:  # until the exception arrives
+            while True:  # The exception of `cancel` ends this loop.
                 time.sleep(0.02)
 
         gc.callbacks.append(callback)
@@ -269,15 +272,16 @@ def test_cancel_unwinds_a_function_that_is_struck_where_python_drops_exceptions(
 
     handle = cancel_once_ready(collecting, marker)
     assert marker.exists()
-    ended = "kinetic: The job was cancelled.\n"  # and no line about the dropped exception
+    ended = "kinetic: The job was cancelled.\n"  # No line is about the dropped exception.
     assert handle.logs() in (
         f"ready\n{ended}",
         f"ready\nready\n{ended}",
-    )  # the callback may run at the end, too
+    )  # The callback may run again at the end.
 
 
 def test_a_function_is_struck_again_while_the_collector_is_kept_busy(home):
-    """The collector's callbacks run in the thread that allocates, where no signal ends them."""
+    """The exception of `cancel` is dropped in a callback of the garbage collector, and the
+    collector runs all the time: `cancel` raises it again until the function ends."""
     marker = home.parent / "unwound"
 
     @kinetic.run(accelerator="cpu")
@@ -309,7 +313,7 @@ def test_a_function_is_struck_again_while_the_collector_is_kept_busy(home):
 
 
 def cancel_once_ready(remote, marker):
-    """Cancel a job while its function runs; return the job."""
+    """Cancel a job while its function runs, and check its error; return the job."""
     handle = remote.run_async(str(marker))
     wait_for_output(handle, b"ready")
     handle.cancel()

@@ -1,4 +1,4 @@
-"""The promises about output, the environment, and the life of a job."""
+"""kinetic's promises about the output of a job, its environment, and how it starts and ends."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_only_what_is_declared_travels(monkeypatch):
 
 
 def test_secrets_rest_nowhere(monkeypatch, home):
-    # The literal would be in the sources, which travel to the host.
+    # Not as one literal: the sources, which the host gets, would contain it.
     secret = "-".join(["s3cret", "value", "of", "the", "test"])
     monkeypatch.setenv("MY_TOKEN", secret)
 
@@ -234,7 +234,7 @@ def test_a_failing_gang_is_started_again(capfd):
     shown_lines = [
         line
         for line in (captured.out + captured.err).splitlines()
-        # Printed once per process, and while a job waits for the cluster.
+        # These lines come once per process, or while a job waits for the cluster.
         if not line.startswith(("kinetic: no cluster configured", f"kinetic: {handle.job_id}: "))
     ]
     assert sorted(shown_lines) == sorted(log.splitlines()), (
@@ -251,10 +251,10 @@ def test_children_of_the_function_end_with_it():
         )
         return "returned"
 
-    assert leave_children() == "returned"  # the fixture no_leftovers checks that they are gone
+    assert leave_children() == "returned"  # `no_leftovers` checks the children.
 
 
-@pytest.mark.settles_within(30)  # a program gives up its agent as late as a gang does
+@pytest.mark.settles_within(30)  # Programs of pods end late after such a failure.
 def test_a_host_that_never_joins_stops_all(home, place):
     @kinetic.run(accelerator="tpu-v6e-16", start_timeout=8)
     def touch(path):
@@ -266,7 +266,7 @@ def test_a_host_that_never_joins_stops_all(home, place):
     for number in itertools.count():
         ran = home.parent / f"ran-{number}"
         handle = touch.run_async(str(ran))
-        # On a busy machine the job may end before the agent's pid can be read.
+        # On a busy machine the job may end before the test can read the agent's pid.
         agent = place.agent(handle, 2, unless=handle.done)
         if agent is None:
             handle.cleanup()
@@ -277,13 +277,13 @@ def test_a_host_that_never_joins_stops_all(home, place):
         )
         if not has_joined(handle, 2):
             break
-        os.kill(agent, signal.SIGCONT)  # the agent joined before it was stopped
+        os.kill(agent, signal.SIGCONT)  # The agent had already joined; try once more.
         handle.cleanup()
     with pytest.raises(errors.GangTimeout, match="did not join within 8 s") as caught:
         handle.result()
     in_time = itertools.takewhile(lambda event: event["kind"] != "stop", handle.events())
     joined = {event["host"] for event in in_time if event["kind"] == "joined"}
     assert 2 not in joined
-    # On a busy machine other hosts may be late as well; the error names them, too.
+    # Others may be late, too, on a busy machine: the error names all of them.
     assert set(caught.value.hosts) == set(range(4)) - joined
     assert not ran.exists()

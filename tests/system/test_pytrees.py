@@ -1,5 +1,5 @@
-"""Classes that JAX knows and whose statements cannot be executed again: JAX knows them where they
-arrive, in both directions."""
+"""Classes that are registered with JAX and cannot be rebuilt by their statements: JAX still knows
+them on the host, and at the caller when they come back."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ NAMES = {
     "result": ("Linear", "State", "Data", "Node", "Keyed"),
     "call": ("Linear", "State", "Data", "Node", "Keyed", "Plain"),
 }
-"""The classes that travel in each direction; functions of the script are not sent back."""
+"""The classes sent in each direction; functions of the script are not sent back."""
 
 
 def test_jax_knows_them_where_they_arrive() -> None:
@@ -135,7 +135,7 @@ def test_a_class_that_a_statement_only_mentions_keeps_its_registration() -> None
 
 
 def _run(program: str, argument: str, stdin: bytes = b"") -> bytes:
-    """Run a program in a process of its own; return its output."""
+    """Run a program text with these inputs in a new process; return its stdout."""
     done = subprocess.run(
         [sys.executable, "-c", program, argument],
         input=stdin,

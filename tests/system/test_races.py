@@ -1,5 +1,5 @@
-"""Several processes cancel, collect and remove one job at once: each gets a true answer, and no
-part of the job is left."""
+"""Several processes cancel, collect and remove one job at once: each gets a right answer, and
+nothing of the job is left."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def start(script, *words):
 
 
 def test_a_job_that_is_removed_while_others_collect_it_is_never_called_failed(home):
-    """Remove ten jobs in turn: no reader may see a removal half done."""
+    """Remove ten jobs while others read their values. Each reader gets the value, or an error that
+    the job or its result was removed; none says that it failed."""
     job = kinetic.run(accelerator="cpu")(quick)
     for _ in range(10):
         handle = job.run_async()
@@ -107,8 +108,8 @@ def collect(job_id, answers):
 
 
 def test_a_supervisor_that_is_killed_before_it_holds_the_lock(home, monkeypatch):
-    """The caller gets an error, and nothing of the job is left."""
-    for pid in zygotes():  # earlier tests may have left zygotes for other environments
+    """The supervisor is killed before it holds the job's lock: the caller gets a SubmitError."""
+    for pid in zygotes():  # Remove zygotes that earlier tests have started.
         kill(pid)
     wait_until(lambda: not zygotes(), "they do not end")
     assert kinetic.run(accelerator="cpu")(quick)() == "value"
@@ -117,7 +118,7 @@ def test_a_supervisor_that_is_killed_before_it_holds_the_lock(home, monkeypatch)
     submit = LocalBackend.submit
 
     def hold_up(self, ref, documents, secrets):
-        """Submit with a FIFO as log, on which the supervisor blocks because it has no reader."""
+        """Submit with a FIFO as supervisor.log: without a reader, the supervisor blocks on it."""
         self._folder(ref).mkdir(parents=True)
         os.mkfifo(self._folder(ref) / "supervisor.log")
         submit(self, ref, documents, secrets)
@@ -127,7 +128,7 @@ def test_a_supervisor_that_is_killed_before_it_holds_the_lock(home, monkeypatch)
         target=lambda: kill(wait_until(lambda: children(zygote), "no supervisor")[0])
     )
     killer.start()
-    with pytest.raises(errors.SubmitError, match="killed before it held the job's lock"):
+    with pytest.raises(errors.SubmitError, match="it ended before it took over the job"):
         kinetic.run(accelerator="cpu")(quick).run_async()
     killer.join()
     monkeypatch.undo()

@@ -1,7 +1,5 @@
-"""Jobs on a real Ray cluster: values, losses, waiting, growth; the cluster is clean afterwards.
-
-Raylets on this machine stand for the hosts of TPU slices.
-"""
+"""Jobs on a real Ray cluster, whose raylets on this machine stand for the hosts of TPU slices:
+values, losses, waiting, growth. The cluster is clean afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from kinetic._store import attempts
 from kinetic._store.local import LocalStore
 from kinetic._system import processes
 
-pytestmark = pytest.mark.settles_within(90)  # agents without a leader retry for this long
+pytestmark = pytest.mark.settles_within(90)  # Agents look for a dead leader for so long.
 LIMIT_S = 400
 TESTS = Path(__file__).resolve().parents[1]
 V6E_4 = SliceShape("v6e-4", "2x2", hosts=1)
@@ -37,7 +35,7 @@ V5P_16 = SliceShape("v5p-16", "2x2x2", hosts=2)
 
 @pytest.fixture
 def on_ray(ray_cluster, home, monkeypatch):
-    """Send jobs to the test cluster; check afterwards that it is clean."""
+    """Send jobs to the test cluster; check afterwards that no job has left anything in it."""
     monkeypatch.setenv("KINETIC_ADDRESS", ray_cluster.address)
     monkeypatch.setenv("KINETIC_STORE", str(home))
     monkeypatch.setenv("KINETIC_POD_PYTHON", sys.executable)
@@ -47,7 +45,7 @@ def on_ray(ray_cluster, home, monkeypatch):
 
 
 def list_left(cluster):
-    """List the actors and placement groups that exist."""
+    """List the host actors and placement groups that still exist in the cluster."""
     api = JobsApi(cluster.address, cluster.token)
     actors = api._call_state("/api/v0/actors", {"detail": "1", "limit": "1000"})["result"]
     groups = api._call_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
@@ -60,7 +58,7 @@ def _find_held(groups):
 
 
 def find_pid(title):
-    """Return the pid, on this machine, of a process in the cluster."""
+    """Return the pid of the process with this title; all processes run on this machine."""
     (match,) = (pid for pid in processes.all_pids() if is_titled(pid, title))
     return match
 
@@ -78,7 +76,7 @@ def hold(folder):
 
 @pytest.fixture
 def held(on_ray, tmp_path):
-    """A gang of four whose hosts all run the function."""
+    """A running job whose four hosts have all begun the function."""
     handle = kinetic.run("tpu-v6e-16")(hold).run_async(str(tmp_path))
     wait_until(lambda: len(list(tmp_path.iterdir())) == 4, "the function has not begun")
     return handle
@@ -89,7 +87,7 @@ def wait_for(folder, *names):
 
 
 def live(folder):
-    """Wait until a host is lost; in the next attempt train, and fail on host 2."""
+    """Wait for a loss in attempt 1; in attempt 2 train, then raise on host 2."""
     attempt, index = kinetic.attempt(), os.environ["KINETIC_HOST_INDEX"]
     print(f"attempt {attempt}", flush=True)
     Path(folder, f"{attempt}-{index}").touch()
@@ -104,8 +102,8 @@ def live(folder):
 @pytest.mark.long
 @pytest.mark.parametrize("lost", ["actor", pytest.param("process", marks=pytest.mark.release)])
 def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
-    """A loss ends the attempt of all hosts; the exception of the last attempt comes back
-    unchanged."""
+    """The loss of a host ends attempt 1 on all hosts. In attempt 2 they train, and the exception of
+    host 2 reaches the caller unchanged."""
     handle = kinetic.run("tpu-v6e-16", retries=1)(live).run_async(str(tmp_path))
     job = handle.job_id
     wait_for(tmp_path, *(f"1-{host}" for host in range(4)))
@@ -119,7 +117,7 @@ def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
     store = LocalStore(Path(os.environ["KINETIC_STORE"]))
     reason = attempts.read_verdict(store, job, 1).reason
     assert "host 1 of 4" in reason
-    # Ray and the agent below the actor report its death at about the same time.
+    # Ray reports the death, and so does the agent below the actor; either may be first.
     if lost == "actor":
         assert "its actor on 127.0.0.1 died" in reason or "Its program was killed." in reason
     else:
@@ -131,7 +129,8 @@ def test_a_gang_of_four_has_a_loss_trains_and_fails(on_ray, tmp_path, lost):
 def test_a_job_waits_for_a_slice_that_another_one_has_which_loses_its_node(
     on_ray, held, monkeypatch
 ):
-    """The error says so. The loss of a raylet is reported at once, before Ray has noticed."""
+    """One job holds the only slice. The error of a second job says that it waited for nodes. Then
+    the first job loses a raylet, and its error comes before Ray notices the loss."""
     monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "8")
     waiting = kinetic.run("tpu-v6e-16")(hold).run_async("/nowhere")
     with pytest.raises(errors.JobFailed, match="did not join within 8 s") as late:
@@ -151,7 +150,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.long
 def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended(on_ray):
-    """The entry of a job must outlive it: else Ray's dashboard shows the job as FAILED."""
+    """The caller is killed, and the job goes on. Ray's dashboard also shows SUCCEEDED for it."""
     caller = [sys.executable, "-c", SUBMIT_AND_DIE]
     job_id = subprocess.run(caller, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     assert kinetic.attach(job_id).result(timeout=LIMIT_S) == 7
@@ -169,7 +168,7 @@ def test_a_job_whose_caller_was_killed_goes_on_and_ray_itself_tells_how_it_ended
     ],
 )
 def test_the_end_of_a_driver_ends_its_host(on_ray, tmp_path, how):
-    """The backends' own tests also cancel."""
+    """The driver leads the job. When it ends, its host ends too."""
     handle = kinetic.run("cpu")(hold).run_async(str(tmp_path))
     wait_for(tmp_path, "0")
     attached = kinetic.attach(handle.job_id)
@@ -214,7 +213,7 @@ def batch_of(step):
 
 
 def train_alone():
-    """Train on this machine, where no slice is lost; return the loss of each step."""
+    """Compute the training without JAX on one machine; return the loss of each step."""
     weights, losses = np.zeros(4, np.float32), []
     for step in range(STEPS):
         x = batch_of(step)
@@ -225,7 +224,7 @@ def train_alone():
 
 
 def train_in_turns(folder):
-    """Train on any number of slices, each of which takes its share of a batch."""
+    """Train on one slice or more, each with its share of every batch; save every step."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -242,7 +241,7 @@ def train_in_turns(folder):
             losses[step] = float(total[-1])
             print(f"loss {step} {losses[step]:.6f}", flush=True)
             while step == STEPS // 3 and kinetic.attempt() == 1:
-                time.sleep(0.1)  # until the node of a host is lost
+                time.sleep(0.1)  # until a node is killed
             while step == 2 * STEPS // 3 and hosts == 1 and not kinetic.should_reform():
                 time.sleep(0.1)  # until the slice is back
             checkpoints.save(step, state)
@@ -279,7 +278,8 @@ def test_an_elastic_training_survives_a_node_and_grows_again_with_equal_losses(
 
 
 def save_until_told(folder):
-    """Save on preemption only, on all hosts; the first attempt is preempted."""
+    """Train; save only on preemption, which ends attempt 1. Later attempts return where they
+    continued."""
     attempt, place = kinetic.attempt(), os.environ["TPU_NAME"]
     with kinetic.Checkpointer(f"{folder}/saved", every=1000, local_every=None) as checkpoints:
         state, first = checkpoints.restore({"total": np.zeros(1)})
@@ -294,7 +294,8 @@ def save_until_told(folder):
 
 @pytest.mark.long
 def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_ray, tmp_path):
-    """The other slice must be wholly free. The move counts as no retry."""
+    """A node of the slice is drained: the job saves, and continues on another free slice. The move
+    does not count as a retry."""
     _, second = on_ray.add_slice("pair-0", V5P_16)
     handle = kinetic.run("tpu-v5p-8", retries=1)(save_until_told).run_async(str(tmp_path))
     wait_for(tmp_path, "1-0-pair-0", "1-1-pair-0")
@@ -312,8 +313,7 @@ def test_a_slice_of_which_a_node_is_drained_saves_and_goes_on_on_another_one(on_
 
 
 def find_reserved(cluster):
-    """Return the name of the slice of several hosts that a job has reserved; "" if there is
-    none."""
+    """Return the name of the multi-host slice that a job has reserved; "" if there is none."""
     api = JobsApi(cluster.address, cluster.token)
     groups = api._call_state("/api/v0/placement_groups", {"detail": "1", "limit": "1000"})["result"]
     held = [g["bundles"] for g in groups if g["state"] == "CREATED" and len(g["bundles"]) > 1]
@@ -329,7 +329,8 @@ def name_slice():
 def test_a_slice_that_loses_a_node_before_its_hosts_have_started_is_left_for_another(
     on_ray, monkeypatch
 ):
-    """The move counts as no attempt, and happens before start_timeout is over."""
+    """One node of a reserved slice is lost before the hosts start: the job moves to another slice.
+    This counts as no attempt, and does not wait for start_timeout."""
     monkeypatch.setenv("KINETIC_START_TIMEOUT_S", "120")
     nodes = {f"pair-{n}": on_ray.add_slice(f"pair-{n}", V5P_16) for n in range(2)}
     handle = kinetic.run("tpu-v5p-8")(name_slice).run_async()
@@ -353,7 +354,8 @@ def test_an_elastic_job_gives_up_a_slice_whose_node_is_drained(on_ray, home, tmp
 
 
 def stay(folder):
-    """Stay on a node in the first attempt until the file exists, even if preempted."""
+    """Wait in attempt 1 until the file "enough" exists, even if preempted. Return the attempt, the
+    slice and whether it was preempted."""
     Path(folder, f"{kinetic.attempt()}-{os.environ['TPU_NAME']}").touch()
     while kinetic.attempt() == 1 and not Path(folder, "enough").exists():
         is_preempted = kinetic.preempted()
@@ -378,7 +380,7 @@ def test_nobody_is_told_of_a_node_that_nothing_of_the_job_uses(on_ray, tmp_path)
 def test_a_function_that_outstays_a_drain_is_ended_and_goes_on_elsewhere(
     on_ray, tmp_path, monkeypatch
 ):
-    """Ray does not end a node whose deadline has passed, but starts nothing on it any more."""
+    """A drained node stays up after its deadline: kinetic ends the function and moves the job."""
     monkeypatch.setenv("KINETIC_GRACE_S", "3")
     nodes = {f"small-{n}": on_ray.add_slice(f"small-{n}", V6E_4)[0] for n in range(2)}
     handle = kinetic.run("tpu-v6e-4", retries=1)(stay).run_async(str(tmp_path))
@@ -400,7 +402,8 @@ def pause(number):
 
 @pytest.mark.release
 def test_a_debugger_is_named_with_its_node_and_port(on_ray, home):
-    """No other machine can reach that port."""
+    """The debugger's port can be reached on its own node only. The error names node and port, and
+    gives an ssh command that forwards the port."""
     handle = pause.run_async(4)
     with pytest.raises(errors.UsageError, match="ssh -N -L 5678:") as refusal:
         handle.debug_attach()
@@ -415,8 +418,8 @@ def test_a_debugger_is_named_with_its_node_and_port(on_ray, home):
 
 @pytest.mark.release
 def test_a_program_that_brings_its_own_distribution_runs_once(on_ray):
-    """Ray Train's own trainer runs on the slice that kinetic reserves. Only `--backend` and Ray's
-    own variable name the cluster."""
+    """Ray Train runs its own trainer on the slice that kinetic has reserved. The cluster's address
+    comes from RAY_ADDRESS."""
     named = {k: v for k, v in os.environ.items() if k not in ("KINETIC_ADDRESS", "KINETIC_STORE")}
     trainer = [str(TESTS / "doubles/jax_trainer.py"), "4", "4x4", "5"]
     run = ["kinetic", "run", "--backend", "ray", "--once", "--cpu", "0.5"]

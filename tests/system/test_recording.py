@@ -1,8 +1,8 @@
-"""The terminal session in the README is a recording of its own script.
+"""The picture of a terminal session in the README shows what its script really prints.
 
-`train.py` of the README is run, and drawn as `docs/assets/session.svg`. Ids, durations and folders
-differ from run to run, so they are replaced before comparing. KINETIC_REGENERATE_GOLDEN=1 writes
-the picture.
+The README's `train.py` is run, and its output compared with `docs/assets/session.svg`, apart from
+ids, durations and folders, which differ from run to run. KINETIC_REGENERATE_GOLDEN=1 writes the
+picture.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from rich.console import Console
 from rich.text import Text
 from test_docs import DOCS, ROOT, blocks
 
-# read now: the fixtures hide such variables from tests
+# Read the variable at import: the fixtures hide it from tests.
 REGENERATES = os.environ.get("KINETIC_REGENERATE_GOLDEN") == "1"
 PICTURE = DOCS / "assets/session.svg"
 COMMANDS = ["python train.py", "kinetic jobs list", "kinetic logs --last --host 3"]
 COLUMNS = 88
 JOBS = ["job-31c4e09a", "job-98b70d57"]
-"""The ids in the picture, in the order in which the jobs were submitted."""
+"""The job ids in the picture, in the order in which the jobs were submitted."""
 ROW_END = re.compile(r" +\d[\d.]*s +\d+s$", re.MULTILINE)
-TRIES = 3  # on a busy machine, kinetic may add a line about a host that is late
+TRIES = 3  # On a busy machine, a line about a late host may come.
 
 pytestmark = [pytest.mark.timeout(600)]
 
 
 def run_on_terminal(command: str, folder: Path) -> str:
-    """Run a shell command on a terminal; return its output."""
+    """Run a shell command on a pseudo-terminal; return its output."""
     pid, terminal = pty.fork()
     if pid == 0:
         paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -47,7 +47,7 @@ def run_on_terminal(command: str, folder: Path) -> str:
     try:
         while piece := os.read(terminal, 65536):
             output += piece
-    except OSError:  # Linux ends the output of a terminal with EIO
+    except OSError:  # EIO marks the end of a terminal's output on Linux.
         pass
     os.close(terminal)
     os.waitpid(pid, 0)
@@ -55,7 +55,7 @@ def run_on_terminal(command: str, folder: Path) -> str:
 
 
 def normalize(session: str, folder: Path) -> str:
-    """Replace ids, durations and folders, which differ from run to run."""
+    """Replace ids, durations and folders by fixed ones, because they differ from run to run."""
     newest_first = list(dict.fromkeys(re.findall(r"^(job-\w{8})", session, re.MULTILINE)))
     for job, name in zip(reversed(newest_first), JOBS, strict=True):
         session = session.replace(job, name)
@@ -66,7 +66,7 @@ def normalize(session: str, folder: Path) -> str:
 
 
 def draw(session: str) -> str:
-    """Render the session as an SVG that fetches no font."""
+    """Render the session as an SVG that uses installed fonts only."""
     console = Console(
         record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="256"
     )
@@ -78,7 +78,7 @@ def draw(session: str) -> str:
 
 
 def read(svg: str) -> list[str]:
-    """Return the text of a picture, whose markup depends on the version of rich."""
+    """Return the words in the picture; its markup depends on the version of rich."""
     return html.unescape(" ".join(re.findall(r">([^<>]*)</text>", svg))).split()
 
 

@@ -1,5 +1,5 @@
-"""Classes and functions that scripts and modules register with libraries, and modules that
-change."""
+"""Classes and functions that scripts and modules register with libraries such as JAX: hosts know
+them, also after a module has changed."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ FLAX_CHECKED = [
 def test_what_scripts_and_modules_register_with_jax_flax_and_keras_is_registered(
     tmp_path: Path,
 ) -> None:
-    """A script and a module, guarded and not, share one run: Keras takes seconds in each
-    process."""
+    """Register with JAX, Flax and Keras in a script and a module, both in one run: importing Keras
+    takes seconds."""
     main = "import kinetic, parts\n" + FLAX.replace("PACKAGE", "mine") + FLAX_CALLS
     files = {"parts.py": FLAX.replace("PACKAGE", "parts"), "main.py": main}
     assert lines(run(tmp_path, files)) == [
@@ -285,8 +285,8 @@ look(Square())
 
 
 def test_nothing_of_a_script_runs_again(tmp_path: Path) -> None:
-    """Neither the script's top level runs, nor statements that define or register classes and
-    functions."""
+    """On a host, no statement of the script runs again: not at top level, in class bodies, or in
+    decorators that register a class."""
     main = """
 import atexit, dataclasses, pathlib
 import jax, kinetic

@@ -1,5 +1,4 @@
-"""A KINETIC_HOME that is removed while a job runs stays removed: the job ends, and no process
-creates the folder again."""
+"""KINETIC_HOME is removed while a job runs: the job ends, and no process recreates the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m kinetic.runner`: hosts that no supervisor forked, led by host 0 over TCP."""
+"""`python -m kinetic.runner`: hosts without a supervisor, led by host 0 over TCP."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def store_plan(home, func, **options):
     packed = call.pack(func, (), {}, env_vars={}, shipped=Shipped())
     store.put(layout.blob(packed.digest), packed.data)
     plan = Plan(
-        job_id=f"job-{os.urandom(4).hex()}",  # must be unique: it names the job's folder in memory
+        job_id=f"job-{os.urandom(4).hex()}",  # unique, as it names a folder in memory
         name=func.__name__,
         place=Place("gke"),
         options=Options(resolve("tpu-v6e-8"), **options),
@@ -71,12 +71,12 @@ def plan(home):
 
 
 class Gang:
-    """Hosts that are programs, joined over TCP."""
+    """The hosts of a job, each a runner program, and the TCP port of their leader."""
 
     def __init__(self, plan: Plan, home: Path) -> None:
         self._plan, self._home = plan, home
         self.port = socket.socket()
-        # The port is reserved for the leader, which must set the same option to listen on it.
+        # Reserve the port. The leader, which sets the same option, can still listen on it.
         self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port.bind(("127.0.0.1", 0))
         self.endpoint = Endpoint(
@@ -114,7 +114,7 @@ class Gang:
             return [host.wait() for host in hosts]
 
     def run_as_pods(self) -> list[int]:
-        """Run the hosts as a cluster does: all from one template, each at its own address."""
+        """Run the hosts as a cluster does: from one template, each at its own address."""
         secrets = [(self._secrets / name).read_text() for name in ("token", "tls.crt", "tls.key")]
         names = ("KINETIC_TOKEN", "KINETIC_TLS_CERTIFICATE", "KINETIC_TLS_KEY")
         template = dict(zip(names, secrets, strict=True)) | {
@@ -157,7 +157,8 @@ def test_hosts_of_one_template_form_a_gang(plan, home):
 
 @pytest.mark.long
 def test_pods_that_have_finished_and_are_started_again_run_nothing(plan, home):
-    """A node starts pods again if it was restarted before it reported how they ended."""
+    """A node that was restarted starts finished pods again, as it had not reported their end. They
+    run nothing, and the outcome stays."""
     gang = Gang(plan, home)
     port = gang.port.dup()
     assert gang.run_as_pods() == [0, 0]
@@ -185,7 +186,7 @@ def test_the_leaders_own_failure_is_its_exit_code(home):
 def start_with_output(
     gang: Gang, host: int, path: Path, closing: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start a host that repeats its output to a file, or has closed streams."""
+    """Start a host that repeats its output to a file; `closing` closes some of its streams."""
     with open(path, "wb") as output:
         return gang.start(host, output, closing, KINETIC_TEE="1")
 
@@ -211,11 +212,12 @@ def test_a_host_that_is_not_told_who_it_is_says_so():
 
 
 def test_a_pod_that_is_ended_while_it_waits_for_its_leader_ends(plan, home):
-    """The bootstrap blocks SIGTERM while it becomes this program; the signal came then."""
+    """SIGTERM comes early, while the pod's bootstrap still blocks signals, and no leader answers.
+    The pod must end."""
     gang = Gang(plan, home)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        # a restarted pod asks for the attempt, and no leader answers
+        # A restarted pod asks the leader for its attempt; no leader answers here.
         pod = gang.start(1, KINETIC_POD_INDEX="1", KINETIC_RESTARTS="1")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -234,8 +236,8 @@ def has_agents(plan):
 
 
 def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
-    """While the old leader's pod ends, its name still leads to it. A new pod of another slice must
-    not join it: it would end with it as if its work was done, without the new leader."""
+    """A pod restarts while the leader of the previous restart still ends at the same address. The
+    pod must wait for the new leader: the old one would send it away as finished."""
     plan = store_plan(home, devices, retries=1)
     gang = Gang(plan, home)
     output_file = tmp_path / "host-1"
@@ -254,8 +256,7 @@ def test_a_restarted_pod_waits_for_the_leader_of_its_own_start(home, tmp_path):
 
 
 def test_killed_programs_leave_neither_agents_nor_folders(home):
-    """Agents once tried for ten seconds to report to a leader that was killed as well, and the
-    folders stayed for ever."""
+    """All programs of a job are killed: their agents end, and their scratch folders are removed."""
     plan = store_plan(home, hold)
     gang, store = Gang(plan, home), LocalStore(home)
     with gang.port:
@@ -269,7 +270,7 @@ def test_killed_programs_leave_neither_agents_nor_folders(home):
 
 
 def test_a_head_needs_no_folder(plan, home):
-    """The folder once stayed when the head was killed."""
+    """A head, which leads a job and runs no host, creates no scratch folder."""
     gang = Gang(plan, home)
     with gang.port:
         head = gang.start(0, KINETIC_ROLE="head")

@@ -1,4 +1,4 @@
-"""`psum_scatter` between simulated hosts: plain Gloo would give up on a host that is 30 s late."""
+"""`psum_scatter` between simulated hosts waits for a host that is 30 s late, unlike plain Gloo."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_host_that_is_late_is_waited_for():
             weights = stepped(weights)
             weights.block_until_ready()
             if number == 1 and jax.process_index() == 0:
-                time.sleep(32)  # as long as a slow save of a checkpoint
+                time.sleep(32)  # longer than Gloo waits
         return float(weights[0])
 
     assert round(train(), 6) == 0.512

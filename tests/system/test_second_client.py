@@ -1,7 +1,5 @@
-"""JAX on an accelerator also computes on the host's processor, for callbacks and seeds.
-
-A second client of JAX's processor, with three devices, stands for the accelerator.
-"""
+"""JAX on an accelerator also computes on the host's CPU, for callbacks and random seeds. The tests
+use a second client of the CPU, with three devices, in place of the accelerator."""
 
 from __future__ import annotations
 

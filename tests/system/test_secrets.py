@@ -1,5 +1,5 @@
-"""Secrets are in no file, no environment and no open descriptor of kinetic's processes, at any time
-of a job with retries."""
+"""Secrets are in no file, environment or open descriptor of kinetic's processes, in any attempt of
+a job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import kinetic
 
 
 def holding(secret, home, handle):
-    """Return the files, environments and open descriptors (also of deleted files) that contain the
-    secret."""
+    """Return the paths of files, environments, command lines and open descriptors of kinetic's
+    processes that contain the secret."""
     supervisor, agents = processes(handle)
     paths = [
         p for place in (home, Path(os.environ["TMPDIR"])) for p in place.rglob("*") if p.is_file()
@@ -37,7 +37,7 @@ def holding(secret, home, handle):
 
 def test_secrets_rest_nowhere_while_attempts_run(monkeypatch, home):
     secret = "-".join(["s3cret", "canary", "of", "the", "test"])
-    # the dynamic loader reads variables with this prefix at a start
+    # LD_ is also the prefix of variables that the dynamic loader reads.
     names = ["MY_TOKEN", "LD_SDK_KEY"]
     for name in names:
         monkeypatch.setenv(name, secret)

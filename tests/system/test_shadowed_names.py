@@ -1,5 +1,5 @@
-"""A warning names a file of the project that hides a module of the standard library; classes in
-that file still arrive."""
+"""A file of the project hides a module of the standard library: a warning names the file, and
+classes in it still arrive."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_file_that_hides_a_module_is_named_once(tmp_path, path):
 
 
 def test_nothing_is_said_of_files_that_hide_nothing(tmp_path):
-    """`os` is loaded before kinetic, no library uses `test`, and `queue.txt` is no module."""
+    """No warning: `os` is loaded early, no library imports `test`, `queue.txt` is no module."""
     for name in ("os.py", "test.py", "queue.txt", "mine.py"):
         (tmp_path / name).touch()
     (tmp_path / "main.py").write_text("import kinetic\nkinetic.run")
@@ -50,8 +50,8 @@ def test_nothing_is_said_of_files_that_hide_nothing(tmp_path):
 
 
 def test_a_class_in_such_a_file_arrives(tmp_path):
-    """The class is pickled by value: a host may have loaded the standard library's module
-    already."""
+    """A class in such a file is pickled by value: the host may already have imported the standard
+    library's module of that name."""
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "secrets.py").write_text("class Own:\n    value, bonus = 1, 2\n")
     (tmp_path / "main.py").write_text(SCRIPT)

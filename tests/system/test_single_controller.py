@@ -1,5 +1,5 @@
-"""A world of one process that has the devices of all hosts, as under Pathways; these devices are
-virtual."""
+"""Jobs in which one process controls the virtual devices of all hosts, as Pathways does with real
+ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_process_has_the_devices_of_all_hosts():
     assert kinetic.attach(handle.job_id).ref.has_single_controller
 
 
-def test_and_of_all_slices():
+def test_one_process_has_the_devices_of_all_slices():
     remote = kinetic.run(accelerator="tpu-v6e-8", slices=2, controller="single")(world)
     assert remote() == (1, 16, 16)
 

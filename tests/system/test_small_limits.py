@@ -1,5 +1,5 @@
-"""Machines that allow few processes and threads (a container's pids.max, `ulimit -u`): within
-seconds, an error names the limit."""
+"""Machines that allow few processes or threads, by pids.max of a container or `ulimit -u`: an error
+names the limit within seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except KineticError as error:
 
 @pytest.fixture
 def group():
-    """A control group that limits processes, empty at the end."""
+    """A control group in which a test can limit processes. It must be empty at the end."""
     for mount in ("/sys/fs/cgroup/pids", "/sys/fs/cgroup"):
         folder = Path(mount, f"kinetic-test-{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -41,7 +41,8 @@ def group():
 
 @pytest.mark.parametrize("most", [1, 6, 14])
 def test_a_limit_of_processes_and_threads_is_named(most, group):
-    """The supervisor once hung for ever in gRPC after its agents had died."""
+    """The caller's control group allows few processes and threads: the error names the limit and
+    the file that sets it."""
     (group / "pids.max").write_text(str(most))
     code = f"open('{group}/cgroup.procs', 'w').write('0')\n{CALLER}"
     ran = subprocess.run(

@@ -1,5 +1,5 @@
-"""Stacks of a running gang: equal hosts are grouped, the one that differs comes first, and no frame
-of kinetic is shown."""
+"""Stacks of a running job: hosts at the same line are grouped, the host that differs comes first,
+and no frame of kinetic is shown."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def read_stacks(handle):
 
 
 def wait_for_stacks(handle, words):
-    """Return the stacks once they contain the words: hosts begin to wait soon after they
-    printed."""
+    """Read the stacks until they contain the words; return them."""
     deadline = time.monotonic() + PATIENCE_S
     while words not in (text := read_stacks(handle)):
         assert time.monotonic() < deadline, text
@@ -102,8 +101,8 @@ def test_a_plain_loop_shows_the_functions_lines_only():
 
 
 def test_modules_that_each_host_loads_from_its_own_tree_are_the_same_place(tmp_path):
-    # A module that holds a lock is not pickled by value: every host imports its own copy.
-    # the source.
+    # Make the folder a project, so that its files are sent. A module that holds a lock is not
+    # pickled by value: every host imports its own copy.
     (tmp_path / "requirements.txt").touch()
     (tmp_path / "waiting.py").write_text(
         "import threading\nimport time\nLOCK = threading.Lock()\n\ndef wait():\n"

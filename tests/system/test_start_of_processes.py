@@ -1,5 +1,5 @@
-"""Variables that an interpreter or a loader reads at its start reach the process that runs the
-function."""
+"""Variables that the interpreter or the loader reads when a process starts, such as PYTHONHASHSEED,
+reach the process that runs the function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hash_of_a_program(seed):
 
 
 @pytest.mark.shares_files
-def test_they_reach_the_process_and_not_only_its_children(place):
+def test_start_variables_reach_the_process_and_not_only_its_children(place):
     folder = place.marker("libraries")
     folder.mkdir()
     ctypes.CDLL("libm.so.6")
@@ -38,7 +38,7 @@ def test_they_reach_the_process_and_not_only_its_children(place):
     names = tuple(start)
 
     def read_start():
-        # the loader searches the path that it read at its start
+        # Found by LD_LIBRARY_PATH, which the loader read at the start.
         cosine = ctypes.CDLL("libofmine.so").cos
         cosine.argtypes, cosine.restype = [ctypes.c_double], ctypes.c_double
         return cosine(0.0), hash("kinetic"), {name: os.environ.get(name) for name in names}

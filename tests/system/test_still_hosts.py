@@ -1,4 +1,4 @@
-"""Hosts that hang while they start, join or run are named, or lost, in every phase."""
+"""Hosts that hang while they start, join JAX or run: they are named, or lost with a slice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_the_output_says_which_host_holds_the_others_up(home, tmp_path, monkeypa
 
 
 def test_a_worker_that_is_stopped_before_it_joins_is_lost_with_its_slice(begin, tmp_path):
-    """Other hosts wait for the stopped one in JAX; hang_timeout applies there, too."""
+    """One worker is stopped before it joins JAX, where all others wait for it. hang_timeout applies
+    there, too: its slice is lost, and the job goes on."""
     job = begin(elastic(function=meet, hang_timeout=3))
     for host in range(4):
         wait_for_step(tmp_path, 1, host)

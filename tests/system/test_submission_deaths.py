@@ -1,8 +1,5 @@
-"""kill -9 and Ctrl-C of a caller at each step of its submission: it leaves nothing, or a job that
-can be listed, cancelled and removed.
-
-The fixtures `no_leftovers` and `on_cluster` check for processes and objects after each test.
-"""
+"""A caller is killed, or gets Ctrl-C, at each step of its submission: it leaves nothing, or a job
+that can be listed, cancelled and removed. `no_leftovers` and `on_cluster` check for leftovers."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ def run_killed_caller(step, accelerator, monkeypatch):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_caller_that_is_killed_around_its_reference(step, place, home, monkeypatch):
-    # the longest time between a job's reference and its first process
+    # Seconds from a job's reference until its first process must exist.
     monkeypatch.setattr(state, "STARTING_S", 5.0)
     run_killed_caller(STEPS[step], "tpu-v6e-8", monkeypatch)
     if step == "before the reference":
@@ -146,7 +143,8 @@ def test_ctrl_c_says_that_a_job_is_there_if_it_cannot_be_removed(home, monkeypat
 
 
 def test_a_supervisor_that_comes_after_its_job_was_removed_makes_nothing(home):
-    """The caller that requested the supervisor was interrupted before the answer."""
+    """A caller requested a supervisor and was interrupted; the job was then removed. The late
+    supervisor fails, and creates no folder."""
     kinetic.run(accelerator="cpu")(int)()
     (done,) = kinetic.list_jobs()
     done.cleanup()
@@ -184,7 +182,7 @@ def test_a_zygote_that_dies_before_it_answers_starts_no_second_supervisor(
 
 
 def remove_the_only_job(home):
-    """List, cancel and remove the only job, from a process that did not submit it."""
+    """List, cancel and remove the only job, as a process that did not submit it."""
     (ref,) = kinetic.list_jobs()
     handle = kinetic.attach(ref.job_id)
     assert handle.status() != "NOT_FOUND"
@@ -199,7 +197,8 @@ def remove_the_only_job(home):
 def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
     on_cluster, monkeypatch
 ):
-    """The pods wait for a Secret that no process creates, until start_timeout."""
+    """The caller dies before it has created the Secret for which the pods wait: start_timeout ends
+    the job."""
     monkeypatch.setenv("PATIENCE", "5s")
     run_killed_caller(CLUSTER_STEPS["after the JobSet"], "tpu-v6e-8", monkeypatch)
     (handle,) = kinetic.list_jobs()
@@ -209,7 +208,8 @@ def test_a_caller_that_was_killed_after_its_jobset_needs_nobody_to_cancel_it(
 
 @pytest.mark.double
 def test_a_caller_that_is_killed_while_the_cluster_does_not_answer(on_cluster):
-    """The request has arrived, though its answer never does: the job exists."""
+    """The cluster has received the request, but the caller is killed before the answer: the job
+    exists and can be cancelled."""
     on_cluster.faults.slow(PATIENCE_S, verb="create", resource="secrets")
     source = "import kinetic; kinetic.run(accelerator='cpu')(int).run_async()"
     with subprocess.Popen([sys.executable, "-c", source]) as caller:

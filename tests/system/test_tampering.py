@@ -1,5 +1,5 @@
-"""Tampered objects in the store are not run; concurrent submissions; clocks that were moved
-back."""
+"""Objects in the store that were changed after the submission are not run. Also: many submissions
+at once, and clocks that were set back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def project(home):
 
 
 class Tampering(LocalBackend):
-    """A backend that changes the store after the submission and before the start."""
+    """A backend that changes the store after a submission, before the job starts."""
 
     def __init__(self, store, change: Callable) -> None:
         super().__init__(store, worker_environ())
@@ -123,7 +123,7 @@ def test_what_was_tampered_with_is_not_run(home, project, monkeypatch, change, a
     ):
         handle.result(timeout=PATIENCE_S)
     assert not marker.exists()
-    # a new submission uploads missing and damaged objects again
+    # A new submission sends missing and damaged objects again.
     mended = kinetic.run(accelerator="cpu")(touch).run_async(str(marker))
     mended.result(timeout=PATIENCE_S)
     assert marker.exists()
@@ -179,7 +179,7 @@ def test_programs_that_submit_the_same_tree_at_once(project):
     how = {"cwd": project, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     programs = [subprocess.Popen([sys.executable, str(program)], **how) for _ in range(4)]
     for process in programs:
-        process.stdin.close()  # lets all programs start at once
+        process.stdin.close()  # Closing stdin starts all programs at once.
         process.stdin = None
     assert [process.communicate(timeout=PATIENCE_S)[0] for process in programs] == ["19900\n"] * 4
     assert [handle.status().name for handle in kinetic.list_jobs()] == ["SUCCEEDED"] * 4
@@ -244,7 +244,7 @@ DAY_S = 86400.0
 
 
 def test_jobs_of_the_future_are_shown_and_kept(home, capfd):
-    """The clock was moved back by a day after the job had ended."""
+    """A job ended, and the clock was set back by a day: commands show it, and `prune` keeps it."""
     handle = kinetic.run(accelerator="cpu")(print).run_async("line")
     handle.result()
     move(home, handle.job_id, DAY_S)
@@ -276,7 +276,7 @@ def move(home: Path, job_id: str, by_s: float) -> None:
             document[field] += by_s
         file.write_text(json.dumps(document))
     for file in list_paths(home):
-        with contextlib.suppress(FileNotFoundError):  # the supervisor is ending
+        with contextlib.suppress(FileNotFoundError):  # The supervisor removes files as it ends.
             os.utime(file, (time.time() + by_s,) * 2)
 
 

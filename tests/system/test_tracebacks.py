@@ -1,5 +1,5 @@
-"""The traceback of a failed call: the caller's line, then the function's own frames, and no frame
-of kinetic between them."""
+"""Tracebacks of failed calls: the caller's line, then the frames of the function, without any frame
+of kinetic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def die() -> None:
 
 @kinetic.run(accelerator="cpu")
 def calls_another() -> float:
-    return train(0)  # within a job, this calls the plain function
+    return train(0)  # In a job, this calls the function itself.
 
 
 def list_frames(error: BaseException) -> list[str]:
@@ -258,7 +258,7 @@ def imports_what_is_not_there() -> None:
 def test_what_fails_on_all_hosts_is_said_of_all() -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         imports_what_is_not_there()
-    # All four hosts, unless this machine is so busy that some are late.
+    # All four hosts, or fewer if this machine is so busy that some are late.
     assert re.search(
         r"Remote traceback \((all 4 hosts|hosts? [^)]* of 4), job-", "".join(caught.value.__notes__)
     )

@@ -1,4 +1,4 @@
-"""Two programs share one store without knowing of each other."""
+"""Two programs use one store at the same time, and do not know of each other."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reading the stacks of a function does not disturb it: no call that it waits in ends, in Python or
-in native code."""
+"""Reading a function's stacks does not disturb the function: no blocking call ends early, in Python
+or in native code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kinetic.errors import HostHung, NotFound
 def read_stacks(handle, word):
     try:
         text = handle.stacks().get(0, "")
-    except NotFound:  # too early
+    except NotFound:  # The worker is not ready yet.
         return ""
     return text if word in text else ""
 
@@ -59,7 +59,7 @@ def test_a_function_that_waits_goes_on_waiting(wait, word, home):
     marker, over = home.parent / "marker", home.parent / "over"
     handle = kinetic.run(accelerator="cpu")(function).run_async(str(marker), str(over))
     wait_until(marker.exists, "the function has not begun")
-    # Threads go on while their stacks are written, newest first: these may be of two moments.
+    # A first reading may mix two moments: threads run on while their stacks are written.
     wait_until(lambda: read_stacks(handle, word), "no stacks")
     for _ in range(3):
         text = wait_until(lambda: read_stacks(handle, word), "no stacks")
@@ -71,7 +71,8 @@ def test_a_function_that_waits_goes_on_waiting(wait, word, home):
 
 
 def test_a_hung_job_does_not_succeed(home):
-    """Hangs are detected by reading the stacks, which must not end a blocking call."""
+    """kinetic detects a hang by reading stacks, for which it sends a signal. The signal must not
+    end the function's blocking call."""
 
     def function():
         print("waits", flush=True)
@@ -83,7 +84,7 @@ def test_a_hung_job_does_not_succeed(home):
 
 
 def test_fork_and_data_still_work():
-    """The thread that receives the signal does not disturb forks or thread counts."""
+    """kinetic has a thread for stack requests: forks and counts of threads must work despite it."""
 
     def function():
         import multiprocessing

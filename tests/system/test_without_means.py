@@ -1,5 +1,5 @@
-"""Functions that leave the worker no descriptor, disk, permission or working `__str__`: the caller
-still gets the value, the exception with its own type, or an error that names that type."""
+"""Functions take descriptors, disk, permissions or a working `__str__` from their worker. The
+caller still gets the value, the exception, or an error that names the exception's type."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ import kinetic
 from kinetic import errors
 
 BIG = 300_000
-"""Bytes: too many for a message, so the worker writes a file where it can."""
+"""Bytes of a value that is too large for a message: the worker must write it to a file."""
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")

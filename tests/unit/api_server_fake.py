@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """An answer: a body at once, or chunks, among which an exception breaks the connection."""
+    """An answer: a whole body, or chunks. A chunk that is an exception breaks the connection."""
 
     status: int = 200
     body: Any = ""
@@ -24,12 +24,12 @@ class Reply:
 
 
 class Break(Exception):
-    """A chunk at which the connection breaks."""
+    """A class to put among the chunks of a `Reply`: the connection breaks at this point."""
 
 
 @dataclass
 class Script:
-    """Replies that a server gives in order, and the requests that it got."""
+    """The replies that a server gives in order, and the requests that it received."""
 
     replies: list[Reply] = field(default_factory=list)
     requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
@@ -100,7 +100,7 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Serve a script, and yield the address."""
+    """Serve a script's replies on a local port, with TLS if given; yield the server's URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(script))
     server.daemon_threads = True
     if tls is not None:

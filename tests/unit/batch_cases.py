@@ -1,4 +1,4 @@
-"""Batches that tests begin and attach to."""
+"""Functions with which tests begin a batch, attach to it and wait for it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PATIENCE_S = 200.0
 
 
 def begin(source, total, rules=None, **more):
-    """As `launch.launch` does, but always in the background."""
+    """Start a batch like `launch.launch`, but always in the background; return its handle."""
     records = BatchRecords(source.store, new_batch(total, now=0.0, **more))
     records.begin()
     view = BatchView(records, rules)
-    handle = BatchHandle(view)  # Before the first job: no end that came earlier is shown.
+    handle = BatchHandle(view)  # Before the first job: a handle shows only ends that follow.
     BatchSubmitter(view, source).start(blocking=False)
     return handle
 
 
 def leave(store, batch):
-    """A batch whose process was killed: there is no end, and its process is gone."""
+    """Write the records of a batch whose process was killed: no end, and a dead process id."""
     records = BatchRecords(store, batch)
     records.begin()
     records._ended.set()
@@ -37,13 +37,13 @@ def leave(store, batch):
 
 @contextlib.contextmanager
 def attached(batch, source):
-    """The batch as another process sees it."""
+    """Yield the handle that another process gets when it attaches to the batch."""
     with registry.substitute_backend("local", lambda _, store: source):
         yield handles._attach(source.store, batch.group_id)
 
 
 def until(batch, look):
-    """Wait, together with the batch, until something is so."""
+    """Wait on the batch until `look()` is true; fail after `PATIENCE_S` seconds."""
     deadline = time.monotonic() + PATIENCE_S
     while not look():
         assert time.monotonic() < deadline

@@ -1,7 +1,7 @@
 """Jobs of a batch that end as a script says, without processes.
 
-In: for each input, how its job ends. Out: a `JobSource`, jobs that end when they are
-submitted or when they are cancelled. Used by the tests of batches.
+In: for each input, how its job ends. Out: a `JobSource` whose jobs end when they are submitted,
+released or cancelled. Used by the tests of batches.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kinetic.errors import InsufficientMemory
 
 
 class Scripted(FakeBackend):
-    """`script[index]` is "ok", "raise", "lost", "refuse", "crowded" (no memory while others
-    run), "hang" (until cancelled).
+    """A `JobSource` whose `script` says for each input, by index, how its job ends.
 
-    What is not in the script is "ok". An exception in it is raised.
+    "ok" (the default), "raise", "lost" (killed), "hang" (until released or cancelled), "crowded"
+    (no memory while others hang), "refuse" (`submit` raises), or an exception that `submit` raises.
     """
 
     fits = 2
@@ -88,14 +88,14 @@ class Scripted(FakeBackend):
             self.most_at_once = max(self.most_at_once, len(self.hanging))
 
     def release(self, index):
-        """Let a job that hangs succeed."""
+        """End the hanging job of an input with success."""
         with self._lock:
             job = self.hanging.pop(index)
             put_success(self.store, job, (index, 1))
             self._ring(job)
 
     def lose(self, index):
-        """Let a job that hangs end, and its records be removed."""
+        """End the hanging job of an input without a verdict, and remove its reference."""
         with self._lock:
             job = self.hanging.pop(index)
             self.phases.clear()
@@ -110,7 +110,7 @@ class Scripted(FakeBackend):
                 self._ring(ref)
 
     def ending_fd(self, ref):
-        """Readable when the job has ended: nobody holds the other end any more."""
+        """Return a pipe that becomes readable when the job ends; None if the job does not hang."""
         with self._lock:
             bell = self.bells.get(ref.job_id)
             return None if bell is None else os.dup(bell[0])

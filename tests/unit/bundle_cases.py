@@ -1,4 +1,4 @@
-"""Trees that tests of the source tree build, send and look at."""
+"""Source trees that tests build, send to a store and compare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREVER = settings(
 
 
 def later() -> int:
-    """A clock by which all that was just written is old enough to be trusted."""
+    """Return the time in ns plus 10 s, so that new files seem old enough to trust their mtimes."""
     return time.time_ns() + 10_000_000_000
 
 
@@ -40,7 +40,7 @@ def listed(made: bundle.Bundle) -> list[str]:
 
 
 def shape(root: Path) -> dict[str, tuple]:
-    """All that should survive the journey: kinds, permission bits, content, where links lead."""
+    """Map each path to what a host must get: kind, permission bits, content or link target."""
     found: dict[str, tuple] = {}
     for folder, folders, files in os.walk(root):
         for name in folders + files:
@@ -90,8 +90,8 @@ def plant(folder: Path, tree: dict) -> None:
 
 
 def whole(store: LocalStore) -> None:
-    """Assert that each record in the store has all there that it vouches for: a submission that
-    finds it sends nothing."""
+    """Assert that the store has all content named by its tree records: a submission that finds a
+    record sends no content."""
     for key in store.list(layout.TREES):
         record = packs.TreeRecord.from_json(store.get(key))
         for name in record.packs:
@@ -101,5 +101,5 @@ def whole(store: LocalStore) -> None:
 
 
 def index_of(pack: bytes) -> packs.Index:
-    """The index of a pack as it is stored."""
+    """Parse the index at the beginning of a stored pack (many small files in one object)."""
     return packs.parse(pack[: packs.index_bytes(pack[: packs.HEAD_BYTES])])

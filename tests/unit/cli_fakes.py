@@ -1,7 +1,7 @@
-"""A command line over a real local store and a backend that does what a test says.
+"""A command line over a real local store and a fake backend that a test controls.
 
-In: a folder. Out: `World`: call it with the words after `kinetic`. Used by the tests of the
-commands.
+In: a folder. Out: a `World`, which a test calls with the words after `kinetic`. Used by the tests
+of the commands.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def chunk(data: bytes, host: int = 0, stream: int = STDOUT) -> LogChunk:
 
 @dataclass
 class FakeBackend:
-    """Jobs that only stand still: their phases and output are what a test says."""
+    """A backend that runs nothing: a test sets the phases and the output of jobs."""
 
     name: str = "fake"
     phases: dict[str, JobStatus] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class World:
         return digest
 
     def tree(self, digit: str, *blobs: str, age: float = 10 * DAY) -> str:
-        """The record of a source tree."""
+        """Store the record of a source tree that is `age` seconds old; return its digest."""
         key = layout.tree(digit * 64)
         self.store.put(key, packs.TreeRecord((), blobs, "0" * 64).to_json())
         os.utime(self.store.path(key), (NOW - age, NOW - age))
@@ -197,5 +197,5 @@ class World:
 
 
 def run(world: World, *argv: str) -> int:
-    """`kinetic run` on a slice of two hosts."""
+    """Call `kinetic run` for a slice of two hosts; return the exit code."""
     return world("run", "-a", "tpu-v6e-8", *argv)

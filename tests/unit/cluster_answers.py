@@ -1,4 +1,4 @@
-"""An `Api` for tests of preflights and of the doctor, which can lack any kind of object."""
+"""A fake `Api` of a cluster, for tests of preflights and of the doctor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 
 class ClusterAnswers:
-    """A complete cluster but for `problems`: errors by verb and plural (or an object's name)."""
+    """A cluster that lacks nothing. `problems` maps (verb, plural or name) to an error to raise."""
 
     namespace = "ml"
 

@@ -1,7 +1,7 @@
 """A unit test starts no process, unless it is marked `starts_processes`.
 
-What is marked asks another program: git, uv, an interpreter that has imported nothing yet. Fixtures
-that many tests share may start one.
+Marked tests need another program, such as git, uv or a fresh interpreter. Fixtures that many tests
+share may start a process without a mark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 FOLDER = Path(__file__).parent
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 _unmarked: list[str] = []
-"""The running test, if it must not start a process."""
+"""The id of the running test if it must not start a process; otherwise empty."""
 
 
 def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
@@ -28,7 +28,7 @@ sys.addaudithook(_refuse_processes)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Watch the test; pytest may call this for the tests of all folders."""
+    """Forbid processes in unmarked tests of this folder; pytest may call it for other folders."""
     if item.path.is_relative_to(FOLDER) and not item.get_closest_marker("starts_processes"):
         _unmarked.append(item.nodeid)
     try:

@@ -1,6 +1,6 @@
-"""A dashboard over a store of jobs that only stand still.
+"""A dashboard over a store of jobs that run nothing.
 
-In: jobs, requests. Out: answers. Called by the tests of the dashboard without a browser.
+In: jobs, requests. Out: answers. Used by the tests of the dashboard without a browser.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOW = 1_700_000_000.0
 
 
 class World:
-    """A store of jobs that only stand still."""
+    """A store of jobs, and a fake backend in which a test sets their phases."""
 
     def __init__(self, root: Path) -> None:
         self.store = LocalStore(root)
@@ -76,7 +76,7 @@ def server(world: World) -> Iterator[DashboardServer]:
 def ask(
     server: DashboardServer, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], str]:
-    """One request, with exactly these headers besides Host."""
+    """Send a request with only these headers and Host; return the status, headers and body."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)
     given = {"Host": f"127.0.0.1:{server.port}"} | {
         name.replace("_", "-"): value for name, value in headers.items()

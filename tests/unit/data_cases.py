@@ -1,4 +1,4 @@
-"""What tests of data declare."""
+"""Shortcuts for tests of declared data: load it, and list the paths of a bundle."""
 
 from __future__ import annotations
 

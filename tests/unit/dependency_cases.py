@@ -1,4 +1,4 @@
-"""A project of the caller, and what its hosts must install."""
+"""A project of the caller, and the requirements that kinetic finds in it for its hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs in a state that a test wants."""
+"""Gangs of joined hosts, reports of hosts, and random events for tests of the gang's states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def let_pass(
     state: str = "running",
     stalled_s: float = 0.0,
 ) -> float:
-    """Sweep ten times a second, with a beat each second of the hosts that are alive."""
+    """Sweep ten times a second, with heartbeats of `beating` each second; return the end time."""
     for step in range(1, round(seconds * 10) + 1):
         now = start + step / 10
         if step % 10 == 0:
@@ -49,7 +49,7 @@ def exits(gang: Gang) -> list[Exit]:
     return [r.exit for r in gang.reports]
 
 
-# --- whatever happens
+# --- random events
 
 
 HOSTS = 3

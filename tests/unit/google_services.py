@@ -1,6 +1,6 @@
-"""Cloud Build, its buckets, logs and registries, over HTTP, as their documentation describes them.
-The services themselves have never been called by these tests.
-Each build passes through the states that a test gives.
+"""A double of Cloud Build with its buckets, logs and registries, over HTTP, as Google documents it.
+These tests have never called the services themselves.
+Each build passes through the states that a test lists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG = "https://console.example/builds/"
 
 
 class Login(Credentials):
-    """Credentials with a new token after each refusal."""
+    """Credentials that get a new token at each refresh: t1, t2, …"""
 
     def __init__(self):
         super().__init__()
@@ -35,13 +35,13 @@ class Login(Credentials):
 
 
 def calls():
-    """Return calls with such credentials, without pauses between tries."""
+    """Return `GoogleCalls` that renew their token and do not pause between tries."""
     return GoogleCalls(Login(), first_pause_s=0.0)
 
 
 class Google:
-    """One project. `trouble` has answers, (code, document), that come before all others; `refusals`
-    has the answers to requests by the beginning of their path."""
+    """A server for one Google Cloud project. `trouble` lists answers (code, document) that it gives
+    before all others; `refusals` maps the beginning of a path to the answer."""
 
     def __init__(self):
         self.calls, self.objects, self.images, self.builds = [], {}, set(), []

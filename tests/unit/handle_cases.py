@@ -1,4 +1,4 @@
-"""What tests of handles begin with: a running job, and a backend that they play."""
+"""Fixtures for tests of handles: a running job, and a fake backend that the test controls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A backend in memory, and records of jobs as hosts would have left them.
 
-In: a store. Out: jobs that have ended, or that a test holds in any phase. Used by the tests of the
-five steps.
+In: a store. Out: jobs that have ended, or that a test holds in any phase. Used by the tests of
+submissions, handles and followers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def chunk(data: bytes, host: int = 0, stream: int = STDOUT) -> LogChunk:
 
 
 class FakeBackend:
-    """Keeps what it was told. `output` is what `logs` gives, once; then `finish` is called, as if
-    the job had ended."""
+    """A backend that records its calls. `logs` yields `output`, then calls `finish`, as if the job
+    had ended."""
 
     name = "local"
 
@@ -111,14 +111,14 @@ class FakeBackend:
 
 
 _FORKING = threading.Lock()
-"""filelock refuses a fork while another thread forks."""
+"""Held during a fork: filelock refuses a fork while another thread forks."""
 
 
 class InlineBackend(FakeBackend):
-    """Runs the call before `submit` returns, and leaves the records of a gang.
+    """A backend whose `submit` runs the call to its end and writes the records of a gang.
 
-    In a forked copy of this process: unpickling a class by value here would overwrite the one that
-    is being tested.
+    The call runs in a fork, because unpickling a class by value in this process would overwrite the
+    class under test.
     """
 
     def submit(self, ref: JobRef, documents: list[dict[str, Any]], secrets: Any) -> None:
@@ -148,7 +148,7 @@ class InlineBackend(FakeBackend):
 
 
 def planned(plan: Plan, payload: bytes, bundle: Any = None, **more: Any) -> Planned:
-    """A plan with what it ships, as far as its submission needs it."""
+    """Return a `Planned` job: a plan with the payload and the bundle that its submission sends."""
     return Planned(plan, payload, bundle, settings=None, project=None, **({"secrets": {}} | more))
 
 
@@ -190,7 +190,7 @@ def plan(
 
 
 def put_ref(store: Any, job: JobRef) -> JobRef:
-    """Write what a submitter writes, in its order; of the plan only that it is there."""
+    """Write an empty plan and then the job's reference, in the order of a real submission."""
     kept = dataclasses.replace(job, store_uri=store.uri)
     store.put(layout.JobKeys(kept.job_id).plan, b"{}")
     store.put(layout.JobKeys(kept.job_id).ref, json.dumps(kept.to_json()).encode())
@@ -198,7 +198,7 @@ def put_ref(store: Any, job: JobRef) -> JobRef:
 
 
 def put_outcome(store: Any, job: JobRef, *reports: HostReport, **more: Any) -> Outcome:
-    """Judge a gang whose other hosts returned."""
+    """Store the outcome of a gang; hosts without a report count as returned."""
     told = {r.host: r for r in reports}
     every = [told.get(i, HostReport(i, Exit.RETURNED)) for i in range(job.hosts)]
     outcome = dataclasses.replace(judge(job.hosts, every, now=NOW, **more))
@@ -218,7 +218,7 @@ def put_success(store: Any, job: JobRef, value: Any) -> Outcome:
 def raised(
     store: Any, job: JobRef, host: int, error: BaseException, attempt: int = 1, **more: Any
 ) -> HostReport:
-    """The report of a host whose function raised."""
+    """Store the error that a host's function raised; return the host's report."""
     text = "".join(traceback.format_exception(error))
     key = layout.HostKeys(job.job_id, attempt, host).error
     store.put(key, results.pack_exception(error))
@@ -234,7 +234,7 @@ def put_report(store: Any, job: JobRef, report: HostReport, attempt: int = 1) ->
 
 
 def put_attempt(store: Any, job: JobRef, number: int, *reports: HostReport) -> Outcome:
-    """The verdict over an attempt that was followed by another one."""
+    """Store the outcome of an attempt that is followed by another attempt."""
     outcome = judge(job.hosts, reports, now=NOW, attempt=number)
     store.put(
         layout.AttemptKeys(job.job_id, number).outcome, json.dumps(outcome.to_json()).encode()

@@ -1,6 +1,6 @@
-"""Plans and settings for tests of manifests, and how their documents are held against a definition.
+"""Plans and settings for tests of manifests, and a check of manifests against the API's definition.
 
-In: names of accelerators, options. Out: plans; what does not fit.
+In: names of accelerators, options. Out: plans; the paths of fields that violate the definition.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def planned(accelerator="cpu", *, place=PLACE, **more):
 
 
 def misfits(value, kind, at=""):
-    """Where a value does not have the fields and types of a kind."""
+    """List the paths in a value whose field or type is not in the definition `kind`."""
     if isinstance(kind, list):
         return [] if value in kind else [at]
     if isinstance(kind, str):
@@ -62,7 +62,7 @@ def misfits(value, kind, at=""):
 
 
 def as_job(workload, of="host"):
-    """The Job that is made for each slice, or another one, or the Job itself."""
+    """Return a workload that is a Job; of a JobSet, the Job from its template named `of`."""
     if workload["kind"] == "Job":
         return workload
     (replicated,) = (r for r in workload["spec"]["replicatedJobs"] if r["name"] == of)
@@ -76,7 +76,7 @@ def pod_of(workload, of="host"):
 
 
 def env_of(workload, slice_=0, pod=0, of="host"):
-    """The environment of a pod, as the cluster makes it."""
+    """Return a pod's environment variables with the values that a cluster would fill in."""
     values = {
         "status.podIP": "10.0.0.1",
         "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(pod),
@@ -99,7 +99,7 @@ def env_of(workload, slice_=0, pod=0, of="host"):
 
 
 def leader_folder(workload, env):
-    """What a pod has instead of the folder for the leader's key, as the cluster makes it."""
+    """Create the folder with the leader's key as a cluster mounts it in a pod; return its path."""
     spec = pod_of(workload, "host")["spec"]
     (volume,) = [v for v in spec["volumes"] if "secret" in v]
     (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]

@@ -1,4 +1,4 @@
-"""What tests of payloads pickle."""
+"""Code that tests of payloads pickle, and a process that unpickles it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def double(x):
 
 
 def in_main(source: str) -> dict:
-    """Run source as if it were a script: its functions and classes are pickled by value."""
+    """Run source as `__main__`, so that functions are pickled by value; return its namespace."""
     space = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(source, space)
     return space
 
 
 def elsewhere(code: str, data: bytes) -> str:
-    """Run code in a fresh process that cannot import this project's modules; `data` is at hand."""
+    """Run code on `data` in a process that cannot import this project; return the code's output."""
     done = subprocess.run(
         [sys.executable, "-c", "import sys; data = sys.stdin.buffer.read()\n" + code],
         input=data,
@@ -39,7 +39,7 @@ LOCK = threading.Lock()
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project with one importable module; gives its root."""
+    """Yield a project's root and its two importable modules, of which `locked` holds a lock."""
     (tmp_path / "proj_mod.py").write_text(
         "import threading\n"
         "FACTOR = 3\n"

@@ -1,4 +1,4 @@
-"""What a real control plane sent: see tests/recordings/README.md."""
+"""Recordings of a real Kubernetes control plane: see tests/recordings/README.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 def by_name(*events: Document) -> Callable[[str], list[Document]]:
-    """Return what looks up events by the name of the object that they are about."""
+    """Return a function that lists the events about the object with a given name."""
     return lambda name: [e for e in events if (e.get("involvedObject") or {}).get("name") == name]
 
 
@@ -26,9 +26,9 @@ class Row:
 
     Attributes:
         t: seconds since the workload was created.
-        watch: jobs, jobsets, pods, events, nodes, quotas, workloads, services.
+        watch: the watched kind: jobs, jobsets, pods, events, nodes, quotas, workloads, services.
         kind: ADDED, MODIFIED, DELETED.
-        object: as the server sent it.
+        object: the object as the server sent it.
     """
 
     t: float
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass
 class World:
-    """What exists after some events, by watch and uid."""
+    """The objects that exist after some watch events, by watch and uid."""
 
     t: float = 0.0
     objects: dict[str, dict[str, Document]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def _files() -> dict[str, str]:
 
 @cache
 def scenarios() -> tuple[str, ...]:
-    """The folders that have watches."""
+    """Return the names of the recordings that contain watch events."""
     return tuple(sorted(n.split("/")[0] for n in _files() if n.endswith("/events.jsonl")))
 
 
@@ -82,7 +82,7 @@ def exchanges(scenario: str) -> list[Document]:
 
 
 def exchange(scenario: str, what: str) -> Document:
-    """The one request whose description begins so."""
+    """Return the first recorded request whose description begins with `what`."""
     return next(e for e in exchanges(scenario) if e["what"].startswith(what))
 
 
@@ -98,7 +98,7 @@ def _rows(scenario: str) -> Iterator[Row]:
         if "patch" in row:
             row["object"] = _merged(last[row["uid"]], row["patch"])
         if "object" not in row:
-            continue  # a request, something done to the world, or a row that was left out
+            continue  # not a watch event: a request, a step of the scenario, or a gap
         last[row["object"]["metadata"]["uid"]] = row["object"]
         yield Row(row["t"], row["watch"], row["type"], row["object"])
 
@@ -122,7 +122,7 @@ def _merged(old: Document, patch: Document) -> Document:
 
 
 def worlds(scenario: str) -> Iterator[tuple[Row, World]]:
-    """Each event, and what existed after it."""
+    """Yield each watch event with the objects that exist after it, in one `World` that changes."""
     world = World()
     for row in rows(scenario):
         world.apply(row)
@@ -130,7 +130,7 @@ def worlds(scenario: str) -> Iterator[tuple[Row, World]]:
 
 
 def world_at(scenario: str, t: float) -> World:
-    """What existed after so many seconds."""
+    """Return the objects that existed `t` seconds after the workload was created."""
     world = World()
     for row in rows(scenario):
         if row.t > t:

@@ -1,4 +1,4 @@
-"""What tests of decorated functions begin with: a backend that runs calls at once."""
+"""A fixture for tests of decorated functions: a backend that runs calls at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kinetic._store.local import LocalStore
 
 @pytest.fixture
 def backend(home, monkeypatch):
-    """Calls run at once; the project is the folder of this file."""
+    """A backend that runs calls at once, for a project in the folder of this file."""
     monkeypatch.chdir(Path(__file__).parent)
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
     fake = InlineBackend(LocalStore(home))

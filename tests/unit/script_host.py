@@ -1,6 +1,6 @@
-"""A script whose parts are pickled here, and the `__main__` of a host that unpickles them.
+"""A script whose values are pickled here, and a stand-in for the host that unpickles them.
 
-In: text. Out: what arrives.
+In: the script's text, names in it. Out: the unpickled values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kinetic._pickling.unpickler import CallUnpickler
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A library that registers classes in every way there is; hosts import the same one."""
+    """A library, also on hosts, that registers classes by decorator, base class or metaclass."""
     source = """
 SEEN = []
 
@@ -62,18 +62,18 @@ class Needy:
 
 
 class Host:
-    """The `__main__` of a host after it has unpickled, and what was unpickled."""
+    """A host that has unpickled data: its `__main__` namespace and the unpickled value."""
 
     def __init__(self, data: bytes, here: dict[str, Any]) -> None:
         self.data = data
         self.here = here
         self.main: dict[str, Any] = {"__name__": "__main__"}
-        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # A host has none of the classes.
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # A host has not seen the classes.
         self.value = CallUnpickler(io.BytesIO(data), self.main).load()
 
 
 def sent(text: str, *names: str) -> Host:
-    """Run a script here, and send what these names stand for."""
+    """Run a script, pickle the values of these names, and unpickle them as a host does."""
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(compile(text, "script.py", "exec", dont_inherit=True), space)
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Coordinators that are served, and agents that call them."""
+"""Running coordinators (a leader's gRPC servers), and agents that call them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 200.0
 
 
 class Served:
-    """A coordinator in a thread of its own, with a clock that only the test moves."""
+    """A coordinator that serves in a thread, with a clock that only the test moves."""
 
     def __init__(self, address: str, hosts: int, *, restarts=None, **limits) -> None:
         self.key = ""
@@ -78,7 +78,7 @@ class Served:
 
 
 class Agent(AgentClient):
-    """An agent that keeps what it is told."""
+    """An agent that queues all views of the gang that its coordinator sends."""
 
     def __init__(self, endpoint: Endpoint, host: int, **options) -> None:
         super().__init__(endpoint, host, **options)

@@ -1,4 +1,4 @@
-"""The agent's state machine: events of one attempt in, acts in order out."""
+"""The agent's state machine: it takes the events of one attempt and returns acts in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report(exit=Exit.RETURNED):
 
 
 def running(**options):
-    """An agent whose worker has called the function."""
+    """Return the machine of an agent whose worker has called the function."""
     machine = AgentMachine(**options)
     assert machine.on_prepared() == []
     assert machine.on_armed() == ([Act.START] if options.get("alone") else [])
@@ -40,7 +40,7 @@ def running(**options):
 
 
 def end(machine, exit=Exit.RETURNED, now=0.0, *, arrives=False):
-    """Report the function's end to the agent."""
+    """Report the function's end to the agent's machine; return the acts that follow."""
     assert machine.on_end(returned=exit is Exit.RETURNED) == [Act.CONCLUDE]
     machine.note_report(report(exit), arrives=arrives)
     return machine.on_concluded(now)
@@ -71,7 +71,7 @@ def test_it_is_not_called_after_a_stop(before):
     assert machine.on_ready(READY) == []
 
 
-# -- it ends by itself -----------------------------------------------------------------------------
+# -- the function ends by itself -------------------------------------------------------------------
 
 
 def test_a_host_that_returns_exits_when_all_have():
@@ -104,7 +104,7 @@ def test_one_that_is_alone_exits_as_soon_as_its_report_is_stored():
     assert machine.finished
 
 
-# -- it is ended -----------------------------------------------------------------------------------
+# -- the gang stops --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_function_that_ends_after_the_stop_is_let_go():
     assert end(machine, Exit.STOPPED) == [Act.RUN_EXIT_HANDLERS]
 
 
-# -- nobody leads ----------------------------------------------------------------------------------
+# -- the leader is lost ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_final", [True, False])
@@ -161,8 +161,8 @@ def test_a_host_whose_program_is_gone_reports_first():
 
 
 def test_a_host_whose_program_and_leader_are_gone_gives_up_soon():
-    """Regression: the agent tried to deliver its report for ten seconds, although its slice was
-    free."""
+    """Regression: the agent retried its report for ten seconds, although its slice was already free
+    for other jobs. It must give up after `ORPHAN_S` seconds."""
     machine = running()
     machine.on_program_gone(5.0)
     assert machine.tick(5.0 + ORPHAN_S - 0.1) == []
@@ -171,7 +171,7 @@ def test_a_host_whose_program_and_leader_are_gone_gives_up_soon():
     assert machine.finished
 
 
-# -- it is taken away ------------------------------------------------------------------------------
+# -- the host is preempted -------------------------------------------------------------------------
 
 
 def test_a_host_that_is_taken_away_says_so_and_goes_on_until_the_gang_stops():

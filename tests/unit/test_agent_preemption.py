@@ -20,7 +20,7 @@ CANCELLED = HostView(stop=True, stop_exit=Exit.CANCELLED)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """The folder of host 0, whose function is this process."""
+    """The folder of host 0; this process acts as the host's function."""
     root = tmp_path / "host-0"
     root.mkdir()
     monkeypatch.setenv(VARIABLE, str(root))
@@ -37,7 +37,7 @@ def test_outside_a_job_nothing_is_taken_away(monkeypatch):
     assert not kinetic.preempted()
 
 
-def test_the_function_sees_it_and_has_its_grace(folder):
+def test_the_function_learns_of_a_preemption_and_has_the_whole_grace_period(folder):
     agent = agent_of(folder)
     assert not kinetic.preempted()
     assert agent.begin(500.0)
@@ -46,7 +46,7 @@ def test_the_function_sees_it_and_has_its_grace(folder):
     assert 400.0 < agent.left_s <= 500.0
 
 
-def test_who_looks_is_not_interrupted(folder):
+def test_a_function_that_calls_preempted_is_not_interrupted(folder):
     agent = agent_of(folder)
     agent.begin(5.0)
     assert not agent.function_polls
@@ -56,7 +56,7 @@ def test_who_looks_is_not_interrupted(folder):
     assert agent.saves_together
 
 
-def test_looking_alone_changes_nothing(folder):
+def test_calling_preempted_without_a_preemption_changes_nothing(folder):
     agent = agent_of(folder)
     kinetic.preempted()
     assert not agent.function_polls
@@ -81,7 +81,7 @@ def test_with_the_service_of_jax_hosts_save_together_too(folder, value, has):
     assert not agent.function_polls, "the service waits for SIGTERM"
 
 
-def test_whoever_saw_it_has_ended_because_of_it(folder):
+def test_a_function_that_noticed_the_preemption_counts_as_stopped_by_it(folder):
     agent = agent_of(folder)
     agent.begin(5.0)
     kinetic.preempted()
@@ -91,8 +91,8 @@ def test_whoever_saw_it_has_ended_because_of_it(folder):
 
 
 def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
-    """Regression: the function had "called sys.exit(143)" because its own agent noticed the
-    preemption later, and the job failed."""
+    """Regression: the function ended because another host was preempted, but the function's agent
+    did not know it yet. The agent reported "called sys.exit(143)", and the job failed."""
     agent = agent_of(folder)
     with pytest.raises(Preempted):
         end_function()
@@ -100,7 +100,7 @@ def test_a_function_that_another_host_has_told_has_ended_because_of_it(folder):
     assert agent.overriding_stop(None).stop_exit is Exit.STOPPED
 
 
-def test_of_the_host_itself_it_is_said_that_it_was_taken_away(folder):
+def test_the_host_that_is_taken_away_counts_as_evicted(folder):
     agent = agent_of(folder)
     agent.begin(5.0, ours=True)
     assert agent.discards_end
@@ -121,5 +121,5 @@ def test_a_host_that_has_no_folder_yet_is_told_nothing(tmp_path):
     assert not agent.function_polls
 
 
-def test_a_program_that_ends_for_it_exits_as_after_sigterm():
+def test_the_exception_for_a_preemption_exits_with_143():
     assert Preempted().code == 143

@@ -1,4 +1,4 @@
-"""Questions to a leader through the store."""
+"""Requests for a gang's activity, sent to the leader through the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinetic.errors import StoreError
 
 
 class Leader:
-    """Answers the newest question, if it has not been answered yet."""
+    """A leader that answers the newest request, unless it has already answered it."""
 
     def __init__(self, store: MemoryStore, job: JobRef) -> None:
         self.store, self.place = store, (job.job_id, 1)
@@ -39,7 +39,7 @@ def job() -> JobRef:
     return reference
 
 
-def test_it_is_asked_again_once_it_is_answered(job: JobRef) -> None:
+def test_a_poll_asks_the_leader_again_after_each_answer(job: JobRef) -> None:
     store = MemoryStore()
     leader, poll = Leader(store, job), ActivityPoll(store, job)
     assert poll.read_answer() is None

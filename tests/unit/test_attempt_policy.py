@@ -1,5 +1,5 @@
-"""The policy of elastic jobs: with which slices a job continues, and when it is given up. Tables
-and random interleavings."""
+"""The policy of elastic jobs: the slices with which a job continues, and when the job is given up.
+Tests use tables and random orders of events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def elasticity(least=1, most=3, failures=5, timeout=60.0, shrinks=False):
 
 
 def lost(machine, *slices, now=0.0):
-    """Lose these slices; the others become ready at once."""
+    """Report that these slices were lost; all other missing slices become ready at once."""
     machine.note_failure(Loss(slices, DIED), now)
     for index in machine.missing:
         if index not in slices:
@@ -78,7 +78,7 @@ FAILED = ended(RAISED, STOPPED, error=OWN, blamed=(0,))
         (ended(*[Exit.RETURNED] * 4), None),
     ],
 )
-def test_what_is_a_loss(outcome, slices):
+def test_outcomes_that_count_as_the_loss_of_slices(outcome, slices):
     loss = loss_of(outcome, (2, 5))
     assert (None if loss is None else loss.slices) == slices
     assert loss is None or loss.why == "why"
@@ -95,7 +95,7 @@ def test_hosts_that_abort_because_they_lost_their_leader_are_not_lost():
 # -- waiting ---------------------------------------------------------------------------------------
 
 
-def test_one_that_waits_goes_on_when_its_slice_is_back():
+def test_a_waiting_job_forms_when_its_lost_slice_is_back():
     machine = elasticity()
     lost(machine, 1)
     assert machine.decide(0.0) == Restart((1,))
@@ -107,7 +107,7 @@ def test_one_that_waits_goes_on_when_its_slice_is_back():
 
 
 @pytest.mark.parametrize(("least", "decision"), [(2, Form((0, 2))), (3, None)])
-def test_one_that_has_waited_long_enough(least, decision):
+def test_after_slice_timeout_a_waiting_job_forms_with_enough_slices_or_gives_up(least, decision):
     machine = elasticity(least=least)
     lost(machine, 1)
     machine.decide(0.0)
@@ -121,7 +121,7 @@ def test_one_that_has_waited_long_enough(least, decision):
         )
 
 
-def test_it_does_not_form_while_hosts_of_a_living_slice_are_coming():
+def test_a_job_does_not_form_before_the_hosts_of_its_living_slices_are_ready():
     machine = elasticity(shrinks=True)
     machine.note_failure(Loss((1,), DIED), 0.0)
     machine.note_ready(0)
@@ -229,7 +229,7 @@ def test_hosts_that_cannot_be_started_end_only_a_job_that_needs_them(is_fixed):
 # -- shrinking and growing -------------------------------------------------------------------------
 
 
-def test_one_that_shrinks_goes_on_at_once_and_grows_when_it_can():
+def test_a_shrinking_job_forms_at_once_and_grows_when_the_slice_is_back():
     machine = elasticity(shrinks=True)
     lost(machine, 0)
     assert machine.decide(0.0) == Form((1, 2)), "also without the first slice"
@@ -244,7 +244,7 @@ def test_one_that_shrinks_goes_on_at_once_and_grows_when_it_can():
     assert (machine.attempt, len(machine.failures)) == (3, 1)
 
 
-def test_one_that_waits_does_not_wait_for_others_when_it_grows():
+def test_a_waiting_job_grows_by_one_slice_without_the_other_lost_ones():
     machine = elasticity()
     lost(machine, 0, 1)
     assert machine.decide(0.0) == Restart((0, 1))
@@ -256,7 +256,7 @@ def test_one_that_waits_does_not_wait_for_others_when_it_grows():
     assert machine.decide(61.0) == Form((1, 2))
 
 
-def test_never_fewer_than_least():
+def test_a_job_never_forms_with_fewer_slices_than_its_least():
     machine = elasticity(least=2, most=3, shrinks=True)
     lost(machine, 0, 1)
     machine.decide(0.0)
@@ -285,7 +285,7 @@ def test_a_slice_that_is_lost_while_it_waits_does_not_count_but_is_started_later
 # -- giving up -------------------------------------------------------------------------------------
 
 
-def test_it_gives_up_with_the_whole_history():
+def test_a_job_beyond_max_failures_gives_up_and_names_every_failure():
     machine = elasticity(failures=1)
     lost(machine, 1)
     machine.note_ready(1)
@@ -308,7 +308,7 @@ def test_a_second_loss_during_the_recovery_counts():
     )
 
 
-def test_no_failure_at_all():
+def test_with_max_failures_0_the_first_failure_gives_up():
     machine = elasticity(failures=0)
     machine.note_failure(Loss((), "a collective broke"), 0.0)
     decision = machine.decide(0.0)
@@ -332,7 +332,7 @@ STEPS = st.lists(
 
 @settings(deadline=None, max_examples=150)
 @given(least=st.integers(1, 4), shrinks=st.booleans(), failures=st.integers(0, 6), steps=STEPS)
-def test_promises_hold_in_any_order(least, shrinks, failures, steps):
+def test_the_policy_keeps_its_promises_in_any_order_of_events(least, shrinks, failures, steps):
     machine = elasticity(least, 4, failures, 50.0, shrinks)
     now, since = 0.0, None
     for what, which, pause_s in steps:
@@ -371,7 +371,7 @@ def test_promises_hold_in_any_order(least, shrinks, failures, steps):
             assert now - since <= 50.0 + READY_S
 
 
-def test_one_that_takes_over_goes_on_counting():
+def test_a_new_head_counts_the_failures_of_the_head_before():
     before = (Failure(1, (2,), "killed"), Failure(2, (), "the head, which led the job, was lost"))
     machine = AttemptPolicy(Elastic(1, 3, 2, 60.0), attempt=3, failures=before)
     assert (machine.attempt, machine.slices) == (3, (0, 1, 2))
@@ -383,7 +383,7 @@ def test_one_that_takes_over_goes_on_counting():
     assert "attempt 3: slice 0 lost: killed again" in decision.reason
 
 
-def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
+def test_the_loss_of_a_slice_that_is_away_counts_unless_it_is_told_not_to():
     machine = elasticity()
     machine.note_failure(Loss((1,), DIED), 0.0)
     machine.lose_slice(1, DIED, 1.0, counts=False)
@@ -393,6 +393,7 @@ def test_what_comes_and_goes_while_its_slice_is_away_may_not_count():
 
 
 def test_the_limit_of_attempts_stays_and_is_left_out_beyond():
-    """Attempts that only made room for a slice, or lost their leader, do not count as failures."""
+    """Attempts may exceed the limit, because those that made room for a slice or lost their leader
+    are no failures. The name of such an attempt omits the limit."""
     names = [name_attempt(number, 2) for number in (1, 2, 3, 4)]
     assert names == ["1 of 3", "2 of 3", "3 of 3", "4"]

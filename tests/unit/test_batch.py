@@ -1,4 +1,4 @@
-"""Batches of scripted jobs: every input ends exactly once, in its place."""
+"""Batches of scripted jobs: every input ends exactly once, and results keep the inputs' order."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
         poll(self)
 
     def wait_in_vain():
-        while True:  # The watch starts with the batch, and may break before anybody waits.
+        while True:  # The watch starts with the batch, and may break before `results`.
             bugs[:] = [ZeroDivisionError("a bug")]
             with contextlib.suppress(TimeoutError):
                 batch.results(timeout=1)
@@ -176,7 +176,7 @@ def test_a_watch_that_broke_breaks_one_wait_and_not_the_next(store, monkeypatch)
     assert batch.results(timeout=PATIENCE_S) == [(0, 1)]
 
 
-# -- how it is run ---------------------------------------------------------------------------------
+# -- submission and cancellation -------------------------------------------------------------------
 
 
 def test_no_more_jobs_at_a_time_than_allowed(store):
@@ -202,7 +202,7 @@ def test_nothing_more_is_submitted_after_a_failure(store):
     results = batch.results(timeout=PATIENCE_S, return_exceptions=True)
     assert results[0] == (0, 1), "what ran went on"
     assert [type(e) for e in results[1:]] == [ValueError] + [errors.SubmitError] * 48
-    assert "an input failed" in str(results[-1])
+    assert "another input failed" in str(results[-1])
 
 
 def test_a_failure_cancels_what_runs_when_asked_to(store):

@@ -1,4 +1,4 @@
-"""Batches in a process that attached to them; options of batches."""
+"""Batches as seen by a process that attached to them, and options of batches."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_another_process_can_cancel(store):
 
 
 def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path):
-    """Another process asks to stop right after the batch has checked for a stop request."""
+    """Another process cancels just after the check for a stop request: no further job starts."""
     cancelled = threading.Event()
 
     class CancelledAfterALook(LocalStore):
@@ -98,7 +98,7 @@ def test_nothing_is_submitted_in_place_of_what_another_process_cancels(tmp_path)
 
 
 def dead(store, total, submitted):
-    """A batch whose process was killed: the process is dead, and no end is recorded."""
+    """Store a batch whose process was killed after `submitted` jobs; return source and records."""
     source = Scripted(store)
     batch_records = leave(store, new_batch(total, now=0.0))
     for index in range(submitted):
@@ -171,12 +171,12 @@ def test_where_inputs_stand_follows_from_the_records():
     waiting, live, refused = InputState.WAITING, InputState.LIVE, InputState.REFUSED
     assert inputs_of(4, {0}, {1}, None) == [live, refused, waiting, waiting]
     assert inputs_of(4, {0}, {1}, None, is_abandoned=True) == [live, refused, refused, refused]
-    end = BatchEnd("an input failed", frozenset({3}))
+    end = BatchEnd("another input failed", frozenset({3}))
     assert inputs_of(4, {0}, {1}, end) == [live, refused, InputState.REMOVED, InputState.SKIPPED]
 
 
 class Killed(BaseException):
-    """Ends the submission at one step, as SIGKILL would: nothing is recorded after it."""
+    """An exception that ends a submission like SIGKILL: nothing is recorded after it."""
 
 
 STEPS = {

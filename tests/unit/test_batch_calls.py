@@ -1,5 +1,5 @@
-"""From a decorated function to a batch's jobs: what is packaged once, and what each job has of its
-own."""
+"""Batches of a decorated function: what is packaged once for all jobs, and what differs for each
+job."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_an_argument_that_cannot_be_pickled_costs_only_its_own_input(backend):
 
 
 class Gated(InlineBackend):
-    """Creates no job until its gate is open."""
+    """A backend that creates no job until its gate is open."""
 
     def __init__(self, store):
         super().__init__(store)
@@ -298,7 +298,7 @@ def test_a_large_function_is_stored_once(backend, home):
 
 
 class Building(InlineBackend):
-    """Builds images, or fails with `unbuilt`."""
+    """A backend that builds images, or raises `unbuilt`."""
 
     unbuilt = None
 

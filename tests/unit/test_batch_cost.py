@@ -24,7 +24,7 @@ from kinetic._store.local import LocalStore
 
 
 def put_job(store, plan, number, **changes):
-    """Store a job of a batch with a plan like this one."""
+    """Store the reference of a batch's job, and a copy of this plan; return the reference."""
     job_id = f"job-{number:08x}"
     fields = {"group_id": "grp-00000001", "group_index": number, "hosts": plan.hosts}
     ref = JobRef(
@@ -54,7 +54,7 @@ def put_events(store, ref, *events):
 
 @pytest.fixture
 def spent(tmp_path):
-    """A command line over a store."""
+    """A command line over an empty store."""
     return World(tmp_path / "store")
 
 
@@ -70,7 +70,7 @@ def test_a_batch_has_cost_what_its_jobs_have(home, monkeypatch, spent, capsys):
     end_job(spent.store, ended, started_at=NOW - 100, ended_at=NOW - 90)
     put_events(spent.store, running, GangEvent(EventKind.READY, None, "", time=NOW - 7))
     status = status_of(spent, capsys)
-    assert status["jobs"] == {"succeeded": 1, "running": 2}  # reported by their backend
+    assert status["jobs"] == {"succeeded": 1, "running": 2}  # as the fake backend reports
     assert status["cost"] == {
         "so_far_usd": pytest.approx(17),
         "usd_per_hour": pytest.approx(3600),

@@ -1,4 +1,4 @@
-"""The call arguments that inputs of a batch become."""
+"""The arguments with which a batch calls its function for each input."""
 
 from __future__ import annotations
 

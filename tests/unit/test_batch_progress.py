@@ -1,4 +1,4 @@
-"""The progress of a batch while it is waited for: on a terminal, in a pipe, after Ctrl-C."""
+"""The progress line of a batch while a caller waits: on a terminal, in a pipe, after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_terminal_sees_a_bar_unless_told_otherwise(store, monkeypatch):
 
 
 def test_an_end_that_is_told_twice_counts_once(store):
-    """A job may be registered again while its end is being reported."""
+    """A job that is registered again while its end is being reported counts as one end."""
     batch = begin(Scripted(store, ["raise"]), 1)
     batch.wait(timeout=PATIENCE_S)
     (handle,) = batch._view.handles
@@ -60,7 +60,7 @@ def test_an_end_that_is_told_twice_counts_once(store):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "dumb terminal"])
-def test_what_redraws_nothing_gets_one_line_for_each_end(store, monkeypatch, stream):
+def test_a_stream_that_cannot_redraw_gets_one_line_for_each_ended_input(store, monkeypatch, stream):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stderr", stream)
     batch = begin(Scripted(store, ["raise"]), 3, BatchRules(max_concurrent=1))
@@ -71,7 +71,7 @@ def test_what_redraws_nothing_gets_one_line_for_each_end(store, monkeypatch, str
     assert "\r" not in stream.getvalue()
 
 
-def test_what_is_left_out_takes_no_lines_of_a_pipe(store, monkeypatch):
+def test_skipped_inputs_get_no_lines_in_a_pipe(store, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := io.StringIO())
     batch = begin(Scripted(store, ["raise"]), 300, BatchRules(max_concurrent=1, fail_fast=True))
     batch.wait(timeout=PATIENCE_S)
@@ -134,7 +134,7 @@ def test_ctrl_c_while_all_is_submitted_at_once(store, capsys):
 
 
 def interrupt_call(store, source, total):
-    """Start a batch, and raise Ctrl-C during it."""
+    """Launch a batch that Ctrl-C interrupts, then wait for the batch's threads to end."""
     how = BatchRules(max_concurrent=2)
     with pytest.raises(KeyboardInterrupt):
         launch.launch(source, store, total, how, name="", notes={})
@@ -209,7 +209,7 @@ def test_errors_of_the_watching_thread_reach_whoever_waits(store, monkeypatch):
 
 
 def test_a_narrow_terminal_cuts_the_line_instead_of_wrapping_it(store, monkeypatch):
-    """The numbers come before the bar, and wrapping is off while the line is drawn."""
+    """Numbers come before the bar, so a cut keeps them; wrapping is off while a line is drawn."""
     monkeypatch.setattr("sys.stderr", stream := Terminal())
     batch = begin(Scripted(store), 3)
     batch.wait(timeout=PATIENCE_S)

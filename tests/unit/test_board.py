@@ -1,4 +1,4 @@
-"""The reader of jobs' states takes few calls, however many jobs there are."""
+"""Reading the states of jobs takes few calls to store and backend, however many jobs exist."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_statuses_of_a_batch_are_one_question(tmp_path):
     answer, counts = source.status, []
 
     def status(refs):
-        if threading.current_thread() is threading.main_thread():  # not the batch's watcher
+        if threading.current_thread() is threading.main_thread():  # the batch's watcher asks, too
             counts.append(len(refs))
         return answer(refs)
 

@@ -1,4 +1,4 @@
-"""Output whose stream breaks continues exactly where it broke, wherever and however often."""
+"""A follower loses and repeats no output, wherever and however often the stream breaks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ HOSTS = 2
 
 @dataclass(frozen=True)
 class Break:
-    """A break of a stream: after how many chunks, and with which error."""
+    """A break of a stream after some chunks: by an error if `raises`, otherwise a silent end."""
 
     after: int
     raises: bool
 
 
 class Breaking(FakeBackend):
-    """Prints `printed` of all hosts. Its streams break one after the other, as `breaks` says; then
-    they stay whole. The job ends with the stream numbered `ends_with`, and a later stream does not
-    end early."""
+    """A backend whose log streams break one after the other, as `breaks` says; later streams are
+    whole. `printed` is the output of all hosts. The job ends with the stream numbered `ends_with`,
+    counted from 0; after that, only an error ends a stream early."""
 
     def __init__(
         self, store: Any, job: JobRef, printed: list[LogChunk], breaks: list[Break], ends_with: int
@@ -74,7 +74,7 @@ class Breaking(FakeBackend):
 
 
 def printed(*pieces: tuple[int, bytes]) -> list[LogChunk]:
-    """Chunks of several hosts; the second half of each host's output is from its second attempt."""
+    """Return chunks for (host, data) pieces; the second half of the pieces is from attempt 2."""
     at: dict[int, Position] = {}
     chunks = []
     for number, (host, data) in enumerate(pieces):
@@ -156,7 +156,7 @@ def test_a_status_that_cannot_be_had_is_asked_for_again(store):
 
 
 class Flickering(MemoryStore):
-    """A distant store that fails a number of times, then answers."""
+    """A distant store whose next `failures` reads raise `error`."""
 
     failures = 0
     error: type[StoreError] = StoreError

@@ -1,5 +1,5 @@
 """Messages about a bucket's refusals name the bucket, the permission or cause, and the remedy. The
-answers are worded as those of the real service."""
+simulated answers have the real service's words."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ CASES = {
     "expired credentials": (
         401,
         "Invalid Credentials",
-        ("does not accept these credentials", "gcloud auth application-default login"),
+        ("does not accept your credentials", "gcloud auth application-default login"),
     ),
     "nobody": (
         401,
         "Anonymous caller does not have storage.objects.get access to the object.",
-        ("does not accept these credentials", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("does not accept your credentials", "GOOGLE_APPLICATION_CREDENTIALS"),
     ),
     "no right to replace": (
         403,
@@ -117,7 +117,7 @@ def test_renewing_needs_a_permission_of_its_own(double):
     assert "permission storage.objects.update on gs://bucket" in message_of(ACTS["renew"])
 
 
-def test_nobody_answers(monkeypatch):
+def test_a_refused_connection_names_the_proxy_variable_and_no_pool(monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]

@@ -1,9 +1,8 @@
-"""Content of a bucket is swept while jobs are submitted.
+"""Sweeps (removals of unused content) of a bucket while jobs are submitted.
 
-At whatever request a sweep interrupts a submission, the job finds what its plan names, and unnamed
-content is removed. A submission that interrupts a sweep has to be repeated at worst. Everything in
-the bucket is a month old when a test begins; the double of Cloud Storage reports each request
-before it answers.
+A sweep may interrupt a submission at any request: the job finds all content that its plan names.
+If a submission interrupts a sweep, at worst the job must be submitted again. All content is a month
+old when a test begins. The double of Cloud Storage calls back before each answer.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def plant(root: Path, text: str = "") -> None:
 
 
 def submit(place: Path, job_id: str, cache: str = "cache") -> Tree:
-    """Send the project and name it in a plan, as a submission does."""
+    """Send the project's tree and store a plan that names it, as a submission does."""
     store = GcsStore("gs://bucket")
     built = bundle.build(place / "root", cache_dir=place / cache)
     with lock_for_submission(store):
@@ -87,7 +86,7 @@ def contents(double: Double) -> set[str]:
 
 
 class Between:
-    """Calls `act` once, before the n-th request of the other party is answered."""
+    """A hook that calls `act` once, before the double answers its n-th request."""
 
     def __init__(self, double: Double, number: int, act: Callable[[], object]) -> None:
         self.countdown, self.double, self.act = number, double, act
@@ -151,8 +150,8 @@ def test_a_sweep_between_any_two_requests_of_a_submission(tmp_path, double, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_submission_between_any_two_requests_of_a_sweep(tmp_path, double, kind):
-    """No extra request protects the content: what was unused for a week is removed, and the job's
-    host says what to do."""
+    """The sweep may remove content that was unused for a week and that the new job needs. The job's
+    host then raises `CorruptRecord`, and a second submission succeeds."""
     text, cache = KINDS[kind]
     number, happened, lost = 0, True, 0
     while happened:
@@ -231,8 +230,8 @@ def test_a_submission_that_was_killed_is_swept(tmp_path, double):
 
 
 def test_what_no_reference_vouches_for_is_swept(double):
-    """A submission was killed between the two writes of a reference, and `kinetic doctor` between
-    those of its probe."""
+    """A sweep removes the old leftovers of killed processes: half of a job's reference, and a probe
+    that `kinetic doctor` wrote."""
     store = GcsStore("gs://bucket")
     store.put(f"{layout.JobKeys('job-1').listing}/ref-x", b"")
     store.put(f"{layout.PROBES}/1234", b"")
@@ -277,8 +276,8 @@ submission.submit(made, Nowhere(), GcsStore("gs://bucket"))
 
 @pytest.fixture
 def run_killed(tmp_path, double):
-    """Run a program that is killed before its n-th request is answered. True if it made that
-    many."""
+    """Return a function that runs a program and kills it before its n-th request is answered; True
+    if the program made n requests."""
     with Forks(IMPORTS) as forks:
 
         def run(program, number):
@@ -297,7 +296,7 @@ def run_killed(tmp_path, double):
 def test_a_submission_that_is_killed_at_any_request_leaves_nothing_for_ever(
     tmp_path, double, run_killed
 ):
-    """Either the job can be found, or its content is swept."""
+    """After each kill, the bucket is empty once all listed jobs are removed and a sweep has run."""
     plant(tmp_path / "root")
     (tmp_path / "root/function.py").write_text("def function():\n    pass\n")
     (tmp_path / "root/pyproject.toml").write_text("")

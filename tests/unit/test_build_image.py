@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """A PATH of programs that record their arguments, and keep what they build."""
+    """Add fake programs to PATH that record their arguments and copy the folder that they build."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

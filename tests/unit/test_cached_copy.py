@@ -1,5 +1,5 @@
-"""The copy of declared data on a host: shared, read-only, whole in spite of kills and changes,
-removed when unused."""
+"""Cached copies of declared data on a host: shared by jobs, read-only, whole in spite of kills and
+changes, and removed when unused."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_second_use_makes_nothing(store, tree, monkeypatch):
 
 
 def test_a_write_in_place_reaches_neither_the_store_nor_the_next_job(store, tree):
-    """Root may write in an ordinary container, where the kernel allows no read-only mount."""
+    """Root can write to the copy in a container without read-only mounts; the data must survive."""
     files = cached_copy.provide(store, tree, cached_copy.find_root(store))
     (files / "large").chmod(0o644)
     mapped = np.memmap(files / "large", dtype=np.uint8, mode="r+")
@@ -177,7 +177,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(store, tree, monkeypatch):
     assert [each.name for each in cached_copy.find_root(store).iterdir()] == ["lock"]
 
 
-# -- many at once, and deaths ----------------------------------------------------------------------
+# -- concurrent jobs, and kills --------------------------------------------------------------------
 
 CHILD = textwrap.dedent("""
     import json, os, sys

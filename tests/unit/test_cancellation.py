@@ -42,7 +42,7 @@ def test_a_refused_request_takes_back_no_other_one_that_was_agreed():
     store = MemoryStore()
 
     def refuse():
-        cancellation.request(store, JOB, lambda: None)  # Meanwhile another process requests it.
+        cancellation.request(store, JOB, lambda: None)  # Another process cancels, too.
         raise PreflightError("no")
 
     with pytest.raises(PreflightError):
@@ -83,7 +83,7 @@ class FullStore(MemoryStore):
 
 
 def test_a_job_is_stopped_whose_store_takes_no_request(caplog):
-    """The store may be full because of this very job."""
+    """A full store, perhaps filled by this job, must not prevent its cancellation."""
     stopped = []
     cancellation.request(FullStore(), JOB, lambda: stopped.append(JOB))
     assert stopped

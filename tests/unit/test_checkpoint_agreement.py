@@ -1,5 +1,5 @@
-"""Agreements between hosts, which are threads here: when to save, errors, the owner of a folder;
-and small rules."""
+"""Agreements between hosts (threads here): when to save, whose error is raised, who owns a folder;
+also iterator positions, cadences and sizes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_all_hosts_leave_at_the_same_call(seed):
                     taken_away.set()
                 if (request := sync_points.call()) is not None:
                     return step, request
-                step_of.wait(PATIENCE_S)  # like a collective of the training
+                step_of.wait(PATIENCE_S)  # Hosts wait for each other, as in a collective.
                 time.sleep(0.001)
             return None
         finally:
@@ -96,7 +96,7 @@ def test_the_leader_wishes_when_the_time_has_come():
         finally:
             sync_points.close()
 
-    # The leader's thread checks the clock after waiting for as long as seemed necessary.
+    # The leader's thread would check the fake clock only after a long wait: shorten the wait.
     step_of = threading.Barrier(2)
     patience = SyncPoints._patience_s
     try:
@@ -113,7 +113,7 @@ def test_a_host_that_is_gone_does_not_hold_the_others_forever(monkeypatch):
     from kinetic._in_job.checkpoint import sync_points as module
 
     monkeypatch.setattr(module, "_LIMIT_S", 0.05)
-    host = Crowd(2).hosts()[0]  # The other host never comes.
+    host = Crowd(2).hosts()[0]  # Host 1 never calls.
     sync_points = SyncPoints(host, lambda: SyncRequest.PREEMPTED)
     for _ in range(20):
         assert sync_points.call() is None
@@ -143,7 +143,7 @@ def test_the_error_of_one_host_is_raised_on_all():
     ]
 
 
-# -- who writes a folder ---------------------------------------------------------------------------
+# -- the owner of a folder -------------------------------------------------------------------------
 
 
 def owner(job="job-1", token="a"):
@@ -211,7 +211,7 @@ def test_a_folder_that_was_removed_is_not_written_any_more(tmp_path, another):
     first.acquire()
     first.check()
     shutil.rmtree(folder)
-    if another:  # Another process has started in the folder.
+    if another:  # Another process has recreated the folder.
         folder.mkdir()
         (folder / lease.RECORD).write_text("")
     with pytest.raises(CheckpointError, match="was removed"):
@@ -224,8 +224,8 @@ def in_store(store, job, token, sleep=no_sleep):
 
 
 def test_a_record_that_is_renewed_is_never_empty(tmp_path, monkeypatch):
-    """Another machine may read the record while it is written, and would take over a folder without
-    an owner."""
+    """The owner's record is never empty during a rewrite: another machine that read an empty record
+    would take over the folder."""
     contents, ftruncate = [], os.ftruncate
 
     def note_and_truncate(fd, length):
@@ -267,7 +267,7 @@ def test_a_bucket_has_one_owner_until_that_is_silent():
 
 
 def test_an_owner_that_has_released_writes_nothing_over_the_next_one():
-    """Its thread may be about to write the next beat."""
+    """A released lease writes no more, even if its thread was about to write a heartbeat."""
     renews, goes_on = threading.Event(), threading.Event()
 
     class Slow(InStore):
@@ -294,8 +294,8 @@ def test_an_owner_that_has_released_writes_nothing_over_the_next_one():
 
 @pytest.mark.parametrize("ends", ["takes over", "releases"])
 def test_an_owner_that_is_suspended_in_a_beat_writes_nothing_over_the_next_one(ends):
-    """Regression: it had read its own record, was suspended, and wrote the next beat when it was
-    continued."""
+    """Regression: an owner was suspended after reading its record; when it continued, it wrote its
+    heartbeat over the record of the next owner."""
     store, second = MemoryStore(), []
 
     class Suspended(InStore):
@@ -442,7 +442,7 @@ def test_what_has_no_position_is_refused(bad):
         positions.take_position(bad)
 
 
-# -- when ------------------------------------------------------------------------------------------
+# -- the steps that are saved ----------------------------------------------------------------------
 
 
 def test_when_steps_are_saved():
@@ -468,7 +468,7 @@ def test_what_cannot_be_a_cadence(bad):
         check_cadence(*bad)
 
 
-# -- how much --------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
 
 
 def test_the_size_of_the_seventy_billion():

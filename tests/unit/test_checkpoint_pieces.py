@@ -1,5 +1,5 @@
-"""The pieces of local checkpoints that make up a whole one, their transfers between hosts, and the
-room for them."""
+"""Local checkpoints, whose pieces lie on several hosts: finding a complete step, planning transfers
+between hosts, and free space."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAVES = (Leaf("w", (4,), "float32"), Leaf("n", value=3))
 
 
 def local(step, *halves, writer="run"):
-    """A checkpoint with these halves of `w`."""
+    """Return one host's part of a checkpoint, with these halves (0, 1) of the array `w`."""
     pieces = [Piece(0, (half * 2,), (2,), 64 * half, 8) for half in halves]
     return Local(step, writer, 2, LEAVES, tuple(pieces))
 
@@ -61,7 +61,7 @@ def test_nothing_is_sent_where_everybody_has_what_it_needs():
 
 @st.composite
 def cut(draw):
-    """Partitions of a square into boxes."""
+    """Draw two partitions of a square into boxes, and the hosts that have or need each box."""
     size = 6
 
     def cuts():

@@ -1,4 +1,4 @@
-"""The network claims of slices are created with their workload, and removed with it."""
+"""A slice's claims to network devices are created with its workload, and removed with it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a store in a bucket."""
+    """Yield the address of a store in a bucket, which a double of Cloud Storage serves."""
     with serving("bucket") as double:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", double.uri)
         yield "gs://bucket/run"
@@ -38,7 +38,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(params=["folder", "bucket"])
 def saved(request: Any, tmp_path: Path) -> Any:
-    """The address of two steps and an incomplete one, and a store on the same folder."""
+    """Return an address with two complete steps and an incomplete one, and a store on it."""
     in_place = request.param == "bucket"
     where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
     store = open_store(where)
@@ -78,7 +78,9 @@ def test_checkpoints_are_listed(world: World, saved: Any, capsys: Capture) -> No
     assert last.split()[:2] == ["30", "unfinished"]
 
 
-def test_the_output_folder_and_the_job_lead_to_them(world: World, tmp_path: Path, capsys: Capture):
+def test_checkpoints_are_listed_by_output_folder_and_by_job_id(
+    world: World, tmp_path: Path, capsys: Capture
+):
     put(LocalStore(tmp_path / "out"), "checkpoints/7/state/x", {})
     assert list_steps(world, capsys, str(tmp_path / "out")) == [(7, True)]
     ref = replace(world.job("job-0000000a"), output_dir=str(tmp_path / "out"))
@@ -108,14 +110,14 @@ def test_the_newest_is_inspected(world: World, saved: Any, capsys: Capture) -> N
 @pytest.mark.parametrize(
     ("committed_at", "marked", "listed_as"),
     [
-        ([1, 1, 1], [2, 3], [True, True, True]),  # Step 1 was written when Orbax made no marks yet,
+        ([1, 1, 1], [2, 3], [True, True, True]),  # Step 1 is older than Orbax's marks.
         ([1, 1, 1], [1, 2], [True, True, False]),
-        ([1, 1, None], [], [True, True, False]),  # and was written in place by Orbax.
+        ([1, 1, None], [], [True, True, False]),  # Step 3 has no commit time.
         ([1, None, 1], [3], [True, False, True]),
         ([1, 1, 1], [], [True, True, True]),
     ],
 )
-def test_steps_of_others_that_were_cut_off(
+def test_unfinished_steps_of_other_programs_are_listed_as_incomplete(
     world: World,
     tmp_path: Path,
     capsys: Capture,
@@ -184,7 +186,7 @@ def test_steps_are_removed(
 
 
 def answer_no(monkeypatch: Any) -> list[str]:
-    """Decline on a terminal; return the list of questions."""
+    """Answer no to all questions, as on a terminal; return the list that collects them."""
     questions: list[str] = []
 
     def decline(text: str, **_: object) -> None:
@@ -197,7 +199,7 @@ def answer_no(monkeypatch: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("numbers", "what"), [((4,), "step 4"), ((4, 20), "steps 4, 20")])
-def test_it_asks_before_it_removes(
+def test_rm_asks_before_it_removes_and_refuses_without_a_terminal(
     world: World, saved: Any, numbers: Any, what: str, monkeypatch: Any, capsys: Capture
 ):
     questions = answer_no(monkeypatch)
@@ -210,7 +212,9 @@ def test_it_asks_before_it_removes(
     assert list_steps(world, capsys, saved[0]) == ALL
 
 
-def test_what_is_asked_for_must_be_there(world: World, saved: Any, capsys: Capture) -> None:
+def test_rm_and_ls_of_a_missing_step_or_folder_fail(
+    world: World, saved: Any, capsys: Capture
+) -> None:
     where, _ = saved
     assert world("checkpoint", "rm", where, "--yes", "--step", "5") == 3
     assert world("checkpoint", "rm", where, "--yes") == 2
@@ -253,7 +257,7 @@ def test_a_ramdisk_is_checked(world: World, ramdisk: str, code: int, capsys: Cap
         assert "Request 57579Mi" in capsys.readouterr().err
 
 
-def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
+def test_size_takes_the_number_of_hosts_from_the_accelerator(world: World, capsys: Capture) -> None:
     words = ("checkpoint", "size", "--params", "1e9", "-a", "tpu-v6e-16", "--json")
     assert world(*words) == 0
     document = json.loads(capsys.readouterr().out)
@@ -264,7 +268,7 @@ def test_a_slice_has_its_hosts(world: World, capsys: Capture) -> None:
 
 @pytest.fixture(params=["folder", "bucket"])
 def foreign(request: Any, tmp_path: Path) -> Any:
-    """Checkpoints that Orbax's manager wrote for another program, and their store."""
+    """Return an address with checkpoints of Orbax's manager, not kinetic's, and a store on it."""
     in_place = request.param == "bucket"
     where = request.getfixturevalue("bucket") if in_place else str(tmp_path / "run")
     store = open_store(where)
@@ -298,7 +302,7 @@ def test_checkpoints_of_others_are_shown_and_left_as_they_are(
     assert list(store.list("")) == [key for key in before if not key.startswith("4/")]
 
 
-def test_whose_checkpoints_are_removed_is_asked(
+def test_rm_names_the_program_that_wrote_foreign_checkpoints(
     world: World, foreign: Any, monkeypatch: Any, capsys: Capture
 ) -> None:
     questions = answer_no(monkeypatch)
@@ -322,7 +326,7 @@ def test_folders_of_an_unknown_program_are_never_removed(
 def test_numbered_folders_beside_checkpoints_are_the_users(
     world: World, saved: Any, capsys: Capture
 ) -> None:
-    """The logs of each host are in the output folder and, by mistake, among the steps."""
+    """Numbered folders of logs, above or among the steps, are neither listed nor removed."""
     where, store = saved
     put(store, "1/log.txt", {})
     assert world("checkpoint", "rm", where, "--all", "--yes") == 0

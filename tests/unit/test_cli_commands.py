@@ -259,7 +259,7 @@ def test_a_job_of_a_backend_that_is_not_here_is_listed_as_unknown(
     assert call(["jobs", "list"], app) == 0
     printed = capsys.readouterr()
     assert "UNKNOWN" in printed.out
-    assert printed.err == "Some states are unknown: no such backend\n"
+    assert printed.err == "The states of some jobs are unknown. The error: no such backend\n"
     assert call(["jobs", "prune", "--yes", "--older-than", "1s"], app) == 0
     assert world.store.has(layout.JobKeys("job-00000001").ref)
 
@@ -340,7 +340,9 @@ def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) 
 @pytest.mark.parametrize(
     "command", ["status", "logs", "result", "wait", "cancel", "cleanup", "stacks"]
 )
-def test_ids(world: World, command: str, capsys: Capture) -> None:
+def test_unknown_ambiguous_and_invalid_job_ids_are_refused(
+    world: World, command: str, capsys: Capture
+) -> None:
     world.job("job-aaaa0001")
     world.job("job-aaaa0002")
     assert world("jobs", command, "job-bbbb0000") == 3
@@ -421,7 +423,7 @@ def test_the_result_of_a_failed_job_is_its_error(world: World, capsys: Capture) 
         assert "line 7 in train" in err
 
 
-def test_waiting_tells_by_its_exit_code(world: World, capsys: Capture) -> None:
+def test_wait_exits_with_0_for_success_and_1_for_failure(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=2)
     world.succeed("job-00000001")
     assert world("jobs", "wait", "job-0") == 0
@@ -433,10 +435,10 @@ def test_waiting_tells_by_its_exit_code(world: World, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_its_exit_code_stands_where_nobody_reads(
+def test_wait_keeps_its_exit_code_when_the_reader_of_the_pipe_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
-    """The reader of the pipe has ended."""
+    """`jobs wait` exits with the job's code although the reader of its output has ended."""
     world.job("job-00000001")
     world.fail("job-00000001")
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""`kinetic compile` finds the function to compile, or says why it cannot."""
+"""`kinetic compile` finds the function to compile, or says why it finds none."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ KINDS = [("jobset.x-k8s.io/v1alpha2", "JobSet"), ("v1", "Secret")]
 
 
 class Rendering(FakeBackend):
-    """A cluster that renders its objects."""
+    """A backend that renders the objects of a cluster."""
 
     name = "gke"
 
@@ -32,7 +32,7 @@ class Rendering(FakeBackend):
 
 @pytest.fixture
 def dry_run(home, tmp_path, monkeypatch, capsys):
-    """Run the command in a project with a cluster; return its output."""
+    """Return a function that runs `kinetic run` for a cluster; it returns exit code and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KINETIC_CLUSTER", "tpus")
     Path("train.py").touch()
@@ -85,7 +85,7 @@ def test_what_pods_get_is_shown(dry_run):
 
 
 def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
-    for name in ("kubernetes", "yaml"):  # kubernetes brings yaml.
+    for name in ("kubernetes", "yaml"):  # kubernetes depends on yaml.
         monkeypatch.setitem(sys.modules, name, None)
     _, printed = dry_run("--dry-run", "-o", "yaml")
     monkeypatch.undo()
@@ -94,10 +94,10 @@ def test_without_the_package_yaml_is_json(dry_run, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("-o", "yaml"), ("--dry-run", "--json", "-o", "json")])
-def test_it_goes_with_a_dry_run_alone(dry_run, words):
+def test_the_output_option_needs_a_dry_run_and_excludes_json(dry_run, words):
     code, printed = dry_run(*words)
     assert code == 2
-    assert "needs --dry-run and excludes --json" in printed.err
+    assert "works only with --dry-run and without --json" in printed.err
 
 
 def test_a_plan_shows_what_would_be_created(dry_run):

@@ -212,7 +212,7 @@ def test_without_profiles_none_of_their_code_is_loaded() -> None:
 
 
 def complete(*words: str) -> list[str]:
-    """Return what a shell would offer for the last word."""
+    """List the completions that a shell would offer for the last word."""
     *before, prefix = words
     completer = ShellComplete(root, {}, "kinetic", "")
     return [item.value for item in completer.get_completions(before, prefix)]

@@ -1,4 +1,4 @@
-"""Programs on a host: scripts, modules, commands."""
+"""Programs that a host runs: scripts, modules, commands."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ ROOT = Path(kinetic.__file__).parent.parent
 def own_interpreter_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # The program ends the pools of this process.
+    # The real function would also shut down the thread pools of the test process.
     monkeypatch.setattr(command.interpreter, "wait_for_threads", lambda: None)
     monkeypatch.chdir(tmp_path)
 
@@ -231,8 +231,8 @@ def test_arguments_may_name_what_only_the_host_knows(
 @pytest.mark.starts_processes
 @pytest.mark.parametrize(("own", "code_of_all"), [(9, 9), (0, 143)])
 def test_sigterm_is_handed_on_and_the_command_tidies_up(own: int, code_of_all: int) -> None:
-    """In a process of its own. The command traps SIGTERM and exits with its own code, which must
-    not become 0."""
+    """A host's process gets SIGTERM while its command traps the signal. The process exits with the
+    command's code, or with 143 if that is 0."""
     script = f"trap 'echo cleaned; exit {own}' TERM; echo ready; while :; do sleep 0.02; done"
     code = (
         "from kinetic._host.worker import command; command.run('command', 'sh', ('-c', "
@@ -274,7 +274,7 @@ def test_handlers_are_put_back() -> None:
 def test_what_is_sent_needs_no_module_of_the_command_line(
     kind: ProgramKind, tmp_path: Path
 ) -> None:
-    """Hosts must not need click: the function travels by value and holds only text."""
+    """Unpickling the function on a host imports no module of kinetic, so hosts need no click."""
     import cloudpickle
 
     script = write(tmp_path / "s.py", "print('ran')")
@@ -308,8 +308,8 @@ def test_the_tree_of_a_script_is_looked_for_around_the_script(tmp_path: Path) ->
 def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
     kind: ProgramKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The console script is `__main__` and lies in the bin of an environment, which is not the
-    project."""
+    """The search for the source tree begins in the caller's folder, because `__main__` is a console
+    script in an environment's bin folder."""
     console = write(tmp_path / "env/bin/kinetic", "")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(console), raising=False)
     func = program.make_function(Program(kind, "json.tool"), tmp_path)
@@ -320,8 +320,8 @@ def test_the_tree_of_a_command_is_looked_for_around_the_callers_folder(
 def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a program that embeds kinetic and is started by a script in its environment's bin,
-    directly or by a link."""
+    """A program that embeds kinetic may start from a script in an environment's bin folder, or from
+    a link to it. The project is still the caller's folder."""
     (tmp_path / "env/conda-meta").mkdir(parents=True)
     (tmp_path / "local/bin").mkdir(parents=True)
     console = write(tmp_path / "env/bin/tool", "")
@@ -338,7 +338,7 @@ def test_a_function_of_a_console_script_belongs_to_the_callers_folder(
 def test_a_script_from_a_pipe_belongs_to_the_callers_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python <(…)`: its folder is not that of the open pipe."""
+    """`python <(…)` runs a script in /dev/fd, but the project is the caller's folder."""
     read, write_end = os.pipe()
     module = types.ModuleType("from_a_pipe")
     module.__file__ = f"/dev/fd/{read}"

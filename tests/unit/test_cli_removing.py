@@ -67,8 +67,8 @@ def test_cleanup_stops_a_running_job_and_gives_up_in_time(world: World, capsys: 
 
 
 def history(world: World) -> None:
-    """An old job, a young one, one that has run for long, and content: shared, unused, unused but
-    young."""
+    """Store three jobs (ended long ago, ended recently, still running) and content: shared, unused,
+    unused but young."""
     world.job("job-0000000d", age=30 * DAY)
     world.succeed("job-0000000d", ended=NOW - 20 * DAY)
     world.job("job-0000000e", age=2 * DAY)
@@ -88,7 +88,7 @@ def remaining(world: World) -> str:
 
 
 def contents(world: World) -> set[str]:
-    """Return the keys of all content."""
+    """Return the keys of all blobs, packs and trees in the store."""
     prefixes = (layout.BLOBS, layout.PACKS, layout.TREES)
     return {key for prefix in prefixes for key in world.store.list(prefix)}
 
@@ -174,7 +174,7 @@ def test_prune_removes_what_a_killed_submission_left(
 
 
 def ship(world: World, folder: Path, *, age: float) -> str:
-    """Send a real tree, as a submission does, and let it age. Return its digest."""
+    """Send a real tree, as a submission does; make it `age` seconds old; return its digest."""
     from kinetic._source import bundle
 
     before = contents(world)
@@ -207,8 +207,8 @@ def test_a_real_tree_is_kept_as_long_as_a_job_needs_it(world: World, tmp_path: P
 
 
 def test_old_content_of_a_young_tree_stays_with_its_record(world: World, tmp_path: Path) -> None:
-    """Otherwise the next submission would find the tree's record, send nothing, and the job would
-    miss its files. The same for a tree that a plan names."""
+    """A sweep keeps old content that a young tree's record, or a tree in a plan, refers to. Without
+    the content, the next submission would find the record, send nothing, and lack files."""
     from kinetic._source import bundle
 
     plant(tmp_path / "tree", "first")
@@ -240,7 +240,7 @@ def test_a_sweep_that_is_killed_leaves_nothing_that_vouches_for_what_is_gone(
 def test_a_sweep_survives_content_that_vanishes_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host removes damaged content without a lock."""
+    """Content may vanish during a sweep: hosts remove damaged content without a lock."""
     listed = LocalStore.entries
 
     def vanishing(store: LocalStore, prefix: str) -> Iterator[Entry]:
@@ -261,8 +261,8 @@ def test_prune_of_nothing(world: World, capsys: Capture) -> None:
 
 
 def test_a_sweep_waits_for_submissions_to_end(world: World) -> None:
-    """A submission finds old content, and names it in its plan only later: a sweep must not come
-    between."""
+    """No sweep may run between a submission's check that old content exists and the write of the
+    plan that names the content."""
     import threading
 
     content = world.blob("a")

@@ -1,4 +1,4 @@
-"""`kinetic run` over fake backends, the root command, and errors."""
+"""`kinetic run` over fake backends, the command `kinetic` itself, and errors of commands."""
 
 from __future__ import annotations
 

@@ -123,7 +123,9 @@ def cells(line: activity.HostLine, *names: str) -> tuple[str, ...]:
         ({"state": "raised", "exit": "raised", "silent_s": 50.0}, "raised", "-", "-"),
     ],
 )
-def test_states(report: dict[str, Any], state: str, memory: str, still: str) -> None:
+def test_a_row_shows_the_state_memory_and_stall_of_a_host(
+    report: dict[str, Any], state: str, memory: str, still: str
+) -> None:
     (line,) = activity.lines(ref(), "RUNNING", snapshot(member(0, **report)), Rates(), NOW)
     assert cells(line, "STATE", "MEMORY", "STILL") == (state, memory, still)
 
@@ -162,7 +164,7 @@ def test_narrow_terminals_show_less() -> None:
 
 
 class Backend:
-    """Running jobs whose gangs report what a test wants."""
+    """A backend whose jobs have the phases that a test sets."""
 
     def __init__(self) -> None:
         self.phases: dict[str, JobStatus] = {}
@@ -180,7 +182,7 @@ class Backend:
 
 
 class Client:
-    """The coordinator of a gang, found by the job's id."""
+    """A client of a gang's coordinator, which answers with the job's entry in `gangs`."""
 
     gangs: ClassVar[dict[str, Callable[[], dict[str, Any]]]] = {}
 
@@ -211,7 +213,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     )
 
 
-def test_once(world: AppContext, capsys: Capture) -> None:
+def test_once_prints_one_table_of_running_jobs(world: AppContext, capsys: Capture) -> None:
     assert call(["jobs", "top", "--once"], world) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [(row[0], row[3], row[4]) for row in rows[1:]] == [
@@ -224,7 +226,7 @@ def test_once(world: AppContext, capsys: Capture) -> None:
     assert "job-00000002" not in capsys.readouterr().out
 
 
-def test_json(world: AppContext, capsys: Capture) -> None:
+def test_json_has_the_hosts_of_each_running_job(world: AppContext, capsys: Capture) -> None:
     assert call(["jobs", "top", "--json"], world) == 0
     second, first = json.loads(capsys.readouterr().out)
     assert (second["job_id"], second["members"]) == ("job-00000002", [])
@@ -232,7 +234,9 @@ def test_json(world: AppContext, capsys: Capture) -> None:
     assert first["members"][0]["cpu_percent"] == 50.0
 
 
-def test_nothing_runs(world: AppContext, capsys: Capture, tmp_path: Path) -> None:
+def test_top_without_a_running_job_says_so_and_ends(
+    world: AppContext, capsys: Capture, tmp_path: Path
+) -> None:
     empty = AppContext(LocalStore(tmp_path / "empty"), world.backend_of, world.handle_of, world.now)
     assert call(["jobs", "top"], empty) == 0
     assert capsys.readouterr() == ("", "No job is running.\n")

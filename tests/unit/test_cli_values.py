@@ -169,8 +169,8 @@ def test_times() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=20)), max_size=12))
 def test_marks_lose_nothing(parts: list[tuple[int, bytes]]) -> None:
-    """The lines of each host come out whole and in order; only a line that another host interrupted
-    continues on a new line."""
+    """The output of each host is whole and in order; a line that another host interrupts continues
+    on a new line."""
     out = marked(*(chunk(data, host) for host, data in parts), hosts=True)
     assert not out or out.endswith(b"\n")
     for host in range(3):

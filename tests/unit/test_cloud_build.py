@@ -1,4 +1,4 @@
-"""Cloud Build call by call, against a server that answers as its documentation says."""
+"""The calls to Cloud Build, against a double that answers as Google's documentation says."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_build_that_fails_shows_the_end_of_its_log(google, builds):
     google.log = [f"line {number}" for number in range(40)] + ["no such package"]
     build = builds.wait(builds.begin(URI, FILES, "b"))
     message = str(builds.failure(URI, build))
-    assert "FAILURE, step 0 exited with 1. Change the requirements" in message
+    assert 'FAILURE: "step 0 exited with 1". Change the project\'s requirements' in message
     assert "\n  line 39\n  no such package\n" in message
     assert "line 20" not in message
     assert message.endswith(f"{LOG}b1")
@@ -88,37 +88,39 @@ def test_a_build_that_fails_shows_the_end_of_its_log(google, builds):
 @pytest.mark.parametrize(
     ("status", "advice"), [("TIMEOUT", "20 min"), ("EXPIRED", "try again later")]
 )
-def test_builds_that_end_otherwise(google, builds, status, advice):
+def test_a_build_that_did_not_succeed_says_its_status_its_log_and_what_to_do(
+    google, builds, status, advice
+):
     google.states = [status]
     google.refusals = {"/v2/entries": (403, {})}
     message = str(builds.failure(URI, builds.wait(builds.begin(URI, FILES, "b"))))
     assert status in message
     assert advice in message
-    assert f"Its log: {LOG}b1" in message
+    assert f"The log: {LOG}b1" in message
 
 
 def test_a_build_that_never_ends_is_given_up(google, builds, waited):
     google.states = ["WORKING"]
     cancelled = []
-    with pytest.raises(PreflightError, match="80 min, its time limit"):
+    with pytest.raises(PreflightError, match="within its time limit of 80 min"):
         builds.wait(builds.begin(URI, FILES, "b"), cancelled.append)
     assert cancelled == [60.0 * number for number in range(1, 81)]
 
 
-def test_whether_an_image_is_there(google, builds):
+def test_has_says_if_the_registry_has_an_image(google, builds):
     assert not builds.has(URI)
     google.images.add(path_of(URI))
     assert builds.has(URI)
     assert google.calls[-1][2] == "Bearer t0"
 
 
-def test_trouble_passes(google, builds):
+def test_requests_are_repeated_while_the_service_is_busy(google, builds):
     google.trouble = [(503, {}), (429, {}, {"Retry-After": "0"}), (429, {})]
     assert not builds.has(URI)
     assert len(google.calls) == 4
 
 
-def test_trouble_that_does_not_pass(google, builds):
+def test_a_service_that_stays_busy_is_an_error_after_five_requests(google, builds):
     google.trouble = [(503, {})] * 9
     with pytest.raises(BackendUnavailable, match="does not answer"):
         builds.has(URI)
@@ -154,12 +156,12 @@ def test_a_build_that_was_turned_away_is_asked_for_again(google, builds):
 @pytest.mark.parametrize(
     ("code", "advice"), [(401, "gcloud auth"), (403, "cloudbuild.builds.editor"), (404, "enabled")]
 )
-def test_what_is_refused_says_what_to_do(google, builds, code, advice):
+def test_a_refused_build_says_what_to_do(google, builds, code, advice):
     google.refusals = {"/": (code, {"error": {"message": "no such thing"}})}
     with pytest.raises(PreflightError, match="no such thing") as caught:
         builds.begin(URI, FILES, "b")
     assert advice in str(caught.value)
-    assert len(google.calls) == (3 if code == 401 else 1)  # with two new tokens
+    assert len(google.calls) == (3 if code == 401 else 1)  # 401: again with two new tokens
 
 
 def test_a_token_that_expires_is_renewed(google, builds):
@@ -171,7 +173,7 @@ def test_a_token_that_expires_is_renewed(google, builds):
 # -- before anything is sent -----------------------------------------------------------------------
 
 
-def test_what_a_build_needs_is_there(google, builds):
+def test_check_asks_for_the_repository_and_the_rights_on_the_bucket(google, builds):
     builds.check(URI, "b")
     assert google.paths() == [
         "/v1/projects/p/locations/us-central1/repositories/kn-c",
@@ -184,11 +186,13 @@ def test_what_a_build_needs_is_there(google, builds):
     [
         ({"/v1/projects/p/locations/us-central1/repo": (404, {})}, ["x"], "repositories create"),
         ({"/storage": (404, {})}, [], "gcloud storage buckets create gs://b"),
-        ({}, ["storage.objects.get"], "You lack storage.objects.create on gs://b"),
+        ({}, ["storage.objects.get"], "bucket gs://b: you lack storage.objects.create"),
         ({"/storage": (403, {})}, [], "storage.objectUser"),
     ],
 )
-def test_what_a_build_needs_and_is_not_there(google, builds, refusals, permissions, message):
+def test_check_names_a_missing_repository_bucket_or_right(
+    google, builds, refusals, permissions, message
+):
     google.refusals, google.permissions = refusals, permissions
     with pytest.raises(PreflightError, match=message):
         builds.check(URI, "b")

@@ -40,7 +40,7 @@ def read_files(folder):
 CONTENT = {"a.png": "a.png", "b/c.png": "b/c.png", "b/d/e.png": "b/d/e.png"}
 
 
-def test_a_folder(images, double, tmp_path):
+def test_a_folder_is_downloaded_read_only_and_once(images, double, tmp_path):
     place = cloud.provide("gs://bucket/images/", is_dir=True, root=tmp_path)
     assert read_files(place) == CONTENT
     assert (place / "empty").is_dir()
@@ -80,7 +80,7 @@ def test_what_is_not_there_is_named(images, tmp_path, source, is_dir, message):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_check_here_knows_what_it_cannot_know(images, double, monkeypatch):
+def test_the_check_before_a_job_refuses_only_what_is_surely_missing(images, double, monkeypatch):
     cloud.check("gs://bucket/images/", is_dir=True)
     cloud.check("gs://bucket/images/a.png", is_dir=False)
     cloud.check("gs://bucket/runs/", is_dir=True, may_be_empty=True)

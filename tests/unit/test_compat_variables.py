@@ -1,4 +1,4 @@
-"""Every variable of keras-kinetic keeps its meaning."""
+"""Every environment variable of keras-kinetic keeps its meaning in kinetic."""
 
 from __future__ import annotations
 

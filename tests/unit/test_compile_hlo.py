@@ -1,4 +1,4 @@
-"""Reading the compiler's text: arrays with their padding, loops, operations, groups, lines."""
+"""Reading the compiler's HLO text: padded arrays, loops, operations, device groups, user lines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_a_loop_computes_counts_each_time(module: hlo.Module) -> None:
 
 def test_a_slice_of_an_array_costs_the_slice(module: hlo.Module) -> None:
     layer, hidden, product = 512 * 1024 * 2, 256 * 512 * 2, 256 * 1024 * 2
-    sliced = 2 * layer  # read from the array of all layers, written to its own
+    sliced = 2 * layer  # read from the stacked layers, written to a new array
     multiplied = hidden + layer + product
     gathered = product + 1024 * 1024 * 2
     counted = costs.count_bytes(module)
@@ -97,7 +97,7 @@ ENTRY %main (p: s8[67108864], q: s8[4194304], i: s32[]) -> s8[67108864] {
 def test_parts_that_are_moved_meanwhile_cost_the_parts() -> None:
     read = hlo.read(ASYNC)
     part = 4 << 20
-    read_and_put = part + (part + part)  # to the scratchpad; from memory to memory
+    read_and_put = part + (part + part)  # to the scratchpad; then from memory to memory
     assert costs.count_bytes(read) == pytest.approx(read_and_put, rel=1e-5)
     assert {each.what for each in costs.find_buffers(read, 9)} <= {
         "argument ",
@@ -192,7 +192,7 @@ def test_collectives_are_named_by_the_axis_and_the_network(module: hlo.Module) -
     ("transfer", "kind", "parts", "sent"),
     [
         ("ALL_REDUCE", "all-reduce", 1, 1.5),
-        ("ALL_GATHER", "all-gather", 4, 3),  # one of four parts is sent
+        ("ALL_GATHER", "all-gather", 4, 3),  # the result is four parts; three are sent
         ("REDUCE_SCATTER", "reduce-scatter", 1, 0.75),
         ("ALL_TO_ALL", "all-to-all", 1, 0.75),
         ("ONE_TO_ONE", "collective-permute", 1, 1),

@@ -1,4 +1,4 @@
-"""The compiler's messages about programs that are too large, parsed and shortened."""
+"""The XLA compiler's messages about programs too large for memory, parsed and shortened."""
 
 from __future__ import annotations
 

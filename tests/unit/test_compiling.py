@@ -1,4 +1,4 @@
-"""Progress while a compiler runs."""
+"""Progress lines while a compiler runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's output on this process's streams: unchanged, whatever the streams are."""
+"""A job's output is written unchanged to this process's stdout and stderr, whatever they are."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_broken_stream_is_left_alone(monkeypatch, capsys, caplog, closed):
 
 class FailingObject:
     def write(self, text):
-        raise RuntimeError("no")
+        raise ValueError("I/O operation on closed file.")
 
 
 @pytest.mark.parametrize("has_buffer", [False, True])

@@ -1,5 +1,5 @@
-"""Repeated calls of a function in its own process, with the losses of pathwaysutils' own fault
-simulator instead of kinetic's stand-in. Programs run on four devices in two slices."""
+"""A single controller (one process for all slices) repeats a function after losses, which come from
+pathwaysutils' fault simulator. Programs run on four devices in two slices."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def forks():
 
 @pytest.fixture
 def run(forks, tmp_path):
-    """Return a program's output, and kinetic's notices in it."""
+    """Return a function that runs a program, and returns its output lines and kinetic's notices."""
 
     def run(program):
         forks.start(BEFORE + program, tmp_path, str(tmp_path))
@@ -96,7 +96,7 @@ print(call(train, shrinks=True), room.exists())
     assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 3): DATA_LOSS: ")
     assert shrinking == "kinetic: shrinking to 1 slice until lost slices return."
     assert second == "kinetic: attempt 2 of 4 begins on slice 0 of 2."
-    assert back == "kinetic: slice 1 back: the next attempt begins with more slices."
+    assert back == "kinetic: slice 1 is back: the next attempt begins with more slices."
     assert third == "kinetic: attempt 3 of 4 begins on all 2 slices."
 
 

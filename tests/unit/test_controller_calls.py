@@ -1,4 +1,4 @@
-"""The function of a single controller: when it is called once more, and when its error is final."""
+"""The rules by which a single controller calls its function again, or gives up with its error."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_the_text_of_an_error_says_whether_a_slice_was_lost(text, cause):
     assert cause_of(text) is cause
 
 
-def test_one_that_waits_wants_all_slices_and_makes_do_with_the_least():
+def test_a_waiting_controller_calls_again_with_all_slices_or_after_a_while_with_the_least():
     assert calls(2, 3).handle_failure(Cause.LOSS, [1], LOST) == NextCall(wanted=3, enough=2)
 
 
-def test_one_that_shrinks_wants_no_more_than_the_least():
+def test_a_shrinking_controller_calls_again_with_the_least_slices():
     assert calls(2, 3, shrinks=True).handle_failure(Cause.LOSS, [1], LOST) == NextCall(
         wanted=2, enough=2
     )
@@ -65,7 +65,7 @@ def test_while_all_slices_answer_a_doubtful_error_is_tried_once():
         assert machine.handle_failure(cause, [], MAYBE) == NextCall(3, 1), "not twice in a row"
 
 
-def test_it_gives_up_with_every_failure():
+def test_calls_beyond_max_failures_give_up_and_name_every_failure():
     machine = calls(failures=1)
     assert machine.handle_failure(Cause.LOSS, [1], LOST) == NextCall(3, 1)
     machine.begin_attempt()
@@ -80,7 +80,7 @@ def test_it_gives_up_with_every_failure():
     )
 
 
-def test_none_may_fail():
+def test_with_max_failures_0_the_first_loss_gives_up():
     given_up = calls(failures=0).handle_failure(Cause.LOSS, [2], LOST)
     assert isinstance(given_up, GiveUp)
     assert given_up.reason.startswith("Given up: it failed once, and max_failures is 0. ")
@@ -95,7 +95,7 @@ def test_too_few_slices_in_time_name_those_that_are_away():
     )
 
 
-def test_growing_is_no_failure():
+def test_a_call_that_ends_to_grow_is_no_failure():
     machine = calls(failures=2)
     assert machine.handle_departure() == NextCall(1, 1)
     machine.begin_attempt()

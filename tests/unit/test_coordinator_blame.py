@@ -1,4 +1,4 @@
-"""Finding the host that holds up a gang, from the stacks of its workers."""
+"""Finding the host that makes a gang hang, from the stack traces of the workers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_with_too_many_threads_the_one_that_took_the_signal_counts():
 @pytest.mark.parametrize(
     "path", ["/home/me/jax/train.py", "/w/jaxlib_notes.py", "/w/myjax/_src.py"]
 )
-def test_a_users_own_file_is_no_waiter(path):
+def test_a_frame_in_the_users_file_does_not_count_as_waiting(path):
     assert not parse(f'  File "{path}", line 1 in f\n').waits
 
 
@@ -106,7 +106,7 @@ def test_a_users_own_file_is_no_waiter(path):
         r"C:\s\jaxlib\x.py",
     ],
 )
-def test_jax_is_a_waiter(path):
+def test_a_frame_in_jax_counts_as_waiting(path):
     assert parse(f'  File "{path}", line 1 in f\n').waits
 
 
@@ -139,7 +139,7 @@ def test_names_of_hosts(hosts, name):
     ),
     st.sets(st.integers(0, 9)),
 )
-def test_somebody_is_always_blamed_and_never_who_has_returned(stacks, returned):
+def test_a_running_host_is_always_blamed_and_a_returned_one_never(stacks, returned):
     odd = odd_hosts(stacks, returned)
     assert set(odd) <= stacks.keys() - returned
     assert bool(odd) == bool(stacks.keys() - returned)

@@ -1,4 +1,4 @@
-"""Hosts whose connection breaks, or that fall silent, are given up only when they must be dead."""
+"""A gang gives up hosts that fall silent or lose their connection only when they must be dead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ opened, serve = service_cases.opened, service_cases.serve
 
 
 def test_a_host_whose_connection_breaks_has_as_much_time_as_one_that_falls_silent():
-    """Regression: on a busy machine, a gang without any dead host was ended after 1.5 s."""
+    """Regression: a gang was ended 1.5 s after a connection broke, although all hosts lived."""
     gang = gang_of(3)
     now = let_pass(gang, 0.0, 1.0, beating=(0, 1, 2))
     gang.mark_disconnected(1, now)
@@ -254,7 +254,7 @@ def test_a_connection_that_is_cut_and_comes_back_is_no_loss(serve, opened):
 
 
 def test_a_connection_that_takes_a_second_is_waited_for(serve, opened):
-    """TLS takes that long with a distant cluster, or with a leader on a busy machine."""
+    """An agent waits for a slow connection: TLS with a distant or busy leader may take a second."""
     served = serve(1, "127.0.0.1:0")
     network = opened(Network(served.endpoint.target, delay_s=1.0))
     agent = opened(Agent(replace(served.endpoint, target=network.target), 0))
@@ -263,7 +263,7 @@ def test_a_connection_that_takes_a_second_is_waited_for(serve, opened):
 
 
 class Network:
-    """A network between two programs that can be cut. Each connection takes `delay_s`."""
+    """A relay to an address, which a test can cut. Each new connection takes `delay_s` seconds."""
 
     def __init__(self, target: str, delay_s: float = 0.0) -> None:
         self._delay_s = delay_s
@@ -291,7 +291,7 @@ class Network:
                     sock.start()
 
     def cut(self) -> None:
-        """Break all connections; new ones work."""
+        """Break all open connections; later connections work."""
         for end in self._ends:
             hang_up(end)
 
@@ -318,7 +318,7 @@ def hang_up(end: socket.socket) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
-# --- before they have joined
+# --- before hosts have joined
 
 
 def test_a_host_that_falls_silent_before_it_joins_is_lost_as_any_other():

@@ -1,4 +1,4 @@
-"""Authentication of a coordinator's callers, and messages when nobody answers."""
+"""Authentication of a coordinator's callers, and errors when no coordinator answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kinetic.errors import CoordinatorLost, CorruptRecord, SubmitError, UsageErr
 opened, serve, agents = service_cases.opened, service_cases.serve, service_cases.agents
 
 
-# --- the door
+# --- authentication and limits
 
 
 def test_without_the_token_nothing_is_told_and_nothing_changes(serve, opened):
@@ -61,7 +61,7 @@ def test_bare_calls_are_refused(serve, metadata):
 
 @pytest.mark.parametrize("method", [codec.REPORT.path, codec.WATCH.path, "/no/such"])
 def test_a_stranger_is_refused_before_its_message_is_read(serve, method):
-    """Otherwise any stranger could fill the leader's memory with a message of 64 MB."""
+    """A caller without the token must not fill the leader's memory with messages of up to 64 MB."""
     served, never = serve(1), threading.Event()
 
     def messages():
@@ -106,7 +106,7 @@ def test_the_socket_is_ours_alone(serve, tmp_path):
 
 def test_nonsense_is_refused_with_a_reason(serve, opened):
     served = serve(2)
-    with pytest.raises(UsageError, match="no host 7 in this gang of 2"):
+    with pytest.raises(UsageError, match="no host 7 in this job of 2"):
         opened(Agent(served.endpoint, 7)).join("a", "x")
     with pytest.raises(UsageError, match="no host 7"):
         opened(Agent(served.endpoint, 0)).heartbeat(Heartbeat(7))
@@ -155,7 +155,7 @@ for _ in range(300):
 
 @pytest.mark.starts_processes
 def test_the_first_messages_may_be_read_by_several_threads_at_once():
-    """In a fork each, because only the first messages of a process are at risk."""
+    """Several threads may decode the first messages of a process at once. Each try is in a fork."""
     subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=True, timeout=PATIENCE_S)
 
 
@@ -173,7 +173,7 @@ def test_an_agent_of_another_job_or_of_an_earlier_attempt_is_refused(serve, open
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE])
 def test_calls_that_a_busy_server_drops_are_made_again(code, tmp_path, opened):
-    """An overloaded machine answered a heartbeat with CANCELLED."""
+    """Regression: a server on an overloaded machine answered a heartbeat with CANCELLED."""
     answers = {
         codec.JOIN.path: codec.write(Gang(GangSpec(hosts=1), 0.0).view(0)),
         codec.HEARTBEAT.path: codec.write(1),
@@ -210,7 +210,7 @@ def test_an_agent_of_the_next_attempt_tries_again_until_its_leader_is_there(serv
 
 
 def test_hosts_join_the_leader_of_their_own_start_only(serve, opened):
-    """When a cluster restarts all hosts, some may start while the previous leader still ends."""
+    """After a restart of all hosts, a host may call the previous leader, which must refuse it."""
     served = serve(1, restarts=1)
     early = opened(Agent(replace(served.endpoint, restarts=2), 0, clock=Hurried()))
     with pytest.raises(
@@ -271,11 +271,11 @@ def test_an_address_that_cannot_be_bound_says_so(tmp_path):
         asyncio.run(start("127.0.0.1:0"))
 
 
-# --- nobody there
+# --- no coordinator answers
 
 
 class Hurried:
-    """A clock that advances ten seconds at each reading."""
+    """A clock that advances by ten seconds at each reading."""
 
     now = 0.0
 
@@ -317,7 +317,7 @@ def test_an_agent_that_is_there_first_waits_for_its_coordinator(opened, tmp_path
         assert joining.result(PATIENCE_S).ready
 
 
-# --- people
+# --- calls of users
 
 
 def test_people_see_cancel_and_get_stacks(serve, agents, opened):

@@ -80,7 +80,7 @@ def test_an_agent_that_dies_while_others_join_fails_the_gang_at_once(host):
     assert gang.first_failure == (host,)
     assert gang.stop_reason == f"host {host} of 3: killed by SIGKILL"
     gang.report(ended(0, Exit.STOPPED), 1.1)
-    assert gang.finished  # Nobody waits for hosts that never joined.
+    assert gang.finished  # It waits for no host that never joined.
 
 
 def test_a_host_that_falls_silent_while_others_join_is_lost():
@@ -182,7 +182,7 @@ def test_a_host_that_is_silent_since_the_consequence_is_blamed_instead():
     now = let_pass(gang, 0.0, 5.0, beating=(0, 1, 2))
     gang.report(raised(0, consequence=True), now)
     now = let_pass(gang, now, 2.0, beating=(1,))
-    assert gang.phase is GangPhase.RUNNING  # Host 2 has not reported since.
+    assert gang.phase is GangPhase.RUNNING  # The gang waits for a sign of host 2.
     let_pass(gang, now, 1.5, beating=(1,))
     assert gang.first_failure == (2,)
     assert gang.reports[1].exit is Exit.AGENT_LOST
@@ -249,7 +249,7 @@ def test_a_frozen_coordinator_blames_nobody_for_its_own_sleep():
     gang.sweep(now + 3600)
     assert gang.phase is GangPhase.RUNNING
     let_pass(gang, now + 3600, 9.0)
-    assert gang.first_failure == (0, 1)  # The count continues.
+    assert gang.first_failure == (0, 1)  # The silence goes on counting.
 
 
 def test_time_that_runs_backwards_stands_still():

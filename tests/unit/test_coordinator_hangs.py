@@ -68,7 +68,7 @@ def test_a_host_that_moves_but_keeps_the_others_waiting_is_the_odd_one():
     assert gang.stop_reason.endswith("waiting for host 1")
 
 
-def test_who_does_not_answer_is_blamed_when_the_time_is_over():
+def test_a_host_that_sends_no_stacks_in_time_is_blamed_for_the_hang():
     gang = gang_of(3, hang_timeout_s=30.0, stacks_window_s=2.0)
     stand_still(gang, (0, 1, 2), 40.0)
     gang.stacks(0, 1, WAITING, 40.1)
@@ -111,7 +111,7 @@ def test_a_host_whose_function_has_returned_is_not_to_blame_for_a_hang():
 
 
 @pytest.mark.parametrize("state", ["preparing", "waiting", "returned"])
-def test_only_running_hosts_hang(state):
+def test_a_host_that_does_not_run_its_function_does_not_hang(state):
     gang = gang_of(1, hang_timeout_s=30.0)
     gang.heartbeat(Heartbeat(0, Activity(state), stalled_s=1e9), 40.0)
     gang.sweep(40.0)
@@ -186,7 +186,7 @@ def test_hosts_that_fail_alike_have_a_moment_each_to_say_so():
     ("how", "waits"), [(Exit.RAISED, False), (Exit.SYS_EXIT, False), (Exit.UNPICKLE_FAILED, True)]
 )
 def test_nobody_waits_for_others_to_fail_alike_where_the_function_is_called_again(how, waits):
-    """Unless no other attempt could avoid the failure."""
+    """A gang that may retry ends at the first failure, unless every attempt would repeat it."""
     gang = gang_of(4, peers_window_s=0.3, repeats=True)
     gang.report(ended(2, how), 1.0)
     assert (gang.phase is GangPhase.RUNNING) is waits
@@ -223,10 +223,10 @@ def test_without_a_hang_timeout_nothing_hangs():
     assert gang.view(0).stacks_request == 0
 
 
-# --- odds and ends
+# --- refusals and limits
 
 
-def test_stacks_of_a_wish_nobody_made_are_not_kept():
+def test_stacks_that_were_not_requested_are_dropped():
     gang = gang_of(1)
     gang.stacks(0, 7, SLEEPING, 1.0)
     assert gang.stacks_of(7) == {}
@@ -254,7 +254,7 @@ def test_hosts_outside_the_gang_are_refused(host):
         lambda: gang.stacks(host, 1, "", 0.0),
         lambda: gang.view(host),
     ):
-        with pytest.raises(UsageError, match=r"no host .* gang of 2"):
+        with pytest.raises(UsageError, match=r"no host .* job of 2"):
             call()
 
 
@@ -282,7 +282,7 @@ def test_a_big_gang_is_easy():
             gang.heartbeat(Heartbeat(host, Activity.RUNNING), float(step))
         gang.sweep(float(step))
         versions.add(gang.version)
-    assert len(versions) == 1  # Heartbeats wake nobody.
+    assert len(versions) == 1  # Heartbeats alone notify no host.
     assert gang.view(0) is gang.view(1023)  # All hosts share one view.
     for host in range(hosts):
         gang.report(ended(host), 20.0)
@@ -358,7 +358,7 @@ def test_whatever_happens_the_gang_keeps_its_promises(spec, story):
             views, version = {}, gang.version
         for host in range(HOSTS):
             view = gang.view(host)
-            # Every change has a new version.
+            # A view changes only with the version.
             assert views.setdefault(host, view) == view == gang._make_view(view.stop_exit)
             assert not view.ready or joined == set(range(HOSTS))
             assert view.all_done == (exits(gang) == [Exit.RETURNED] * HOSTS)
@@ -408,8 +408,8 @@ STATES = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
 
 
 def beat(gang, now, *states, stalled_s=61.0):
-    """Send heartbeats of hosts that have stood still in these states; None for a host that
-    moves."""
+    """Send one heartbeat per host, which has stalled for `stalled_s` seconds in the given state;
+    None stands for a host that makes progress."""
     for host, state in enumerate(states):
         still_s = stalled_s if state is not None else 0.5
         gang.heartbeat(Heartbeat(host, state or Activity.RUNNING, stalled_s=still_s), now)
@@ -474,7 +474,7 @@ def test_the_host_that_all_others_wait_for_is_named(detail, stacks, states):
         ("there are no others", (SLEEPING,), STATES[:1]),
     ],
 )
-def test_a_host_that_may_have_reasons_is_not_accused(why, stacks, states):
+def test_no_notice_blames_a_host_whose_stack_may_have_another_reason(why, stacks, states):
     assert notice(*stacks, states=states) == "", why
 
 

@@ -1,4 +1,4 @@
-"""A gang whose function leaves, so that a slice that is back can take part in the next attempt."""
+"""A gang whose function returns early, so that a slice that is back can join the next attempt."""
 
 from __future__ import annotations
 

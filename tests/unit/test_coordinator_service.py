@@ -23,7 +23,7 @@ from kinetic._rpc import client, codec
 
 LARGE = 2000
 ARRIVED_S = 1.0
-"""The longest time that accepted calls may take to arrive; slower calls prove less."""
+"""Seconds to let accepted calls arrive; with later arrivals the test passes, but proves less."""
 
 opened, serve, agents = service_cases.opened, service_cases.serve, service_cases.agents
 
@@ -193,12 +193,12 @@ def test_the_last_news_end_the_watch(serve, agents):
     second.report(ended(1))
     served.finish()
     first._watcher.join(PATIENCE_S)
-    assert not first._watcher.is_alive()  # The coordinator ended the stream: nobody has closed it.
+    assert not first._watcher.is_alive()  # The coordinator ended the stream; `first` is open.
 
 
 def test_a_busy_coordinator_refuses_no_host_of_a_large_gang(serve, opened):
-    """The coordinator stands still while all hosts call: gRPC would cancel some of the calls at
-    random."""
+    """All hosts call while the coordinator's loop is blocked. gRPC would by default cancel some of
+    the calls at random; none may be cancelled."""
     served = serve(LARGE)
     goes_on, refused = threading.Event(), threading.Event()
     channel = opened(grpc.insecure_channel(served.endpoint.target, codec.CHANNEL_OPTIONS))
@@ -215,7 +215,7 @@ def test_a_busy_coordinator_refuses_no_host_of_a_large_gang(serve, opened):
 
 
 def test_a_busy_coordinator_lets_calls_wait_as_long_as_their_callers_do(serve, opened, monkeypatch):
-    """gRPC's own limit is 30 s (1 s here): it cancels calls that have waited longer."""
+    """gRPC cancels calls that wait longer than a limit, which must be as long as callers wait."""
     limit = "grpc.server_max_unrequested_time_in_server"
     options = dict(codec.SERVER_OPTIONS)
     assert options[limit] >= client._WATCH_S
@@ -259,7 +259,7 @@ def test_closing_ends_the_watch_and_closing_twice_is_fine(serve, agents):
 
 
 def test_a_server_that_never_stops_does_not_keep_the_coordinator(serve, monkeypatch):
-    """gRPC's server never stops where the system cannot start threads."""
+    """`stop` returns although gRPC's server never stops, as when the system is out of threads."""
 
     async def never(self, grace):
         await asyncio.Event().wait()

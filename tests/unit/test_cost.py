@@ -31,7 +31,7 @@ from kinetic._core.plan import Cost
         ("tpu-v6e-16", 43.2, "us-central1"),
         ("v4-8", 25.76, "us-central2"),
         ("v5p-8", 33.6, "us-central1"),
-        ("gpu-a100x16", 55.73951, "us-central1"),  # a machine type of its own
+        ("gpu-a100x16", 55.73951, "us-central1"),  # a separate machine type
         ("gpu-a100-80gb", 5.52382, "us-east5"),
         ("gpu-h100x8", 87.83247, "us-east4"),
         ("gpu-h200x8", 83.492, "us-central1"),
@@ -218,7 +218,7 @@ def test_attempts_share_the_budget_and_fewer_slices_use_less_of_it(home, monkeyp
     assert make_gang_spec(fixed, policy, 1.0).budget_s == 18
 
 
-# -- what was paid, by events ----------------------------------------------------------------------
+# -- the cost of attempts, from events -------------------------------------------------------------
 
 
 def test_what_attempts_have_cost():

@@ -1,4 +1,4 @@
-"""The dashboard without a browser: what it reads, and what its pages say."""
+"""The dashboard without a browser: its answers, and the contents of its pages."""
 
 from __future__ import annotations
 
@@ -88,14 +88,16 @@ def test_an_input_whose_job_was_removed_was_not_skipped(world: World):
     assert [cell.state for cell in read.cells] == ["gone", "skipped"]
 
 
-def test_what_does_not_exist_says_so(server: DashboardServer, world: World):
+def test_requests_for_a_missing_job_batch_file_or_host_are_refused(
+    server: DashboardServer, world: World
+):
     base = path_of(server)
     status, _, body = ask(server, f"{base}jobs/job-0000000f", Accept="text/html")
     assert status == 404
     assert "This page cannot be shown" in body
     assert ask(server, f"{base}jobs/<script>", Accept="text/html")[0] == 400
     status, _, body = ask(server, f"{base}batches/grp-0")
-    assert (status, json.loads(body)["error"]) == (404, "The batch 'grp-0' does not exist.")
+    assert (status, json.loads(body)["error"]) == (404, "The store has no batch 'grp-0'.")
     assert ask(server, f"{base}static/../pages.py")[0] == 404
     ref = world.add()
     assert ask(server, f"{base}jobs/{ref.job_id}/output?host=7")[0] == 400
@@ -161,7 +163,7 @@ def test_jobs_come_change_and_go(world: World):
     assert [row.ref for row in look_again(watch).rows] == [second]
 
 
-def test_what_has_ended_is_read_once(world: World):
+def test_the_watch_asks_about_running_jobs_only_after_its_first_read(world: World):
     for number in range(30):
         world.end(world.add(number))
     watch = BoardWatch(world.access)
@@ -173,7 +175,9 @@ def test_what_has_ended_is_read_once(world: World):
     assert world.backend.asked == [[running.job_id]]
 
 
-def test_trouble_hides_no_job(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_error_keeps_the_jobs_of_the_last_read_on_the_page(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
     world.add()
     watch = BoardWatch(world.access)
     look_again(watch)
@@ -188,7 +192,7 @@ def test_trouble_hides_no_job(world: World, monkeypatch: pytest.MonkeyPatch):
     assert look_again(watch).trouble == ""
 
 
-def test_who_comes_while_another_one_looks_does_not_wait(
+def test_a_reader_gets_the_last_rows_while_another_reader_waits_for_the_store(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     world.add()
@@ -301,7 +305,7 @@ def test_a_function_that_was_over_before_it_left_an_event_has_a_length():
     assert (bar.state, bar.length, bar.ready) == ("failed", "2.0s", 0)
 
 
-def test_the_number_in_a_name_is_not_said_twice():
+def test_a_slice_is_shown_with_its_layout_unless_the_name_has_its_count():
     assert shape.name_slice(resolve("cpu:2")) == "cpu:2"
     assert shape.name_slice(resolve("tpu-v6e-16")) == "tpu-v6e-16 · 4x4"
 
@@ -396,7 +400,9 @@ def test_output_is_read_on_in_parts(world: World, monkeypatch: pytest.MonkeyPatc
     assert ([line.text for line in lines], rest) == (["open"], "")
 
 
-def test_a_search_ends(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_a_search_of_output_stops_after_its_limits_and_says_that_it_is_cut(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
     ref = world.add()
     world.backend.output[ref.job_id] = [chunk(b"hit\n" * 300) for _ in range(4)]
     hits = output.search(world.handle(ref), 0, "HIT")

@@ -40,7 +40,7 @@ def test_nothing_is_shown_without_the_token(server: DashboardServer, world: Worl
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "a@127.0.0.1"]
 )
 def test_another_name_for_this_machine_is_refused(server: DashboardServer, host: str):
-    """DNS rebinding: the attacker's page calls this server by the attacker's host name."""
+    """Foreign Host headers are refused: with DNS rebinding, an attacker's page would send one."""
     assert ask(server, path_of(server), Host=host)[0] in (400, 403)
     assert ask(server, path_of(server))[0] == 200
 
@@ -70,7 +70,7 @@ def test_nothing_is_done_for_a_page_of_another_origin(
     status, _, body = ask(server, path, "POST", Origin=own, Content_Length="0")
     assert (status, json.loads(body)["notice"]) == (200, f"{ref.job_id} is being cancelled.")
     assert world.backend.cancelled == [ref.job_id]
-    assert ask(server, path, "GET")[0] == 405  # No link and no image can press a button.
+    assert ask(server, path, "GET")[0] == 405  # A link or an image sends GET.
     assert world.backend.cancelled == [ref.job_id]
 
 
@@ -102,7 +102,7 @@ def test_pages_name_no_other_address(server: DashboardServer, world: World):
 
 
 def test_the_first_address_leads_in_once(server: DashboardServer):
-    """Other users of this machine can read the command that opens a browser."""
+    """The first address works once: other users can read it in the browser's command line."""
     path = server.first_url.partition(str(server.port))[2]
     assert ask(server, path, Host="evil.example")[0] == 403
     assert ask(server, "/open/" + "0" * 32)[0] == 403
@@ -113,7 +113,7 @@ def test_the_first_address_leads_in_once(server: DashboardServer):
 
 
 def test_a_slash_at_the_end_is_no_other_address(server: DashboardServer, world: World):
-    """Addresses in pages are relative, so each page must have exactly one address."""
+    """Extra slashes redirect: pages have relative links, so each page must have one address."""
     job, first = world.add().job_id, path_of(server)
     for written, meant in {
         first.rstrip("/"): first,
@@ -156,7 +156,7 @@ def test_a_port_that_is_taken(server: DashboardServer, world: World):
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start, "_PACKAGES", ("jinja2", "no_such_package"))
-    words = r"needs no_such_package: pip install .*\[dashboard\]"
+    words = r"not installed: no_such_package\. Install them: pip install .*\[dashboard\]"
     with pytest.raises(PreflightError, match=words) as raised:
         kinetic.dashboard()
     assert len(raised.traceback) == 1, "it is shown where it was called"

@@ -146,7 +146,7 @@ REMOVED = NotFound("It was removed.")
 
 
 def test_a_page_that_comes_back_is_told_that_its_job_was_removed(server: DashboardServer):
-    """A browser shows only the events of a stream, and reconnects forever after other answers."""
+    """The stream of a removed job says so and ends: a browser reconnects forever after an error."""
     path = f"{path_of(server)}jobs/job-0000000f/live"
     status, _, body = ask(server, path, Accept="text/event-stream")
     assert status == 200

@@ -48,7 +48,7 @@ def test_a_local_folder(folder, monkeypatch):
     )
     assert (data.is_gcs, data.is_hf) == (False, False)
     assert not Data(Path("images/a.txt")).is_dir
-    assert os.listdir(data) == os.listdir(folder)  # Any function that takes a path takes it.
+    assert os.listdir(data) == os.listdir(folder)  # `Data` is a path (os.PathLike).
 
 
 def test_a_bucket():
@@ -78,19 +78,19 @@ def test_a_data_set_of_hugging_face():
     [
         (("nowhere/at/all",), "there is no file or folder"),
         (("/dev/null",), "neither a file nor a folder"),
-        (("",), "is empty"),
-        (("a\0b",), "is empty"),
-        (("s3://bucket/x",), "cannot be read from s3"),
+        (("",), "needs the path of a file"),
+        (("a\0b",), "needs the path of a file"),
+        (("s3://bucket/x",), "cannot read s3://"),
         (("gs://B/x",), "is not a valid bucket name"),
         (("gs:///x",), "is not a valid bucket name"),
         (("gs://bucket/../x/",), "without '.' and '..'"),
         (("hf://",), "hf://owner/name"),
         (("hf://a/b/c",), "hf://owner/name"),
         (("hf://datasets/a/b/c.csv",), "whole data set"),
-        (("hf://a/b@v1?revision=v2",), "'revision' cannot be used"),
-        (("hf://a/b?splits=x",), "'splits' cannot be used"),
-        (("hf://a/b?split=",), "'split' cannot be used"),
-        (("hf://a/b?split=x&split=y",), "'split' cannot be used"),
+        (("hf://a/b@v1?revision=v2",), "'revision' is unknown, repeated"),
+        (("hf://a/b?splits=x",), "'splits' is unknown, repeated"),
+        (("hf://a/b?split=",), "'split' is unknown, repeated"),
+        (("hf://a/b?split=x&split=y",), "'split' is unknown, repeated"),
         (("hf://a/b?split",), "malformed"),
         (("hf://a/b", True), "cannot be mounted"),
         (("gs://bucket/runs", False, False, True), "with a slash at its end"),
@@ -110,9 +110,9 @@ def test_missing_data_is_a_missing_file():
 
 
 def test_wrong_types_are_refused(folder):
-    with pytest.raises(UsageTypeError, match="must be given a path"):
+    with pytest.raises(UsageTypeError, match="needs a path or a URI"):
         Data(7)  # type: ignore[arg-type]
-    with pytest.raises(UsageTypeError, match="must be given a path"):
+    with pytest.raises(UsageTypeError, match="needs a path or a URI"):
         Data(b"x")  # type: ignore[arg-type]
     with pytest.raises(UsageTypeError, match="fuse"):
         Data(str(folder), fuse=1)  # type: ignore[arg-type]
@@ -150,8 +150,8 @@ trees = st.dictionaries(
 
 
 def write(top: Path, tree: dict[tuple[str, ...], bytes]) -> dict[tuple[str, ...], bytes]:
-    """Write the files of a random tree in the given order, without those whose path is a folder of
-    another, and return the files that were written."""
+    """Write the files of a random tree in order, except files whose path conflicts with an earlier
+    file or folder. Return the files that were written."""
     written: dict[tuple[str, ...], bytes] = {}
     top.mkdir()
     for parts, content in tree.items():

@@ -204,7 +204,7 @@ def test_data_below_the_project_is_not_sent_with_the_source(folder, monkeypatch)
     (project / "more").mkdir()
     (project / "more" / "c.txt").write_text("c")
     monkeypatch.chdir(project)
-    sources = lambda *a, **k: paths_in(planned(os.path.basename, *a, **k).bundle)  # noqa: E731 - no function of this project
+    sources = lambda *a, **k: paths_in(planned(os.path.basename, *a, **k).bundle)  # noqa: E731 - basename is not the project's
     assert sources("x") == [
         "images",
         "images/a.txt",

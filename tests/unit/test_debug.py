@@ -1,4 +1,4 @@
-"""Debugging without a debugger: the forwarded port, the waits of hosts, refused calls."""
+"""Debugging, tested without debugpy: the forwarded port, the waits of hosts, refused calls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Reachable(FakeBackend):
 
 @pytest.fixture
 def echo():
-    """A server that sends back the bytes that it receives."""
+    """Yield the port of a server that sends back the bytes that it receives."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(200)
 
@@ -207,7 +207,7 @@ def test_a_debugger_that_is_gone_closes_the_connection(store, caplog):
         assert talk(forward.port, b"") == b""
     forward.terminate()
     forward.wait(200)
-    assert "cannot be reached" in caplog.text
+    assert "cannot connect to the job's debugger" in caplog.text
 
 
 @pytest.mark.starts_processes
@@ -220,7 +220,7 @@ def test_cleaning_up_is_for_anything_like_a_process():
     assert kinetic.debug.cleanup_port_forward is debug.cleanup_port_forward
 
 
-# -- waiting for it --------------------------------------------------------------------------------
+# -- waiting for the debugger ----------------------------------------------------------------------
 
 
 def test_attaching_waits_until_the_leader_listens(store, echo):
@@ -316,7 +316,7 @@ def test_a_damaged_record_is_said_to_be_one(damage):
     assert Debugger.from_json(WAITING.to_json() | {"later": 1}) == WAITING
 
 
-# -- calling ---------------------------------------------------------------------------------------
+# -- debug calls -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -382,7 +382,7 @@ def test_a_job_that_is_no_debug_job_cannot_be_attached_to(store, backend):
 
 
 class Wire:
-    """The channel between agent and worker."""
+    """A fake channel between agent and worker: records messages, returns prepared answers."""
 
     def __init__(self, *answers):
         self.sent, self.answers = [], list(answers)

@@ -106,7 +106,7 @@ def test_other_packages_of_a_like_name_are_installed(tmp_path: Path) -> None:
 
 @pytest.mark.starts_processes
 def test_no_file_names_the_distribution_of_others() -> None:
-    """Under the former name, indexes have somebody else's package."""
+    """No file has kinetic's former name: on package indexes, it is somebody else's package."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")

@@ -1,4 +1,4 @@
-"""The doctor's findings about machines, settings, and stores that were left in a mess."""
+"""The findings of `kinetic doctor` about machines, settings, and leftovers in stores."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_a_mac_with_a_cluster_is_in_order() -> None:
     [
         (None, "ok", "unknown"),
         (0, "problem", "too little"),
-        (GIB // 2, "warn", "up to 3 hosts only"),
-        (300 << 20, "warn", "up to 1 host only"),
+        (GIB // 2, "warn", "enough only for slices of up to 3 hosts"),
+        (300 << 20, "warn", "enough only for slices of up to 1 host."),
         (GIB, "ok", "up to 7 hosts, for example tpu-v6e-16 (4 hosts)"),
         (16 * GIB, "ok", "every slice that the processors run well"),
     ],
@@ -196,7 +196,7 @@ def test_a_folder_beside_the_store_of_the_settings_is_not_called_the_store() -> 
 
 def test_a_store_of_somebody_else_is_not_made_yours() -> None:
     (finding,) = probes.store(StoreFolder("/s", is_mine=False))
-    assert finding.remedy == "set KINETIC_STORE to a folder of your own."
+    assert finding.remedy == "Set KINETIC_STORE to a folder of your own."
 
 
 # -- leftovers -------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_job_that_runs_or_begins_is_left_alone(store: LocalStore) -> None:
     job(store, "job-00000002")
     reader, writer = os.pipe()
     child = os.fork()
-    if child == 0:  # A lock of this process would not count against this process.
+    if child == 0:  # A process does not see the locks that it holds itself.
         import fcntl
 
         descriptor = os.open(lock, os.O_RDWR)
@@ -333,7 +333,7 @@ def test_the_zygote_is_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the doctor without starting a zygote, on a machine in order."""
+    """Let the doctor find a healthy machine, and start no zygote (a process that forks jobs)."""
     monkeypatch.setenv("KINETIC_PRELOAD", "off")
     monkeypatch.setattr(probes, "read_machine", lambda: MACHINE)
 
@@ -414,4 +414,4 @@ def test_a_variable_that_looks_like_one_of_a_setting_is_a_finding(
 ) -> None:
     monkeypatch.setenv("KINETIC_BACKND", "ray")
     call(["doctor"])
-    assert "Nothing reads KINETIC_BACKND." in capsys.readouterr().out
+    assert "The environment variable KINETIC_BACKND has no effect" in capsys.readouterr().out

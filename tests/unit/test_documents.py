@@ -77,7 +77,7 @@ RIGHT = {"number": 1, "colour": "red", "inner": {"name": "a"}}
         ({"number": 1.5}, "number is 1.5, not of type int"),
         ({"colour": "green"}, "colour is 'green'"),
         ({"colour": []}, "colour is []"),
-        ({"inner": {}}, "inner has no name"),
+        ({"inner": {}}, "inner has no field 'name'"),
         ({"inner": None}, "inner is None, not an object"),
         ({"more": [{"name": "a"}, {"name": 2}]}, "more[1].name is 2, not of type str"),
         ({"more": {}}, "more is {}, not a list"),
@@ -124,7 +124,7 @@ def test_no_document_is_read_in_another_way(document):
 
 @pytest.mark.starts_processes
 def test_reading_after_a_ctrl_c_does_not_hide_it_from_the_shell() -> None:
-    """Threads go on for a moment, and CPython forgets the interrupt if one evaluates a text."""
+    """A process ends by SIGINT although a thread still reads: `eval` of text would hide that."""
     program = """
 import threading
 from kinetic._core.documents import from_document

@@ -81,7 +81,7 @@ def test_slices_are_drawn_apart():
 
 
 @given(title=st.text(max_size=40), fact=st.text(max_size=20), row=st.text(max_size=30))
-def test_names_cannot_break_out(title, fact, row):
+def test_names_with_html_are_escaped(title, fact, row):
     drawn = dataclasses.replace(picture(), title=title, facts=(fact,), rows=((row, title),))
     page = Page(drawing.html(drawn))
     assert set(page.tags) <= {"div", "b", "span", "table", "tr", "th", "td"}
@@ -182,7 +182,7 @@ def test_a_plan_is_drawn_with_what_it_says_as_text():
 
 
 @pytest.mark.parametrize("accelerator", ["tpu-v6e-32", "tpu-v6e-256", "gpu-h100x8"])
-def test_it_fits_into_a_narrow_output(accelerator):
+def test_a_drawing_wraps_in_a_narrow_cell(accelerator):
     drawn = drawing.html(picture(accelerator))
     assert "overflow-wrap:anywhere" in drawn  # Long names must wrap.
     # Boxes wrap, but a grid of many columns would not.

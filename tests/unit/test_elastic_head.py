@@ -1,4 +1,4 @@
-"""A head that replaces a lost one, and judges or continues the attempt that was running."""
+"""The head (separate leader) of an elastic job is replaced and takes over the running attempt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store():
 
 
 def leave_attempt(store, attempt, *reports, hosts=2):
-    """Write the records that a lost head and its hosts leave of a running attempt."""
+    """Write the records of an attempt that was running when its head was lost."""
     event = GangEvent(EventKind.FORMED, hosts=tuple(range(hosts)), slices=(0, 1)[:hosts])
     verdicts.write_event(store, PLAN.job_id, attempt, event)
     for report in reports:
@@ -60,14 +60,14 @@ def test_an_attempt_that_was_left_has_its_times_and_its_end(store):
     assert attempt.reason == "the head, which led the job, was lost"
 
 
-def test_an_exception_that_nobody_has_told_ends_the_job(store):
+def test_an_exception_reported_while_there_was_no_head_fails_the_job(store):
     leave_attempt(store, 1, HostReport(1, Exit.RAISED, "on purpose"), HostReport(0, Exit.STOPPED))
     outcome = pod.take_up(PLAN, store).outcome
     assert outcome.verdict is Verdict.FAILED
     assert outcome.first.exit is Exit.RAISED
 
 
-def test_a_value_that_nobody_has_told_is_the_jobs_also_of_fewer_hosts(store):
+def test_a_value_returned_while_there_was_no_head_is_the_value_of_the_job(store):
     lost = HostReport(1, Exit.AGENT_LOST, "killed")
     first = Outcome(Verdict.FAILED, (1,), "killed", (lost,), attempt=1)
     verdicts.repeat(store, PLAN.job_id, first)
@@ -76,7 +76,7 @@ def test_a_value_that_nobody_has_told_is_the_jobs_also_of_fewer_hosts(store):
     assert (outcome.ok, outcome.attempt) == (True, 2)
 
 
-def test_one_too_many_ends_it_with_the_whole_history(store):
+def test_the_loss_of_a_head_beyond_max_failures_ends_the_job_and_names_every_failure(store):
     lost = HostReport(1, Exit.AGENT_LOST, "killed")
     verdicts.repeat(store, PLAN.job_id, Outcome(Verdict.FAILED, (1,), "killed", (lost,), attempt=1))
     leave_attempt(store, 2)

@@ -1,4 +1,4 @@
-"""Events of a gang, and the picture that is folded from them."""
+"""Events of a gang, and the picture of its attempts and hosts that is computed from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that their cluster takes away: the blame, and attempts that do not count."""
+"""Evictions of hosts by a cluster: which hosts are blamed, and which attempts do not count."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_hosts_that_are_all_taken_away_at_once_are_all_named():
 
 @pytest.mark.parametrize("says", [evicted, lambda host: replace(evicted(host), announced=True)])
 def test_hosts_that_are_asked_to_end_after_one_is_gone_are_not_named(says):
-    """A Job whose pod was deleted by force deletes the other pods a second later."""
+    """The first evicted hosts alone are blamed: a Job deletes its other pods a second later."""
     gang = gang_of(4)
     now = let_pass(gang, 0.0, 5.0, beating=range(4))
     gang.report(says(2), now)
@@ -89,7 +89,7 @@ def test_hosts_that_are_asked_to_end_after_one_is_gone_are_not_named(says):
     assert gang.stop_reason == f"hosts 2-3 of 4: {WHY}"
 
 
-def test_what_follows_from_it_is_not_the_cause():
+def test_a_broken_collective_after_an_eviction_is_not_blamed():
     gang = gang_of(4)
     now = let_pass(gang, 0.0, 5.0, beating=range(4))
     gang.report(raised(1, consequence=True), now)
@@ -98,7 +98,7 @@ def test_what_follows_from_it_is_not_the_cause():
     assert gang.first_failure == (2,)
 
 
-def test_a_cause_explains_it():
+def test_an_exception_is_blamed_before_an_eviction_at_the_same_time():
     gang = gang_of(4)
     gang.report(evicted(2), 1.0)
     gang.report(raised(1), 1.1)
@@ -106,7 +106,7 @@ def test_a_cause_explains_it():
 
 
 @pytest.mark.parametrize("second", [Exit.EVICTED, Exit.STOPPED, Exit.RETURNED])
-def test_it_is_said_once(second):
+def test_a_second_report_of_an_evicted_host_changes_nothing(second):
     gang = gang_of(2)
     gang.report(evicted(1), 1.0)
     gang.report(ended(1, second), 1.5)
@@ -125,7 +125,7 @@ def test_a_job_that_is_cancelled_meanwhile_is_cancelled():
     assert outcome.verdict == "cancelled"
 
 
-def test_a_leader_that_said_so_itself_is_believed():
+def test_a_leader_that_reported_its_own_eviction_is_blamed_for_it():
     outcome = judge_leaderless(1, [evicted(0)], now=1.0)
     assert (outcome.blamed, outcome.first.exit, outcome.first.detail) == ((0,), Exit.EVICTED, WHY)
 
@@ -214,7 +214,7 @@ def test_the_gang_waits_for_the_host_that_is_taken_away():
     assert exits(gang) == [Exit.STOPPED, Exit.STOPPED, Exit.EVICTED, Exit.STOPPED]
 
 
-def test_one_that_is_gone_before_it_has_reported_was_taken_away_all_the_same():
+def test_a_host_that_announced_its_eviction_and_vanished_was_evicted():
     gang = gang_of(2)
     gang.report(announced(1), 1.0)
     gang.report(ended(0, Exit.STOPPED), 1.2)
@@ -224,7 +224,7 @@ def test_one_that_is_gone_before_it_has_reported_was_taken_away_all_the_same():
     assert gang.first_failure == (1,)
 
 
-def test_what_is_announced_before_the_host_has_joined_is_its_end():
+def test_an_eviction_announced_before_the_host_has_joined_ends_the_gang():
     gang = gang_of(2, joined=False)
     gang.join(0, "a", "", 0.5)
     gang.report(announced(1), 1.0)
@@ -234,7 +234,7 @@ def test_what_is_announced_before_the_host_has_joined_is_its_end():
     assert gang.first_failure == (1,)
 
 
-def test_it_is_announced_once():
+def test_repeated_announcements_of_an_eviction_are_one_event():
     gang = gang_of(2)
     for _ in range(3):
         gang.report(announced(1), 1.0)

@@ -1,4 +1,4 @@
-"""The table of exit kinds: every kind has a row, and the rows agree with one another."""
+"""The table of exit kinds (how a host ended): every kind has a row, and the rows are consistent."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def last_words(agents, host, words):
 
 
 def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
-    """The crash of another agent, or of an earlier agent of the host, says nothing about this
-    one."""
+    """A crash is reported for the agent that died of it, from the newest fault text of this agent,
+    not of another host's agent or an earlier one."""
     agents = Agents(None, None)
     for host, module in ((0, "grpc/first"), (0, "grpc/last"), (1, "grpc/other")):
         words = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most):\n{FRAME}"
@@ -82,7 +82,7 @@ def test_only_who_was_ended_by_a_crash_is_said_to_have_crashed():
 
 @pytest.mark.parametrize("signum", [signal.SIGALRM, signal.SIGABRT])
 def test_of_an_agent_in_which_grpc_got_no_threads_the_limit_is_told(signum):
-    """Without threads gRPC aborts, or hangs until the kernel ends the process by SIGALRM."""
+    """Without threads, gRPC aborts or hangs until SIGALRM; the message names the thread limit."""
     agents = Agents(None, None)
     words = f"Fatal Python error: Aborted\n\nCurrent thread 0x1 (most):\n{FRAME}"
     last_words(agents, 0, words.format("grpc/_channel") if signum == signal.SIGABRT else "")

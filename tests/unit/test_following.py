@@ -238,13 +238,13 @@ def test_a_store_that_takes_no_verdict_still_gives_one(store, backend, caplog):
 
     class Full(LocalStore):
         def put(self, key, content, *, if_absent=False):
-            raise StoreFull("no space left")
+            raise StoreFull("The disk of the store is full.")
 
     job = put_ref(store, ref())
     backend.phases[job.job_id] = JobStatus.FAILED
     (finished,) = follow(backend, Full(store.path("x").parent), job)
     assert finished.outcome.supervisor_lost
-    assert "no space left" in caplog.text
+    assert "The disk of the store is full." in caplog.text
 
 
 def test_following_logs_nothing_when_all_is_well(store, backend, caplog):
@@ -256,7 +256,7 @@ def test_following_logs_nothing_when_all_is_well(store, backend, caplog):
 
 
 class Queue(FakeBackend):
-    """A backend whose jobs wait for a list of reasons, one after the other."""
+    """A backend that gives one reason after the other why its job waits."""
 
     name = "pathways"
 

@@ -50,7 +50,7 @@ def jobs(source, count):
 # -- done, exception -------------------------------------------------------------------------------
 
 
-def test_done(source, job):
+def test_a_job_is_done_when_it_has_ended(source, job):
     assert not job.done()
     source.release(0)
     assert job.done()
@@ -248,7 +248,7 @@ class Clock:
 
 
 class ByHand(EndWatcher):
-    """A watcher without its thread, polled by the test."""
+    """A watcher of jobs' ends without a thread: the test calls its `poll`."""
 
     def start(self):
         pass
@@ -339,7 +339,7 @@ def test_as_completed_that_gives_up_leaves_nothing_watched(source):
     assert not set(handles) & set(futures.watcher()._jobs)
 
 
-def test_more_jobs_than_signals(source, watching, monkeypatch):
+def test_jobs_beyond_the_limit_of_signals_are_polled(source, watching, monkeypatch):
     monkeypatch.setattr(futures, "MOST_SIGNALS", 2)
     ends = set()
     for job in jobs(source, 5):
@@ -369,7 +369,8 @@ def test_jobs_without_signals_are_asked_for_ever_less_often(source, watching):
 
 
 @pytest.mark.parametrize(
-    "fault", [errors.StoreError("no route"), errors.BackendUnavailable("no route")]
+    "fault",
+    [errors.StoreError("It does not answer."), errors.BackendUnavailable("It does not answer.")],
 )
 def test_a_job_that_cannot_be_asked_for_just_now_is_asked_for_again(
     source, watching, caplog, fault
@@ -385,7 +386,7 @@ def test_a_job_that_cannot_be_asked_for_just_now_is_asked_for_again(
     watching._clock.now += 1.0
     watching.poll()
     assert ends[0].ok
-    assert "no route" in caplog.text
+    assert "It does not answer." in caplog.text
 
 
 def test_all_jobs_of_a_place_are_one_question(source, watching):
@@ -418,7 +419,7 @@ def test_awaiting_does_not_block_the_loop(source, job):
     assert asyncio.run(main()) == (0, 1)
 
 
-def test_gathering(source):
+def test_gather_returns_the_values_of_jobs_in_order(source):
     handles = jobs(source, 3)
 
     async def main():
@@ -509,7 +510,7 @@ def test_ctrl_c_names_the_jobs_and_shows_no_frames_of_ours(source, job, monkeypa
     assert f"{job.job_id} keeps running; see `kinetic jobs list`" in capsys.readouterr().err
 
 
-def test_no_jobs():
+def test_as_completed_of_no_jobs_yields_nothing():
     assert list(kinetic.as_completed([])) == []
 
 
@@ -543,7 +544,7 @@ def test_what_is_not_a_handle_is_refused_at_once(wrong, words):
 # -- completion ------------------------------------------------------------------------------------
 
 
-def test_what_there_is_to_complete(job):
+def test_dir_of_a_handle_lists_methods_and_fields(job):
     names = dir(job)
     assert {
         "job_id",

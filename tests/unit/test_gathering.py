@@ -12,7 +12,7 @@ def gathering(least=1, most=3, wait=60.0, **rules):
     return machine
 
 
-def test_it_starts_at_once_when_all_are_there():
+def test_a_job_starts_at_once_when_all_slices_are_ready():
     machine = gathering()
     for index in machine.missing:
         assert machine.decide(1000.0) is None
@@ -21,7 +21,7 @@ def test_it_starts_at_once_when_all_are_there():
     assert (machine.attempt, machine.failures, machine.gathers) == (1, (), False)
 
 
-def test_it_starts_with_what_is_there_a_while_after_it_was_enough():
+def test_a_job_with_enough_slices_starts_after_waiting_a_minute_for_the_others():
     machine = gathering(least=2)
     machine.note_ready(2)
     assert machine.decide(500.0) is None
@@ -50,7 +50,7 @@ def test_a_slice_that_goes_before_the_start_is_no_failure_and_the_wait_begins_an
     assert machine.failures == ()
 
 
-def test_who_is_not_there_in_time_is_for_the_gang_to_say():
+def test_when_the_wait_is_over_the_first_attempt_forms_with_all_slices():
     machine = gathering()
     machine.take_all()
     assert (machine.slices, machine.attempt, machine.forming) == ((0, 1, 2), 1, False)

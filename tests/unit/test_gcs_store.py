@@ -23,7 +23,7 @@ from kinetic._store.open import open_store
 from kinetic.errors import CorruptRecord, NotFound, StoreError, UsageError
 
 LARGE = os.urandom(1 << 20) * 17
-"""Content of more than one chunk."""
+"""Content larger than one chunk of an upload."""
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_write_whose_answer_was_lost_is_known_for_ones_own(store, double, cont
 
 @pytest.mark.parametrize("before", [b"", b"before"], ids=["absent", "there"])
 def test_a_conditional_write_that_arrives_late_undoes_nothing(store, double, before):
-    """A request is delayed, its connection breaks, and the client repeats it."""
+    """The client repeats a conditional write after a break; the late first request does nothing."""
     if before:
         store.put("a", before)
     late = threading.Event()
@@ -171,7 +171,7 @@ def test_a_download_that_arrives_damaged_is_read_again(store, double, tmp_path):
     double.fail("media", damaged=True)
     store.fetch("a", tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == LARGE
-    # In pieces, whose digests the library itself does not check.
+    # A download that breaks is read in pieces, whose digests the library does not check.
     double.fail("media", cut_after=1000)
     double.fail("media", damaged=True)
     assert store.get("a") == LARGE

@@ -1,4 +1,4 @@
-"""Reading a job's state, ending it and finding it, through its handle."""
+"""Reading the state of jobs, ending jobs and finding jobs by their handles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ store, backend = handle_cases.store, handle_cases.backend
 job, handle = handle_cases.job, handle_cases.handle
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def test_status_comes_from_the_verdict_first(store, backend, job, handle):

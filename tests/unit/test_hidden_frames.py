@@ -23,7 +23,7 @@ def fail():
 
 
 def list_visible(error):
-    """List kinetic's frames that IPython shows."""
+    """List the functions of kinetic whose frames IPython would show."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return [
         frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name

@@ -19,7 +19,7 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "m
 MAX_LINES = 900
 MAX_FUNCTION_LINES = 100
 IN_PROGRAMS = {"kinetic/_host/worker/joining.py", "kinetic/_host/worker/startup/sitecustomize.py"}
-"""Modules that run in programs of a function, which know their host by variables alone."""
+"""Modules in programs that a function starts, which know their host only from the environment."""
 MAY_READ_ENVIRON = {
     "kinetic/_config/settings.py",
     "kinetic/_host/identity.py",
@@ -33,16 +33,16 @@ MAY_READ_ENVIRON = {
 } | IN_PROGRAMS
 MAY_WRITE_ENVIRON = {
     "kinetic/_compile/compiler.py",  # a process of its own, before it loads JAX
-    "kinetic/_compile/topologies.py",  # libtpu has no other parameters; restored afterwards
+    "kinetic/_compile/topologies.py",  # libtpu reads only variables; restored afterwards
     "kinetic/_host/worker/attempt.py",
     "kinetic/_host/worker/joining.py",
 }
-"""Modules that run in a process of their own, such as the worker, and set its variables."""
+"""Modules that may set environment variables, as they run in a process such as the worker."""
 WITHOUT_KINETIC = IN_PROGRAMS | {
     "kinetic/_host/bootstrap.py",
     "kinetic/_host/worker/startup/kinetic_awaiting.py",
 }
-"""Modules that run in processes that cannot import kinetic, or not yet."""
+"""Modules that run in processes where kinetic cannot be imported, or not yet."""
 MAY_LOCK = WITHOUT_KINETIC
 MAY_NAME_PROC = WITHOUT_KINETIC | {
     "kinetic/_datasets/call_data.py",  # refuses to mount data below /proc
@@ -70,8 +70,8 @@ def name(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def nodes_of(source: str) -> list[ast.AST]:
-    """Return all nodes of a module, the module first. Cache one module for the next rule: the trees
-    of all modules would slow the garbage collector in later tests."""
+    """Return all nodes of a module, the module first. The cache holds one module for the next rule:
+    with all modules it would slow the garbage collector in later tests."""
     return list(ast.walk(ast.parse(source)))
 
 
@@ -149,7 +149,7 @@ def imports_of_kinetic(source: str) -> list[int]:
 
 
 def docstring_fault(source: str) -> str:
-    """Return the fault of a module's docstring, or ""."""
+    """Return what a module's docstring lacks, or "" if it has a first sentence."""
     first = (ast.get_docstring(nodes_of(source)[0]) or "").partition("\n\n")[0]
     return "" if first.strip().endswith((".", ":")) else "a first sentence that says what it is"
 
@@ -219,7 +219,7 @@ _CLOCKS = r"(?:perf_counter|monotonic|time)\(\)"
 
 
 def tight_limits(source: str) -> list[str]:
-    """List the limits in a test that a busy machine would reach, and assertions about durations."""
+    """List time limits that are too short for a busy machine, and assertions about durations."""
     short = [
         m[0]
         for limit in _LIMITS
@@ -255,7 +255,7 @@ RULES: dict[str, Callable[[Path, str], object]] = {
 
 @functools.cache
 def all_faults() -> dict[str, dict[str, object]]:
-    """Return the faults by rule and module. All rules check a module before the next is parsed."""
+    """Return the faults by rule and module; check all rules of a module before parsing the next."""
     faults: dict[str, dict[str, object]] = {rule: {} for rule in RULES}
     for path in modules():
         source = path.read_text()
@@ -306,7 +306,7 @@ def test_errors_can_be_caught_by_name() -> None:
 
 
 def collections_by_host(source: str) -> int:
-    """Count the attributes of objects that are collections by number, such as `dict[int, …]`."""
+    """Count annotated attributes that hold or map host numbers, such as `dict[int, …]`."""
     assignments = (node for node in nodes_of(source) if isinstance(node, ast.AnnAssign))
     by_number = re.compile(r"(set|dict|frozenset|Counter|defaultdict|Mapping)\[int\b")
     return sum(
@@ -317,14 +317,14 @@ def collections_by_host(source: str) -> int:
 
 
 def test_who_is_there_is_kept_by_hosts_and_their_waiting_room_alone() -> None:
-    """A leader asks them for hosts: two copies of the same state would differ some day."""
+    """State by host is kept in hosts.py and waiting_room.py alone: copies would come to differ."""
     counts = {
         name(path): count
         for folder in ("_host", "_rpc")
         for path in (ROOT / "kinetic" / folder).glob("*.py")
         if (count := collections_by_host(path.read_text()))
     }
-    # Files of the agents' last words; open streams of each host.
+    # Not states of hosts: files with the last output of agents, and open streams.
     processes = {"kinetic/_host/agents.py": 2, "kinetic/_rpc/server.py": 1}
     assert counts == processes | {"kinetic/_host/hosts.py": 5, "kinetic/_rpc/waiting_room.py": 5}
 
@@ -340,7 +340,7 @@ def test_tests_pass_on_a_busy_machine() -> None:
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:
-    """pytest imports modules outside of packages by their bare names."""
+    """Test modules outside of packages need unique names: pytest imports them by bare names."""
     folders = [path for path in (ROOT / "tests").rglob("*") if path.is_dir()]
     loose = [path for path in folders if not (path / "__init__.py").exists()]
     names = Counter(module.name for folder in loose for module in folder.glob("*.py"))

@@ -118,8 +118,8 @@ def test_the_files_of_a_repository(endpoint, tmp_path):
 def test_a_disk_that_was_full_at_the_end_does_not_spoil_the_next_try(
     endpoint, tmp_path, monkeypatch
 ):
-    """The copy is write-protected by then, and the next try has to write into it. Root always may,
-    so check the modes."""
+    """The disk is full when the copy is already write-protected: the next try must be able to write
+    into it. The test checks modes, because root may always write."""
     modes, run, seal = [], hub._run_in_child, cached_copy._seal
 
     def run_and_note(act, request):

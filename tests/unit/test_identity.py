@@ -18,7 +18,7 @@ SHARED = {
     "KINETIC_TLS_CERTIFICATE": "a certificate",
     "KINETIC_TLS_KEY": "a key",
 }
-"""Variables that a template of pods sets for all hosts."""
+"""Environment variables that a pod template sets alike for all hosts."""
 
 
 def of_pod(slice_: int, pod: int, per_slice: int = 4) -> dict[str, str]:

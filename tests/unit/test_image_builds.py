@@ -41,7 +41,7 @@ URI = images.image_of(made())
 
 
 class Caller:
-    """A process that submits jobs."""
+    """A process that submits jobs; it records the notices and the pauses in seconds."""
 
     def __init__(self, google):
         self.notices, self.waited, self.google = [], [], google
@@ -193,7 +193,7 @@ def test_threads_of_one_caller_build_once(google, caller):
 
 
 def test_a_cluster_whose_name_no_registry_can_have():
-    with pytest.raises(UsageError, match="Name the cluster as GKE does"):
+    with pytest.raises(UsageError, match=r"'10\.0\.0\.1' cannot name one"):
         images.image_of(
             made(place=Place("gke", image="bundled", **CLUSTER | {"cluster": "10.0.0.1"}))
         )
@@ -214,7 +214,7 @@ def test_another_image_is_left_alone(google, caller, image):
 
 
 class Pods:
-    """The pods that a caller's backend would create."""
+    """A backend of the caller; `image` returns the image of the pods that it renders."""
 
     def __init__(self, caller):
         settings = PodSettings(image="", store_uri="gs://b", bootstrap="print()")

@@ -1,4 +1,4 @@
-"""Images of pods: which one a plan gets, and the content of those that kinetic builds."""
+"""Images of pods: which image a plan gets, and what the images built by kinetic contain."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_bundled_image_is_named_for_its_content():
 @pytest.mark.parametrize("missing", CLUSTER)
 def test_a_bundled_image_needs_a_registry(missing):
     rest = {name: value for name, value in CLUSTER.items() if name != missing}
-    with pytest.raises(UsageError, match=f"{missing} is not set"):
+    with pytest.raises(UsageError, match=f"needs {missing}="):
         images.image_of(made(image="bundled", **rest))
 
 

@@ -22,7 +22,7 @@ class Promotion(enum.Enum):
 
 @pytest.fixture
 def jax_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that replaces JAX by one with the given options."""
+    """Return a function that replaces the module `jax` by a fake with the given options."""
 
     def put(**options: object) -> None:
         promotion = {"jax_numpy_dtype_promotion": Promotion.STANDARD}
@@ -32,7 +32,7 @@ def jax_with(monkeypatch: pytest.MonkeyPatch) -> Any:
     return put
 
 
-def test_nothing_travels_when_jax_is_as_it_comes(jax_with: Any) -> None:
+def test_no_options_are_sent_if_jax_has_its_defaults(jax_with: Any) -> None:
     jax_with()
     assert jax_options.changed_options(without={}) == {}
 
@@ -54,7 +54,7 @@ def test_options_that_were_set_travel_by_plain_values(jax_with: Any) -> None:
     }
 
 
-def test_where_jax_runs_is_the_hosts_business(jax_with: Any) -> None:
+def test_options_that_choose_platforms_and_devices_are_not_sent(jax_with: Any) -> None:
     jax_with(jax_platforms="cpu", jax_num_cpu_devices=8, jax_unknown_option=1)
     assert jax_options.changed_options(without={}) == {}
 

@@ -1,5 +1,5 @@
-"""The cache of programs that simulated hosts compile, by JAX's private interfaces, with real
-processes: any process writes it, and a truncated file is replaced.
+"""JAX's compilation cache on simulated hosts, which private interfaces of JAX set up: any process
+writes to it, and a truncated file is replaced. The tests use real processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os, sys
 sys.stdout.flush()
 os._exit(0)
 """
-"""It ends with os._exit: a thread that closes a client would not survive Python's own shutdown."""
+"""The end of each program: `os._exit`, because a thread may still be closing a client of JAX."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def forks():
 
 @pytest.fixture
 def begin(forks, tmp_path):
-    """A function that begins a program, and returns one that waits for its end and its output."""
+    """Return `begin`: it starts a program and returns `end`, which waits and returns (out, err)."""
     running = []
 
     def begin(code, *args):
@@ -69,7 +69,7 @@ COMPILES_AS_PROCESS_1 = """
 
 @pytest.mark.starts_processes
 def test_any_process_keeps_what_it_compiles(begin, tmp_path):
-    """This test fails if JAX changes how it writes its cache."""
+    """Process 1 writes to the cache, although JAX reserves that to process 0."""
     output, _ = begin(COMPILES_AS_PROCESS_1, str(tmp_path))()
     assert output.split() == ["True", "True", "True"]
 

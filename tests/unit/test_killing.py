@@ -1,4 +1,4 @@
-"""The hosts and signals of `kill_hosts` and `kinetic jobs kill`, and their output."""
+"""`kill_hosts` and `kinetic jobs kill`: the hosts that get a signal, and the output."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_host_is_counted_within_its_slice(ref, slice_, host, hosts):
         (of_single("tpu-v6e-16"), None, 1, r"no host 1: .* has only host 0\."),
     ],
 )
-def test_what_there_is_not_is_refused(ref, slice_, host, says):
+def test_a_slice_or_host_that_does_not_exist_is_refused(ref, slice_, host, says):
     with pytest.raises(UsageError, match=says):
         killing.choose_hosts(ref, slice_, host)
 
@@ -82,7 +82,7 @@ def test_signals_have_names_and_numbers(name):
 
 
 @pytest.mark.parametrize("name", ["", "KLL", "99", 0, -9, "SIG"])
-def test_other_words_are_no_signals(name):
+def test_an_unknown_signal_is_refused(name):
     with pytest.raises(UsageError, match="There is no signal"):
         killing.signal_of(name)
 
@@ -125,7 +125,9 @@ def test_agents_are_signalled_and_told_of_as_json(
     assert json.loads(capsys.readouterr().out) == expected
 
 
-def test_nothing_is_killed_unasked(world: World, killed: list[object], capsys: Capture) -> None:
+def test_kill_without_yes_sends_nothing_and_says_what_it_would_do(
+    world: World, killed: list[object], capsys: Capture
+) -> None:
     world.job("job-00000001", hosts=2)
     assert world("jobs", "kill", "--host", "1", "job-0") == 2
     assert killed == []
@@ -163,7 +165,7 @@ def test_a_wrong_line_kills_nothing(world: World, killed: list[object], words, c
     assert killed == []
 
 
-def test_a_backend_that_cannot_says_so(world: World, capsys: Capture) -> None:
+def test_a_backend_that_cannot_kill_hosts_is_refused(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=2)
     assert world("jobs", "kill", "--yes", "--host", "1", "job-0") == 2
     assert "cannot be killed" in capsys.readouterr().err

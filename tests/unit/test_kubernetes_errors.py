@@ -1,4 +1,4 @@
-"""The errors for a real API server's refusals."""
+"""The errors that kinetic raises for the recorded refusals of a real API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of a job, by the cluster and by its records: which is read, and which one decides."""
+"""The status of a job from its cluster and from its records: which is read, and which decides."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def job(
     after_s: float = 1.0,
     **answers: Any,
 ) -> states.JobFacts:
-    """Return facts that fail the test if a function without an answer is called."""
+    """Return a job's facts; reading a fact that is not in `answers` fails the test."""
 
     def answer(name: str) -> Any:
         return lambda *_: answers[name] if name in answers else pytest.fail(f"asks {name}")
@@ -100,7 +100,7 @@ def test_workers_of_pathways_are_no_hosts() -> None:
 @pytest.mark.parametrize(
     ("answers", "head", "phase"),
     [
-        ({}, True, JobStatus.RUNNING),  # The cluster replaces a head.
+        ({}, True, JobStatus.RUNNING),  # A cluster replaces a lost head.
         ({"goes_on": True}, False, JobStatus.RUNNING),
         ({"goes_on": False, "has": [CANCELLED]}, False, JobStatus.RUNNING),
         ({"goes_on": False, "has": []}, False, JobStatus.FAILED),
@@ -136,7 +136,7 @@ def test_an_elastic_job_that_has_begun_goes_on_without_a_slice() -> None:
             NEVER,
             1000.0,
             JobStatus.PENDING,
-        ),  # A job can do without the slice.
+        ),  # An elastic job can do without a slice.
         (replace(NEVER, hosts=(0,)), 1000.0, JobStatus.FAILED),
         (None, 1000.0, JobStatus.PENDING),  # The new pod of the head is 10 s old.
         (None, 1060.0, JobStatus.FAILED),

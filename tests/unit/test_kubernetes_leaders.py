@@ -1,5 +1,5 @@
-"""A leader that is lost with its pod is noticed at once, before the other pods have ended. The pods
-of the gang, on the double of a cluster, take long to end.
+"""The loss of a leader's pod is noticed at once, before the other pods have ended. In these tests,
+pods on the double of a cluster take long to end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The requests for one waiting job, and its reasons after it has waited, with a scripted API and a
-clock.
+"""The number of API requests for one waiting job, and the reasons that are given for its wait, with
+a scripted API and a fake clock.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from kinetic._host import verdicts
 
 Document = dict[str, Any]
 A_MINUTE = 20
-"""The most requests in a minute."""
+"""The highest number of API requests allowed in a minute."""
 
 
 class Waiting:
-    """A job of four hosts, the objects of its cluster, and the requests by kind."""
+    """A waiting job of four hosts, the objects of its cluster, and its API requests by kind."""
 
     namespace = "ml"
 
@@ -77,7 +77,7 @@ class Waiting:
         return self.backend.status([self.ref])[self.ref.job_id]
 
     def follow(self, seconds: int) -> None:
-        """Read the status as often as a follower of the job does."""
+        """Read the status four times a second, as a follower of the job does."""
         for _ in range(4 * seconds):
             assert self.status().phase is JobStatus.PENDING
             self.at += 0.25
@@ -151,7 +151,7 @@ def test_a_queue_that_preempted_a_job_is_the_reason_of_its_end() -> None:
     (queued,) = job.objects[QUEUE_WORKLOADS[0]]
     queued["status"] = {"conditions": [evicted]}
     reason = job.backend.why_lost(job.ref, 0)
-    assert reason == f"The queue lq evicted the job: {evicted['message']}."
+    assert reason == f"The queue 'lq' evicted the job: \"{evicted['message']}\"."
     job.refused = set(QUEUE_WORKLOADS)
     assert job.backend.why_lost(job.ref, 0) == "", "that it waits again is no reason"
 

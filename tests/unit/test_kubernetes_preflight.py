@@ -1,4 +1,4 @@
-"""The check of a job before submission: a dry run, further needs, and once for many jobs."""
+"""The check before submission: a dry run, other needs of a job, and one check for many jobs."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_a_pod_that_is_larger_than_all_machines_is_refused(cluster: ClusterAnswe
         preflight.check(
             cluster, [_job(requests={"cpu": "500"}), JOB[1]], Needs(), clock=lambda: 0.0
         )
-    with pytest.raises(PreflightError, match=r"the 500Gi of memory .* up to 320Gi"):
+    with pytest.raises(PreflightError, match=r"the 500Gi of memory .* largest has 320Gi"):
         preflight.check(
             cluster, [_job(requests={"memory": "500Gi"}), JOB[1]], Needs(), clock=lambda: 0.0
         )
-    cluster.nodes[0]["spec"]["providerID"] = "gce://p/z/n"  # A cloud may have larger nodes.
+    cluster.nodes[0]["spec"]["providerID"] = "gce://p/z/n"  # A cloud may add larger nodes.
     preflight.check(cluster, [_job(requests={"cpu": "500"}), JOB[1]], Needs(), clock=lambda: 0.0)
     del cluster.nodes[0]["spec"]["providerID"]
     cluster.problems["list", "nodes"] = Forbidden("You may not list nodes.")

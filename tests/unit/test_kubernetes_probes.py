@@ -43,7 +43,9 @@ def test_a_cluster_that_is_well(cluster: ClusterAnswers) -> None:
     assert not examined(cluster, Needs()).keys() & {"multi-tier", "network devices"}
 
 
-INACTIVE = {"status": {"conditions": [{"type": "Active", "status": "False", "message": "Off."}]}}
+INACTIVE = {
+    "status": {"conditions": [{"type": "Active", "status": "False", "message": "It is stopped."}]}
+}
 FAULTS: list[tuple[dict[tuple[str, str], KineticError], str, Level, str]] = [
     ({("create", "jobsets"): NotInstalled("no")}, "JobSet", Level.WARN, "is not installed"),
     ({("create", "jobs"): NO}, "rights", Level.PROBLEM, "all jobs: create jobs.batch"),
@@ -94,17 +96,22 @@ def test_what_may_not_be_looked_up_is_no_problem(
     assert examined(cluster)[check].level is Level.OK
 
 
-@pytest.mark.parametrize("error", [Refused("No."), BackendUnavailable("No.")])
+@pytest.mark.parametrize(
+    "error", [Refused("The cluster refuses it."), BackendUnavailable("It is busy.")]
+)
 def test_a_jobset_that_is_refused_says_why(cluster: ClusterAnswers, error: KineticError) -> None:
     cluster.problems["create", "jobsets"] = error
     cluster.knows = lambda _: True  # type: ignore[method-assign]
     finding = examined(cluster)["JobSet"]
-    assert (finding.level, finding.detail) == (Level.PROBLEM, "takes no jobs: No.")
+    assert (finding.level, finding.detail) == (
+        Level.PROBLEM,
+        f"accepts no jobs of several hosts: {error}",
+    )
 
 
 def test_a_jobset_without_a_controller_takes_no_jobs(cluster: ClusterAnswers) -> None:
     cluster.has_controller = False
-    assert "only their definition is installed" in examined(cluster)["JobSet"].detail
+    assert "only the definition of JobSets is installed" in examined(cluster)["JobSet"].detail
 
 
 def test_a_queue_that_is_stopped(cluster: ClusterAnswers) -> None:
@@ -112,7 +119,7 @@ def test_a_queue_that_is_stopped(cluster: ClusterAnswers) -> None:
     finding = examined(cluster)["Kueue"]
     assert (finding.level, finding.detail) == (
         Level.WARN,
-        "the queue 'team-a' admits no jobs: Off.",
+        "the queue 'team-a' admits no jobs: It is stopped.",
     )
 
 

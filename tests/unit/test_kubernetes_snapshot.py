@@ -1,4 +1,4 @@
-"""Snapshots that all callers share, with a scripted API: their requests and their age."""
+"""Snapshots of a cluster that all callers share: the API requests they cost, and their age."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_later_question_gets_the_same_answer_for_some_seconds(cluster: Cluster
 def test_two_hundred_followed_jobs_cost_at_most_sixty_requests_a_minute(
     cluster: Cluster, kinds: tuple[int, ...], pages: int
 ) -> None:
-    """Each job is read once a second, and the reason of each waiting one, too."""
+    """All 200 jobs wait: each is read once a second, with its events and the cluster's nodes."""
     cluster.pages = pages
     refs = [ref(number, kinds[number % len(kinds)]) for number in range(200)]
     for job in refs:

@@ -1,4 +1,4 @@
-"""The time since which hosts wait to be started, from which start_timeout counts."""
+"""The moment since which hosts wait for their start: `start_timeout` counts from it."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def pod(host: int, at: float, phase: str = "Pending", **more: Any) -> dict[str, 
         (workload(), [pod(0, CREATED_AT + 1, deletionTimestamp=text(CREATED_AT + 9))], 0),
     ],
 )
-def test_since_when_hosts_are_to_start(jobset, pods, since_s):
+def test_the_time_from_which_start_timeout_counts(jobset, pods, since_s):
     current = current_pods(jobset, pods)
     since = states.waiting_since(jobset, current)
     assert since == (None if since_s is None else CREATED_AT + since_s)
 
 
-def test_who_watches_over_the_start():
+def test_a_running_pod_0_is_the_leader_and_ended_pods_are_not_starting():
     both = current_pods(workload(), [pod(0, CREATED_AT, "Running"), pod(1, CREATED_AT)])
     assert states.has_leader(both)
     assert not states.has_leader(both[1:])

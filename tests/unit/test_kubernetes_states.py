@@ -60,7 +60,7 @@ PHASES = {
 
 
 def kind_of(scenario: str) -> str:
-    """Return the kind of the user's workload: JobSets create Jobs of their own."""
+    """Return "jobsets" if a recording's workload is a JobSet, which creates Jobs; else "jobs"."""
     watched = {row.watch for row in recorded.rows(scenario)}
     return "jobsets" if "jobsets" in watched else "jobs"
 

@@ -55,7 +55,7 @@ def test_a_kubeconfig_names_a_proxy_with_its_password(script: Script) -> None:
         "http://no-such-host.invalid", context="lab", cluster={"proxy-url": "ftp://me:secret@p"}
     )
     with contextlib.closing(HttpApi(access, {})) as api:
-        with pytest.raises(PreflightError, match=r"context lab \(proxy-url\)") as caught:
+        with pytest.raises(PreflightError, match=r"context 'lab' \(proxy-url\)") as caught:
             api.get(JOBS, "a")
         assert "secret" not in str(caught.value)
 
@@ -64,16 +64,16 @@ def inline(ca: bytes) -> dict[str, str]:
     return {"certificate-authority-data": base64.b64encode(ca).decode()}
 
 
-def test_certificates_that_are_none() -> None:
+def test_an_invalid_or_missing_certificate_authority_is_refused() -> None:
     for ca in (inline(b"no certificate"), {"certificate-authority": "/no/such/file"}):
         api = HttpApi(Access("https://127.0.0.1:1", cluster=ca), {})
-        with pytest.raises(PreflightError, match="certificates of the kubeconfig"):
+        with pytest.raises(PreflightError, match="certificates of this pod cannot be used"):
             api.get(JOBS, "a")
 
 
 @pytest.fixture
 def tls(script: Script, tmp_path: Path) -> Iterator[tuple[str, bytes]]:
-    """The address and the certificate of the same server behind TLS."""
+    """Yield the URL and the certificate of a server that gives the script's replies over TLS."""
     pair = certificate.make("localhost")
     chain = tmp_path / "chain.pem"
     chain.write_text(pair.certificate + pair.key)
@@ -118,7 +118,7 @@ def test_a_caller_shows_a_certificate_and_leaves_no_key_behind(
     ca = inline(own.certificate.encode()) | {"tls-server-name": "localhost"}
     script.replies = [Reply(200, JOB)] * 2
     with serving(script, context) as url:
-        for _ in range(2):  # The client remembers the removed files.
+        for _ in range(2):  # The client library caches paths of removed files.
             access = Access(url, cluster=ca, user=user)
             with contextlib.closing(HttpApi(access, {}, patience=CallLimits(tries=1))) as api:
                 assert api.get(JOBS, "a") == JOB
@@ -126,7 +126,7 @@ def test_a_caller_shows_a_certificate_and_leaves_no_key_behind(
 
 
 def sign_old(folder: Path) -> tuple[Path, bytes]:
-    """Make the chain of a server, and the certificate of an authority that names no key."""
+    """Return a server's chain file, and its authority's certificate, which has no key id."""
     pytest.importorskip("cryptography")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

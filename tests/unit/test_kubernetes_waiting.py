@@ -1,4 +1,4 @@
-"""The diagnosis of waiting jobs, in cases that need GKE, a queue, or time."""
+"""The diagnosis of waiting jobs in constructed cases: GKE, queues, long waits."""
 
 from __future__ import annotations
 
@@ -170,7 +170,9 @@ def test_a_pool_that_lacks_a_node_of_the_slice() -> None:
     existing = [node(f"n{n}", "tpu", "4x4") for n in range(3)]
     finding = of(Observed(jobset(), [pod(0, SHORT)], nodes=existing), now=NOW)
     assert (finding.kind, finding.hopeless) == (JobCause.PARTIAL_SLICE, False)
-    assert finding.sentence.startswith("Only 3 of the 4 nodes of a slice with tpu-v6e-slice 4x4")
+    assert finding.sentence.startswith(
+        "A slice with tpu-v6e-slice 4x4 needs 4 nodes, but no pool has over 3"
+    )
     two_pools = [node(f"n{n}", f"tpu-{n % 2}", "4x4") for n in range(6)]
     assert of(Observed(jobset(), [pod(0, SHORT)], nodes=two_pools)).kind is JobCause.PARTIAL_SLICE
 
@@ -287,7 +289,7 @@ def over(amount: str, limit: str, *, used: str = "0", noun: str = "pods") -> str
 def test_a_quota_smaller_than_the_gang_never_lets_it_in(
     amount: str, limit: str, hopeless: bool
 ) -> None:
-    """Some of the pods run, and wait for the others."""
+    """The quota refuses three of four pods; the wait is hopeless if four never fit the quota."""
     refused = event("FailedCreate", over(amount, limit), "kinetic-job-1-host-0", kind="Job")
     finding = of(Observed(jobset(), [pod(0)], events=by_name(refused)))
     assert (finding.kind, finding.hopeless, finding.hosts) == (JobCause.QUOTA, hopeless, (1, 2, 3))
@@ -353,8 +355,8 @@ def test_an_image_that_may_come_later(words: str, hopeless: bool) -> None:
 @pytest.mark.parametrize(
     ("reason", "message", "words"),
     [
-        ("InvalidImageName", "invalid reference format", "'img' is not a valid image name: inv"),
-        ("ErrImageNeverPull", "it is not present", "does not have the image img, and may not pull"),
+        ("InvalidImageName", "invalid reference format", "'img' is not a valid image name: \"in"),
+        ("ErrImageNeverPull", "it is not present", "does not have the image img and may not pull"),
     ],
 )
 def test_an_image_that_will_never_come(reason: str, message: str, words: str) -> None:
@@ -448,14 +450,16 @@ def test_pods_that_are_gone_are_known_by_the_message_of_their_job() -> None:
     over["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     finding = of(Observed(over, jobs=[child]))
     assert (finding.kind, finding.hosts) == (JobCause.HOST_FAILED, (2,))
-    assert finding.sentence == "Host 2 failed: its function raised."
+    assert finding.sentence == "Host 2 failed: its function raised an exception."
 
 
 def test_a_place_in_the_queue_is_said() -> None:
     job = jobset()
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
     job["spec"]["suspend"] = True
-    assert of(Observed(job, queue_position=3)).sentence.startswith("The job waits for the queue lq")
+    assert of(Observed(job, queue_position=3)).sentence.startswith(
+        "The job waits for the queue 'lq'"
+    )
     queued = {"spec": {"active": True}, "status": {"conditions": []}}
     finding = of(Observed(job, queue_workload=queued, queue_position=3))
     assert finding.sentence == "The job waits in the queue 'lq'. 3 other jobs come first."
@@ -525,14 +529,14 @@ def test_memory_that_no_node_has_is_not_waited_for(amount: str, has: str, hopele
     if hopeless:
         assert finding.kind is JobCause.NO_NODE_POOL
         assert (
-            "has the 60Gi of memory that a pod requests; they have up to 50Gi" in finding.sentence
+            "has the 60Gi of memory that a pod requests; the largest has 50Gi" in finding.sentence
         )
     else:
         assert finding.kind is JobCause.NO_ROOM
 
 
 def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
-    """Host 2 was deleted by force. The Job removes the others, with events for two of them."""
+    """Host 2 alone is named: it was deleted by force, and its Job then removed the other pods."""
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
     child = {"metadata": {"name": "j", "uid": "j"}, "status": {"conditions": [failed]}}
     over = jobset()
@@ -548,7 +552,7 @@ def test_pods_that_their_job_removes_afterwards_did_not_go_first() -> None:
     ]
     finding = of(Observed(over, pods=leaving, jobs=[child], events=by_name(*events)))
     assert finding.hosts == (2,)
-    assert finding.sentence.startswith("The pod of host 2 was deleted, or ended without a trace")
+    assert finding.sentence.startswith("The pod of host 2 was deleted, or ended without a recorded")
 
 
 @pytest.mark.parametrize(("after_s", "hopeless"), [(10, False), (31, True)])
@@ -562,7 +566,7 @@ def test_a_class_of_the_queue_that_does_not_exist_is_named(after_s: int, hopeles
     finding = of(Observed(job, events=by_name(missing)), now=START + after_s)
     assert (finding.kind, finding.hopeless) == (JobCause.QUEUE_REFUSED, hopeless)
     assert finding.sentence.startswith(
-        'The queue lq cannot take the job: WorkloadPriorityClass "urgent" not found. Change or'
+        "The queue 'lq' cannot take the job: \"WorkloadPriorityClass "
     )
 
 
@@ -590,7 +594,7 @@ def test_processors_that_no_node_has_are_not_waited_for() -> None:
     finding = of(Observed(asking(cpu="500"), [pod(0, NO_CPU)], nodes=existing), now=NOW)
     assert (finding.kind, finding.hopeless) == (JobCause.NO_NODE_POOL, True)
     assert finding.sentence.startswith(
-        "No node has the 500 CPUs that a pod requests; they have up to 80. Ask for less: cpu="
+        "No node has the 500 CPUs that a pod requests; the largest has 80. Ask for less with cpu="
     )
     finding = of(Observed(asking(cpu="60"), [pod(0, NO_CPU)], nodes=existing), now=NOW)
     assert finding.kind is JobCause.NO_ROOM
@@ -616,12 +620,12 @@ def test_a_head_that_went_first_is_named_as_one() -> None:
     created |= {"type": "Normal", "involvedObject": {"name": "kinetic-job-1-head-0", "uid": "j"}}
     existing = [pod(host) for host in range(4)]
     finding = of(Observed(over, pods=existing, jobs=[child], events=by_name(created)))
-    assert finding.sentence.startswith("The pod of head 0 was deleted, or ended without a trace")
+    assert finding.sentence.startswith("The pod of head 0 was deleted, or ended without a recorded")
     assert finding.hosts == (4,)
 
 
 def test_a_leader_that_has_all_hosts_started_again_is_not_lost() -> None:
-    """The exit code by which the leader restarts all hosts says nothing to users."""
+    """A leader ends with exit code 3 to restart all hosts: no finding may call it lost."""
     leader, evicted = ended(0, 3), ended(0, 43)
     for document in (leader, evicted):
         document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
@@ -631,7 +635,7 @@ def test_a_leader_that_has_all_hosts_started_again_is_not_lost() -> None:
 
 
 def test_a_leader_that_its_hosts_have_lost_is_named_before_the_cluster_gives_it_up() -> None:
-    """The leader's machine is lost: for 40 s the cluster counts its pod as running."""
+    """The status names a leader whose machine is lost; the cluster says for 40 s that it runs."""
     leader, lost = running_pod(0, 0), [ended(host, 1) for host in (1, 2)]
     for document in (leader, *lost):
         document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"
@@ -645,7 +649,7 @@ def test_a_leader_that_its_hosts_have_lost_is_named_before_the_cluster_gives_it_
 
 
 def test_pods_that_do_not_end_are_named_while_all_hosts_are_to_start_again() -> None:
-    """Pods on a dead node end when the cluster gives the node up."""
+    """During a restart, the status names pods that do not end, because their node is dead."""
     leader, rest = ended(0, 3), [running_pod(host, 0) for host in (1, 2)]
     for document in (leader, *rest):
         document["metadata"]["labels"]["kinetic.dev/job-id"] = "job-1"

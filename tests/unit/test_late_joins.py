@@ -1,5 +1,5 @@
-"""A gang of one host, whose function begins before the host joins, if the host joins at all: the
-limits that count from the function's start, and stops.
+"""A gang of one host that joins after its function has begun, or never: stops, and limits of time,
+which count from the function's start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def lone_gang(**limits):
 
 
 def started_ago(gang, now):
-    """Return for how long the function has run, by the events; None if it has not run."""
+    """Return the seconds since the function started, from the gang's events; None before that."""
     return next((e.ago_s for e in gang.sweep(now) if e.kind == "ready"), None)
 
 
@@ -76,7 +76,7 @@ def test_a_function_that_begins_as_the_gang_stops_has_begun():
 
 def test_a_stop_does_not_wait_for_a_host_that_prepares():
     gang = cancelled_at_once()
-    gang.mark_connected(0, 0.5)  # A function begins only after its host has joined.
+    gang.mark_connected(0, 0.5)  # A connected host begins only after it has joined.
     assert gang.finished
     assert "had not joined when the gang was stopped: by ann" in gang.reports[0].detail
 

@@ -12,18 +12,18 @@ from kinetic._core.layout import AttemptKeys, GroupKeys, HostKeys, JobKeys, Key
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store-layout.md"
 NAMES = {"number": "n", "index": "i"}
-"""The page's names for attributes of keys."""
+"""Attributes of keys, and their names on the page where these differ."""
 OTHER_KEYS = {
     "blobs/sha256/<2 hex>/<62 hex>",
     "bucket-folders/<bucket>/<path>/",
     "jobs/<job_id>/local/",
     "probes/<hex>",
 }
-"""Keys on the page that are not in `layout`, nor those of a digest, a log or a list of jobs."""
+"""Keys on the page that `patterns` and the tests cannot derive from `layout`."""
 
 
 def patterns() -> set[str]:
-    """Return all keys in the notation of the page."""
+    """Return all keys of `layout` in the notation of the page."""
     kinds = (JobKeys, AttemptKeys, HostKeys, GroupKeys)
     keys = {key.pattern for kind in kinds for key in vars(kind).values() if isinstance(key, Key)}
     keys |= {make("{digest}") for make in (layout.pack, layout.tree)}
@@ -32,7 +32,7 @@ def patterns() -> set[str]:
 
 
 def page() -> set[str]:
-    """Return the keys on the page; an indented key is below the last one without indentation."""
+    """Return the keys on the page; an indented key is relative to the last unindented key."""
     listed, folder = set(), ""
     (block,) = re.findall(r"(?s)```text\n(.*?)```", PAGE.read_text())
     for line in block.splitlines():
@@ -44,7 +44,7 @@ def page() -> set[str]:
 
 
 def is_named(pattern: str, listed: set[str]) -> bool:
-    """True if the page lists a key, or a key below a prefix."""
+    """True if the page lists this key or, for a prefix, any key below it."""
     return pattern in listed or (
         pattern.endswith("/") and any(key.startswith(pattern) for key in listed)
     )

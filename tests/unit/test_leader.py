@@ -1,4 +1,4 @@
-"""The slices that a leader counts on, as hosts come and go, over agents that are no processes."""
+"""The slices that a leader counts as ready while hosts come and go, with fake agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 100.0
 
 
 class FakeAgents:
-    """The agents of two slices of one host, which record how they were ended and started."""
+    """Fake agents of two slices with one host each, which record their ends and starts."""
 
     def __init__(self):
         self.pids = {100: 0, 101: 1}
@@ -54,7 +54,7 @@ class Forked:
         self.crew = ForkedHosts(self.agents, stay=True)
 
     def started(self):
-        """Return the restarted host, and the number of its start."""
+        """Return the index of the restarted host, and the number of its start."""
         ((index, start),) = self.agents.started
         return index, start
 
@@ -85,7 +85,7 @@ def die(leader, index):
 
 
 def test_what_the_agent_of_a_lost_slice_has_asked_for_counts_no_more():
-    """The worker dies; its agent reports, asks for its next place, and is ended with its slice."""
+    """An agent asks for its next assignment, then its slice is lost: the request gets None."""
 
     async def story():
         hosts = Forked()
@@ -146,7 +146,7 @@ def test_a_slice_with_a_dead_agent_is_away_until_that_is_started_again(hosts):
 
 
 async def returned(leader, hosts):
-    """Let the restarted host wait for its place, and check that its slice is ready."""
+    """Let the restarted host ask for its assignment, and check that its slice is ready."""
     request = asyncio.create_task(leader._hosts.waiting_room.ask(*hosts.started()))
     await asyncio.sleep(0)
     leader._decide()
@@ -209,7 +209,7 @@ def test_nobody_waits_for_hosts_elsewhere_that_know_or_are_dead():
 
 
 def test_a_host_that_was_ready_and_is_not_heard_from_is_given_up(hosts):
-    """In the first attempt a host elsewhere may not have started yet."""
+    """From attempt 2 on, each host must give a sign in time; in attempt 1, a remote one may lag."""
 
     async def story():
         leader = leading(hosts.crew)
@@ -222,7 +222,7 @@ def test_a_host_that_was_ready_and_is_not_heard_from_is_given_up(hosts):
 
 
 class SlowStore(MemoryStore):
-    """A store that is slow to write the outcome of an attempt."""
+    """A store that blocks the write of an attempt's outcome until the test lets it go on."""
 
     def __init__(self):
         super().__init__()
@@ -319,7 +319,7 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
     [((0,), ["kinetic: shrinking to 1 slice until lost slices return."]), ((0, 1), [])],
 )
 def test_only_a_job_that_shrinks_is_said_to(slices, text):
-    """The slice may return before the others are ready."""
+    """No shrinking is announced if the lost slice returned before the next attempt was formed."""
     leader = leading(Forked().crew)
     leader._policy.rules = replace(leader._policy.rules, shrinks=True)
     leader._fail(Loss((1,), "its machine is gone"))

@@ -1,4 +1,4 @@
-"""The records that a leader writes at the end of an attempt, once, even if it returns later."""
+"""The records that a leader writes at the end of an attempt; no later leader overwrites them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_first_outcome_of_an_attempt_stands():
     assert written["reason"] == "host 0 was lost"
 
 
-def test_an_attempt_that_lost_its_leader_ended_too():
+def test_an_attempt_whose_leader_was_lost_is_recorded_as_ended():
     store, job = MemoryStore("leader-records-2"), "job-00000001"
     verdicts.write_event(store, job, 1, GangEvent(EventKind.JOINED, 0))
     assert pod.take_up(plan(job, "cpu", {"retries": 1}), store).attempt == 2
@@ -34,7 +34,7 @@ def test_an_attempt_that_lost_its_leader_ended_too():
     first, second = picture_of(story, 1).attempts
     assert (first.verdict, first.reason) == (
         Verdict.FAILED,
-        "host 0 of 1, which led the gang, was lost",
+        "host 0 of 1, which led the job, was lost",
     )
     assert first.ended_at is not None
     assert second.verdict is None
@@ -49,7 +49,7 @@ def test_an_attempt_that_lost_its_leader_ended_too():
     ],
 )
 def test_only_hosts_that_are_there_must_be_heard_from(accelerator, kind, first_sign_s):
-    """Hosts that are started as programs may come late."""
+    """Forked hosts must give a first sign in time; hosts that are separate programs may be late."""
     planned = plan("job-00000001", accelerator, {})
     agents = SimpleNamespace(pids={100: 0})
     more = {"hosts": planned.hosts} if kind is JoinedHosts else {}

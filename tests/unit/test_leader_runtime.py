@@ -24,7 +24,7 @@ PATIENCE_S = 100.0
 
 
 def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
-    """The loop that watches for the removal of the records also answers heartbeats."""
+    """The loop that checks for removed records also answers heartbeats: it must not block."""
     monkeypatch.setattr(leader_runtime, "FAR_RECORDS_S", 0.01)
     is_asked, may_answer, is_removed = (threading.Event() for _ in range(3))
     looks = []
@@ -52,7 +52,7 @@ def test_a_store_that_hangs_or_fails_keeps_nobody_waiting(monkeypatch):
 
 
 def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
-    """A network file system may miss a file for a moment."""
+    """One missed read is not enough: a network file system may miss a file for a moment."""
     monkeypatch.setattr(leader_runtime, "FAR_RECORDS_S", 0.0)
     answers = iter([True, False, True, False, StoreError("no answer"), False, False])
 
@@ -73,7 +73,7 @@ def test_records_are_removed_when_two_checks_in_a_row_say_so(monkeypatch):
 
 
 def test_a_lock_that_cannot_be_read_is_not_a_removal(tmp_path):
-    """A temporary EACCES, EIO or ESTALE; the test uses ELOOP, which root gets, too."""
+    """A lock that is unreadable for now (EACCES, EIO) is no removal. ELOOP stops root, too."""
     store = LocalStore(tmp_path)
     store.put(layout.JobKeys("job-1").plan, b"{}")
     own = store.path(layout.JobKeys("job-1").prefix) / "local"
@@ -89,7 +89,7 @@ def test_a_lock_that_cannot_be_read_is_not_a_removal(tmp_path):
         own.unlink()
         own.mkdir()
         (own / "lock").touch()
-        assert not supervisor._holds_the_lock()  # another file
+        assert not supervisor._holds_the_lock()  # a new file in its stead
 
 
 def test_the_verdict_does_not_wait_until_the_source_tree_is_removed(tmp_path, monkeypatch):

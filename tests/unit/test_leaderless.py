@@ -9,7 +9,7 @@ from kinetic._core.outcome import HostReport, RemoteError, Verdict, judge_leader
 
 
 def test_survivors_that_lost_their_leader_are_not_blamed():
-    silence = "The coordinator of the gang at 10.0.0.1:5000 has not answered for 10 s."
+    silence = "The coordinator at 10.0.0.1:5000 has not answered for 10 s."
     broken = RemoteError("JaxRuntimeError", "UNAVAILABLE", "", consequence=True)
     reports = [
         HostReport(1, Exit.STOPPED, silence),
@@ -18,7 +18,7 @@ def test_survivors_that_lost_their_leader_are_not_blamed():
     ]
     outcome = judge_leaderless(4, reports, now=9.0)
     assert (outcome.verdict, outcome.blamed) == (Verdict.FAILED, (0,))
-    assert outcome.reason == "host 0 of 4, which led the gang, was lost"
+    assert outcome.reason == "host 0 of 4, which led the job, was lost"
     assert outcome.first is not None
     assert outcome.first.exit is Exit.AGENT_LOST
     assert outcome.reports[1].detail == silence
@@ -100,7 +100,7 @@ def test_what_the_backend_says_of_host_0_is_told():
     outcome = judge_leaderless(
         2, [HostReport(1, Exit.STOPPED, "mine")], backend_reports=backend_reports, now=9.0
     )
-    assert outcome.reason == "host 0 of 2, which led the gang, was lost: its pod was evicted"
+    assert outcome.reason == "host 0 of 2, which led the job, was lost: its pod was evicted"
     assert outcome.reports[1].detail == "mine"
 
 

@@ -1,4 +1,4 @@
-"""The kernel's locks: the processes that they exclude, and for how long."""
+"""File locks of the kernel: which processes they exclude, and for how long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kinetic._system import locks
 
 @contextmanager
 def child(begin) -> Iterator[int]:
-    """Fork a child that calls `begin`, and then waits until the block ends."""
+    """Fork a child that calls `begin` and then waits until the block ends; yield its pid."""
     ready, begun = os.pipe()
     wait, go = os.pipe()
     pid = os.fork()

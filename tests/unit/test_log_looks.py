@@ -1,5 +1,5 @@
-"""The polls of a follower, for more output and for the end: with output that comes often, or never,
-and a clock that only pauses move.
+"""The polls by which a follower reads new output and checks for the job's end, with frequent output
+and with none. Only pauses move the clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOB = "job-00c0ffee"
 
 
 class SlowTime:
-    """A clock that only pauses move."""
+    """A fake `time` module whose clock advances only during `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,8 +36,8 @@ class SlowTime:
 
 
 @pytest.mark.parametrize("is_unmetered", [False, True])
-def test_who_follows_a_silent_job_looks_ever_more_seldom(monkeypatch, is_unmetered):
-    """Each poll is work for a store, even if its calls are free."""
+def test_a_follower_of_a_silent_job_polls_less_and_less_often(monkeypatch, is_unmetered):
+    """Polls of a silent job become rarer: each is work for a store, even if its calls are free."""
     clock, polled_at, store = SlowTime(), [0.0], MemoryStore()
     monkeypatch.setattr(attempt_logs, "time", clock)
     monkeypatch.setattr(store, "is_unmetered", is_unmetered, raising=False)
@@ -55,7 +55,7 @@ def test_who_follows_a_silent_job_looks_ever_more_seldom(monkeypatch, is_unmeter
 
 
 class Chatty(ObjectLog):
-    """A log with new output at each of this many polls."""
+    """A log that has new output at each of its first polls, and then no more."""
 
     def __init__(self, polls: int) -> None:
         self.polls_left = polls
@@ -66,7 +66,7 @@ class Chatty(ObjectLog):
 
 
 def test_output_that_comes_often_does_not_wait_each_time_for_the_cluster(monkeypatch):
-    """The check whether a job has ended is a call over the network, too."""
+    """With frequent output, the check for the job's end, a network call, is made only sometimes."""
     clock, checks = SlowTime(), []
     monkeypatch.setattr(attempt_logs, "time", clock)
     log = Chatty(polls=100)

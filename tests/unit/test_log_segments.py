@@ -1,4 +1,4 @@
-"""Output and events in a store that is no folder."""
+"""Output and events of a job in a store that is not a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEY = layout.HostKeys(JOB, 1, 0).log
 
 
 class Host:
-    """A host's two files, and the writer that sends them to the store."""
+    """A host's log, which is two files, and the writer that sends the log to the store."""
 
     def __init__(self, folder: Path, store: MemoryStore) -> None:
         folder.mkdir()
@@ -63,7 +63,7 @@ def everything(reader: LogReader) -> list[LogChunk]:
 
 
 def speak(host: Host, rounds: int, *, seed: int = 0) -> None:
-    """Print lines, and send them now and then."""
+    """Print random lines, and send the log to the store after about every third print."""
     chance = random.Random(seed)
     for n in range(rounds):
         line = f"line {n} {'x' * chance.randrange(30)}\n" * chance.randrange(1, 4)
@@ -89,7 +89,7 @@ def test_a_reader_gets_what_is_new_and_no_more(host, store):
 
 
 @pytest.mark.parametrize("failures", [True, False])
-def test_a_stream_is_taken_up_after_each_chunk(host, store, failures):
+def test_a_reader_can_start_at_the_end_of_any_chunk(host, store, failures):
     speak(host, 20)
     host.log.say("Traceback", FAILURE)
     assert host.writer.flush()
@@ -167,7 +167,7 @@ def test_another_agent_goes_on_behind_the_one_that_was_killed(tmp_path, host, st
     assert ends == sorted(set(ends))
 
 
-def test_what_no_record_is_about_is_sent_at_the_end(host, store):
+def test_output_without_an_index_record_is_sent_when_the_writer_closes(host, store):
     host.log.write(STDOUT, b"with a record\n")
     with host.files[0].open("ab") as log:
         log.write(b"without")
@@ -245,7 +245,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def old_host(tmp_path, store, clock, monkeypatch) -> Host:
-    """A host whose job has run for a long time."""
+    """A host as after a minute of output: new output makes the newest segment grow."""
     monkeypatch.setattr(log_segments, "FEW", 0)
     host = Host(tmp_path / "old", store)
     host.writer = SegmentWriter(store, KEY, host.files, clock=clock)
@@ -258,7 +258,7 @@ def objects(store: MemoryStore) -> int:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_readers_see_a_log_whose_segments_grow_as_it_is(old_host, store, clock, seed):
-    """This holds whenever a reader begins, and wherever it continues."""
+    """Readers get all output once, whenever they begin and wherever they continue."""
     chance = random.Random(seed)
     readers, chunks = [reader_of(store, clock=clock)], [[]]
     for n in range(150):
@@ -294,7 +294,7 @@ def test_a_log_of_days_has_few_segments(old_host, store, clock):
     assert everything(reader_of(store)) == old_host.local()
 
 
-def test_what_is_printed_is_seen_by_the_next_look(old_host, store, clock):
+def test_each_read_gets_the_lines_printed_since_the_last_read(old_host, store, clock):
     reader = reader_of(store, clock=clock)
     for n in range(100):
         clock.now += n % 30
@@ -317,7 +317,7 @@ def test_a_quiet_log_is_not_read_again_and_again(old_host, store, clock):
 
 
 def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkeypatch):
-    """The writer decided early that the segment grows, but the store took minutes to write it."""
+    """A reader finds output that was added to the newest segment by a write that took minutes."""
     reader = reader_of(store, clock=clock)
     old_host.log.write(STDOUT, b"one\n")
     assert old_host.writer.flush()
@@ -335,9 +335,9 @@ def test_a_segment_that_was_written_late_is_found(old_host, store, clock, monkey
     assert [chunk.data for chunk in reader.read()] == [b"two\n"]
 
 
-def test_who_follows_a_store_that_costs_nothing_keeps_up_with_its_writer(tmp_path, store):
-    """A writer to such a store sends many times a second. With one object each, and one object per
-    poll, output came later and later."""
+def test_a_reader_of_a_free_store_keeps_up_with_a_frequent_writer(tmp_path, store):
+    """To a store with free calls, a writer sends many times a second. Regression: each send made an
+    object, a reader read one object per poll, and output came later and later."""
     store.is_unmetered = True
     host, reader = Host(tmp_path / "host", store), reader_of(store)
     for look in range(3):
@@ -351,7 +351,7 @@ def test_who_follows_a_store_that_costs_nothing_keeps_up_with_its_writer(tmp_pat
 
 
 def test_what_was_sent_twice_does_not_grow(tmp_path, monkeypatch):
-    """The first try may arrive after the second one, with less output."""
+    """A segment that was sent again never grows: the first write may arrive late and replace it."""
     monkeypatch.setattr(log_segments, "FEW", 0)
 
     class Failing(MemoryStore):

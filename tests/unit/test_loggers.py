@@ -1,4 +1,4 @@
-"""The loggers of a script, as its function has them on a host."""
+"""The loggers that a script configures, which its function finds configured alike on a host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Redacting(logging.Formatter):
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """A logger of the script. The root logger is Python's, without pytest's own handlers."""
+    """A logger of the script, below Python's root logger without the handlers of pytest."""
     monkeypatch.setattr(logging.root, "handlers", _NoneOfPytest())
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
     monkeypatch.setattr(logging.root.manager, "loggerDict", {})
@@ -38,7 +38,7 @@ class _NoneOfPytest(list[logging.Handler]):
 
 
 def send(func: Callable[[], object], on_host: Callable[[], object] = lambda: None) -> None:
-    """Call a function like a host, whose loggers are Python's."""
+    """Pickle a function, reset the loggers as on a new host, and unpickle and call the function."""
     data = call.pack(func, (), {}, env_vars={}).data
     for logger in (logging.root, logging.getLogger(NAME)):
         logger.handlers.clear()
@@ -83,7 +83,7 @@ def test_a_call_ships_the_same_after_googles_client_has_set_its_logger(log: logg
     google = logging.getLogger("google")
     google.propagate = False
     assert packed() == before
-    google.setLevel(logging.DEBUG)  # by the program
+    google.setLevel(logging.DEBUG)  # a setting of the program
     assert packed() != before
 
 
@@ -123,7 +123,7 @@ def test_a_logger_without_output_stays_silent(
 def test_handlers_that_a_host_has_are_not_doubled(
     log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This holds for handlers of modules, and for those that the function adds itself."""
+    """No line comes twice if a module on the host, or the function, adds a handler as well."""
 
     def add_and_work() -> None:
         logging.getLogger(NAME).addHandler(logging.StreamHandler())
@@ -143,8 +143,8 @@ def test_handlers_that_a_host_has_are_not_doubled(
 def test_what_a_library_left_before_the_fork_writes_nothing_twice(
     log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Orbax configures the root logger when it is imported, before hosts are forked. Handlers of
-    the user's modules stay, wherever they write."""
+    """Root handlers that a library added before hosts were forked, as Orbax does when imported, are
+    removed. Handlers of the user's modules stay, wherever they write."""
     streams = [open(2, "w", closefd=False) for _ in range(2)]
 
     def leave() -> None:

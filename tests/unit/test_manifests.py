@@ -1,8 +1,5 @@
-"""The documents that a cluster gets for a job: equal to tests/golden/kubernetes, valid for the API
-server, and without anything that must not be in them.
-
-KINETIC_REGENERATE_GOLDEN=1 rewrites the golden files.
-"""
+"""Kubernetes manifests of jobs: equal to the golden files in tests/golden/kubernetes (rewritten
+with KINETIC_REGENERATE_GOLDEN=1), accepted by the API server's schema, and free of secrets."""
 
 from __future__ import annotations
 
@@ -145,7 +142,7 @@ def test_every_golden_file_has_its_case():
     assert {path.stem for path in GOLDEN.glob("*.json")} == {*CASES, "jobset-fields"}
 
 
-# -- the API server takes them ---------------------------------------------------------------------
+# -- manifests are valid for the API server --------------------------------------------------------
 
 
 VERSIONS = ("1.30", "1.33", kubernetes_validate.latest_version())
@@ -173,7 +170,7 @@ def test_a_field_that_a_jobset_does_not_have_is_found():
     ]
 
 
-# -- whatever the plan -----------------------------------------------------------------------------
+# -- facts that hold for every plan ----------------------------------------------------------------
 
 NAMES = ["cpu", "cpu:4", "gpu-l4", "gpu-h100x8", "tpu-v6e-1", "tpu-v6e-8", "tpu-v5p-32", "tpu7x-8"]
 VARIABLES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,20}", fullmatch=True).filter(
@@ -213,7 +210,7 @@ PLANS = st.builds(
 
 @hypothesis(deadline=None, max_examples=30)
 @given(PLANS)
-def test_whatever_the_plan(plan):
+def test_manifests_of_any_plan_have_all_hosts_and_names_that_fit(plan):
     workload, secret = documents = render(plan, SETTINGS)
     assert json.dumps(documents) == json.dumps(render(plan, SETTINGS)), "it is not deterministic"
     job, slices = as_job(workload)["spec"], plan.options.slices
@@ -405,7 +402,7 @@ def test_what_the_cluster_would_take_for_a_variable_arrives_as_it_is():
 
 
 def expand(text):
-    """Expand a command as the kubelet does if every variable is set."""
+    """Expand `$(NAME)` and `$$` in a command as the kubelet does, if every variable is set."""
     return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[1] is None else "REPLACED", text)
 
 

@@ -1,4 +1,4 @@
-"""Memory of pods, shared and for checkpoints, and the network devices that they claim."""
+"""Volumes of pods in memory, /dev/shm and checkpoints, and the network devices that pods claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kinetic._host.agent import workspace
 
 
 def local_volume(plan, settings=SETTINGS):
-    """Return the volume of a host's local folder, its path, and the container's resources."""
+    """Return the volume for a host's local files, its mount path, and the container's resources."""
     workload = render(plan, settings)[0]
     spec = pod_of(workload)["spec"]
     (volume,) = [each for each in spec["volumes"] if each["name"] == "local"]
@@ -44,7 +44,7 @@ def test_memory_of_a_size_is_reserved():
 
 
 def shared_memory(plan):
-    """Return the volume at /dev/shm."""
+    """Return the pod's volume that is mounted at /dev/shm."""
     spec = pod_of(render(plan, SETTINGS)[0])["spec"]
     (mount,) = [
         m for m in spec["containers"][0].get("volumeMounts", ()) if m["mountPath"] == "/dev/shm"
@@ -136,7 +136,8 @@ def test_multi_tier_checkpointing_keeps_the_folder_on_the_node():
 def test_a_host_says_its_place_in_jax_in_a_folder_that_nobody_else_manages(
     storage, simulated, accelerator, slices, is_ours
 ):
-    """GKE's controller serves JobSets that have one replicated Job."""
+    """GKE's controller writes a host's JAX rank for JobSets that have one replicated Job. For all
+    others, kinetic must write it, to a folder that the controller does not manage."""
     place = replace(PLACE, backend="pathways")
     plan = planned(accelerator, slices=slices, local_storage=storage, place=place)
     settings = replace(SETTINGS, simulated=simulated)

@@ -1,4 +1,4 @@
-"""The variables with which libtpu joins the slices of an attempt."""
+"""The MEGASCALE_ variables with which libtpu connects the slices of one attempt."""
 
 from __future__ import annotations
 

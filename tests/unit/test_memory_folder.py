@@ -1,4 +1,4 @@
-"""The folders of jobs in this machine's memory, and which of them are freed after a while."""
+"""The folders of jobs in this machine's memory; those of succeeded jobs are freed after an hour."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class Device(NamedTuple):
 
 
 def devices(count: int, hosts: int = 2, chips: int = 4, *, has_index: bool = True) -> list[Any]:
-    """Make the devices of `count` slices, in reverse order; without `has_index`, JAX's slice index
-    is 0 for all."""
+    """Make the fake devices of `count` slices, in reverse order; without `has_index`, the
+    `slice_index` that JAX reports is 0 for all."""
     every = [
         Device(index, index // chips, index // chips // hosts if has_index else 0)
         for index in range(count * hosts * chips)

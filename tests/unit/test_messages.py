@@ -10,7 +10,7 @@ import pytest
 from kinetic import errors
 
 WITHOUT = 142
-"""Most messages that may have no instance, because no test raises them."""
+"""The largest allowed number of messages without an instance, because no test raises them."""
 
 
 @pytest.fixture(scope="module")

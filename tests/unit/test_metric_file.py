@@ -1,4 +1,4 @@
-"""The file of a host's metrics, as its agent keeps it."""
+"""The file of one host's metrics, which the host's agent reads and stores."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def store(request, tmp_path) -> Store:
 
 
 def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: int = 0) -> None:
-    """Append rows as a function and its agent do."""
+    """Append encoded rows to a host's metrics, as a function and its agent do."""
     key = layout.HostKeys(JOB, attempt, host).metrics
     folder = folder_of(store)
     path = (
@@ -62,7 +62,7 @@ def write(store: Store, tmp_path: Path, data: bytes, *, attempt: int = 1, host: 
         SegmentWriter(store, key, (path, path.with_suffix(".idx"))).close()
 
 
-# -- lines -----------------------------------------------------------------------------------------
+# -- rows as lines of bytes ------------------------------------------------------------------------
 
 
 def test_lines_hold_what_was_logged_to_the_bit():
@@ -105,7 +105,7 @@ def test_damage_costs_the_line_that_it_hits(seed):
     kind = chance.choice(("flip", "cut", "grow"))
     if kind == "flip":
         parts[hit] = parts[hit][:at] + bytes([parts[hit][at] ^ 0xFF]) + parts[hit][at + 1 :]
-    elif kind == "cut":  # As on a full disk: the next writer begins a line.
+    elif kind == "cut":  # The line is cut, as on a full disk.
         parts[hit] = parts[hit][:at] + b"\n"
     else:
         parts[hit] = parts[hit][:at] + b"KMF" + parts[hit][at:]
@@ -161,7 +161,7 @@ def steps_of(parts: list[Rows]) -> list[int]:
     return [step for rows in parts for step in rows.steps]
 
 
-# -- series ----------------------------------------------------------------------------------------
+# -- rows combined into series ---------------------------------------------------------------------
 
 
 def record(*parts: tuple[int, int, Rows]) -> Recording:
@@ -242,7 +242,7 @@ def test_decimation_keeps_peaks_ends_and_what_is_no_number():
     assert series.decimate(200_000) is series
 
 
-# -- stores ----------------------------------------------------------------------------------------
+# -- metrics read from a store ---------------------------------------------------------------------
 
 
 def read_metrics(store, ref, **options):
@@ -305,7 +305,7 @@ def test_ten_thousand_names_are_read(store, tmp_path):
     assert [one.name for one in series] == list(names)
 
 
-# -- for users -------------------------------------------------------------------------------------
+# -- metrics as users get them ---------------------------------------------------------------------
 
 
 def test_users_get_arrays_by_name():

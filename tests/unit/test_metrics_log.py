@@ -38,7 +38,7 @@ class Logged:
         self.times: list[float] = []
 
     def rows(self, *, returned: bool = True) -> list[Row]:
-        """End the function, and return its rows without the time of steps."""
+        """End the function, and return its rows without the rows of `step_time_s`."""
         return [row for row in self.all_rows(returned=returned) if "step_time_s" not in row[1]]
 
     def all_rows(self, *, returned: bool = True) -> list[Row]:
@@ -55,14 +55,14 @@ class Logged:
 @pytest.fixture
 def logged(tmp_path, monkeypatch) -> Iterator[Logged]:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics"))
-    own = os.getpid()  # A worker leads its process group.
+    own = os.getpid()  # kinetic logs only in a worker, which leads its process group.
     monkeypatch.setattr(os, "getpgid", lambda _: own)
     metrics._forget_in_fork()
     yield Logged(tmp_path / "metrics")
     metrics._forget_in_fork()
 
 
-# -- what may be logged ----------------------------------------------------------------------------
+# -- values that kinetic.log accepts ---------------------------------------------------------------
 
 
 def test_numbers_of_all_kinds_are_kept(logged):
@@ -159,7 +159,7 @@ def test_outside_of_a_job_it_says_so_once_and_checks_all_the_same(monkeypatch, c
 
 
 class Array:
-    """A stand-in for an array of JAX that may not be ready yet."""
+    """A stand-in for a JAX array whose value may not be computed yet."""
 
     def __init__(self, value: Any, *, ready: bool = True) -> None:
         self.value, self.ready = value, ready
@@ -199,7 +199,7 @@ def test_values_that_never_come_are_dropped_when_the_function_has_failed(logged,
     kinetic.log(step=0, loss=1.0)
     kinetic.log(step=1, loss=Array(0.5, ready=False))
     assert logged.rows(returned=False) == [(0, {"loss": 1.0})]
-    assert "the last 1 rows are dropped" in capfd.readouterr().err
+    assert "the values of the last call are lost" in capfd.readouterr().err
 
 
 def test_a_value_that_cannot_be_fetched_costs_only_itself(logged, arrays, capfd):
@@ -214,7 +214,7 @@ def test_a_value_that_cannot_be_fetched_costs_only_itself(logged, arrays, capfd)
     assert capfd.readouterr().err.count("Log a value that is not donated") == 1
 
 
-# -- the sender ------------------------------------------------------------------------------------
+# -- the thread that writes rows -------------------------------------------------------------------
 
 
 def test_a_function_that_logs_faster_than_rows_are_sent_is_held_back_and_loses_nothing(logged):
@@ -248,7 +248,7 @@ def test_rows_are_dropped_while_the_disk_takes_none_and_the_function_goes_on(
     metrics._finish(True)
     kinetic.log(step=5_000, loss=2.0)
     assert logged.rows()[-1] == (5_000, {"loss": 2.0})
-    assert "rows wait to be written" in capfd.readouterr().err
+    assert "calls wait to be written" in capfd.readouterr().err
     assert held
 
 
@@ -312,7 +312,8 @@ def log_in_a_child(step: int) -> int:
 
 @pytest.mark.starts_processes
 def test_what_the_children_of_a_pool_log_last_is_kept(logged):
-    """The children of a pool end without exit handlers."""
+    """Children of a pool end without exit handlers. All their rows must be in the file, even the
+    last."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         assert list(pool.map(log_in_a_child, range(6))) == list(range(6))
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
@@ -334,7 +335,7 @@ if __name__ == "__main__":
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_what_the_children_of_a_pool_log_before_they_are_killed_is_kept(logged, tmp_path, method):
-    """A pool is terminated at the end of its block: its children get SIGTERM."""
+    """The end of a pool's `with` block kills its children by SIGTERM: no row may be lost."""
     (tmp_path / "pool.py").write_text(POOL)
     subprocess.run([sys.executable, str(tmp_path / "pool.py"), method], check=True, timeout=120)
     assert sorted(logged.rows()) == [(step, {"loss": 0.5}) for step in range(6)]
@@ -383,7 +384,7 @@ def test_a_clock_that_is_set_does_not_move_rows(logged, monkeypatch):
     assert all(before - 3600 < when < before + 3600 for when in logged.times)
 
 
-def test_devices_tell_their_memory(logged, monkeypatch):
+def test_memory_in_use_is_that_of_the_fullest_device(logged, monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 5, "bytes_limit": 10})
     full = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 7, "bytes_limit": 10})
     silent = SimpleNamespace(memory_stats=lambda: None)
@@ -398,7 +399,7 @@ def test_devices_tell_their_memory(logged, monkeypatch):
     assert metric_sender._sample_devices(5.0) == []
 
 
-def test_figures_become_rarer():
+def test_measurements_of_a_host_become_less_frequent_up_to_every_10_s():
     cadence, due = FigureCadence(0.0), []
     for second in range(4000):
         if cadence.is_due(float(second)):
@@ -408,11 +409,12 @@ def test_figures_become_rarer():
     assert len(due) < 600
 
 
-# -- the time of steps -----------------------------------------------------------------------------
+# -- step_time_s -----------------------------------------------------------------------------------
 
 
 def times_of(*rows: tuple[float, int, str], last: bool = True) -> list[tuple[int, float]]:
-    """Return (step, mean time of the steps before it), for rows of (time, step, name)."""
+    """Log a metric at each (time in s, step, metric name). Return (step, seconds) for each row of
+    `step_time_s`: the mean time of the steps since the row before."""
     steps, measured = StepTimes(), []
     for time_s, step, name in rows:
         steps.note(MetricRow(time_s, step, {name: 1.0} if name else {}, waits=False))

@@ -1,4 +1,4 @@
-"""The mirror of a host's output on its standard streams, which must never cost its log anything."""
+"""The mirror that repeats a host's output on its standard streams; readers never delay the log."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nobody_waits_for_a_reader_and_what_it_missed_is_counted(streams, tmp_pa
     for start in range(0, len(lines), 1000):
         log.write(STDOUT, b"".join(lines[start : start + 1000]))
     assert (tmp_path / "log").read_bytes() == b"".join(lines)
-    mirror.close(0.0)  # It gives up, because nobody reads.
+    mirror.close(0.0)  # Gives up at once, because nobody reads.
     got = notices = b""
     deadline = time.monotonic() + PATIENCE_S
     while len(got) + _missed_bytes(notices) < 8 * len(lines):
@@ -82,12 +82,13 @@ def test_nobody_waits_for_a_reader_and_what_it_missed_is_counted(streams, tmp_pa
         notices += _read(err)
     assert len(got) + _missed_bytes(notices) == 8 * len(lines)
     arrived = got.splitlines(keepends=True)
-    assert arrived == sorted(set(arrived) & set(lines))  # whole, in order, and none twice
+    assert arrived == sorted(set(arrived) & set(lines))  # whole lines, in order, none twice
     assert arrived[:1000] == lines[:1000]
 
 
 def _missed_bytes(notices: bytes) -> int:
-    """Sum the bytes in complete notices. There may be two: the small last chunk may still fit."""
+    """Return the sum of the bytes that kinetic's notices count as missed. An incomplete last notice
+    does not count."""
     whole = notices[: notices.rfind(b"\n") + 1].splitlines()
     assert all(notice.startswith(b"kinetic: ") for notice in whole)
     return sum(int(notice.split()[1]) for notice in whole)

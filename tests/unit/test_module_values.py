@@ -1,4 +1,5 @@
-"""Warnings about values of modules that the program has changed, which hosts import from files."""
+"""Warnings about variables that the program has changed in a module: hosts import the module's
+file, where they have their first values."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def warnings_of(
 
 
 config: Any
-"""The module, by its name in functions of the script."""
+"""The test's module, under the name by which functions of the script refer to it."""
 
 
 def read() -> object:
@@ -95,7 +96,7 @@ def test_what_was_set_is_named_and_not_its_value(config: types.ModuleType) -> No
     config.RATE = 0.5
     config.NAMES.append("b")
     config.setup(config.Kept())
-    config.TWICE, config.MADE = 3, {}  # Their values in the file are unknown.
+    config.TWICE, config.MADE = 3, {}  # kinetic cannot tell their values in the file.
     assert warnings_of(read, config) == (
         f"{NAME}.RATE was changed since {NAME} was imported. Hosts import the file, where it is "
         "0.1: pass the value as an argument."

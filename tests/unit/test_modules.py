@@ -1,4 +1,4 @@
-"""Modules that a host can import as on the caller's machine, and modules that are sent by value."""
+"""The choice between modules that a host imports by name and modules that are sent by value."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_module_loaded_under_a_name_of_its_own_travels_by_value(
 
 
 def edit(file: Path, text: str) -> None:
-    """Write a file, and give it a time later than that of any earlier content."""
+    """Write a file with a modification time later than that of any earlier content."""
     later_ns = file.stat().st_mtime_ns + 5_000_000_000
     file.write_text(text)
     os.utime(file, ns=(later_ns, later_ns))
@@ -162,7 +162,7 @@ def test_an_edit_before_the_first_look_is_seen_by_the_byte_code(
 def test_a_module_that_the_program_has_made_is_sent(
     classify: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The package json makes the second one, on a host too.
+    # Importing `json` makes both modules on a host too, so no file of them is needed.
     for name in ("modtest_made", "json.modtest_made"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert classify({"modtest_a.py": ""}, ["modtest_a"]).by_value == {"modtest_made"}

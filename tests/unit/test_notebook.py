@@ -19,7 +19,7 @@ from kinetic.errors import WaitTimeout
 
 
 class Cell:
-    """A cell that waits for a job, with a clock and its displays."""
+    """A notebook cell that waits for a job, with a fake clock and the displays that it shows."""
 
     def __init__(self):
         self.now, self.reads, self.displays, self.title = 100.0, 0, [], "train"

@@ -1,8 +1,6 @@
-"""Python, the CLI, a batch and the notebook report the same state of a job.
-
-The stores have no verdict: the supervisor was killed before it could write one, and nobody has
-waited for the job since.
-"""
+"""Python, the CLI, a batch and the notebook report the same state of a job. Its store has no
+verdict: the supervisor was killed before it wrote one, and no caller has waited for the job
+since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decorator's options: refused values, and options that are changed for one call."""
+"""Options of the decorator: values that it refuses, and `with_options` for a single call."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Trainer:
         ({"backend": "programs"}, 'Use "local", which simulates the same slice'),
         ({"backend": ""}, "backend must not be empty"),
         ({"project": 7}, "project must be a string"),
-        ({"queue": "a b"}, "queue must have at most 63 letters"),
-        ({"priority": "x" * 64}, "priority must have at most 63 letters"),
+        ({"queue": "a b"}, "queue may have at most 63 letters"),
+        ({"priority": "x" * 64}, "priority may have at most 63 letters"),
         ({"reservation": 7}, "reservation must be a string"),
-        ({"reservation": "projects/a/next-week"}, "reservation must have at most 63"),
-        ({"reservation": "projects//reservations/b"}, "reservation must have at most 63"),
-        ({"reservation": "a b"}, "reservation must have at most 63 letters"),
+        ({"reservation": "projects/a/next-week"}, "reservation may have at most 63"),
+        ({"reservation": "projects//reservations/b"}, "reservation may have at most 63"),
+        ({"reservation": "a b"}, "reservation may have at most 63 letters"),
         (
             {"reservation": "next-week", "accelerator": "tpu-v6e-16:spot"},
             "a spot machine cannot be reserved. Remove one of them.",
@@ -56,7 +56,7 @@ class Trainer:
         ({"local_storage": "mtc"}, "or \"multi-tier\"; got 'mtc'"),
         (
             {"local_storage": "1Gi", "controller": "single", "accelerator": "tpu-v6e-16"},
-            "local_storage= is memory of hosts that run the function",
+            "local_storage= is memory of hosts that both run the function",
         ),
         ({"memory": "16"}, 'memory must be a size with its unit, such as "60Gi"'),
         ({"memory": 16}, "memory must be a string"),
@@ -70,7 +70,10 @@ class Trainer:
         ({"pathways_flags": {"server": "--v=1"}}, "the Pathways processes of a job with"),
         ({"pathways_flags": "--v=1"}, "pathways_flags must be a dict such as"),
         ({"pathways_flags": {"proxy": "--v=1"}}, "no component 'proxy'. Components are: server, p"),
-        ({"pathways_flags": {"worker": "-v 1"}}, "must have flags such as --flag=1; got '-v'"),
+        (
+            {"pathways_flags": {"worker": "-v 1"}},
+            "must consist of flags such as --flag=1",
+        ),
         ({"pathways_flags": {"worker": "--v='1"}}, "one line of flags, quoted as in a shell"),
         ({"pathways_flags": {"worker": 1}}, "must be a dict of flags and their values"),
         ({"network_devices": 0}, "network_devices must be 1 or more"),
@@ -102,7 +105,7 @@ class Trainer:
         ({"slices": (1, 1)}, "has no slice to lose: an elastic job needs two or more"),
         (
             {"slices": (1, 2), "retries": 1, "accelerator": "tpu-v6e-8", "controller": "single"},
-            "max_failures= limits how often. Remove retries=",
+            "Remove retries=; max_failures= limits how many",
         ),
         ({"slices": (1, 2), "debug": True}, "debug=True does not work with slices=(least, most)"),
         (
@@ -128,8 +131,11 @@ class Trainer:
         ({"controller": "single", "accelerator": "tpu-v3-32"}, "tpu-v3-32 is none of these"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"timeout": -1}, "timeout must be more than 0"),
-        ({"timeout": "5 parsecs"}, "timeout must be a duration; got '5 parsecs'. Write 90,"),
-        ({"hang_timeout": "-5m"}, "hang_timeout must be a duration; got '-5m'"),
+        (
+            {"timeout": "5 parsecs"},
+            "timeout must be a duration above zero; got '5 parsecs'. Write 90,",
+        ),
+        ({"hang_timeout": "-5m"}, "hang_timeout must be a duration above zero; got '-5m'"),
         ({"start_timeout": timedelta()}, "start_timeout must be more than 0"),
         ({"timeout": [5]}, "timeout must be a number of seconds"),
         ({"timeout": True}, "timeout must be a number of seconds"),
@@ -141,7 +147,7 @@ class Trainer:
         ({"env": {"A B": "1"}}, "env must name environment variables"),
         ({"env": {"A": 1}}, "Write '1'"),
         ({"env": {"A": "x\0"}}, "NUL"),
-        ({"env": {"A": "\ud800"}}, "unpaired surrogates"),
+        ({"env": {"A": "\ud800"}}, "broken Unicode"),
         ({"timeout": 10**400}, "timeout must be more than 0"),
         ({"output_dir": "\ud800"}, "output_dir must be a path"),
         ({"env": {1: "x"}}, "strings"),
@@ -153,10 +159,10 @@ class Trainer:
         ({"secrets": ["A"], "env": {"A": "1"}}, "A is in both env= and secrets="),
         (
             {"env": {"PYTHONHOME": "/opt"}},
-            "env: each host sets PYTHONHOME itself. Remove PYTHONHOME.",
+            "env cannot set PYTHONHOME, because each host sets it. Remove PYTHONHOME.",
         ),
-        ({"env": {"A": "x" * 131_070}}, "env['A'] has 131,073 bytes, and Linux allows 131,072"),
-        ({"env": {"KINETIC_ATTEMPT": "9"}}, "each host sets KINETIC_ATTEMPT itself"),
+        ({"env": {"A": "x" * 131_070}}, "env['A'] has 131,073 bytes, but Linux allows 131,072"),
+        ({"env": {"KINETIC_ATTEMPT": "9"}}, "env cannot set KINETIC_ATTEMPT, because each host"),
         ({"env": {"KINETIC_OUTPUT_DIR": "/x"}}, "Use output_dir="),
         ({"capture_env_vars": "A"}, "capture_env_vars must be a list"),
         ({"capture_env_vars": ["A*B"]}, "capture_env_vars"),
@@ -252,7 +258,7 @@ def test_a_single_controller_has_slices_of_several_hosts():
     assert elastic.elastic == Elastic(2, 4, 3, 300.0, shrinks=True)
 
 
-# -- other options for one call --------------------------------------------------------------------
+# -- with_options ----------------------------------------------------------------------------------
 
 
 @pytest.mark.starts_processes

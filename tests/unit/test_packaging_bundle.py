@@ -208,7 +208,7 @@ def test_what_cannot_be_read_is_left_out_by_name():
 
 
 def as_nobody(act):
-    """Call `act` in a process of another user, who may not read every file."""
+    """Call `act` in a child process as another user, who may not read every file."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -1,5 +1,5 @@
-"""Files that change, grow, vanish or are replaced while a tree is packed and sent. The content that
-was read is sent, and no error is raised."""
+"""Files that change, grow, vanish or are replaced while a project is packed and sent. Hosts get the
+content that kinetic has read, and no error is raised."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def store(root) -> LocalStore:
 
 @pytest.fixture(params=["small", "large"])
 def size(request, monkeypatch) -> None:
-    """Send files as small ones, in a pack, or as large ones, in parts."""
+    """Treat all files as small (several are sent in one object) or as large (each is sent in
+    parts)."""
     if request.param == "large":
         monkeypatch.setattr("kinetic._source.upload._WHOLE_BYTES", 0)
         monkeypatch.setattr(packs, "SMALL_BYTES", 0)
@@ -62,7 +63,8 @@ def content(store: LocalStore, tree, dest: Path) -> dict[str, bytes]:
 
 
 def sound(store: LocalStore) -> None:
-    """Assert that the content of every blob matches its name, and no file is unfinished."""
+    """Assert that every stored content matches the digest in its key, and no write is
+    unfinished."""
     for path in store.path("blobs").rglob("*"):
         if path.is_file():
             assert hashing.read(str(path)).digest == path.parent.name + path.name

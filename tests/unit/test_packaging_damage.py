@@ -35,7 +35,7 @@ def root(place) -> Path:
 
 
 def noticed(store: LocalStore, bundle_: bundle.Bundle, dest: Path) -> bool:
-    """True if unpacking reports the damage and makes the next submission send the content again."""
+    """True if unpacking reports the damage, so that the next submission sends the content again."""
     try:
         unpack(store, bundle_.tree, dest)
     except CorruptRecord as error:
@@ -61,7 +61,7 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
         at = data.draw(st.integers(0, len(content) - 1))
         content[at] ^= data.draw(st.integers(1, 255))
         store.put(key, bytes(content))
-        # Unpacking does not read these records, so it succeeds; only a sweep needs them.
+        # The damage is in a record that unpacking does not read: only sweeps of the store need it.
         if not noticed(store, built, place / "dest"):
             assert shape(place / "dest") == shape(place / "root")
             assert key.startswith(layout.TREES)
@@ -71,8 +71,8 @@ def test_any_byte_changed_in_the_store_is_noticed_and_mended(tmp_path_factory, d
 
 
 def keys_of(store: LocalStore, digest: str) -> list[str]:
-    """Return the keys under which a content is stored: its own key, or those of packs. For the list
-    of a tree, return those of the list's base."""
+    """Return the keys of the objects in the store that contain this content: an object of its own,
+    or packs. For the list of a tree's files, that is the base list which several trees share."""
     own = layout.blob(digest)
     if store.has(layout.tree(digest)):
         digest = packs.TreeRecord.from_json(store.get(layout.tree(digest))).base_list
@@ -123,7 +123,7 @@ def test_a_file_in_place_of_all_packs(root, place):
     built, store = sent(root, place)
     shutil.rmtree(store.path(layout.PACKS))
     store.path(layout.PACKS).touch()
-    with pytest.raises(CorruptRecord, match="A pack of the source tree is missing"):
+    with pytest.raises(CorruptRecord, match="An archive of the job's files is missing"):
         unpack(store, built.tree, place / "dest")
 
 
@@ -138,7 +138,8 @@ def test_a_pack_that_claims_more_than_memory_holds_is_damaged(root, place):
 
 @pytest.mark.parametrize("path", ["", "deep/er/a", "large"])
 def test_what_is_wrong_is_told_by_its_path_and_mended(root, place, path, monkeypatch):
-    """Another tree that shares the damaged content is repaired after a host fails to unpack it."""
+    """Two trees share a damaged file. Unpacking names its path; after a new submission of each
+    tree, both can be unpacked."""
     monkeypatch.setattr(packs, "SMALL_BYTES", 10)
     write(root, {"deep/er/a": "1", "other/b": "2", "large": "x" * 11})
     write(root, {f"wide/{n}": f"{n}" for n in range(200)})
@@ -155,7 +156,7 @@ def test_what_is_wrong_is_told_by_its_path_and_mended(root, place, path, monkeyp
     else:
         content[-1] ^= 1
     store.put(key, bytes(content))
-    with pytest.raises(CorruptRecord, match=path or "The list of the source tree"):
+    with pytest.raises(CorruptRecord, match=path or "The stored list of the job's files"):
         unpack(store, built.tree, place / "dest")
     with pytest.raises(CorruptRecord, match="missing"):
         unpack(store, second.tree, place / "second")
@@ -231,7 +232,7 @@ HOSTILE = {
 
 
 def packed(place: Path, rows: list) -> tuple[LocalStore, Tree]:
-    """Store one file and a tree of these rows."""
+    """Store a file and a tree whose list of files has these rows; return the store and the tree."""
     store = LocalStore(place / "store")
     data = "\n".join(map(json.dumps, rows)).encode()
     deflated = packs.deflate_list(data)
@@ -254,7 +255,7 @@ def test_hostile_lists_write_nothing(place, rows):
 
 
 def test_a_harmless_list_written_by_hand_is_unpacked(place):
-    """Proves that the test above does not refuse every handwritten list."""
+    """Prove that the test of hostile lists does not fail for every handwritten list."""
     d_a, d_l = ["f", "d/a", 0o644, 1, DIGEST], ["l", "d/l", "../a"]
     store, tree = packed(place, [FILE, ["d", "d", 0o755], d_a, d_l, ["l", "l", "d/a"]])
     unpack(store, tree, place / "dest")

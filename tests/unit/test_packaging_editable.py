@@ -31,7 +31,7 @@ def git_init(folder: Path) -> None:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """A folder with the `site-packages` of an interpreter."""
+    """A folder that contains the `site-packages` of a simulated interpreter."""
     folder = tmp_path.resolve()
     (folder / "site-packages").mkdir()
     folders = [str(folder / "nobody"), str(folder / "site-packages")]

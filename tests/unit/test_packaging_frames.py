@@ -25,7 +25,7 @@ def taken_apart(error):
 
 def several_lines(x):
     return [
-        (1 + (2 / y))  # The carets are below the division.
+        (1 + (2 / y))  # Python prints its ^^^ below the division.
         for y in (x,)
     ]
 

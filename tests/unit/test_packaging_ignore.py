@@ -1,4 +1,4 @@
-"""Files that are left out because of ignore rules; git's own answers are the expected results."""
+"""Files that ignore rules exclude from a submission; git's own answers are the expected results."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def environment(root) -> dict[str, str]:
 
 
 def kept_by_git(root) -> set[str]:
-    """Return the files that git ignores neither directly nor because of their folder."""
+    """Return the files that git does not ignore, neither by their name nor by a parent folder."""
     command = [
         "git",
         "-c",
@@ -137,7 +137,7 @@ def test_gitignore_means_what_git_means(repository, top, nested, private):
     assert kept_here(repository) == kept_by_git(repository)
 
 
-# -- what git ignores in every repository ----------------------------------------------------------
+# -- git's ignore rules in other files than .gitignore ---------------------------------------------
 
 GLOBAL = "*.b\n/ab/\n!a.b\n"
 WHERE = {
@@ -170,7 +170,7 @@ def git(folder, *words: str) -> str:
 
 
 def read_late_clock() -> int:
-    """Return a time at which the cache trusts all new files, because they seem old."""
+    """Return a time 10 s ahead, so that files seem old and the cache trusts their timestamps."""
     return time.time_ns() + 10**10
 
 
@@ -202,7 +202,8 @@ def test_what_git_ignores_everywhere_is_ignored_here_and_a_change_is_seen(home, 
 
 @pytest.mark.starts_processes
 def test_what_git_tracks_is_sent_although_a_rule_matches(home):
-    """They were added with `git add -f`, so a `git clone` has them too."""
+    """`git add -f` adds files although a rule ignores them. They are sent, as `git clone` has them
+    too."""
     make(
         home, ".gitignore", "veo/logging.py", "config.json", "other.json", "data/small", "data/big"
     )
@@ -385,7 +386,7 @@ def test_a_git_that_does_not_answer_is_waited_for_and_named(home, monkeypatch):
     class Answer(logging.Handler):
         def emit(self, record):
             messages.append(record.getMessage())
-            os.write(pipe, b"go on\n")  # git waits for this line
+            os.write(pipe, b"go on\n")  # git waits to read this line.
 
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(git_door, "SLOW_S", 0.01)

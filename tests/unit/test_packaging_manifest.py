@@ -1,5 +1,5 @@
-"""The list of a tree does not depend on the order of its entries. Decoding it, or merging a base
-and a delta, gives the same list."""
+"""The list of a tree's files is the same whatever the order of its entries, and after decoding. A
+base list and the changes to it give the same list, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = (
 
 @st.composite
 def trees(draw):
-    """Entries of a tree, parents before children."""
+    """Draw the entries of a file tree, parents before children."""
     entries: dict[str, manifest.Entry] = {}
     folders = [""]
     for name in draw(st.lists(NAMES, max_size=60)):

@@ -31,7 +31,7 @@ def listed(packed: bundle.Bundle) -> list[str]:
 
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
-    """A project with a function."""
+    """A project folder with the module `work`, whose function `train` is called."""
     root = tmp_path.resolve() / "root"
     write(root, "pyproject.toml", "src/work.py", "results/old/model.npz")
     monkeypatch.chdir(root)
@@ -54,7 +54,7 @@ def frame(**options) -> planning.Planned:
 
 
 def mark(root: Path, name: str) -> None:
-    """Mark a folder as the output of a job."""
+    """Mark an existing folder as the output folder of a job, and keep its files."""
     away = (root / name).rename(root.parent / "away")
     outputs.mark(str(root / name))
     for path in away.iterdir():
@@ -79,8 +79,8 @@ def test_results_of_this_call_and_of_earlier_ones_are_not_sent(root):
 def test_what_was_in_an_output_folder_before_any_job_is_hidden_from_no_other_call(
     root, monkeypatch, is_setting
 ):
-    """Later calls must not lose the files of a mistyped output folder; this call warns about
-    them."""
+    """An output folder, perhaps mistyped, already holds files. The call warns about them, and later
+    calls with another output folder still send them."""
     options = {} if is_setting else {"output_dir": "results"}
     monkeypatch.setenv("KINETIC_OUTPUT_DIR", "results" if is_setting else "")
     planned = frame(**options)

@@ -1,4 +1,4 @@
-"""Packs: many small contents in few objects, and the contents that are sent after a change."""
+"""Packs: objects that hold many small files each, and the few objects that a change sends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_digest(contents: list[bytes]) -> dict[str, bytes]:
     return {digest_of(data): data for data in contents}
 
 
-# The format
+# The format of packs
 
 
 @given(contents=CONTENTS)
@@ -95,11 +95,11 @@ def test_packs_are_filled_in_order(sizes):
     assert len(groups) <= 1 + 2 * sum(sizes) // packs.PACK_BYTES
 
 
-# Submissions one after the other
+# Successive submissions of one project
 
 
 MOST_PACKS = 9
-"""One pack with the base, and eight with changes."""
+"""Most packs of one project: one with the whole project, and eight with later changes."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sending source trees: the contents, their order, and several processes that send at once."""
+"""Sending source trees: the uploaded content, the order of uploads, and several senders at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def root(place) -> Path:
     return place / "root"
 
 
-def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
+def test_a_record_is_uploaded_after_the_content_that_it_names(root, place, monkeypatch):
     monkeypatch.setattr(packs, "SMALL_BYTES", 1)
     write(root, {"large": "22"} | {f"f{i}": f"{i}" for i in range(10)})
     packed = build(root)
@@ -59,7 +59,7 @@ def test_what_vouches_for_others_comes_after_them(root, place, monkeypatch):
     assert [key.partition("/")[0] for key in store.list("")] == ["blobs", "packs"]
 
 
-def test_any_store_will_do(root, place):
+def test_a_tree_is_sent_and_checked_through_a_store_in_memory(root, place):
     write(root, {f"d{i}/f": f"{i}" for i in range(100)})
     store = MemoryStore()
     write(root, {"large": os.urandom(300_000), "executable": os.urandom(300_000)})
@@ -115,7 +115,8 @@ def test_several_processes_send_the_same_tree_at_once(root, place):
     full=st.sampled_from([1, 60, 1000]),
 )
 def test_a_record_never_precedes_what_it_names(tmp_path_factory, tree, second, stop, small, full):
-    """A submission can stop after any write, and the next one relies on its records."""
+    """A submission fails at any write. All records that it has written name only content that is in
+    the store, and the next submission completes the upload."""
 
     class Cut(LocalStore):
         puts = 0

@@ -17,7 +17,7 @@ from kinetic.cli.program import Program, ProgramKind
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A home folder with typical content."""
+    """A home folder with the files that users typically have."""
     home = tmp_path.resolve() / "home"
     write(
         home,
@@ -90,12 +90,12 @@ def test_a_script_in_home_is_sent_with_the_modules_that_it_imports(folder, monke
         f"{folder} is not a project, so only the script and its modules are sent: " in sent_warning
     )
     assert "t.py" in sent_warning
-    assert kept_back == "Left out because they look like keys or passwords: pack/key.pem."
+    assert kept_back == "Files left out because they look like keys or passwords: pack/key.pem."
 
 
 def test_what_is_loaded_from_there_belongs_to_it(folder, monkeypatch):
-    """Modules that no import statement names are sent too, but no modules of the interpreter, or of
-    installations in the home folder."""
+    """Modules that the script has loaded without an import statement are sent too, but not those of
+    the interpreter, or of installations in the home folder."""
     write(
         folder,
         "t.py",
@@ -173,7 +173,7 @@ def test_an_unmarked_folder_is_sent_whole_while_it_is_small(tmp_path, monkeypatc
     write(root, "helper.py", "lib/more.py")
     packed = sent(root / "t.py", monkeypatch)
     assert listed(packed) == ["big/b.bin", "data/a.csv", "helper.py", "lib/more.py", "t.py"]
-    assert packed.warnings == ("Left out because they look like keys or passwords: .env.",)
+    assert packed.warnings == ("Files left out because they look like keys or passwords: .env.",)
     monkeypatch.setattr(walk, "MODEST_BYTES", 20)
     assert listed(sent(root / "t.py", monkeypatch)) == ["helper.py", "t.py"]
     write(root, "pyproject.toml")

@@ -1,4 +1,4 @@
-"""The parts that make a call large, largest first."""
+"""The parts of a call that make it large when it is pickled, largest first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The JobSet of a job with a single controller: Pathways' programs with the options that they need,
-and kinetic's pods.
-
-KINETIC_REGENERATE_GOLDEN=1 rewrites the golden files.
-"""
+"""The JobSet of a job that one process controls through Pathways: Pathways' servers with the
+options that they need, and kinetic's pods. KINETIC_REGENERATE_GOLDEN=1 rewrites the golden
+files."""
 
 from __future__ import annotations
 
@@ -124,7 +122,7 @@ def test_documents_are_valid(name, version):
     assert len(last) <= 63
 
 
-# -- field by field --------------------------------------------------------------------------------
+# -- each field of the JobSet ----------------------------------------------------------------------
 
 SCRATCH = "gs://lab-kinetic/store/jobs/job-00c0ffee/pathways"
 SERVER = "us-docker.pkg.dev/cloud-tpu-v2-images/pathways/server:20260701-jax_0.10.2"
@@ -192,7 +190,7 @@ TABLE = {
     "head.kinetic.limits": None,
     "worker.replicas": 2,
     "worker.annotation": "cloud.google.com/gke-nodepool",
-    "worker.backoffLimit": 4 * 4 * 4,  # hosts, starts of each, attempts
+    "worker.backoffLimit": 4 * 4 * 4,  # hosts x starts of each host x attempts
     "worker.completions": 4,
     "worker.parallelism": 4,
     "worker.completionMode": "Indexed",
@@ -222,11 +220,11 @@ TABLE = {
     "worker.worker.ports": [29005, 29006, 8471, 8080],
     "worker.worker.limits": {"google.com/tpu": "4"},
 }
-"""Expected fields, from the JobSets of xpk and of Pathways' own builder."""
+"""Expected fields of the JobSet, taken from the JobSets of xpk and of Pathways' own builder."""
 
 
 def found_in(spec):
-    """Return the fields of a JobSet in the same form as `TABLE`."""
+    """Return the fields of a JobSet under the same names as in `TABLE`."""
     parts = dict(spec)
     for replicated in spec["replicatedJobs"]:
         name, template = replicated["name"].removeprefix("pathways-"), replicated["template"]
@@ -314,12 +312,12 @@ def test_nothing_of_pathways_runs_where_chips_are_virtual():
         assert (container["image"], container["limits"]) == ("none", None)
         idle = subprocess.Popen([sys.executable, *container["command"][1:]])
         idle.terminate()
-        assert idle.wait(60) in (0, -15)  # -15: it had not started yet.
+        assert idle.wait(60) in (0, -15)  # -15: SIGTERM came before its handler.
     assert EXCLUSIVE not in json.dumps(workload)
     assert "cloud.google.com" not in json.dumps(workload)
 
 
-# -- messages --------------------------------------------------------------------------------------
+# -- errors and observed pods ----------------------------------------------------------------------
 
 
 def test_without_the_builder_the_error_says_what_to_install(monkeypatch):
@@ -335,12 +333,12 @@ def test_pathways_needs_a_bucket():
         pathways.check(settings)
 
 
-def test_its_scratch_goes_with_the_job():
+def test_the_scratch_folder_of_pathways_is_removed_with_the_job():
     assert layout.JobKeys("job-1").pathways.startswith(f"{layout.JobKeys('job-1').prefix}/")
 
 
 def pod(workload, name, index, **status):
-    """Return a pod of a JobSet with one slice."""
+    """Return one pod of the JobSet, in the given status; the JobSet has one slice."""
     (replicated,) = [r for r in workload["spec"]["replicatedJobs"] if r["name"] == name]
     spec = replicated["template"]["spec"]["template"]["spec"]
     labels = {observed.REPLICATED_JOB_LABEL: name, observed.JOB_INDEX_LABEL: "0"}

@@ -1,4 +1,4 @@
-"""The worker of a single controller can use the devices behind Pathways' proxy."""
+"""Workers under Pathways compute on the devices that its proxy offers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get_client(target, options):
 
 ifrt_proxy.get_client = get_client
 """
-"""CPU devices stand in for those of the proxy, because Pathways' servers are not public."""
+"""A client of CPU devices instead of the proxy's devices: Pathways' servers are not public."""
 WORLD = World("127.0.0.1:1", 1, 0, 8, "proxy", simulated=False, limit_s=60.0)
 
 
@@ -48,7 +48,7 @@ def forks():
 
 @pytest.fixture
 def run_worker(forks, tmp_path):
-    """Function that runs a worker and returns its output, by stream."""
+    """A function that runs a worker and returns its output: `out` and `err`."""
 
     def run(world=WORLD, joins="lazy", *, instead="", before=""):
         program = before + STAND_IN.format(instead=instead) + WORKER

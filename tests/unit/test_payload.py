@@ -1,4 +1,4 @@
-"""Packing and unpacking calls and values."""
+"""Pickling calls and values, and rebuilding them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_truncated_record_and_the_wrong_kind_are_corrupt():
     data = results.pack_value(1)
     with pytest.raises(CorruptRecord, match="damaged"):
         results.unpack_value(data[:-1])
-    with pytest.raises(CorruptRecord, match="holds a value"):
+    with pytest.raises(CorruptRecord, match="has the kind 'value' instead of 'call'"):
         call.unpack(data)
 
 
@@ -233,7 +233,8 @@ def test_known_classes_are_left_alone():
 
 
 def test_known_functions_come_back_as_themselves(monkeypatch):
-    """Functions whose values a host may have changed come back as copies."""
+    """A returned function of the script is the caller's own function object. It is a copy only if
+    it has state that the host may have changed."""
     main = sys.modules["__main__"]
     space = in_main(
         "import math\ncount = 0\ndef relu(x, least=0): return max(x, math.floor(least))\n"
@@ -260,7 +261,7 @@ def test_known_functions_come_back_as_themselves(monkeypatch):
 
 
 def test_a_class_that_cannot_be_sent_is_named(monkeypatch):
-    """Both the caller and the host's `__main__` have the class, so its name is enough."""
+    """A ctypes structure can be sent by name only: `__main__` must have it on both sides."""
     text = "import ctypes\nclass Pair(ctypes.Structure):\n    _fields_ = [('x', ctypes.c_int)]\n"
     space = in_main(f"{text}pair = Pair(7)")
     with pytest.raises(PicklingError, match="CField"):

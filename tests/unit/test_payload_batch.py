@@ -1,5 +1,5 @@
-"""Calls of one function in a batch: the records of the function and of a call give the same call as
-a single pickle."""
+"""Calls of one function in a batch: the function is stored once, and each call apart. Both records
+together give the same call as a single pickle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_function_is_in_one_record_and_the_arguments_in_another():
     def total(extra):
         return len(BIG) + extra
 
-    total.__module__ = "__main__"  # Send it by value, with BIG.
+    total.__module__ = "__main__"  # BIG then travels with the function.
     pickler = batch_pickler(total, {"A": "1"})
     records = [pickler.pack((n,), {}) for n in range(3)]
     assert pickler.function.size_bytes > 50_000

@@ -275,17 +275,17 @@ def test_importing_loads_no_vendor():
     assert elsewhere(code, b"") == "[]"
 
 
-# -- another Python --------------------------------------------------------------------------------
+# -- records of another Python version -------------------------------------------------------------
 
 
 def of_python_2(data: bytes) -> bytes:
-    """Return the record as Python 2.7 would have made it."""
+    """Return the record with a pickle as Python 2.7 would have written it."""
     version = f'"python": "{envelope.read_versions().python}"'.encode()
     assert version in data
     return data.replace(version, b'"python": "2.7"', 1)
 
 
-def test_code_of_another_python_is_refused() -> None:  # Running it would crash the process.
+def test_code_of_another_python_is_refused() -> None:  # Running such bytecode would crash.
     space = in_main("class Point:\n    def double(self): return 2\nvalue = [Point(), 1]")
     for value in (lambda: 1, space["value"]):
         with pytest.raises(ResultUnavailable, match=r"code of Python 2\.7.*Made with Python 2\.7"):

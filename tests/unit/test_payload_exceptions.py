@@ -1,4 +1,4 @@
-"""Exceptions that come back from a host."""
+"""Exceptions that a function raises on a host and the caller gets."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_type_text_and_attributes_survive(error):
 
 
 def test_an_exception_of_another_language_comes_back_by_its_own_constructor():
-    """pydantic's exception, made in Rust, has no `args`, and cannot be created by `__new__`."""
+    """pydantic's exception, implemented in Rust, has no `args`, and `__new__` cannot create it."""
     pydantic = pytest.importorskip("pydantic")
     with pytest.raises(pydantic.ValidationError) as caught:
         pydantic.TypeAdapter(int).validate_python("y")
@@ -289,7 +289,7 @@ def test_what_a_decorated_function_lacks_in_a_job_is_explained():
     def decorated():
         pass
 
-    decorated.run_async = None  # As after unpickling.
+    decorated.run_async = None  # A decorated function that was unpickled.
     for name in ("options", "map", "plan"):
         with pytest.raises(AttributeError) as caught:
             getattr(decorated, name)
@@ -410,7 +410,7 @@ def test_an_exception_that_interrupts_its_own_pickling_is_told_as_text():
 
 def test_a_bare_assertion_says_what_it_compared(tmp_path):
     text = "def fail(total, rows, other=min):\n    assert other and total == len(rows)\n"
-    (tmp_path / "plain.py").write_text(text)  # In this file, pytest would rewrite the assertions.
+    (tmp_path / "plain.py").write_text(text)  # Not in this file: pytest rewrites its asserts.
     space = {}
     exec(compile(text, str(tmp_path / "plain.py"), "exec"), space)
     error = caught(space["fail"], 3, [1, "a" * 1000])

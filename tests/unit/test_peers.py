@@ -1,4 +1,4 @@
-"""Loopback connections are accepted only from the same user."""
+"""Loopback connections are accepted only from processes of the same user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOBODY = 65534
 
 
 def connect_as(uid, address):
-    """Connect as another user; return the process. When the connection is closed, the process exits
-    with code 0 if it received nothing."""
+    """Connect to the address as another user, in a child process; return the child's pid. Its exit
+    code is 0 if it received nothing until the connection was closed."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -38,7 +38,7 @@ def listener(request):
         yield listening
 
 
-def test_ones_own_connection(listener):
+def test_a_connection_from_the_same_user_is_accepted(listener):
     with socket.create_connection(listener.getsockname()[:2]) as near:
         far, _ = peers.accept_own_only(listener)
         with far:
@@ -49,7 +49,7 @@ def test_ones_own_connection(listener):
 
 @pytest.mark.starts_processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_somebody_else_is_hung_up_on(listener):
+def test_a_connection_from_another_user_is_closed(listener):
     stranger = connect_as(NOBODY, listener.getsockname()[:2])
     accepted = []
     waiting = threading.Thread(target=lambda: accepted.append(peers.accept_own_only(listener)[0]))
@@ -61,8 +61,8 @@ def test_somebody_else_is_hung_up_on(listener):
         accepted[0].close()
 
 
-def test_who_has_hung_up_is_nobody(listener):
-    """For a closed connection, the kernel would report root, even if another user had opened it."""
+def test_a_connection_that_was_closed_at_once_is_refused(listener):
+    """A closed connection is refused: the kernel reports its user as root, whoever opened it."""
     socket.create_connection(listener.getsockname()[:2]).close()
     far, _ = listener.accept()
     with far:

@@ -1,4 +1,4 @@
-"""Pickling of a script's parts, and their state in the `__main__` module of a host."""
+"""Pickling the parts of a script, and their state in `__main__` of a host."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Annotations that name later definitions, or names that only type checkers import.
-
-Since Python 3.14, such annotations need no quotes; before, `from __future__ import annotations`
-makes all annotations strings.
-"""
+"""Annotations that name later definitions, or names that only type checkers import. They need no
+quotes since Python 3.14; `from __future__ import annotations` makes all of them strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes of scripts and of libraries, rebuilt on hosts."""
+"""Classes of scripts and libraries that are pickled by value, and rebuilt on hosts."""
 
 from __future__ import annotations
 

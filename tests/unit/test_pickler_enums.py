@@ -1,4 +1,4 @@
-"""Enumerations of a script, rebuilt on hosts, and their members in results."""
+"""Enumerations that a script defines: rebuilt on hosts, with members that come back in results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ NAMES = [*re.findall(r"^class (\w+)\((?!enum.EnumMeta)", SCRIPT, re.MULTILINE), 
 
 
 def describe(enumeration: Any) -> Any:
-    """Return everything observable of an enumeration."""
+    """Return all that can be observed of an enumeration, for comparing a copy with its original."""
     attributes = ("legs", "of", "label", "mass", "drawn", "year")
     return [
         (
@@ -115,7 +115,7 @@ def test_members_work_as_they_did() -> None:
 def test_members_that_come_back_are_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     host = sent(SCRIPT, *NAMES)
     back = [results._dumps(list(enumeration.__members__.values())) for enumeration in host.value]
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # The caller lacks the host's class ids.
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # Forget class ids, as in another process.
     main = types.ModuleType("__main__")
     vars(main).update(host.here)
     monkeypatch.setitem(sys.modules, "__main__", main)

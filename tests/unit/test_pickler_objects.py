@@ -1,4 +1,4 @@
-"""Objects and modules that plain pickle would send incompletely."""
+"""Objects and modules of which plain pickle would lose a part."""
 
 from __future__ import annotations
 

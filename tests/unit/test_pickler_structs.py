@@ -1,4 +1,4 @@
-"""Classes of msgspec, rebuilt on hosts."""
+"""Struct classes of msgspec that a script defines: rebuilt on hosts."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ one, sub = Outer.Inner(3), Sub(a=-1)
     decoded = msgspec.json.decode(b'{"type":"b","A":-3,"C":9}', type=sub_class)
     assert repr(decoded) == "Sub(c=9, d={'n': 4}, a=3, b=None)"
     data = results.pack_value(sub)
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # The caller lacks the host's class ids.
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # Forget class ids, as in another process.
     assert repr(results.unpack_value(data)) == repr(sub)

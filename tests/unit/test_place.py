@@ -1,4 +1,4 @@
-"""The place of a job in its plan and reference, and the backend that is made for the place."""
+"""The place of a job (backend, cluster, zone, …) in plan and reference, and the backend for it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_options_of_a_cluster_arrive_in_the_plan_the_reference_and_the_handle(ho
     with registry.substitute_backend("gke", maker):
         handle = kinetic.run("cpu", **OPTIONS)(print).run_async()
         attached = kinetic.attach(handle.job_id)
-        assert not attached.status().ended  # Uses a backend made from the reference.
+        assert not attached.status().ended  # Makes a backend from the reference.
     store = LocalStore(home)
     stored_plan = Plan.from_json(json.loads(store.get(layout.JobKeys(handle.job_id).plan)))
     assert [place for place, _ in backends] == [CLUSTER, CLUSTER]
@@ -180,7 +180,8 @@ def test_a_backend_that_this_version_lacks():
 
 
 def test_the_local_backend_looks_at_the_environment_when_it_starts_a_host(home, project):
-    """Listing jobs also makes the backend, and must not take the time to read the environment."""
+    """Listing jobs makes a backend and must be fast: a backend reads the environment only when it
+    starts a host."""
     backend = registry.make(Place("local"), LocalStore(home))
     assert "_environ" not in vars(backend)
     assert backend._environ["PATH"]
@@ -233,7 +234,7 @@ def test_settings_of_pods_that_cannot_work(variable, value, words):
         chosen({variable: value})
 
 
-# -- a single controller ---------------------------------------------------------------------------
+# -- jobs with a single controller -----------------------------------------------------------------
 
 
 def chosen(environ=None, **options):

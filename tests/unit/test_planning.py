@@ -74,7 +74,7 @@ def test_a_plan_has_everything(project, home):
     assert plan.tree.files == 3
     assert (plan.limits.timeout_s, plan.limits.start_timeout_s) == (7.0, 600.0)
     assert (plan.options.retries, plan.options.env) == (2, {"A": "1"})
-    assert plan.options.timeout_s is None  # The limit is in the plan's limits.
+    assert plan.options.timeout_s is None  # The plan has it in `limits` instead.
     assert plan.versions == envelope.read_versions()
     assert plan.payload.size_bytes == len(planned.payload)
     assert call.unpack(planned.payload)[1] == (3,)
@@ -308,7 +308,7 @@ def test_only_pods_install_anything(project):
 
 
 class Counting:
-    """Counts how often it is pickled."""
+    """An object that counts in `pickled` how often it is pickled."""
 
     def __init__(self):
         self.pickled = 0
@@ -342,7 +342,7 @@ def test_data_that_an_object_holds_is_found_by_pickling(project, home):
 
 def test_data_that_is_gone_is_not_looked_for(project, home):
     kinetic.Data(project / "data.txt")
-    gc.collect()  # Remove data of other tests.
+    gc.collect()  # Remove the Data objects of other tests.
     value = Counting()
     assert make(sys.modules["work"].train, value).plan.tree.files == 3
     assert value.pickled == 1

@@ -1,5 +1,5 @@
-"""The processes of a job on one machine: how many there are, and that kinetic's own get the CPU
-before the threads of the user's function."""
+"""Processes of a job on one machine: their number, and the priority of kinetic's own threads for
+CPU time over those of the user's function."""
 
 from __future__ import annotations
 

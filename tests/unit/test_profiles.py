@@ -1,4 +1,5 @@
-"""Profiles: whoever writes, breaks or replaces the file, it is intact or reported as damaged."""
+"""Profiles are in one file. Whoever writes, damages or replaces it, a read returns all profiles or
+an error that says it is damaged."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "conf" / "kinetic" / "profiles.json"
 
 
-# -- deciding --------------------------------------------------------------------------------------
+# -- adding, choosing and removing profiles --------------------------------------------------------
 
 
 def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
@@ -53,7 +54,7 @@ def test_the_first_profile_is_in_use_and_a_removed_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "-x", ".x", "a b", "a/b", "ä", "a\n", "x" * 65])
-def test_what_cannot_be_a_name(name: str) -> None:
+def test_an_invalid_name_of_a_profile_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="letters, digits"):
         Profiles().with_profile(name, DEV)
 
@@ -69,12 +70,12 @@ def test_what_cannot_be_a_name(name: str) -> None:
         {"zone": 3},
     ],
 )
-def test_what_a_profile_cannot_say(values: dict[str, str]) -> None:
+def test_invalid_settings_of_a_profile_are_refused(values: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="dev"):
         Profiles().with_profile("dev", values)
 
 
-def test_what_is_not_there_has_a_hint() -> None:
+def test_an_unknown_profile_is_refused_with_a_similar_name() -> None:
     with pytest.raises(UsageError, match="already"):
         BOTH.with_profile("dev", DEV)
     for act in (BOTH.get, BOTH.with_current, BOTH.without):
@@ -86,7 +87,7 @@ def test_what_is_not_there_has_a_hint() -> None:
         Profiles().get("zzz")
 
 
-# -- the file --------------------------------------------------------------------------------------
+# -- the file of profiles --------------------------------------------------------------------------
 
 
 @given(books, st.data())
@@ -174,17 +175,18 @@ def test_the_file_is_the_owners_alone_and_a_link_stays_one(place: Path, tmp_path
     assert set(profiles.read(place).by_name) == {"dev", "ops"}
 
 
-def test_what_a_killed_writer_left_is_in_nobodys_way(place: Path) -> None:
+def test_the_unfinished_file_of_a_killed_writer_does_not_stop_the_next_writer(place: Path) -> None:
     place.parent.mkdir(parents=True)
     (place.parent / "profiles.json.new").write_text("{")
     profiles.change(place, lambda before: before.with_profile("dev", DEV))
     assert set(profiles.read(place).by_name) == {"dev"}
 
 
-def test_two_that_write_at_once_do_not_move_each_others_halves(
+def test_of_two_simultaneous_writers_the_last_one_wins(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the first writer is writing, the second one writes its whole file."""
+    """A second process writes all of the file while the first one writes: the last writer wins, and
+    the file is whole."""
     render = profiles.render
 
     def render_late(before: Profiles) -> bytes:
@@ -228,7 +230,7 @@ def test_a_place_that_is_no_file_is_explained(tmp_path: Path) -> None:
     assert profiles.read(tmp_path / "file" / "x.json") == Profiles()
 
 
-# -- as settings -----------------------------------------------------------------------------------
+# -- profiles as a source of settings --------------------------------------------------------------
 
 
 def kept_in(folder: Path, book: Profiles = BOTH) -> dict[str, str]:
@@ -301,7 +303,7 @@ def test_the_profiles_of_keras_kinetic_are_known_where_there_are_no_others(tmp_p
     loaded = settings.load(env)
     assert (loaded.profile, loaded.cluster, loaded.project) == ("team", "c", "p")
     assert settings.profiles_file(env) == loaded.profiles_file == theirs
-    with pytest.raises(UsageError, match="each profile in it needs project, zone and cluster"):
+    with pytest.raises(UsageError, match="in that file needs project, zone and cluster"):
         _check_readers(theirs, {"cluster": "c", "store": "gs://b"})
     _check_readers(theirs, profile)
     _check_readers(Path(kept_in(tmp_path)["KINETIC_PROFILES_FILE"]), {"store": "gs://b"})
@@ -311,7 +313,9 @@ def test_the_profiles_of_keras_kinetic_are_known_where_there_are_no_others(tmp_p
     assert settings.load(env | {"XDG_CONFIG_HOME": str(tmp_path / "conf")}).profile == "team"
 
 
-def test_who_has_no_home_needs_none_for_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_are_in_xdg_config_home_if_there_is_no_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Path, "home", lambda: {}[0])
     assert settings.profiles_file({"XDG_CONFIG_HOME": "/conf"}) == Path(
         "/conf/kinetic/profiles.json"

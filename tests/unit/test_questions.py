@@ -1,4 +1,5 @@
-"""Orders to kill hosts, which callers who cannot reach the leader write to the store."""
+"""Orders to kill hosts: a caller who cannot reach the leader writes an order to the store, and the
+leader obeys and answers it there."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ JOB = "job-00c0ffee"
 
 
 class Hosts:
-    """Hosts that record the calls to kill them."""
+    """The hosts of a job; they record in `killed` which of them were to be killed."""
 
     takes_orders = True
 
@@ -34,7 +35,7 @@ def give(store, **order):
 
 
 def answer_until(store, hosts, *answers):
-    """Run the leader until it has answered these orders and none is left; return the answers."""
+    """Run the leader until it has answered the orders with these ids; return its answers."""
     gang = SimpleNamespace(spec=GangSpec(2))
     due = [layout.AttemptKeys(JOB, 1).order_answer(each) for each in answers]
 
@@ -64,7 +65,7 @@ def test_orders_that_are_damaged_are_removed_and_others_obeyed():
 
 
 def test_orders_of_several_callers_at_once_are_all_obeyed():
-    """Before, a new order replaced the previous one, whose caller then waited 30 s for nothing."""
+    """Three callers write orders at once: the leader obeys and answers each, and loses none."""
     store, hosts = MemoryStore(), Hosts()
     for order in ("1", "2", "3"):
         give(store, id=order, hosts=[int(order)])

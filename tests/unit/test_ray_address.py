@@ -1,4 +1,4 @@
-"""Address and token of a Ray cluster's dashboard."""
+"""The address and the token with which kinetic reaches the dashboard of a Ray cluster."""
 
 from __future__ import annotations
 

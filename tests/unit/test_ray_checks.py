@@ -1,4 +1,4 @@
-"""The doctor's checks of a Ray cluster, and its rows in `accelerators --live`."""
+"""Checks of a Ray cluster by `kinetic doctor`, and its rows in `kinetic accelerators --live`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_good_cluster_has_no_problem():
     [
         (RayFacts("http://head:8265", "Nothing answers."), "ray", "Nothing answers"),
         (RayFacts("http://head:8265", "", "2.60.0", ()), "ray resources", "None of the cluster's"),
-        (RayFacts("http://head:8265", "", "2.60.0", (HEAD,), "3.12.1"), "ray", "3.11 here"),
+        (RayFacts("http://head:8265", "", "2.60.0", (HEAD,), "3.12.1"), "ray", "this machine 3.11"),
         (RayFacts("http://head:8265", "", "2.9.0", (HEAD,)), "ray", "jobs need Ray 2.49"),
     ],
 )

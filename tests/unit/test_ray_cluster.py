@@ -1,4 +1,4 @@
-"""The Ray cluster of the tests."""
+"""The shared Ray cluster that the tests start."""
 
 from __future__ import annotations
 

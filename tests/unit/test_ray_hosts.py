@@ -1,7 +1,5 @@
-"""Hosts of a job on Ray, as the leader sees them, while slices are freed and reserved again.
-
-The tests free a slice while hosts enter and leave, and check the reports to the leader.
-"""
+"""Reports about the hosts of a Ray job to its leader, while slices are freed and reserved again and
+hosts enter or leave."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def make_hosts():
 
 
 def begin(ray_hosts):
-    """Make the hosts of a reserved slice run their programs."""
+    """Let all four hosts of a reserved slice run their programs."""
     ray_hosts._starts[0] = SimpleNamespace(
         which=0, runs=True, reservation=SimpleNamespace(release=lambda: None)
     )
@@ -49,11 +47,11 @@ def begin(ray_hosts):
 def test_hosts_of_a_slice_that_was_freed_are_no_further_losses():
     ray_hosts, listener = make_hosts()
     begin(ray_hosts)
-    # The actor of host 1 died, so the leader ends the whole slice.
+    # The actor of host 1 has died, so the leader ends the whole slice.
     ray_hosts.note_gone(1, is_taken_away=False)
     ray_hosts.end(range(4))
     for index in (2, 0, 3):
-        ray_hosts.on_enter(index)  # Its function has ended; its process has not.
+        ray_hosts.on_enter(index)  # The function has ended, but not its process.
         ray_hosts.on_leave(index)
     assert listener.deaths == []
     assert ray_hosts.dead == {0, 1, 2, 3}
@@ -110,7 +108,7 @@ def test_programs_are_killed_that_run(monkeypatch):
 
 
 class Losing:
-    """A reservation whose machine is lost `losses` times before its hosts start."""
+    """A reservation of four hosts whose machine is lost `losses` times before the hosts start."""
 
     def __init__(self, losses):
         self.losses, self.had = losses, []
@@ -133,7 +131,7 @@ class Losing:
 
 
 def bring_up(losing, monkeypatch):
-    """Start the slice; return the reports to the leader, and the nodes of the hosts."""
+    """Start the slice; return the reports that the leader got, and the node of each host."""
     monkeypatch.setattr(hosts, "START_AGAIN_S", 0.0)
     monkeypatch.setattr(hosts.cluster, "run_program", lambda *_: Future())
     ray_hosts, listener = make_hosts()

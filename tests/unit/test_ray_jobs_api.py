@@ -60,7 +60,7 @@ def test_a_job_runs_and_ends(api):
     assert (job.status, job.exit_code, job.metadata) == ("FAILED", 3, {"kinetic": "1"})
     assert "from the driver" in api.logs(name)
     assert name in [job.job_id for job in api.list()]
-    # The job's supervisor may live slightly longer than its driver.
+    # `stop` returns False once Ray's supervisor of the job has ended, slightly after the job.
     wait_until(lambda: api.stop(name) is False)
     with pytest.raises(NotFound, match="job-nobody"):
         api.logs("job-nobody")
@@ -82,7 +82,7 @@ def test_files_of_the_logs_come_byte_by_byte(api, common_ray):
     (head,) = (node.node_id for node in api.nodes() if node.is_head)
     assert b"".join(api.read_log(head, "kinetic-test/a [b]/file")) == content
     assert api.list_logs(head, "kinetic-test/*/*") == ["kinetic-test/a [b]/file"]
-    with suppress(NotFound):  # Ray's error is "not found" or, rarely, an empty body.
+    with suppress(NotFound):  # Ray reports "not found" or, rarely, sends an empty file.
         assert list(api.read_log(head, "kinetic-test/none")) == []
 
 
@@ -155,7 +155,7 @@ def page(
         (
             page(502, b"<html>Bad Gateway</html>", content_type="text/html"),
             BackendUnavailable,
-            r"HTTP 502\): Bad Gateway",
+            r"HTTP 502\): .Bad Gateway",
         ),
     ],
 )

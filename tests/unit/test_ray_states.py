@@ -1,4 +1,4 @@
-"""The state of a job from Ray's responses, the submitted command, and checks of versions."""
+"""Jobs on Ray: their state from Ray's responses, the command that is submitted, version checks."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_what_ray_has_of_a_driver_that_led_nobody_is_its_output(tmp_path):
         ("2.60.0", "3.11.4", ""),
         ("3.0.0.dev0", "", ""),
         ("2.40.0", "3.11.4", "runs Ray 2.40.0, but jobs need Ray 2.49 or later"),
-        ("2.60.0", "3.12.1", "Python 3.12.1 runs on the cluster, 3.11 here"),
+        ("2.60.0", "3.12.1", "The cluster runs Python 3.12.1, this machine 3.11"),
     ],
 )
 def test_versions_are_compared_before_anything_is_sent(ray, python, words):
@@ -186,7 +186,7 @@ def test_a_submission_shows_no_secrets_and_travels_as_modules():
     sent = backend.read_submission(document, ["jax==0.9"])
     assert sent.runtime_env["uv"] == {"packages": ["jax==0.9"]}
     assert "uv" not in backend.read_submission(document).runtime_env
-    # Only nodes that the job uses install its environment.
+    # Ray installs the environment only on nodes that the job uses.
     assert sent.runtime_env["config"] == {"eager_install": False}
 
 
@@ -199,7 +199,8 @@ def test_the_driver_has_more_time_to_stop_than_its_function():
 
 @pytest.mark.starts_processes
 def test_the_interpreter_of_rays_workers_is_found(tmp_path):
-    """The command's shell has an ancestor that a raylet started; its command line names Python."""
+    """Without a given path, the submitted shell command runs the driver with the Python that is in
+    the command line of the raylet, an ancestor of the shell."""
     ours = tmp_path / "python"
     ours.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "driver: $*"\n')
     ours.chmod(0o755)
@@ -241,11 +242,19 @@ def test_what_fits(accelerator, nodes):
 @pytest.mark.parametrize(
     ("accelerator", "nodes", "words"),
     [
-        ("gpu-l4", [node({})], "gpu-l4 has 1 host with 1 GPU each; none of its nodes (1) has GPU"),
-        ("tpu-v6e-16", slice_of(3), "TPU each; its 3 nodes are 3 of v6e-16 4x4 (4 on each)"),
-        ("tpu-v6e-16", [*slice_of(2), *slice_of(2, "t")], "cannot hold this job"),
+        (
+            "gpu-l4",
+            [node({})],
+            "1 GPU each: none of the cluster's nodes (1) has GPU",
+        ),
+        (
+            "tpu-v6e-16",
+            slice_of(3),
+            "the cluster's nodes (3) are 3 of v6e-16 4x4 (4 on each)",
+        ),
+        ("tpu-v6e-16", [*slice_of(2), *slice_of(2, "t")], "is too small for"),
         ("tpu-v6e-32", slice_of(8), "8 hosts"),
-        ("cpu", [replace(node({}), is_alive=False)], "none of its nodes (0) has CPU"),
+        ("cpu", [replace(node({}), is_alive=False)], "none of the cluster's nodes (0) has CPU"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, words):
@@ -258,8 +267,12 @@ def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, wor
     ("options", "fits", "words"),
     [
         ({"cpu": "8", "memory": "2Gi"}, True, ""),
-        ({"cpu": "9"}, False, "with 9 CPU each; its 1 nodes are 1 of CPU (8 on each)"),
-        ({"memory": "64Gi"}, False, "with 1 CPU and 64 GiB each; its 1 nodes are 1 of CPU (8, 4 G"),
+        ({"cpu": "9"}, False, "with 9 CPU each: the cluster's nodes (1) are 1 of CPU (8 on each)"),
+        (
+            {"memory": "64Gi"},
+            False,
+            "with 1 CPU and 64 GiB each: the cluster's nodes (1) are",
+        ),
     ],
 )
 def test_processors_and_memory_count_too(options, fits, words):
@@ -274,5 +287,5 @@ def test_processors_and_memory_count_too(options, fits, words):
 
 def test_an_elastic_job_needs_room_for_its_least_slices():
     backend.check_capacity(planned("tpu-v6e-16", slices=(1, 2)), slice_of(4))
-    with pytest.raises(PreflightError, match="2 slices of tpu-v6e-16 has 8 hosts"):
+    with pytest.raises(PreflightError, match="2 slices of tpu-v6e-16, which need 8 hosts"):
         backend.check_capacity(planned("tpu-v6e-16", slices=2), slice_of(4))

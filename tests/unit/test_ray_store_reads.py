@@ -1,7 +1,5 @@
-"""Reads of a Ray store: which files the dashboard lists, and what it sends for each.
-
-The fake dashboard responds like a real one. A read returns the content, or raises NotFound.
-"""
+"""Reads from the store of a Ray cluster, through the files that the dashboard lists and sends. A
+read returns the content, or raises NotFound; the fake dashboard responds like a real one."""
 
 from __future__ import annotations
 
@@ -14,7 +12,8 @@ from kinetic.errors import NotFound
 
 
 class Dashboard:
-    """Sends the parts of a file; each listing has the file if the next item of `listed` is true."""
+    """A fake dashboard with one file, sent in parts. For each listing, the next item of `listed`
+    says whether the file is in it."""
 
     def __init__(self, parts, listed):
         self._parts = parts
@@ -49,7 +48,8 @@ def test_an_empty_file_is_empty():
 
 
 def test_what_was_read_before_is_read_without_a_look_whether_it_is_there():
-    """Following a log reads the newest segment repeatedly, so the second read skips the listing."""
+    """Following a log reads the newest file again and again, so only the first read of a file asks
+    whether the file exists."""
     store = RayStore(
         "ray+http://127.0.0.1:1", api=(dashboard := Dashboard([b"one"], [True, False]))
     )

@@ -1,5 +1,4 @@
-"""The decorator: options that it refuses, objects that it returns, and a complete call on a backend
-in memory."""
+"""The decorator: refused options, returned objects, and a whole call on a backend in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def add(a, b=1):
     return a + b
 
 
-# -- what it refuses -------------------------------------------------------------------------------
+# -- options that the decorator refuses ------------------------------------------------------------
 
 
 def generator():
@@ -69,7 +68,7 @@ def test_forgotten_parentheses():
             pass
 
 
-# -- what it makes ---------------------------------------------------------------------------------
+# -- objects that the decorator returns ------------------------------------------------------------
 
 
 @pytest.mark.starts_processes
@@ -94,7 +93,7 @@ def test_a_decorator_below_may_give_the_function_arguments_of_its_own(backend):
         train(7, 3)
 
 
-def test_it_looks_like_the_function():
+def test_a_decorated_function_has_the_name_and_docstring_of_the_function():
     @kinetic.run("tpu-v6e-16")
     def train(steps: int) -> int:
         """Train."""
@@ -145,7 +144,7 @@ def test_the_default_accelerator():
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
-def test_it_travels_as_the_plain_function(dumps):
+def test_a_decorated_callable_is_unpickled_as_the_plain_callable(dumps):
     plain = pickle.loads(dumps(kinetic.run("cpu")(functools.partial(operator.add, 1))))
     assert not isinstance(plain, RemoteCallable)
     assert plain(2) == 3
@@ -156,7 +155,7 @@ def triple(number):
     return 3 * number
 
 
-def test_pickle_finds_it_by_its_name():
+def test_pickle_refers_to_a_decorated_function_by_its_name():
     assert pickle.loads(pickle.dumps(triple)) is triple
     assert pickle.loads(pickle.dumps([triple]))[0] is triple
     plain = pickle.loads(cloudpickle.dumps(triple))
@@ -166,7 +165,7 @@ def test_pickle_finds_it_by_its_name():
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
-def test_processes_of_a_pool_find_it(kind, tmp_path):
+def test_processes_of_a_pool_can_call_a_decorated_function(kind, tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent(f"""
         import multiprocessing
@@ -190,7 +189,7 @@ def test_processes_of_a_pool_find_it(kind, tmp_path):
 
 
 @pytest.mark.starts_processes
-def test_the_other_side_needs_no_kinetic(tmp_path):
+def test_a_cloudpickled_function_is_loaded_without_kinetic(tmp_path):
     namespace = {"__name__": "__main__"}
     exec("def outer(n):\n    return 0 if n == 0 else 1 + outer(n - 1)", namespace)
     namespace["outer"] = kinetic.run("cpu")(namespace["outer"])

@@ -35,7 +35,7 @@ class Callable_:
         return x + 1
 
 
-# -- calling ---------------------------------------------------------------------------------------
+# -- calls, and kinds of functions -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,8 @@ def test_a_classmethod_below_arrives_as_one_with_its_class(backend):
 
 @pytest.mark.starts_processes
 def test_a_classmethod_above_that_hides_its_class_is_refused(backend):
-    """Python 3.13 calls the method in this way."""
+    """Below @classmethod, a decorated function may be called without the class, as in Python 3.13.
+    The error says to put @kinetic.run above @classmethod."""
     hidden = vars(Trainer)["of_class_by_default"].__func__
     with pytest.raises(TypeError, match=r"Put @kinetic\.run above @classmethod"):
         hidden.run_async(5)
@@ -203,7 +204,7 @@ def test_nested_calls_run_the_body(backend):
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path):
-    """Set the environment variables that a worker has."""
+    """Set the environment variables by which kinetic recognizes a worker."""
     monkeypatch.setenv("KINETIC_JOB_ID", "job-00000001")
     monkeypatch.setenv("KINETIC_PREEMPTION", str(tmp_path))
 
@@ -280,7 +281,7 @@ def test_secrets_and_captured_variables(backend, home, monkeypatch):
 
 
 def test_a_missing_secret_creates_nothing(backend, home):
-    with pytest.raises(errors.UsageError, match="NO_SUCH_TOKEN is not set"):
+    with pytest.raises(errors.UsageError, match="NO_SUCH_TOKEN, which secrets= names, is not set"):
         kinetic.run("cpu", secrets=["NO_SUCH_TOKEN"])(add)(1)
     assert not (home / "jobs").exists()
 
@@ -305,12 +306,12 @@ def test_a_stand_in_is_announced_once_on_stderr(backend, capsys):
 @pytest.mark.parametrize(
     ("options", "environ", "words"),
     [
-        ({"project": "p"}, {}, "No kubeconfig was found (/nowhere)"),
-        ({}, {"KINETIC_CLUSTER": "c"}, "No kubeconfig was found (/nowhere)"),
+        ({"project": "p"}, {}, "No kubeconfig was found at /nowhere"),
+        ({}, {"KINETIC_CLUSTER": "c"}, "No kubeconfig was found at /nowhere"),
         (
             {"backend": "gke"},
             {"KINETIC_PROJECT": "p"},
-            'simulate the job here, with backend="local"',
+            'simulate the job here, set backend="local"',
         ),
         ({}, {"KINETIC_PROJECT": "p"}, "or KINETIC_BACKEND=local"),
     ],
@@ -346,7 +347,8 @@ def test_a_ray_cluster_that_does_not_answer(backend, monkeypatch, options, envir
 
 @pytest.mark.starts_processes
 def test_an_address_of_rays_own_does_not_choose_ray(backend, monkeypatch):
-    """Ray sets RAY_ADDRESS in the environment of its programs."""
+    """Ray sets RAY_ADDRESS in the environment of its programs. The variable alone does not send a
+    job to Ray."""
     monkeypatch.setenv("RAY_ADDRESS", NOWHERE)
     assert kinetic.run("cpu")(add)(1) == 2
 
@@ -390,7 +392,7 @@ def test_a_plan_says_in_words_what_would_be_created(backend, tmp_path):
     assert "  creates    simulated slice\n" in f"{replace(view, documents=documents)}\n"
 
 
-# -- weight ----------------------------------------------------------------------------------------
+# -- modules that are loaded, public names ---------------------------------------------------------
 
 
 VENDORS = {
@@ -465,7 +467,7 @@ def test_decorating_warns_about_nothing():
         kinetic.run("cpu")(add)
 
 
-# -- while a call is planned -----------------------------------------------------------------------
+# -- processes that warm up during planning --------------------------------------------------------
 
 
 def warmed(backend, monkeypatch):

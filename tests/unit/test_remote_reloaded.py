@@ -1,5 +1,5 @@
-"""Decorated functions whose module was reloaded, for example by `%autoreload`: names that were
-imported before run the new code."""
+"""Decorated functions whose module was reloaded, for example by `%autoreload`: names imported
+before the reload run the new code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The store is removed while the verdict on a job without a leader is written: neither the verdict
-nor a folder is created."""
+"""A store is removed while a reader writes the verdict of a job whose leader is dead: the write
+creates no file and no folder."""
 
 from __future__ import annotations
 

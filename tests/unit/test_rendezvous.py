@@ -1,5 +1,5 @@
-"""Rendezvous of hosts that have joined the gang: workers that start, and processes that join one
-JAX world."""
+"""Hosts of a gang wait for each other twice: for all workers to start, and for all processes to
+join one JAX world. Hosts that do not come are named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STACK = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", lin
 
 
 class Running:
-    """A gang whose hosts have joined, with a clock."""
+    """A gang whose hosts have all joined, with a fake clock."""
 
     def __init__(self, hosts: int = 3, start_timeout_s: float = 10.0) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ def test_of_workers_that_all_wait_the_one_that_does_not_answer_is_to_blame() -> 
 
 
 @pytest.mark.parametrize("state", ["running", "debugging", "held", "waiting"])
-def test_hosts_that_run_or_are_held_are_in_no_hurry(state: str) -> None:
+def test_start_timeout_does_not_stop_hosts_that_run_or_wait_for_a_debugger(state: str) -> None:
     gang = Running()
     gang.states = [state] * 3
     gang.pass_time(100)
@@ -124,7 +124,7 @@ def test_each_wait_in_jax_has_the_whole_time() -> None:
     assert gang.gang.stop_reason == ""
 
 
-def test_hosts_that_wait_for_nobody_in_particular_are_told_so() -> None:
+def test_hosts_that_all_wait_in_jax_are_said_to_wait_for_each_other() -> None:
     gang = Running()
     gang.states = ["joining"] * 3
     gang.pass_time(14)

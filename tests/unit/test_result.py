@@ -1,5 +1,5 @@
-"""Values that a call of another program returned: the modules that they need are imported from that
-program's project."""
+"""Values of calls that another program made: unpickling them imports modules from that program's
+project."""
 
 from __future__ import annotations
 

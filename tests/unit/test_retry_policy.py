@@ -1,4 +1,4 @@
-"""Retries of a job that needs all of its slices, and the point at which it gives up."""
+"""Retries of a job that needs all of its slices, and the point at which kinetic gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of jobs with the same accelerator that this machine can run well at a time."""
+"""The number of jobs with one accelerator that this machine can run well at the same time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 1 << 30
         ("cpu", 8, 0, 1),
     ],
 )
-def test_room(accelerator, cpus, available, jobs):
+def test_the_number_of_jobs_that_processors_and_memory_allow(accelerator, cpus, available, jobs):
     assert simulation.room(plan(accelerator=accelerator), cpus, available) == jobs
 
 
@@ -35,7 +35,7 @@ def test_room_for_jobs_of_unknown_shape():
     assert simulation.room(None, 4, GIB) == 3
 
 
-def test_the_backend_looks_at_its_machine(home):
+def test_the_backend_measures_its_machine_for_room(home):
     backend = LocalBackend(
         LocalStore(home), {}, usable_cpus=lambda: 6, available_memory_bytes=lambda: 64 * GIB
     )

@@ -1,4 +1,4 @@
-"""Messages between agent and worker, even if the user's code uses the file descriptor."""
+"""Messages between agent and worker arrive whole, even if the user's code writes to their pipe."""
 
 from __future__ import annotations
 

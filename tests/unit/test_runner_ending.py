@@ -1,4 +1,4 @@
-"""The reason why a host ended, from the worker's messages and the status of its process."""
+"""The reason for a host's end, from its worker's messages and its process's exit status."""
 
 from __future__ import annotations
 
@@ -113,18 +113,18 @@ BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
-        (Sample(110.0, 5.0, 10**9, 100), False),  # Asleep.
-        (Sample(110.0, 5.0, 10**9, 101), True),  # Prints.
-        (Sample(110.0, 7.0, 10**9, 100), True),  # Computes.
-        (Sample(110.0, 5.3, 10**9, 100), False),  # Background threads wake up.
+        (Sample(110.0, 5.0, 10**9, 100), False),  # The worker sleeps.
+        (Sample(110.0, 5.0, 10**9, 101), True),  # The worker prints.
+        (Sample(110.0, 7.0, 10**9, 100), True),  # The worker computes.
+        (Sample(110.0, 5.3, 10**9, 100), False),  # Threads in the background wake up.
         (
             Sample(110.0, 5.01, 10**9 + 5_000_000, 100),
             True,
-        ),  # Runs a loop that feeds an accelerator.
-        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # Wakes once a second.
+        ),  # The worker feeds an accelerator in a loop.
+        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # The worker wakes once a second.
         (Sample(110.0, 5.0, None, 100), False),
         (Sample(90.0, 5.0, 10**9, 100), False),  # The clock was set back.
-        (Sample(110.0, 4.9, 10**9, 100), True),  # A child ended, and nobody waited for it.
+        (Sample(110.0, 4.9, 10**9, 100), True),  # An ended child no longer counts.
     ],
 )
 def test_standing_still(second, expected):

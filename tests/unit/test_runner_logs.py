@@ -1,4 +1,4 @@
-"""The log of a host: reads return the written bytes, whatever happens to the files."""
+"""The log of a host: reads return the bytes that were written, even if its files are damaged."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_tail_is_what_tail_prints(tmp_path_factory, lines, ends, wanted):
     files = folder / "log", folder / "log.idx"
     text = "\n".join(lines) + ("\n" if ends and lines else "")
     log = HostLog(*files)
-    # Write each line as its own record, as if the lines were printed slowly.
+    # Write each line separately, as if the lines were printed slowly.
     for line in text.splitlines(keepends=True):
         log.write(STDOUT, line.encode())
     log.close()
@@ -214,12 +214,12 @@ def test_how_a_host_failed_is_shown_on_stderr_or_left_out(files):
     assert [c.data for c in read_all(files, failures=False)] == [b"one\ntwo\n", b"three\nfour"]
     assert b"".join(c.data for c in read_all(files, lines=2)) == b"Traceback 2\nValueError: no\n"
     assert b"".join(c.data for c in read_all(files, lines=2, failures=False)) == b"three\nfour"
-    log.write(STDOUT, b"late\n")  # Printed by an exit handler.
+    log.write(STDOUT, b"late\n")  # An exit handler prints this.
     assert [c.data for c in read_all(files, failures=False)][-1] == b"late\n"
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
-def test_what_is_left_out_ends_no_reading(files, monkeypatch, batch_bytes):
+def test_a_read_that_leaves_out_failures_goes_on_behind_them(files, monkeypatch, batch_bytes):
     monkeypatch.setattr(log_segments, "SEGMENT_BYTES", batch_bytes)
     log = HostLog(*files, clock_ns=clock)
     log.say("Traceback", FAILURE)

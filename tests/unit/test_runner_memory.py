@@ -1,4 +1,4 @@
-"""Detection of the out-of-memory killer from files in the formats of the kernel."""
+"""Detecting kills by the out-of-memory killer, from files in the kernel's formats."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def v1(root, group, kills, limit=9223372036854771712):
 def test_a_kill_in_its_own_group_is_seen_and_one_elsewhere_is_not(version, root):
     version(root, "/jobs/a", 4)
     watch = Watch(PID, root=root)
-    write(root, "proc/vmstat", "oom_kill 4\n")  # Kills of another process.
+    write(root, "proc/vmstat", "oom_kill 4\n")  # The kernel killed another process.
     assert watch.verdict() == MemoryVerdict(struck=False, limit_bytes=8 * GIB)
     version(root, "/jobs/a", 5)
     assert watch.verdict().struck

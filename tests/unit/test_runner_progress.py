@@ -1,4 +1,4 @@
-"""Time for which a worker has not moved, and cases in which that cannot be known."""
+"""Seconds for which a worker made no progress, and cases in which kinetic cannot measure them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_beats_that_come_a_little_late_do_count():
 
 
 def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
-    """Otherwise, on two processors, 64 hosts seemed to wait for a host that had returned."""
+    """A main thread that waits for a processor is not hanging: kinetic counts the waiting time as
+    activity."""
     folder = tmp_path / "7" / "task" / "7"
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text("1000 9000000 12\n")
@@ -58,8 +59,8 @@ def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
 
 
 def test_a_worker_whose_threads_compile_and_get_no_processor_does_not_stand_still():
-    """XLA compiles in threads while the main thread sleeps. Among 60 busy processes, the threads
-    get less than a tenth of a processor, but they are always ready to run."""
+    """XLA compiles in threads while the main thread sleeps. On a busy machine these threads get
+    little processor time, but they are ready to run, so the worker makes progress."""
     compiling = [at(t, cpu_s=0.03 * t, starved_s=0.9 * t) for t in range(30)]
     assert max(looks(*compiling)) <= 1
 
@@ -71,7 +72,7 @@ def test_idle_threads_that_wake_up_behind_others_do_not_hide_a_hang():
 
 @pytest.mark.starts_processes
 def test_the_time_that_threads_wait_for_a_processor_is_counted():
-    """Two processes share a processor, so each waits half of the time."""
+    """Two processes compute on one processor, so each waits for it half of the time."""
     child = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
     pair = [subprocess.Popen([sys.executable, "-c", child]) for _ in range(2)]
     try:

@@ -1,4 +1,5 @@
-"""Output of a worker that is being stopped."""
+"""A worker that is stopped before or after the user's function: its exit code, and what it
+prints."""
 
 from __future__ import annotations
 

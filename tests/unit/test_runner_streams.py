@@ -1,5 +1,5 @@
-"""The worker's streams: stdout and stderr can be read in the order of the writes, and a writer
-never waits forever for the reader."""
+"""The worker's stdout and stderr: the agent reads lines in the order of the writes, and a write
+never waits forever for the agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinetic._host.worker import streams
 
 
 class Pair:
-    """Two text streams, each over its own pipe."""
+    """A stdout and a stderr, each a text stream over a pipe."""
 
     def __init__(self) -> None:
         self.reads, writes = zip(os.pipe(), os.pipe(), strict=True)
@@ -48,7 +48,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(pair: Pair, lines: int, into: list[str]) -> None:
-    """Read like the agent: empty each pipe as soon as it has data."""
+    """Read lines as the agent does: empty each pipe as soon as it has data."""
     selector = selectors.DefaultSelector()
     for fd in pair.reads:
         selector.register(fd, selectors.EVENT_READ)

@@ -1,5 +1,5 @@
-"""kinetic as an archive: the same files give the same bytes, wherever and whenever they were
-written, and an unchanged package is not archived again."""
+"""The archive of kinetic that pods run: equal files give equal bytes, whatever their timestamps,
+and an unchanged package is not archived again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_AGO = (1e9, 1e9)
 
 @pytest.fixture
 def package(tmp_path):
-    """Create a small package with old timestamps."""
+    """Create a small package `kinetic`, with old timestamps."""
     folder = tmp_path / "site-packages" / "kinetic"
     (folder / "_host").mkdir(parents=True)
     for name, text in {
@@ -41,7 +41,7 @@ def names_in(data):
 
 
 @pytest.mark.starts_processes
-def test_it_holds_the_package_without_the_pages_of_a_browser(tmp_path):
+def test_the_archive_has_the_package_without_the_dashboard_pages(tmp_path):
     archive = runtime.archive(tmp_path)
     assert archive.blob.digest == hashlib.sha256(archive.data).hexdigest()
     assert archive.blob.size_bytes == len(archive.data) < 1_150_000
@@ -68,7 +68,7 @@ def test_the_runner_starts_from_it(tmp_path):
         [sys.executable, "-m", "kinetic.runner"], env=env, cwd="/", capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert "is not set: only a backend can start python -m kinetic.runner" in ended.stderr
+    assert "is not set. Do not start python -m kinetic.runner yourself" in ended.stderr
 
 
 def test_times_modes_and_order_do_not_matter(package, tmp_path):
@@ -105,8 +105,8 @@ def test_an_unchanged_package_is_taken_from_the_cache(package, tmp_path):
     zipped = tmp_path / "app.pyz"
     with zipfile.ZipFile(zipped, "w") as target:
         target.write(package / "a.py", "kinetic/a.py")
-    # A file's ctime cannot be set, and recent files are not trusted, so write the cache's note as
-    # it would be for old files.
+    # The cache trusts only files with an old ctime, which a test cannot set. So write the note that
+    # the cache would write for old files.
     stamps, _ = runtime._stamp_files(zipped / "kinetic", 0)
     archive = runtime.archive(tmp_path, zipped / "kinetic")
     note = tmp_path / "runtime" / hashlib.sha256(os.fsencode(zipped / "kinetic")).hexdigest()[:32]
@@ -124,6 +124,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(package, tmp_path):
     assert runtime.archive(tmp_path / "cache", package).blob.size_bytes > 0
 
 
-def test_a_package_that_is_gone(tmp_path):
+def test_an_archive_of_a_removed_package_asks_to_reinstall_kinetic(tmp_path):
     with pytest.raises(UsageError, match="Reinstall kinetic"):
         runtime.archive(tmp_path, tmp_path / "gone" / "kinetic")

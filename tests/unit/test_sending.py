@@ -1,4 +1,4 @@
-"""The progress line during a large upload."""
+"""The progress line that is shown during a large upload."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
         double.before = lambda call, _: (
             shown_before_the_end.append(terminal.getvalue()) if call == "chunk" else None
         )
-        # Half of the second part is sent twice, but counted once.
+        # The connection breaks in the second part. Half of the part is sent twice, but counted
+        # once.
         double.fail("chunk", cut_after=8 * MB)
         with sending.show_progress(GcsStore("gs://bucket"), 60 * MB, terminal) as watched:
             assert watched.put("a", iter([b"x" * MB] * 50))
@@ -61,7 +62,7 @@ def test_a_large_object_is_shown_while_it_is_sent(tmp_path, monkeypatch):
     assert " 52 of" not in terminal.getvalue()
 
 
-def test_nothing_is_shown_where_nobody_would_look(tmp_path):
+def test_no_progress_is_shown_for_small_or_local_uploads_or_in_a_pipe(tmp_path):
     for where, most, stream in (
         (CountingStore(), 5 * MB, Terminal()),
         (LocalStore(tmp_path), 40 * MB, Terminal()),

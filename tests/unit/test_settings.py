@@ -1,4 +1,4 @@
-"""Settings: precedence, sources, invalid values, and the environment that a job inherits."""
+"""Settings: precedence, sources, invalid values, and the variables that a job inherits."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def test_a_worker_is_recognised_by_the_folder_of_its_host(tmp_path):
 
 
 def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplog):
-    """A user, or the shell of a job that has ended, exported the variable."""
+    """KINETIC_JOB_ID is set, but this is no worker: the user, or the shell of an ended job,
+    exported it. It is ignored, with one warning."""
     settings._ignore_job.cache_clear()
     by_hand, inherited = {"KINETIC_JOB_ID": "job-1"}, {"KINETIC_PREEMPTION": str(tmp_path / "gone")}
     for environ in (by_hand, by_hand | inherited, by_hand):
@@ -113,7 +114,7 @@ def test_the_id_of_a_job_alone_makes_no_worker_and_is_named_once(tmp_path, caplo
     assert "not part of a running job" in record.getMessage()
 
 
-# -- what a job carries ----------------------------------------------------------------------------
+# -- variables and secrets that a job gets ---------------------------------------------------------
 
 ENV = {"SEED": "1", "WANDB_PROJECT": "p", "WANDB_API_KEY": "k"}
 ENV |= {"PATH": "/bin", "PYTHONPATH": "x", "PYTHONHOME": "/usr"}
@@ -159,7 +160,7 @@ def test_capture_refuses_what_is_no_name(pattern):
 
 def test_a_missing_secret_is_named():
     assert environment.secret_values(["SEED"], ENV) == {"SEED": "1"}
-    with pytest.raises(UsageError, match="HF_TOKEN is not set"):
+    with pytest.raises(UsageError, match="HF_TOKEN, which secrets= names, is not set"):
         environment.secret_values(["SEED", "HF_TOKEN"], ENV)
 
 
@@ -181,7 +182,7 @@ def test_a_missing_secret_is_named():
 )
 def test_a_local_host_inherits_nothing_that_looks_like_a_secret(environ):
     inherited = settings.worker_environ(environ)
-    # Its value is a path of a file that other programs use too.
+    # The value of GOOGLE_APPLICATION_CREDENTIALS is only a path, which other programs need too.
     secret = {name for name in inherited if looks_secret(name)}
     assert secret <= {"GOOGLE_APPLICATION_CREDENTIALS"}
     assert set(environ) - set(inherited) <= {"HF_TOKEN", "API_KEY", "AWS_X", "KINETIC_X"}

@@ -44,7 +44,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="file is a file"):
         check(tmp_path / "file/out")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    check(tmp_path)  # An existing folder may be read-only.
+    check(tmp_path)  # The folder exists: it may be read-only.
     with pytest.raises(UsageError, match=f"you may not write to {tmp_path}"):
         check(tmp_path / "a/b")
 
@@ -64,7 +64,7 @@ def test_several_hosts_need_a_loopback_address(tmp_path, monkeypatch, number, wo
     with pytest.raises(PreflightError, match=rf"127.0.0.1.*{words}.*`ip link set lo up`"):
         backend.preflight(several)
     backend.preflight(plan(accelerator="cpu"))
-    number = errno.EMFILE  # Not a fault of the network.
+    number = errno.EMFILE  # Too many open files: no network fault.
     backend.preflight(several)
 
 

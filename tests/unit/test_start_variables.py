@@ -1,4 +1,4 @@
-"""Environment variables of an agent or worker that starts on a host."""
+"""Environment variables that an agent or a worker gets when it starts on a host."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ENV = {
 AT_START = {name: ENV[name] for name in tuple(ENV)[:4]}
 
 
-def test_what_is_read_later_needs_no_process_of_its_own():
+def test_only_variables_read_at_a_process_start_are_selected():
     assert select_start_variables(ENV) == AT_START
 
 
 @pytest.mark.parametrize(
     "name", ["LD_SDK_KEY", "LANGFUSE_HOST", "PYTHON_TOKEN", "TZKT_API", "PYTHONHOME"]
 )
-def test_what_only_begins_like_them_stays_out_of_the_environment_of_processes(name):
+def test_variables_with_similar_names_are_not_start_variables(name):
     assert select_start_variables({name: "x", "TZ": "UTC", "LC_ALL": "C"}) == {
         "TZ": "UTC",
         "LC_ALL": "C",
@@ -43,7 +43,7 @@ def test_what_only_begins_like_them_stays_out_of_the_environment_of_processes(na
 
 
 @pytest.mark.parametrize("slices", [1, (1, 2)])
-def test_containers_are_started_with_them_but_for_the_head(slices):
+def test_containers_get_start_variables_except_the_head(slices):
     plan = planned("tpu-v6e-16", slices=slices, env=ENV, place=replace(PLACE, backend="pathways"))
     workload = render(plan, SETTINGS)[0]
     assert {n: v for n, v in env_of(workload).items() if n in ENV} == AT_START
@@ -88,7 +88,7 @@ class FakeZygote:
         self.is_open = False
 
 
-def test_a_sweep_over_them_keeps_a_few_zygotes(monkeypatch):
+def test_many_values_of_start_variables_keep_only_a_few_zygotes(monkeypatch):
     monkeypatch.setattr(launcher, "Zygote", FakeZygote)
     monkeypatch.setattr(launcher, "_zygotes", zygotes := {})
     foreign = FakeZygote((), {"PYTHONHASHSEED": "of the process that forked this one"})

@@ -1,4 +1,4 @@
-"""The state of a job: an enumeration, and a pure function that decides it."""
+"""States of a job, and the pure function that decides which one a job is in."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def at(verdict=None, phase=JobStatus.NOT_FOUND, *, recorded=True, now=CREATED + 
     return status_of(verdict, phase, recorded=recorded, created_at=CREATED, now=now)
 
 
-def test_it_is_what_scripts_import():
+def test_the_public_status_has_all_names_and_knows_which_are_final():
     assert Public is JobStatus
     assert {"PENDING", "RUNNING", "SUCCEEDED", "FAILED", "NOT_FOUND"} < set(map(str, Public))
     assert [status for status in JobStatus if not status.ended] == ["PENDING", "RUNNING"]
 
 
 @pytest.mark.parametrize("verdict", Verdict)
-def test_a_verdict_counts_whatever_else_is_said(verdict):
+def test_a_verdict_decides_the_status_whatever_the_backend_says(verdict):
     for phase, recorded in itertools.product(JobStatus, (True, False)):
         assert at(verdict, phase, recorded=recorded, now=0.0) == verdict.upper()
 
 
 @pytest.mark.parametrize("phase", [each for each in JobStatus if each is not JobStatus.NOT_FOUND])
-def test_without_one_the_backend_knows(phase):
+def test_without_a_verdict_the_backend_decides_the_status(phase):
     assert at(None, phase, recorded=False, now=1e12) is phase
 
 

@@ -1,4 +1,4 @@
-"""Lists of jobs, in a folder, and in a remote store where each call takes time."""
+"""Listing jobs from a folder, and from a remote store in which every call takes time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_a_thousand_jobs_that_ended_are_listed_in_three_calls(capsys, monkeypatc
 
 
 def test_a_list_does_not_need_the_copies():
-    """The copies may be missing, damaged, or left by a killed writer or a newer version."""
+    """A list uses copies of the jobs' references. It is also right if copies are missing, damaged,
+    outdated, or written by a newer version."""
     store = MemoryStore(delay_s=0.0001)
     refs = [ref_of(number, store) for number in range(6)]
     for ref in refs:

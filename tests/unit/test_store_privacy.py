@@ -1,5 +1,5 @@
-"""A store that other users can write to is refused, because hosts run its content. A store that
-they can read causes a warning."""
+"""A store that other users can write to is refused, because hosts run code from it. A store that
+they can only read causes a warning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path, mode):
     root.chmod(mode)
     message = f"mode {mode:o}.*who could run code as you.*chmod 700 '{root}'"
     if mode == 0o770 and pwd.getpwuid(os.geteuid()).pw_name == grp.getgrgid(os.getgid()).gr_name:
-        open_store(root)  # Many systems give each user a group with no other members.
+        open_store(root)  # The group has no other member.
         return
     with pytest.raises(StoreError, match=message):
         open_store(root)

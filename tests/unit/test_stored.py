@@ -1,4 +1,4 @@
-"""Orders to kill hosts that callers write to the store, because they cannot reach the leader."""
+"""Callers' orders to kill hosts, written to the store where the leader cannot be reached."""
 
 from __future__ import annotations
 

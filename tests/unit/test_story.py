@@ -1,4 +1,5 @@
-"""Messages about attempts: a failure counts as lost time from the moment it happens."""
+"""kinetic's messages about attempts. The time that a failure costs begins with the failure, before
+the last hosts have ended."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def test_the_time_in_which_survivors_end_is_lost_time(monkeypatch, has_event):
     story.tell_of_form()
     if has_event:
         story.write(GangEvent(EventKind.FAILURE, 1))
-    now += 5.0  # The last surviving host ends only now.
+    now += 5.0  # The last host ends 5 s after the failure.
     policy.note_failure(Loss((1,), "killed"), 0.0)
     story.tell_news()
     story.tell_of_form()

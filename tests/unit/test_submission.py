@@ -1,4 +1,4 @@
-"""Submission: the order in which records are written, and those that remain after an error."""
+"""Submitting a job: the order in which records are written, and the records left by an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ DIGEST = "ab" * 32
 
 
 class RecordingStore(LocalStore):
-    """Records the order in which keys are written; raises an error at one of them."""
+    """A store that records the order of its writes. It raises `error` when a key begins with
+    `fails_at`."""
 
     def __init__(self, root, fails_at="", error=None):
         super().__init__(root)
@@ -126,7 +127,7 @@ def test_a_store_that_fails_leaves_no_job(tmp_path, planned, place, error):
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [
-        (OSError("no processes left"), errors.SubmitError),
+        (OSError("Resource temporarily unavailable"), errors.SubmitError),
         (errors.PreflightError("now full"), errors.PreflightError),
     ],
 )
@@ -145,14 +146,14 @@ def test_a_backend_that_fails_leaves_no_job(tmp_path, planned, failure, kind):
 def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answers_again):
     store = LocalStore(tmp_path)
     backend = FakeBackend(store)
-    backend.failure = errors.BackendUnavailable("no route")
+    backend.failure = errors.BackendUnavailable("The cluster does not answer.")
 
     def cancel(ref):
         raise errors.BackendUnavailable("still no route")
 
     if not answers_again:
         backend.cancel = cancel
-    with pytest.raises(errors.BackendUnavailable, match="no route"):
+    with pytest.raises(errors.BackendUnavailable, match="The cluster does not answer"):
         submission.submit(planned, backend, store)
     keys = [layout.JobKeys(planned.plan.job_id).ref]
     assert list(store.list(layout.REFS)) == ([] if answers_again else keys)
@@ -160,7 +161,7 @@ def test_a_backend_that_may_have_made_a_part_of_the_job(tmp_path, planned, answe
 
 
 class Alarm(Exception):
-    """Raised by a handler of SIGALRM."""
+    """An exception that a user's handler of SIGALRM raises."""
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeoutError, Alarm])
@@ -201,7 +202,7 @@ def test_ctrl_c_when_the_backend_does_not_answer(tmp_path, planned):
 def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, caplog):
     class Stubborn(LocalStore):
         def delete(self, prefix):
-            raise errors.StoreError("read-only now")
+            raise errors.StoreError("The store is read-only.")
 
     store = Stubborn(tmp_path)
     backend = FakeBackend(store)
@@ -209,7 +210,7 @@ def test_records_that_cannot_be_removed_can_still_be_found(tmp_path, planned, ca
     with pytest.raises(errors.SubmitError, match="no"):
         submission.submit(planned, backend, store)
     assert list(store.list(layout.REFS)) == [layout.JobKeys(planned.plan.job_id).ref]
-    assert "read-only now" in caplog.text
+    assert "The store is read-only." in caplog.text
 
 
 def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
@@ -222,7 +223,7 @@ def test_an_id_that_is_taken_does_not_touch_the_other_job(tmp_path, planned):
 
 
 class Building(FakeBackend):
-    """A backend that builds images; `unbuilt` is the reason why it cannot build one."""
+    """A backend that builds images. It raises `unbuilt` if that is set."""
 
     unbuilt: BaseException | None = None
 

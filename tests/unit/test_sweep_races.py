@@ -1,5 +1,5 @@
-"""Several processes submit trees that share folders, while another process sweeps the store. Every
-job finds its tree."""
+"""Several processes submit trees that share folders, while another one sweeps the store, which
+removes unused content. Every job finds its tree complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public types are part of the product: mypy checks right and wrong uses of them."""
+"""Public types, checked by mypy: right uses pass, and each wrong use is an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jedi
 import pytest
 from mypy import api
 
-pytestmark = pytest.mark.timeout(900)  # Without a cache and on a busy machine, mypy takes minutes.
+pytestmark = pytest.mark.timeout(900)  # mypy takes minutes without a cache on a busy machine.
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "typing"
@@ -31,7 +31,7 @@ def check(file: Path, cache: Path) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The second of `make check` and this test is fast, because they share a cache.
+    # Share the cache of `make check`, so that whichever runs second is fast.
     own = ROOT / ".mypy_cache"
     return own if own.is_dir() else tmp_path_factory.mktemp("mypy")
 
@@ -64,7 +64,7 @@ def test_each_mistake_is_found(cache: Path) -> None:
 
 @pytest.mark.long
 def test_editors_complete_the_public_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jupyter and vim use jedi for completion, which runs no code."""
+    """jedi, which completes code in Jupyter and vim without running it, finds the public names."""
     import kinetic
 
     monkeypatch.setattr(jedi.settings, "cache_directory", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Hosts install the versions in a uv.lock; the expected lines come from uv itself."""
+"""Requirements made from a uv.lock: hosts install the same versions as uv itself would."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ PLACES = [
 
 
 def installed_in(lines, place):
-    """Return the names and versions that these requirement lines install on a platform."""
+    """Return those requirement lines ("name==version") that apply to a platform."""
     wanted = [Requirement(line) for line in lines]
     return {
         str(requirement).partition(";")[0].strip()

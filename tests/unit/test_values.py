@@ -1,4 +1,4 @@
-"""Frozen values behave like frozen dataclasses from the standard library."""
+"""kinetic's frozen value classes behave like frozen dataclasses of the standard library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Named:
-    """A value with its own `__repr__`."""
+    """A value that defines `__repr__` itself."""
 
     name: str
 
@@ -41,7 +41,7 @@ class Named:
 
 @dataclass(frozen=True, repr=False)
 class Silent:
-    """A value without a `__repr__` of its fields."""
+    """A value whose `__repr__` shows no fields."""
 
     name: str
 

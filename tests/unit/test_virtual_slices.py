@@ -1,4 +1,4 @@
-"""Slices of virtual devices that are really lost: computations on them fail in XLA itself."""
+"""Slices of virtual devices: after a simulated loss, XLA itself fails computations on them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def forks():
 
 @pytest.fixture
 def run(forks, tmp_path):
-    """Function that runs a program and returns the lines that it prints."""
+    """A function that runs a program in a new process and returns the lines that it prints."""
 
     def run(program, away_s=600.0):
         forks.start(BEFORE + program, tmp_path, str(tmp_path), str(away_s))
@@ -192,7 +192,8 @@ def test_a_pipe_tells_whether_somebody_listens(tmp_path):
 
 
 def test_who_waits_for_an_array_while_its_slice_is_lost_gets_the_error(run):
-    """The slice is lost at random moments: JAX must never return a lost array."""
+    """A program waits for an array while its slice is lost, at random moments. The wait must always
+    raise an error, and never return a lost array."""
     lines = run(
         """
 def wait_for_ever(arrays):

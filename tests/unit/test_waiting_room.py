@@ -1,4 +1,5 @@
-"""The room where hosts wait for their places: hosts that get a place, and hosts that do not."""
+"""The waiting room: hosts that have started wait in it until the leader assigns them a place in an
+attempt, or dismisses them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ PLACE = HostAssignment(2, 1, (0, 2), 5)
 
 
 class EventRecorder:
-    """Records events in order."""
+    """A listener that records, in order, hosts that enter, restart, leave and are dismissed."""
 
     def __init__(self):
         self.events = []
@@ -31,13 +32,13 @@ class EventRecorder:
 
 
 async def started(*waiting):
-    """Start tasks that wait, and return them."""
+    """Start a task for each coroutine that waits; return the tasks."""
     tasks = [asyncio.create_task(coroutine) for coroutine in waiting]
     await asyncio.sleep(0)
     return tasks
 
 
-def test_those_who_wait_are_given_their_places():
+def test_waiting_hosts_get_their_places_and_unplaced_ones_keep_waiting():
     async def story():
         recorder = EventRecorder()
         room = WaitingRoom(recorder)
@@ -57,7 +58,7 @@ def test_those_who_wait_are_given_their_places():
     asyncio.run(story())
 
 
-def test_one_that_asks_between_two_calls_finds_its_place():
+def test_a_host_that_asks_after_the_assignment_gets_its_place():
     async def story():
         room = WaitingRoom(EventRecorder())
         room.assign({3: PLACE})
@@ -81,7 +82,7 @@ def test_a_host_that_was_started_again_takes_the_place_of_the_one_before():
     asyncio.run(story())
 
 
-def test_one_that_has_waited_long_asks_again_and_waits_on(monkeypatch):
+def test_a_host_that_has_waited_long_is_told_to_ask_again(monkeypatch):
     monkeypatch.setattr(waiting_room, "PATIENCE_S", 0.0)
 
     async def story():

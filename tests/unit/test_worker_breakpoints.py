@@ -1,4 +1,4 @@
-"""A breakpoint in a job without a debugger raises an error that names the options that work."""
+"""`breakpoint()` in a job without a debugger raises an error that names the options which work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A store that is removed while a host prepares its folder: the host fails and creates nothing
-again."""
+"""The folder that a host prepares for its function. If the store is removed meanwhile, the host
+fails and does not create the store again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kinetic.errors import SetupFailed
 
 
 class RemovedStore(LocalStore):
-    """A store that is removed when `folder` is called for the n-th time."""
+    """A store that is removed when `folder` is called for the n-th time; n is `looks`."""
 
     looks = 1
 
@@ -30,7 +30,7 @@ def test_what_the_function_saves_is_read(tmp_path):
     assert workspace.read_saving_step(tmp_path / "absent") is None
     (tmp_path / "saving-local").write_text("7")
     assert workspace.read_saving_step(tmp_path) == 7
-    (tmp_path / "saving-persistent").write_text("")  # A write has just begun.
+    (tmp_path / "saving-persistent").write_text("")  # The number is not yet written.
     assert workspace.read_saving_step(tmp_path) == 7
     (tmp_path / "saving-persistent").write_text("4")
     assert workspace.read_saving_step(tmp_path) == 4

@@ -1,4 +1,4 @@
-"""The JAX world of a process: its arguments and the settings derived from them, without JAX."""
+"""A process that joins the JAX world: its arguments and settings, computed without JAX."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_jax_has_the_processor_beside_an_accelerator(platform, clients):
 
 @pytest.mark.parametrize(("file", "warns"), [("/dev/null", False), ("/dev/absent", True)])
 def test_a_host_without_its_gpu_says_so(monkeypatch, capsys, file, warns):
-    """Otherwise, JAX uses the CPU without a warning."""
+    """A host whose GPU has no device file prints a warning: JAX would silently use the CPU."""
     monkeypatch.setattr(jaxworld, "GPU_FILES", (file,))
     monkeypatch.setattr(jaxworld.os, "environ", {})
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
@@ -106,7 +106,7 @@ def test_a_host_without_its_gpu_says_so(monkeypatch, capsys, file, warns):
     assert ("no NVIDIA GPU" in capsys.readouterr().err) == warns
 
 
-def test_what_programs_inherit_is_completed_once():
+def test_the_environment_for_programs_is_completed_once_even_if_called_twice():
     env = {"PYTHONPATH": "/mine"}
     for _ in range(2):
         joining.complete(env, WORLD, "/startup")
@@ -140,11 +140,11 @@ def test_arguments_that_disagree_are_found(arguments, wrong):
 
 
 @pytest.mark.starts_processes
-def test_one_process_at_a_time_stands_for_its_host(tmp_path):
+def test_only_one_process_of_a_host_joins_jax_at_a_time(tmp_path):
     file = str(tmp_path / "world")
     assert joining.join_state(file) == ""
     with joining._claim_place(file):
-        # In this process, closing the file would free the lock.
+        # Check in forks: closing the file in this process would free the lock.
         assert _in_fork(lambda: joining.join_state(file) == joining.JOINING)
         assert _in_fork(lambda: _is_taken(file))
     assert _in_fork(lambda: joining.join_state(file) == joining.JOINED)
@@ -206,7 +206,7 @@ def test_a_program_without_kinetic_can_load_it():
 
 
 class JaxRuntimeError(RuntimeError):
-    """An error that is recognized by name, because JAX has moved the class between modules."""
+    """A stand-in for JAX's error, which kinetic recognizes by the class name alone."""
 
 
 def break_a_collective(*, own):
@@ -219,7 +219,7 @@ def break_a_collective(*, own):
 
 
 @pytest.mark.parametrize(("own", "follows"), [(True, False), (False, True)])
-def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own, follows):
+def test_an_error_raised_from_a_broken_collective_is_a_consequence(own, follows):
     with pytest.raises(ValueError, match="no luck") as raised:
         break_a_collective(own=own)
     assert jaxworld.is_consequence(raised.value) is follows
@@ -233,7 +233,8 @@ def test_an_error_that_follows_a_broken_collective_is_one_unless_it_says_not(own
     ],
 )
 def test_a_collective_that_breaks_while_it_is_launched_is_a_consequence(text, follows):
-    """jaxlib raises it as a ValueError."""
+    """A peer ended while jaxlib started a collective, which raises a ValueError: kinetic blames the
+    peer, not this function."""
     assert jaxworld.is_consequence(ValueError(text)) is follows
 
 
@@ -251,16 +252,17 @@ def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(number, words)
     assert words in message
 
 
-def test_xla_logs_no_more_than_where_jax_comes_first() -> None:
-    """A caller who sets the variable keeps that value."""
+def test_the_log_level_of_xla_is_1_unless_the_caller_sets_it() -> None:
+    """XLA's log level on hosts is 1, unless the caller sets TF_CPP_MIN_LOG_LEVEL."""
     name = "TF_CPP_MIN_LOG_LEVEL"
     assert jaxworld.environ(WORLD, {}, {}, automatic=True)[name] == "1"
     assert jaxworld.environ(WORLD, {name: "0"}, {}, automatic=True)[name] == "0"
     assert jaxworld.environ(WORLD, {}, {name: "2"}, automatic=True)[name] == "2"
 
 
-def test_only_of_functions_it_is_known_at_once_that_their_process_has_died(monkeypatch):
-    """The agent may watch only the shell of a program, so JAX's own limit stays."""
+def test_the_heartbeat_limit_is_long_in_functions_and_short_in_programs(monkeypatch):
+    """JAX gives up silent peers after HEARTBEAT_S: a week in functions, whose agents report deaths,
+    and 100 s in programs, of which an agent may see only the shell."""
     spec = importlib.util.spec_from_file_location("kinetic_joining", joining.__file__)
     in_program = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, in_program)

@@ -46,7 +46,7 @@ def kept_in(request, tmp_path):
 
 @pytest.fixture
 def space(tmp_path):
-    """A folder with the two files of the tree that was sent."""
+    """A work folder with the two files that the caller sent."""
     tree = tmp_path / "tree"
     (tree / "sub").mkdir(parents=True)
     sent = {"train.py": 2, "sub/data": 3}
@@ -69,7 +69,7 @@ def test_nothing_is_kept_or_asked_where_nothing_was_written(space):
 def test_what_was_made_or_changed_is_kept_and_caches_are_not(space, kept_in):
     tree = space.tree
     (tree / "model.pkl").write_text("m" * 2000)
-    (tree / "sub" / "data").write_text("abc")  # The size is the same as before.
+    (tree / "sub" / "data").write_text("abc")  # The size stays the same.
     (tree / "runs" / "1").mkdir(parents=True)
     (tree / "runs" / "1" / "events").write_text("e")
     for cache in ("__pycache__", ".venv", "tagged", "env"):
@@ -89,7 +89,7 @@ def test_what_was_made_or_changed_is_kept_and_caches_are_not(space, kept_in):
 
 
 def test_folders_without_end_are_not_walked(space, kept_in):
-    """A recursive walk would exceed the recursion limit and end the host."""
+    """A folder 150 levels deep is skipped: walking it recursively would end the host."""
     (space.tree / "made").write_text("x")
     below = space.tree.joinpath(*["d"] * 150)
     below.mkdir(parents=True)
@@ -174,13 +174,13 @@ def test_where_there_are_no_links_files_are_copied(space, tmp_path, monkeypatch)
     assert files_of(store) == {"a": b"x"}
 
 
-# -- what the caller is told -----------------------------------------------------------------------
+# -- notices to the caller -------------------------------------------------------------------------
 
 WROTE = HostReport(0, Exit.RETURNED, kept_files=2, written="model.pkl, log (3 KiB)")
 
 
 def rewrite(store, job, report, host=0):
-    """Write a host's report into the job's verdict."""
+    """Put a host's report on written files into the job's verdict."""
     key = layout.JobKeys(job.job_id).outcome
     document = json.loads(store.get(key))
     document["reports"][host] |= {"kept_files": report.kept_files, "written": report.written}
@@ -229,7 +229,7 @@ def test_a_batch_counts_the_files_of_all_inputs(tmp_path, capsys):
 
 @pytest.fixture
 def world(tmp_path):
-    """Create a job of two hosts that had two attempts and wrote output files."""
+    """Create a job of two hosts that wrote output files in both of its attempts."""
     world = World(tmp_path / "store")
     world.job("job-00000001", hosts=2)
     world.succeed("job-00000001")

@@ -1,4 +1,5 @@
-"""The zygote: the modules that it imports in advance, launches, and errors."""
+"""The zygote, a process that has imported libraries and forks the processes of local jobs: imports,
+launches and errors."""
 
 from __future__ import annotations
 
@@ -64,18 +65,19 @@ def test_a_fork_during_a_launch_can_launch_too_and_holds_no_zygote():
 
 @pytest.mark.starts_processes
 def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path, monkeypatch):
-    """Even an OSError, although one means otherwise that the zygote has died."""
+    """A user's signal handler interrupts a launch with TimeoutError. The caller gets this error,
+    although other OSErrors mean that the zygote has died."""
 
     def interrupted(_):
         raise TimeoutError("took too long")
 
     request = {"store": str(tmp_path), "job_id": "job-1"}
-    environ = {**os.environ, "PYTHON_OF_THIS_TEST": "1"}  # A separate zygote.
+    environ = {**os.environ, "PYTHON_OF_THIS_TEST": "1"}  # Forces a new zygote.
     with monkeypatch.context() as amid:
         amid.setattr(launcher.Zygote, "_read_line", interrupted)
         with pytest.raises(TimeoutError, match="took too long"):
             launcher.launch(request, modules=(), environ=environ)
-    with pytest.raises(SubmitError, match="job-1 could not begin"):  # Its folder does not exist.
+    with pytest.raises(SubmitError, match="job-1 could not begin"):  # job-1 has no folder.
         launcher.launch(request, modules=(), environ=environ)
 
 
@@ -83,8 +85,8 @@ def test_what_a_signal_handler_raises_amid_a_launch_reaches_the_caller(tmp_path,
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("raise ImportError('jaxlib is too old.')", "died: ImportError: jaxlib is too old. Run"),
-        ("import os; os._exit(3)", "died: it said nothing. Run"),
+        ("raise ImportError('jaxlib is too old.')", 'died: "ImportError: jaxlib is too old". Run'),
+        ("import os; os._exit(3)", "died: it printed nothing. Run"),
     ],
 )
 def test_a_zygote_that_cannot_import_says_why_and_what_to_try(tmp_path, content, words):
@@ -113,7 +115,8 @@ def test_threads_of_a_sitecustomize_keep_no_zygote_from_forking(tmp_path, conten
 
 @pytest.mark.starts_processes
 def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
-    """A debugger would start threads and change sys.path."""
+    """The caller runs under a debugger. Its zygote must not load the debugger, which would start
+    threads and change sys.path."""
     pytest.importorskip("debugpy")
     (tmp_path / "caller.py").write_text(
         "import os; from kinetic._backends.local import launcher\n"
@@ -133,8 +136,8 @@ def test_a_debugger_of_the_caller_does_not_follow(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("PYTHONHASHSEED", "abc", r"died: Fatal Python error: .*PYTHONHASHSEED must be"),
-        ("PYTHONIOENCODING", "abc", r"died: Fatal Python error: .*; LookupError: unknown.* abc"),
+        ("PYTHONHASHSEED", "abc", r'died: "Fatal Python error: .*PYTHONHASHSEED must be'),
+        ("PYTHONIOENCODING", "abc", r'died: "Fatal Python error: .*; LookupError: unknown.* abc'),
     ],
 )
 def test_a_zygote_whose_interpreter_cannot_start_says_why(variable, value, words):

@@ -1,4 +1,4 @@
-"""Restoring from a description of the state, and freeing arrays to make room for the new state."""
+"""Restores from descriptions of the state, and old arrays that are freed to make room."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def begun(number=0):
 
 
 def described(state):
-    """Describe a state by shapes and shardings, like `jax.eval_shape`."""
+    """Return the shapes and shardings of a state, as `jax.eval_shape` does."""
     shapes = jax.eval_shape(lambda: {k: v for k, v in state.items() if isinstance(v, jax.Array)})
     w = jax.ShapeDtypeStruct(shapes["w"].shape, shapes["w"].dtype, sharding=SPREAD)
     return state | shapes | {"w": w}
@@ -48,7 +48,7 @@ def checkpointer(folder, tier, start_from=False):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Function that saves a state to a tier and returns the folder."""
+    """A function that saves a state to a tier and returns the folder of checkpoints."""
 
     def save(tier, state):
         with checkpointer(tmp_path, tier) as ckpt:
@@ -99,7 +99,7 @@ def test_a_state_in_which_something_is_described_is_none_where_nothing_was_saved
 
 
 def with_room(monkeypatch, states):
-    """Make the device report memory for this number of states."""
+    """Make the device report free memory for this number of states."""
     size = sum(begun()[name].nbytes for name in ("w", "rate", "empty"))
     size += jax.random.key_data(begun()["key"]).nbytes
     monkeypatch.setattr(tree, "_read_free_bytes", lambda device: states * size)

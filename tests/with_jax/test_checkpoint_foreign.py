@@ -75,7 +75,7 @@ def fixed_length(folder):
 
 
 def below(make, *names):
-    """Return a function that links to a subfolder of what `make` writes."""
+    """Return a function that lets `make` write a folder, and links to a subfolder of it."""
 
     def write(folder):
         make(folder.with_name("all"))
@@ -132,7 +132,7 @@ def test_a_training_starts_from_what_others_have_saved(tmp_path, written):
     for attempt in range(2):
         with kinetic.Checkpointer(tmp_path / "own", every=1, local_every=None) as ckpt:
             restored, start = ckpt.restore(state(0), start_from=folder)
-            assert start == step + 1 + attempt  # The training's own step is the newest.
+            assert start == step + 1 + attempt  # In attempt 1, the training's own step is newer.
             same(restored, state() if not attempt else state(9))
             ckpt.save(start, state(9))
     assert everything(tmp_path / "of others") == before
@@ -162,7 +162,9 @@ def test_messages_of_flax_training_are_not_ours(tmp_path):
     before = everything(tmp_path)
     with (
         kinetic.Checkpointer(tmp_path, local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match=r"checkpoints of flax\.training, .*leaves them alone"),
+        pytest.raises(
+            CheckpointError, match=r"cannot read the checkpoints in .*, which flax\.training wrote"
+        ),
     ):
         ckpt.restore({"x": np.zeros(3)})
     assert everything(tmp_path) == before
@@ -206,7 +208,7 @@ def test_of_several_states_the_lines_are_told_that_read_them(tmp_path):
     assert everything(tmp_path) == before
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # From Keras with this JAX.
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # a warning of Keras with this JAX
 def test_formats_of_others_are_named_and_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     import keras
@@ -216,7 +218,9 @@ def test_formats_of_others_are_named_and_left_alone(tmp_path, monkeypatch):
     before = everything(tmp_path)
     with (
         kinetic.Checkpointer(tmp_path, local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match=r"checkpoints of Keras, .*leaves them alone"),
+        pytest.raises(
+            CheckpointError, match=r"cannot read the checkpoints in .*, which Keras wrote"
+        ),
     ):
         ckpt.restore({"x": 1})
     assert everything(tmp_path) == before
@@ -237,7 +241,7 @@ def test_a_note_that_an_earlier_version_left_does_not_make_a_folder_ours(tmp_pat
     (tmp_path / "run/kinetic-owner.json").write_text("")
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
         assert ckpt.restore(state(0))[1] == 4
-        with pytest.raises(CheckpointError, match="writes nothing beside them"):
+        with pytest.raises(CheckpointError, match="does not save to their folder"):
             ckpt.save(4, state())
 
 
@@ -264,12 +268,12 @@ def test_a_training_starts_from_another_one(tmp_path):
     with kinetic.Checkpointer(tmp_path / "two", every=1, local_every=None) as ckpt:
         restored, start = ckpt.restore(like, start_from=tmp_path / "one")
         assert start == 5
-        ckpt.save(0, restored)  # The steps begin at 0 again.
+        ckpt.save(0, restored)  # Steps may begin at 0 again.
     assert (restored["a.b"].tolist(), restored["a"]["b"].tolist()) == ([0, 1, 2], [1, 1])
     assert (jax.random.key_data(restored["k"]) == jax.random.key_data(ours["k"])).all()
     with (
         kinetic.Checkpointer(tmp_path / "one" / "4", local_every=None) as ckpt,
-        pytest.raises(CheckpointError, match="writes nothing beside them"),
+        pytest.raises(CheckpointError, match="does not save to their folder"),
     ):
         ckpt.save(0, ours)
 
@@ -288,8 +292,8 @@ def test_nothing_to_start_from_is_told(tmp_path, is_present):
 
 
 def in_place(folder, steps, cut_off):
-    """Make Orbax write steps directly to their final folders, as it recommends for mounted
-    buckets."""
+    """Make Orbax write steps directly into their final folders, as it recommends for mounted
+    buckets. If `cut_off`, the newest step stays incomplete."""
     mode = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
     options = ocp.CheckpointManagerOptions(atomicity_options=mode, enable_async_checkpointing=False)
     for step in steps:
@@ -324,12 +328,12 @@ def test_the_first_step_that_is_being_written_is_no_checkpoint(tmp_path, monkeyp
     assert (step.step, step.is_committed) == (3, False)
     with kinetic.Checkpointer(tmp_path / "run", local_every=None) as ckpt:
         assert ckpt.restore({"x": 1}) == ({"x": 1}, 0)
-        with pytest.raises(CheckpointError, match="writes nothing beside them"):
+        with pytest.raises(CheckpointError, match="does not save to their folder"):
             ckpt.save(0, {"x": 1}, force=True)
 
 
 def test_steps_of_an_orbax_that_made_no_marks_stay_committed(tmp_path):
-    """Old versions of Orbax wrote no marks. Their steps count even next to steps with marks."""
+    """Old versions of Orbax do not mark committed steps: unmarked steps count as committed."""
     for step in (3, 4):
         with ocp.CheckpointManager(tmp_path) as manager:
             manager.save(step, args=ocp.args.StandardSave(state(step)))
@@ -372,7 +376,7 @@ def test_a_model_of_flax_with_dropout_is_restored(tmp_path):
             return self.drop(self.layer(x))
 
     model, other, x = Model(1), Model(2), jnp.ones((4, 2))
-    model(x)  # Counts the keys that were used.
+    model(x)  # Uses a random key.
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, args=ocp.args.StandardSave(nnx.state(model)))
     with kinetic.Checkpointer(tmp_path / "own", local_every=None) as ckpt:

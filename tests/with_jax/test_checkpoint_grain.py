@@ -1,8 +1,5 @@
-"""The number of examples that Grain repeats or skips after a change of the number of hosts is what
-docs/how-to/elastic-data.md says.
-
-The tests need Grain, which is not installed by default: `pip install grain`.
-"""
+"""Examples that Grain repeats or skips after the number of hosts has changed: as many as
+docs/how-to/elastic-data.md states. The tests need `pip install grain`."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ WAYS = {
 
 
 def begin(way, host, hosts):
-    """Return the iterator over the examples of one host."""
+    """Return one host's iterator over its share of the examples."""
     data = grain.MapDataset.source(range(EXAMPLES))
     if way == "elastic":
         return elastic(data, host, hosts)

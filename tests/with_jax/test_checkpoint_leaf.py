@@ -1,4 +1,4 @@
-"""Leaves whose names, types or bytes are easily confused with others, in both tiers."""
+"""Leaves of a state whose names, types or bytes are easily taken for others', in both tiers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_step_of_an_earlier_version_whose_names_have_dots_is_restored(tmp_path
 
 
 class Twins:
-    """A pytree node whose two leaves have the same name."""
+    """A pytree node whose two leaves have equal names."""
 
     def __init__(self, one, other):
         self.both = (one, other)
@@ -75,7 +75,7 @@ jax.tree_util.register_pytree_with_keys(
 
 @TIERS
 def test_leaves_of_one_name_are_refused(tmp_path, tier):
-    with pytest.raises(CheckpointError, match=r"two leaves of the name \['x'\]\.both"):
+    with pytest.raises(CheckpointError, match=r"two leaves with the name \['x'\]\.both"):
         saved(tmp_path, tier, {"x": Twins(1, 2)})
 
 
@@ -142,7 +142,7 @@ def test_that_a_restart_would_lose_is_told_at_the_first_save(tmp_path):
     ],
 )
 def test_which_casts_can_lose(saved, now, loses):
-    assert ml_dtypes  # The import registers the types with NumPy.
+    assert ml_dtypes  # Importing ml_dtypes adds its types to NumPy.
     assert tree.can_lose(saved, np.dtype(now).name) is loses
 
 
@@ -157,12 +157,12 @@ def test_arrays_of_records_are_refused(tmp_path):
         saved(tmp_path, "local", {"x": np.zeros(2, [("a", "f4"), ("b", "i4")])})
 
 
-# -- types that yield ------------------------------------------------------------------------------
+# -- weak types ------------------------------------------------------------------------------------
 
 
 @jax.jit
 def learn(state):
-    """Update the weights. A rate that is not weakly typed decides the type of the new weights."""
+    """Update the weights. Their new type is that of the rate, unless the rate's type is weak."""
     return {"w": state["w"] - state["rate"] * state["w"], "rate": state["rate"] * 0.5}
 
 
@@ -181,7 +181,7 @@ def begun(rate):
 def test_a_training_goes_on_with_the_types_that_it_had(tmp_path, tier, rate_of):
     expected = learn(learn(begun(rate_of())))
     saved(tmp_path, tier, learn(begun(rate_of())))
-    for _ in range(2):  # A restored state can be saved again.
+    for _ in range(2):  # The restored state is saved again.
         loaded = restored(tmp_path, tier, begun(rate_of()))
         assert loaded["rate"].weak_type
         loaded = learn(loaded)
@@ -234,7 +234,7 @@ def test_of_a_step_of_an_earlier_version_the_state_says_what_yields(tmp_path, ti
 
 
 def optimizers():
-    """Return two optimizers whose states have equal leaves in different nodes."""
+    """Return two optimizers: their states have equal leaves, but in different nodes."""
     params = {"w": jnp.arange(12.0).reshape(3, 4)}
     return [
         {"p": params, "o": make(1e-3).init(params), "unused": unused}

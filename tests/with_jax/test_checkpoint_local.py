@@ -1,5 +1,5 @@
-"""The local tier: committed and uncommitted steps, and states assembled from the parts of several
-hosts. Hosts are threads."""
+"""The local tier of checkpoints: committed and uncommitted steps, and states assembled from the
+parts of several hosts. Hosts are threads."""
 
 from __future__ import annotations
 
@@ -185,7 +185,8 @@ def test_a_host_without_room_costs_all_hosts_this_step_and_one_warning(tmp_path,
 
 
 def test_memory_that_the_machine_does_not_have_is_not_taken(tmp_path, monkeypatch):
-    """The kernel would kill a process if the tier used this memory."""
+    """The machine has less free memory than a save needs: the tier refuses the save. Otherwise the
+    kernel would kill a process."""
     tier = LocalTier(tmp_path)
     monkeypatch.setattr(machine, "is_memory_folder", lambda path: True)
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 999)
@@ -305,7 +306,8 @@ def test_a_save_by_the_newer_interface_of_orbax_is_waited_for():
 
 
 def test_a_save_whose_wait_was_interrupted_is_waited_for():
-    """Python considers a thread ended when an exception interrupts the `join` on it."""
+    """An exception interrupts `join` on the thread of a save, and Python then considers the thread
+    ended. kinetic still waits for the save."""
 
     def interrupt(signum, frame):
         raise KeyboardInterrupt

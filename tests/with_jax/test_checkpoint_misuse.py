@@ -20,7 +20,7 @@ STATE = {"n": 0}
 
 
 class Numbers:
-    """An iterator over numbers that can save and set its position."""
+    """An iterator over numbers whose position can be read and set."""
 
     next = 0
 
@@ -31,7 +31,7 @@ class Numbers:
         self.next = state["next"]
 
 
-@pytest.mark.parametrize("step", [1, 2])  # Step 1 is due in one tier, step 2 in both.
+@pytest.mark.parametrize("step", [1, 2])  # Step 1 goes to one tier, step 2 to both.
 def test_a_closed_checkpointer_saves_nothing(tmp_path, step):
     options = {"every": 2, "local_every": 1, "local_directory": tmp_path / "memory"}
     ckpt = kinetic.Checkpointer(tmp_path / "run", **options)
@@ -105,7 +105,8 @@ def test_a_training_goes_on_from_the_step_before_one_that_has_lost_a_part(tmp_pa
 
 
 def test_what_a_kill_has_left_of_a_removal_is_removed_later(tmp_path, monkeypatch):
-    """Orbax may remove a step's files in any order, and so kinetic's mark of the step first."""
+    """A process is killed while Orbax removes a step, when only kinetic's mark of the step is gone.
+    A later save removes the rest."""
     from orbax.checkpoint._src.path import deleter
 
     def remove_a_part(self, step):
@@ -161,7 +162,7 @@ def test_memory_is_freed_when_the_folder_has_the_last_step(tmp_path, monkeypatch
 @pytest.mark.parametrize("option", ["directory", "local_directory"])
 @pytest.mark.parametrize("path", ["checkpoints", "tree/sub/../checkpoints", "absolute"])
 def test_a_folder_that_goes_with_the_job_is_refused(tmp_path, monkeypatch, in_job, option, path):
-    """Otherwise, a second call would start at step 0 again."""
+    """A folder that is removed with the job is refused: the next call would start at step 0."""
     (in_job / "tree" / "sub").mkdir(parents=True)
     monkeypatch.chdir(in_job / "tree")
     link = tmp_path / "link"
@@ -189,13 +190,13 @@ def test_that_there_is_no_folder_in_memory_is_told(tmp_path, monkeypatch, capfd,
     with kinetic.Checkpointer(tmp_path / "run", every=1) as ckpt:
         ckpt.restore({"x": 0})
         assert ckpt.save(10, {"x": 1}) == ("persistent",)
-    assert f"no folder in memory for its hosts ({folder}: " in capfd.readouterr().err
+    assert f"no folder in memory could be created for them ({folder}: " in capfd.readouterr().err
     with kinetic.Checkpointer(tmp_path / "run", every=1, local_every=None) as ckpt:
         ckpt.restore({"x": 0})
     assert "no folder in memory" not in capfd.readouterr().err
 
 
-# -- steps that are not there ----------------------------------------------------------------------
+# -- lost steps and folders ------------------------------------------------------------------------
 
 
 def two_steps(folder):
@@ -268,11 +269,11 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
         assert "KINETIC_HOME" not in str(caught.value)
 
 
-# -- positions of other hosts ----------------------------------------------------------------------
+# -- positions saved by other hosts ----------------------------------------------------------------
 
 
 class ElasticIterator(Numbers):
-    """An iterator whose class has the name of one of Grain's."""
+    """An iterator whose class name is that of an iterator of Grain."""
 
 
 @pytest.mark.parametrize(("kind", "warns"), [(Numbers, True), (ElasticIterator, False)])

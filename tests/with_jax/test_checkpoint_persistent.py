@@ -1,4 +1,4 @@
-"""The persistent tier, and the marks and log lines that show what a training saves."""
+"""The persistent tier, and the marks and log lines that show the saves of a training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kinetic.errors import CheckpointError, PreflightError, UsageError
 
 
 def losses(directory, step_metrics, **options):
-    """Save a step with each of these metrics; return the steps that remain."""
+    """Save a step with each of these metrics; return the steps that the Checkpointer keeps."""
     with kinetic.Checkpointer(directory, every=1, local_every=None, **options) as ckpt:
         for step, metrics in enumerate(step_metrics):
             ckpt.save(step, {"n": step}, metrics=metrics)
@@ -75,7 +75,7 @@ def test_a_folder_that_was_removed_is_told(tmp_path):
         ckpt.wait()
         shutil.rmtree(tmp_path / "run")
         assert ckpt.save(1, {"n": np.zeros(3)}) == ("local",)
-        with pytest.raises(CheckpointError, match=r"run was removed.*nothing more is saved"):
+        with pytest.raises(CheckpointError, match=r"run, or .* was removed: nothing more is saved"):
             ckpt.save(2, {"n": np.zeros(3)})
 
 
@@ -178,12 +178,12 @@ def test_outside_of_jobs_there_is_no_folder_by_default():
         kinetic.Checkpointer()
 
 
-# -- marks for those who watch a job ---------------------------------------------------------------
+# -- marks of steps that are being saved -----------------------------------------------------------
 
 
 @pytest.fixture
 def marked(tmp_path, monkeypatch):
-    """Function that returns the step in the mark for this host's agent."""
+    """A function that returns the step that is marked for the agent as being saved, or None."""
     folder = tmp_path / "host"
     folder.mkdir()
     monkeypatch.setenv("KINETIC_PREEMPTION", str(folder))
@@ -215,7 +215,7 @@ def test_a_host_says_which_step_it_saves_until_that_is_whole(tmp_path, marked, m
         assert ckpt.save(4, state(4)) == ("persistent",)
         assert marked() == 4
         threading.Timer(0.3, gates[0].set).start()
-        ckpt.save(8, state(8))  # Waits for the save before; its end must not clear the new mark.
+        ckpt.save(8, state(8))  # Waits for save 4, whose end must not clear mark 8.
         mark = marked()
         gates[1].set()
     assert mark == 8
@@ -265,7 +265,7 @@ def await_end_of(name):
             thread.join()
 
 
-# -- what Orbax logs -------------------------------------------------------------------------------
+# -- log lines of Orbax ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -282,12 +282,12 @@ def test_a_save_that_was_cut_off_with_its_world_is_no_news(words, is_told, tmp_p
         logging.getLogger("absl").exception("Save Finalize thread failed.")
     messages = [
         record.getMessage() for record in caplog.records
-    ]  # Other records are from saves in earlier tests.
+    ]  # Ignore records of earlier saves.
     assert ("Save Finalize thread failed." in messages) is is_told
 
 
 def cut_off(folder, forced, value=5):
-    """Save like a training whose hosts were killed before the last persistent save was complete."""
+    """Save steps 0 to 5 locally, as if the hosts were killed before step 5 was also persistent."""
     options = {"every": 100, "best": "loss", "local_directory": folder / "memory"}
     with kinetic.Checkpointer(folder / "run", local_every=1, **options) as ckpt:
         for step in range(6):
@@ -303,7 +303,8 @@ def numbers_in(folder):
 
 @pytest.mark.parametrize(("forced", "stays"), [(True, [0, 5]), (False, [0])])
 def test_a_save_that_was_cut_off_is_finished_by_the_restore(tmp_path, forced, stays):
-    """Other saves are not finished, because the function may have no step left to save."""
+    """A forced save was cut off: the restore completes it, because the function may have no step
+    left to save. Other saves are not completed."""
     folder, options = cut_off(tmp_path, forced)
     with kinetic.Checkpointer(folder, **options) as ckpt:
         assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
@@ -344,12 +345,13 @@ def test_a_folder_that_cannot_be_written_does_not_keep_the_training_from_going_o
         with monkeypatch.context() as patched:
             patched.setattr(persistent.Persistent, "save", refuse)
             assert ckpt.restore({"n": 0}) == ({"n": 5}, 6)
-        assert "step 5 is not saved to the persistent tier: there is no room" in caplog.text
+        assert "step 5 exists only as a local checkpoint" in caplog.text
+        assert "there is no room" in caplog.text
         assert ckpt.save(6, {"n": 6}, force=True) == ("persistent",)
 
 
 def test_of_an_error_of_orbax_one_line_is_logged(tmp_path, caplog):
-    """The traceback goes to the caller that waits for the save."""
+    """The log gets an error of Orbax as one line. The traceback goes to the caller that waits."""
     with kinetic.Checkpointer(tmp_path, every=1, local_every=None) as ckpt:
         ckpt.save(0, {"n": 0})
     own = logging.getLogger("absl")
@@ -385,8 +387,8 @@ def test_a_long_save_is_told_and_not_waited_for_without_end(monkeypatch, capfd):
     finally:
         goes_on.set()
     err = capfd.readouterr().err
-    assert err.count("returned, and a checkpoint is still being saved") == 1
-    assert "is cut off" in err
+    assert err.count("returned, but a checkpoint is still being saved") == 1
+    assert "its save was ended" in err
 
 
 def test_what_is_saved_is_waited_for_where_the_function_returns(tmp_path):

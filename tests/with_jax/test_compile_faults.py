@@ -1,4 +1,4 @@
-"""Failures of the real compiler, each of which affects only its own report; the report cache."""
+"""Failures of the real compiler, each of which affects one report only; the report cache."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_was_compiled_is_kept_for_the_next_time(lowered: Lowered, tmp_path:
     report = compile_all([lowered], cache=tmp_path, watch=progress.append)[0]
     assert report.fits
     assert {each.names for each in progress if each is not None} == {("<lambda>",)}
-    assert progress[-1] is None  # The progress line is cleared before the report.
+    assert progress[-1] is None  # The progress line was cleared.
     assert report.usd_per_hour is None
     price = Price(5.0, "your price")
     second = compile_all(
@@ -90,7 +90,7 @@ def test_a_cache_that_cannot_be_used_costs_no_report(lowered: Lowered, tmp_path:
     for damage in (b"{", b"\xff\x00" * 99, None):
         if damage is None:
             entry.unlink()
-            os.mkfifo(entry)  # Reading it would block forever.
+            os.mkfifo(entry)  # A read of it would block for ever.
         else:
             entry.write_bytes(damage)
         second = compile_all([lowered], cache=cache)[0]
@@ -113,7 +113,7 @@ def test_a_compiler_that_cannot_be_started_is_told_and_leaves_nothing(
     topologies.find_compiler()
     before = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # Writes then fail, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # Writes fail, as on a full disk.
     try:
         reports = compile_all([lowered, lowered])
     finally:
@@ -212,7 +212,7 @@ def await_compiler(begun: Callable[[], bool]) -> None:
 
 
 def kill_compiler(signum: int) -> None:
-    """Wait until this process has started a compiler, and send it a signal."""
+    """Wait until this process has started a compiler, then send the compiler a signal."""
 
     def find() -> list[int]:
         return [
@@ -245,7 +245,7 @@ def test_a_compiler_that_dies_is_told_with_its_reason(
 
 
 def write_interpreter(folder: Path, text: str) -> str:
-    """Write a program in place of another environment's interpreter."""
+    """Write a program in place of another environment's interpreter; return its path."""
     place = folder / "python"
     place.write_text(f"#!/bin/sh\n{text}\n")
     place.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The real compiler on this machine, compared with the figures of JAX's public API."""
+"""The real TPU compiler on this machine: its reports agree with figures from JAX's public API."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def slice_to_compile_for(name: str = "tpu-v6e-4", slices: int = 1) -> kinetic.Co
 
 
 def build_step() -> tuple[Any, Any, Any]:
-    """Return the training step of a model with several layers, and its weights and batch as shapes
-    with shardings."""
+    """Return a training step of a model with several layers, its weights and its batch; weights and
+    batch are shapes with shardings."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -56,7 +56,7 @@ def build_step() -> tuple[Any, Any, Any]:
     return jax.jit(step, donate_argnums=0), weights, shape((BATCH, WIDTH), ("data", "fsdp"))
 
 
-# -- without the compiler --------------------------------------------------------------------------
+# -- tests that need no compiler -------------------------------------------------------------------
 
 
 def test_every_family_of_tpus_has_its_chip() -> None:
@@ -92,7 +92,7 @@ def test_nothing_is_compiled_for_outside_of_the_context() -> None:
 
 @pytest.fixture(scope="module")
 def two_slices() -> tuple[CompileReport, Any]:
-    """The report on a training step, and the results of JAX's public API for the same step."""
+    """The report on a training step for two slices, and JAX's own results for the same step."""
     with slice_to_compile_for(slices=2) as target:
         step, weights, batch = build_step()
         bare = step.lower(weights, batch).compile()
@@ -132,7 +132,7 @@ def test_a_chip_is_as_many_devices_as_on_its_machines(name: str, devices: int, k
 
 @needs_libtpu
 def test_axes_need_not_be_those_of_the_torus() -> None:
-    with slice_to_compile_for("tpu-v6e-256"):  # 16 x 16
+    with slice_to_compile_for("tpu-v6e-256"):  # 16 x 16 chips
         mesh = kinetic.make_mesh(ici={"fsdp": -1, "tensor": 4})
     assert dict(mesh.shape) == {"data": 1, "fsdp": 64, "tensor": 4}
     assert len({device.id for device in mesh.devices.flat}) == 256
@@ -156,7 +156,7 @@ def test_the_figures_are_those_by_hand(two_slices: tuple[CompileReport, Any]) ->
     weights, batch = LAYERS * WIDTH * WIDTH * 2, BATCH * WIDTH * 2
     assert report.memory.arguments == weights // 4 + batch // 8
     assert report.memory.aliased == weights // 4
-    products = 3 * LAYERS - 1  # The batch needs no gradient.
+    products = 3 * LAYERS - 1  # No gradient for the batch.
     assert report.flops == products * 2 * (BATCH // 8) * WIDTH * WIDTH
     assert report.flops == pytest.approx(bare.cost_analysis()["flops"], rel=0.05)
     between = [each for each in report.collectives if each.between_slices]
@@ -332,7 +332,7 @@ assert b"state[0][0]" in lowered.module and b"data[1]" in lowered.module
 try:
     lowering.lower(target, lambda model, x: model(x), (model, x), {})
 except errors.UsageError as error:
-    assert "<lambda> is given Sequential of Keras" in str(error), error
+    assert "<lambda> takes the Keras object Sequential" in str(error), error
 else:
     raise AssertionError("it is not refused")
 """
@@ -340,7 +340,7 @@ else:
 
 @needs_libtpu
 def test_variables_of_keras_are_shapes_and_models_are_refused() -> None:
-    """Runs in another interpreter, because Keras has one backend per process."""
+    """Keras has one backend per process, so this runs in another interpreter."""
     ended = subprocess.run(
         [sys.executable, "-c", KERAS], capture_output=True, text=True, check=False
     )
@@ -357,7 +357,7 @@ assert kinetic.compile_for("tpu-v6e-1").compile(lambda x: x @ x, x).fits
 
 @needs_libtpu
 def test_nothing_is_said_of_chips_that_are_not_here() -> None:
-    """JAX looks for chips when it first needs a device; libtpu would print five lines."""
+    """Compiling does not look for TPU chips: libtpu would print five lines about their absence."""
     ended = subprocess.run(
         [sys.executable, "-c", QUIET], capture_output=True, text=True, check=False
     )
@@ -463,9 +463,9 @@ def test_a_small_transformer_has_the_memory_and_the_operations_that_a_hand_count
             report = target.compile(step, *arguments)
     assert report.fits, report.detail
     matrices = layers * (4 * width * width + 3 * width * hidden) + vocabulary * width
-    norms = layers * 2 * width  # on every device
-    state = 3 * 2 * (matrices // 8 + norms)  # bfloat16, and as much for both moments
-    tokens = (length + 1) * 4  # a sequence for each device along "fsdp"
+    norms = layers * 2 * width  # not split: on every device
+    state = 3 * 2 * (matrices // 8 + norms)  # bfloat16: weights, and two moments of the same size
+    tokens = (length + 1) * 4  # one sequence per device along "fsdp"
     assert state <= report.memory.arguments - tokens <= state + (64 << 10)  # padding to tiles
     assert 3 * 2 * matrices // 8 <= report.memory.aliased <= state + (64 << 10)
     forward = 2 * length * (matrices + layers * 2 * length * heads * 64)

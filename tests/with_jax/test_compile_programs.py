@@ -1,4 +1,4 @@
-"""The programs that the leader of a run saves for `compile_check`, and runs that save none."""
+"""Programs that a run with `compile_check` saves for the compiler, and runs that save none."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_functions_of_any_kind_have_their_name_and_line() -> None:
 
 
 class LoweringBeside:
-    """Its `lower` has another thread lower and run a function before it returns."""
+    """A function whose `lower` waits, before it returns, for `other` to run in another thread."""
 
     def __init__(self, function: Any, other: Any) -> None:
         self._function, self._beside = function, other
@@ -234,7 +234,8 @@ class LoweringBeside:
 
 @needs_libtpu
 def test_programs_of_other_threads_are_left_alone() -> None:
-    """Before, the report was about the last program that any thread had lowered."""
+    """Another thread lowers and runs programs while this thread lowers one: the report is about
+    this thread's program."""
     import jax
 
     numbers, results = jax.ShapeDtypeStruct((8, 128), np.float32), []

@@ -1,7 +1,7 @@
-"""Every file of both tiers, damaged in every way.
+"""Every file of both checkpoint tiers, damaged in every way.
 
 A training has two steps in the persistent tier and a newer one in memory. A restore returns exactly
-a saved state, and prints a line if it is not the newest step's.
+a saved state, and prints a line if it is not the newest one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kinetic._in_job.checkpoint.restoring import Restoring
 from kinetic.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""A failing reader of Orbax leaves coroutines that are never awaited."""
+"""Ignore warnings about coroutines that a failing reader of Orbax never awaits."""
 
 OPTIONS = {"every": 1, "local_every": 3}
 DAMAGES = ["removed", "emptied", "halved", "zeroed", *(f"flipped at {n}/4" for n in range(4))]
 
 
 def state(step):
-    """Return a state of numbers that do not compress: otherwise the decompression would fail on
-    damaged bytes before the digests are compared."""
+    """Return a state of numbers that do not compress: otherwise damaged bytes would fail to
+    decompress, before digests are compared."""
     luck = np.random.default_rng(step)
     return {
         "w": jax.numpy.asarray(luck.normal(size=(64, 8)).astype(np.float32)),
@@ -46,14 +46,14 @@ def checkpointer(folder, **more):
 
 @pytest.fixture(autouse=True)
 def nothing_unawaited():
-    """Collect garbage in this test, where the warning is expected, instead of in later tests."""
+    """Collect garbage at each test's end, because only this module ignores its warnings."""
     yield
     gc.collect()
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folder of a training with steps 1 and 2 in the persistent tier, and step 3 in memory."""
+    """The folder of a training with steps 1 and 2 in the persistent tier, and step 3 in memory."""
     folder = tmp_path_factory.mktemp("trained") / "now"
     with checkpointer(folder) as ckpt:
         for step in (1, 2):
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
     with checkpointer(folder, every=None) as ckpt:
         ckpt.restore(state(0))
         ckpt.save(3, state(3))
-    for leftover in folder.glob("memory/*/*/writing"):  # Memory reserved for the next step.
+    for leftover in folder.glob("memory/*/*/writing"):  # Memory that is kept for the next step.
         shutil.rmtree(leftover)
     return folder.rename(folder.with_name("saved"))
 
@@ -87,7 +87,7 @@ def spoil(path, damage):
 
 
 def restore(folder, **more):
-    """Restore, check that the state is what was saved, and return its step."""
+    """Restore the newest step, check that its state is as saved, and return the step."""
     with checkpointer(folder, **more) as ckpt:
         restored, _ = ckpt.restore(state(0))
     step = ckpt.restored.step
@@ -98,15 +98,15 @@ def restore(folder, **more):
 
 
 def copied(trained):
-    """Copy the folder to the training's path, because the steps in memory belong to one path."""
+    """Copy the training back to its own path, to which its steps in memory belong."""
     folder = trained.with_name("now")
     shutil.rmtree(folder, ignore_errors=True)
     return shutil.copytree(trained, folder)
 
 
 def damaged(trained, tier):
-    """Yield the folder for each damage to each file of a tier, one after the other."""
-    old = trained / "run" / "1"  # The older step has the same files.
+    """Yield the folder once for each damage to each file of a tier; undo the damage in between."""
+    old = trained / "run" / "1"  # Step 1 has the same files.
     for name in files(trained / tier):
         if old in (trained / tier / name).parents:
             continue
@@ -141,14 +141,15 @@ def test_damage_to_the_folder_is_never_restored(trained, caplog):
     named = [
         what for what, (_, reason) in outcomes.items() if "differs from what was saved" in reason
     ]
-    run = trained / "run"  # The number of files that Orbax writes varies.
+    run = trained / "run"  # Orbax writes a varying number of files.
     most = max(files(run), key=lambda name: (name.parts[0] == "2", (run / name).stat().st_size))
     missed = {f"{most} flipped at {n}/4" for n in (1, 2, 3)} - {*named}
     assert missed == set(), "a flipped bit among numbers, which nobody else sees"
 
 
 def test_without_verifying_damage_is_restored_and_a_step_without_digests_always(trained):
-    """A user can restore a step of which only the digests are lost."""
+    """With verify=False, a step is restored although its digests were lost. A step that was saved
+    without digests is always restored."""
     folder = copied(trained)
     shutil.rmtree(folder / "memory")
     shutil.rmtree(folder / "run/2/digests")
@@ -167,21 +168,21 @@ def test_where_the_library_is_missing_it_is_said_and_the_training_goes_on(
     monkeypatch.setattr(digests, "is_available", lambda: False)
     with checkpointer(tmp_path) as ckpt:
         ckpt.save(3, state(3))
-    assert "Without the package xxhash" in caplog.text
+    assert "The package xxhash is not installed" in caplog.text
     assert not (tmp_path / "run/3/digests").exists()
     monkeypatch.undo()
     assert restore(tmp_path) == 3
 
 
 def halves(host, folder, step):
-    """Commit a step of two hosts to the tier of a host, and return the tier."""
+    """Commit one host's part of a step that two hosts save, and return the host's tier."""
     tier = LocalTier(folder / str(host.index))
     tier.commit(tier.stage(step, "run", 2, tree.take_apart({"w": np.full(99, step)})))
     return tier
 
 
 class NoFolder:
-    """Stands in for a persistent tier without steps."""
+    """A stand-in for a persistent tier that has no steps."""
 
     def steps(self):
         return []
@@ -202,7 +203,7 @@ class NoFolder:
         (
             [(0, 2), (1, 2)],
             1,
-            r"host 0: .*of step 2.*No other host has a copy: the newest remaining",
+            r"host 0: .*of step 2.*No other host has a copy. The newest remaining",
         ),
         ([(0, 2), (1, 2), (0, 1)], 1, r"host 0: .*of step 1.* A copy of another host is used"),
     ],
@@ -230,7 +231,7 @@ def test_what_one_host_has_lost_another_one_has(tmp_path, spoiled, step, words):
 
 
 def test_what_arrives_is_checked(tmp_path):
-    """A host sends other bytes than those that it read, as if the network were broken."""
+    """One host sends other bytes than it read, as over a broken network: the receiver notices."""
     halves(Crowd(1).hosts()[0], tmp_path, 1)
 
     def run(host):

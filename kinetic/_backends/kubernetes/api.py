@@ -63,8 +63,8 @@ class Api(Protocol):
     Promises:
         1. Each call has time limits, and is repeated with back-off after 429, 5xx and lost
            connections. After the last try it raises `BackendUnavailable`.
-        2. Expired credentials are renewed once per call.
-        3. Permanent failures raise `PreflightError` (`errors`), missing objects `NotFound`.
+        2. A call renews expired credentials once.
+        3. Permanent failures raise a `PreflightError` from `errors`, missing objects `NotFound`.
         4. `create` creates one object, even if the first answer was lost.
         5. Threads may share an instance.
     """
@@ -154,7 +154,7 @@ class CallLimits:
 
 
 def waits_s(tries: int, patience: CallLimits, seed: random.Random) -> float:
-    """Return the pause in seconds after this many tries: random, so that many callers do not retry
-    at the same moment, and below a limit that doubles with each try."""
+    """Return the pause in seconds after this many failed tries. It is random, so that callers do
+    not all retry at the same moment, and below a limit that doubles with each try."""
     most = min(patience.most_s, patience.first_s * 2.0 ** (tries - 1))
     return most * (0.5 + seed.random() / 2)

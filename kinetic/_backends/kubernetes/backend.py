@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from kinetic._backends.kubernetes.image_builds import BundledImages
 
 PATIENT_TRIES = 5
-"""The most tries to create a Secret. Each takes up to the connection's limits, some 15 seconds."""
+"""Most tries to create a Secret. The connection retries too, so each try may take 15 seconds."""
 _GRACES_S: dict[int, int | None] = {signal.SIGKILL: 0, signal.SIGTERM: None}
-"""The grace periods of pods that are deleted instead of being sent these signals; None for the
-period in the pod's spec."""
+"""Grace periods in seconds for deleting a pod, by the signal that the caller asked for: pods cannot
+be signalled. None keeps the period in the pod's spec."""
 _CLUSTER_CAUSES = frozenset(
     {
         JobCause.PREEMPTED,
@@ -116,16 +116,16 @@ class KubernetesBackend:
     # -- submission --------------------------------------------------------------------------------
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse a plan that the cluster cannot run, by a few calls, before anything is sent."""
+        """Refuse a plan that the cluster cannot run, after a few calls; nothing is sent."""
         from kinetic._rpc import certificate
 
         self._check_hosts(plan)
-        api = self._api  # Connect first: a caller without a cluster needs no advice on buckets.
+        api = self._api  # Without a cluster, raise that error, not one about the bucket.
         if is_near(self._store) and self._pods.store_uri == self._store.uri:
             raise PreflightError(
                 f"The store {self._store.uri} is a folder, which the pods of a cluster cannot "
                 "reach. Name a bucket (KINETIC_STORE=gs://BUCKET, or --store of `kinetic profile "
-                "create`), or set KINETIC_POD_STORE if pods have this folder, too."
+                "create`); or set KINETIC_POD_STORE to this folder's path in the pods."
             )
         if not certificate.is_available():
             raise PreflightError(certificate.MISSING)
@@ -163,8 +163,8 @@ class KubernetesBackend:
         return plan if self._supply is None else self._supply().choose(plan, installed, tell)
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Create the workload, then the objects that it owns. The Secret is created last: a
-        workload without one shows an interrupted submission."""
+        """Create the workload, then the objects that it owns. The Secret is created last, so a
+        workload without a Secret is a sign of an interrupted submission."""
         workload, secret, *others = documents
         resource = BY_KIND[workload["apiVersion"], workload["kind"]]
         created = self._api.create(resource, workload)
@@ -201,7 +201,7 @@ class KubernetesBackend:
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """Return the status of any number of jobs, from one list of workloads and one of pods.
 
-        The lists may be some seconds old. An end that no verdict confirms is checked with new ones.
+        The lists may be some seconds old. A job that ended without a verdict is checked again.
         """
         if not refs:
             return {}
@@ -210,7 +210,7 @@ class KubernetesBackend:
         for ref in () if snapshot.is_fresh else refs:
             is_pending = statuses[ref.job_id].status.phase is JobStatus.PENDING
             if is_pending and stored.is_running(self._store, ref):
-                snapshot.context.waiting.discard(ref.job_id)  # The next poll lists anew sooner.
+                snapshot.context.waiting.discard(ref.job_id)  # The next list comes sooner.
         if not snapshot.is_fresh:
             unconfirmed = [
                 ref
@@ -224,8 +224,8 @@ class KubernetesBackend:
         return {job_id: judged.status for job_id, judged in statuses.items()}
 
     def _read(self, refs: Sequence[JobRef], *, fresh: bool = False) -> ClusterSnapshot:
-        """Read the jobs' objects. After the cluster's first answer, expired credentials count as a
-        temporary failure: the job goes on, and the user can log in again."""
+        """Read the jobs' objects. Once the cluster has answered, expired credentials are treated as
+        a temporary failure: the job keeps running, and the user can log in again."""
         try:
             snapshot = self._reader.read(refs, fresh=fresh)
         except PreflightError as error:
@@ -270,7 +270,7 @@ class KubernetesBackend:
         return _Judged(status)
 
     def _goes_on(self, ref: JobRef) -> bool:
-        """True if another attempt may follow the one that lost its leader, or is about to begin."""
+        """True if a job that lost its leader may get another attempt, or is about to begin one."""
         attempt = attempts.find_newest(self._store, ref.job_id)
         retries = self._plan(ref).options.retries
         may_follow = attempts.may_follow(self._store, ref.job_id, attempt, retries)
@@ -280,7 +280,7 @@ class KubernetesBackend:
         return Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
 
     def _was_removed(self, ref: JobRef, snapshot: ClusterSnapshot) -> bool:
-        """True if a job without a workload is known to have had one."""
+        """True if the job has no workload now, but had one before."""
         return self._store.has(layout.JobKeys(ref.job_id).events) or snapshot.is_removed(ref)
 
     def why_waiting(self, ref: JobRef) -> str | None:
@@ -288,7 +288,7 @@ class KubernetesBackend:
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return why a host was lost, from its pods, or from notes on pods that are deleted."""
+        """Return why a host was lost, from its pod, or from notes if the pod was deleted."""
         snapshot = self._read([ref], fresh=True)
         if note := self._loss_notes.of(ref.job_id, host):
             return note
@@ -305,7 +305,7 @@ class KubernetesBackend:
         return finding.sentence
 
     def why_unready(self, ref: JobRef) -> str:
-        """Return the last noted reason for waiting: pending pods are deleted when the job ends."""
+        """Return why the job waited before it ended; the pods that waited are deleted by now."""
         return self._loss_notes.find_wait(ref.job_id)
 
     def kill(
@@ -315,8 +315,8 @@ class KubernetesBackend:
         (SIGTERM)."""
         if signum not in _GRACES_S:
             raise UsageError(
-                "A cluster can only delete pods, not send them other signals. Use KILL, which "
-                "deletes them at once, or TERM, which gives them their grace period."
+                "Hosts on a cluster take no other signals than KILL and TERM, because a cluster "
+                "can only delete pods: at once (KILL), or after their grace period (TERM)."
             )
         if self._store.has(layout.JobKeys(ref.job_id).outcome):
             return ()  # The pods of an ended job are deleted anyway.
@@ -349,16 +349,16 @@ class KubernetesBackend:
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' output from the store; with `follow`, until the job ends.
 
-        The logs of pods would not do: their API does not separate stdout from stderr, has no
-        positions, holds back incomplete lines and loses what a node rotates, so reading could not
-        be resumed exactly; and each host would keep a connection to the server busy.
+        Kubernetes' own pod logs cannot be used: they mix stdout and stderr, hold back incomplete
+        lines, lose what a node rotates, and have no positions from which to resume. Each host would
+        also need a permanent connection to the server.
         """
         return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the request and delete the workload. The leader learns of it from SIGTERM."""
+        """Record the request and delete the workload, which sends SIGTERM to the leader."""
         cancellation.request(self._store, ref.job_id, lambda: self._delete(ref, "Foreground"))
 
     def cleanup(self, ref: JobRef) -> None:
@@ -388,8 +388,8 @@ def _with_values(
 
 
 class _LossNotes:
-    """The last known reasons why the cluster took hosts away, and why jobs waited. A JobSet deletes
-    old pods when it starts new ones or has failed, often before anyone asks how they ended."""
+    """The last known reasons why hosts were lost and why jobs waited. A JobSet deletes old pods
+    when it restarts or fails, often before a caller asks how they ended."""
 
     def __init__(self) -> None:
         self._losses: dict[tuple[str, int], str] = {}

@@ -17,7 +17,7 @@ from kinetic.errors import BackendUnavailable, KineticError, PreflightError
 POLL_S = 5.0
 NOTICE_EVERY_S = 60.0
 QUEUE_S = 3600.0
-"""Cloud Build drops builds that have waited longer than this."""
+"""Seconds after which Cloud Build drops a build that still waits."""
 LAST_LINES = 15
 _UNDER_WAY = ("STATUS_UNKNOWN", "PENDING", "QUEUED", "WORKING")
 _MANIFESTS = (
@@ -51,10 +51,10 @@ class Build:
     """A build of an image.
 
     Attributes:
-        build_id: Cloud Build's id of it.
-        status: Cloud Build's name of its status.
-        log_url: the page with its log.
-        detail: why it failed, if Cloud Build says so.
+        build_id: the build's id in Cloud Build.
+        status: the build's status, as Cloud Build names it.
+        log_url: the page with the build's log.
+        detail: why the build failed; "" if Cloud Build does not say.
     """
 
     build_id: str
@@ -111,8 +111,8 @@ class CloudBuild:
         return self._calls.call("HEAD", url, accept=_MANIFESTS, allowed=(404,))[0] != 404
 
     def check(self, uri: str, bucket: str) -> None:
-        """Check that a build has its repository in Artifact Registry, its bucket, and permission
-        to write to the bucket.
+        """Check that the image's repository and the bucket exist, and that the caller may write to
+        the bucket.
 
         Raises:
             PreflightError: something is missing.
@@ -123,28 +123,29 @@ class CloudBuild:
         path = f"projects/{project}/locations/{location}/repositories/{repository}"
         if location != host and self._read_code(f"{self._at.repositories}/v1/{path}") == 404:
             raise PreflightError(
-                f"The repository {repository!r} for {uri} does not exist. Create it: `gcloud "
-                f"artifacts repositories create {repository} --repository-format=docker "
-                f"--location={location} --project={project}`."
+                f"The repository {repository!r}, which is to hold the image {uri}, does not exist. "
+                f"Create it: `gcloud artifacts repositories create {repository} "
+                f"--repository-format=docker --location={location} --project={project}`."
             )
         query = urllib.parse.urlencode([("permissions", each) for each in _NEEDED])
         url = f"{self._at.storage}/storage/v1/b/{bucket}/iam/testPermissions?{query}"
         code, answer = self._calls.call("GET", url, allowed=(404,))
         if code == 404:
             raise PreflightError(
-                f"The bucket gs://{bucket}, which holds the files for builds, does not exist. "
-                f"Create it: `gcloud storage buckets create gs://{bucket} "
+                f"The bucket gs://{bucket}, to which files for image builds are uploaded, does not "
+                f"exist. Create it: `gcloud storage buckets create gs://{bucket} "
                 f"--location={self._region} --project={self._project}`."
             )
         missing = [each for each in _NEEDED if each not in answer.get("permissions", ())]
         if missing:
             raise PreflightError(
-                f"You lack {' and '.join(missing)} on gs://{bucket}, which holds the files for "
-                "builds. Ask for roles/storage.objectUser on this bucket."
+                f"You may not upload files for image builds to the bucket gs://{bucket}: you lack "
+                f"{' and '.join(missing)}. Ask for roles/storage.objectUser on the bucket."
             )
 
     def _read_code(self, url: str) -> int:
-        """Return the status code of a response, even of a refusal: the build may still succeed."""
+        """Return the HTTP status of a GET request, even if it is refused: a user who may not read a
+        resource may still be allowed to build."""
         try:
             return self._calls.call("GET", url, allowed=(404,))[0]
         except ServiceRefused as error:
@@ -169,7 +170,7 @@ class CloudBuild:
             bucket: the bucket for the files.
 
         Raises:
-            PreflightError: the caller may not build it.
+            PreflightError: the caller may not build the image.
             BackendUnavailable: Google does not answer.
         """
         packed = gzip.compress(images.context(files), mtime=0)
@@ -180,7 +181,7 @@ class CloudBuild:
         request = images.build_request(uri, bucket, source)
         try:
             _, begun = self._calls.call("POST", self._builds, request, repeats=False)
-        except BackendUnavailable:  # The build may have begun all the same.
+        except BackendUnavailable:  # The build may have begun nevertheless.
             newest = self.newest(uri)
             if newest is None or not newest.is_under_way:
                 raise
@@ -202,8 +203,8 @@ class CloudBuild:
         while build.is_under_way:
             if waited_s > QUEUE_S + images.BUILD_TIMEOUT_S:
                 raise PreflightError(
-                    f"Cloud Build has not ended the build in {waited_s / 60:.0f} min, its time "
-                    f"limit. See the build's log: {build.log}"
+                    f"The image build has not ended within its time limit of {waited_s / 60:.0f} "
+                    f"min (log: {build.log})."
                 )
             self._sleep(POLL_S)
             waited_s += POLL_S
@@ -239,12 +240,12 @@ class CloudBuild:
 
     def failure(self, uri: str, build: Build) -> PreflightError:
         """Return the error that explains why a build failed."""
-        detail = f", {build.detail.rstrip('.')}" if build.detail else ""
+        detail = f': "{build.detail}"' if build.detail else ""
         lines = "".join(f"\n  {line}" for line in self.last_lines(build))
-        text = f" The last lines of its log:{lines}\nAll of it" if lines else " Its log"
+        text = f" The last lines of the log:{lines}\nThe whole log" if lines else " The log"
         return PreflightError(
-            f"The image {uri} could not be built: {build.status}{detail}. {_advice(build.status)}"
-            f"{text}: {build.log}"
+            f"The image {uri} could not be built: the build ended with status "
+            f"{build.status}{detail}. {_advice(build.status)}{text}: {build.log}"
         )
 
 
@@ -256,13 +257,13 @@ def _build(about: Mapping[str, Any]) -> Build:
 
 def _advice(status: str) -> str:
     return {
-        "TIMEOUT": f"The limit for a build is {images.BUILD_TIMEOUT_S // 60} min: require fewer "
-        "packages, or ones that have wheels.",
+        "TIMEOUT": f"A build may take {images.BUILD_TIMEOUT_S // 60} min: require fewer packages, "
+        "or packages that have wheels.",
         "EXPIRED": "Cloud Build had no machine for the build within an hour: try again later.",
         "CANCELLED": "Somebody cancelled the build.",
         "INTERNAL_ERROR": "Cloud Build itself failed: try again.",
     }.get(
         status,
-        "Change the requirements, or remove container_image: pods then install them when they "
-        "start.",
+        "Change the project's requirements, or remove container_image=: pods then install the "
+        "requirements when they start.",
     )

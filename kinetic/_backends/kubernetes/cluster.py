@@ -46,8 +46,8 @@ def make_backend(place: Place, store: Store) -> KubernetesBackend:
 
 
 def settle(place: Place) -> Place:
-    """Return the place with the kubeconfig's current context and namespace, which may have changed
-    when the job is read later. Without a kubeconfig the place is unchanged; `connect` refuses it.
+    """Return the place with the kubeconfig's current context and namespace filled in, because they
+    may change before the job is read again. Without a kubeconfig, return the place unchanged.
     """
     if (place.cluster and place.namespace) or _list_missing():
         return place
@@ -100,8 +100,8 @@ def check(settings: Settings) -> tuple[Finding, ...]:
 
 
 def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | None = None) -> Api:
-    """Return the connection to a place's cluster: the process's shared one, or with `patience` one
-    of its own.
+    """Return the connection to a place's cluster that this process shares; with `patience`, a new
+    connection with these time limits.
 
     Raises:
         PreflightError: there is no such cluster, or packages are missing; the message says where
@@ -109,7 +109,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
     """
     if missing := _list_missing():
         raise PreflightError(
-            f"Packages for Kubernetes clusters are not installed ({', '.join(missing)}). "
+            f"Packages that jobs on clusters need are not installed: {', '.join(missing)}. "
             f"Install them: {make_install_command('gcp')}"
         )
     from kinetic._backends.kubernetes import kubeconfig
@@ -127,7 +127,7 @@ def connect(place: Place, variables: Mapping[str, str], patience: CallLimits | N
         if not simulation.can_simulate(sys.platform):
             raise
         raise PreflightError(
-            f'{error} Or simulate the job here, with backend="local" or KINETIC_BACKEND=local.'
+            f'{error} To simulate the job here, set backend="local" or KINETIC_BACKEND=local.'
         ) from None
     if patience is None:
         return share_connection(access, variables, namespace=place.namespace)

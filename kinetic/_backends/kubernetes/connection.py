@@ -4,7 +4,7 @@ that sends requests.
 It uses only the lowest layer of the client, `ApiClient.param_serialize` and `call_api`, with plain
 documents: the typed APIs take seconds to import, and the dynamic client cannot pass
 `fieldValidation`. The client handles login data, TLS and the connection. This module retries calls
-itself, so that a repeated creation knows that an existing object may be its own.
+itself: if a retried creation finds that the object exists, its first try may have created it.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 METHODS = {"create": "POST", "delete": "DELETE"}
 """The HTTP methods of verbs that change something; the others are GET."""
 CONNECTIONS = 32
-"""The most idle connections in the pool; more are opened as needed."""
+"""Most idle connections that are kept open; more are opened as needed."""
 PAGE = 500
 CLOSED_WITHIN_S = 5.0
-"""The longest wait for the end of a port-forward: the client waits three seconds for a frame."""
+"""Longest wait in seconds for a port-forward to close; the client itself waits up to three."""
 MOST_RESTARTS = 2
-"""The most restarts of a list whose later pages have expired."""
+"""Most restarts of a list of several pages, if its next page has expired meanwhile."""
 SHARED_BY = ("KUBECONFIG", "HOME", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 """The variables on which a connection depends; callers with equal values share one."""
 _loading = threading.Lock()
@@ -108,8 +108,8 @@ def make_configuration(access: Access, variables: Mapping[str, str]) -> Iterator
                 )
         except (ConfigException, OSError, TypeError, ValueError) as error:
             raise PreflightError(
-                f"The certificates of the kubeconfig's context {access.context} cannot be used: "
-                f"{error}."
+                f'The certificates of {access.origin} cannot be used: "{error}". Get credentials '
+                "for the cluster again."
             ) from error
         yield configuration
 
@@ -134,7 +134,7 @@ def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
             if not configuration.verify_ssl:
                 pools["assert_hostname"] = False
     client.user_agent = f"kinetic/{__version__}"
-    named_by = f"the kubeconfig's context {access.context} (proxy-url)"
+    named_by = f"{access.origin} (proxy-url)"
     proxy = cluster.get("proxy-url") or ""
     client.rest_client.pool_manager = proxies.open_pools(access.server, proxy, named_by, **pools)
     return client
@@ -143,7 +143,7 @@ def open_client(access: Access, variables: Mapping[str, str]) -> ApiClient:
 def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-        # Python 3.13 sets this flag, which the authorities of old clusters do not satisfy.
+        # Python 3.13 sets this flag, but certificates of old clusters do not satisfy it.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not configuration.verify_ssl:
             context.check_hostname = False
@@ -152,8 +152,8 @@ def _make_context(access: Access, configuration: Configuration) -> ssl.SSLContex
             context.load_cert_chain(configuration.cert_file, configuration.key_file)
     except (OSError, ValueError) as error:
         raise PreflightError(
-            f"The certificates of the kubeconfig's context {access.context!r} cannot be used: "
-            f"{error}. Get credentials for the cluster again."
+            f'The certificates of {access.origin} cannot be used: "{error}". Get credentials for '
+            "the cluster again."
         ) from error
     return context
 
@@ -238,7 +238,7 @@ class HttpApi:
 
     def _find_same(self, resource: Resource, document: Document, name: str) -> Document | None:
         if resource not in (JOBS, JOBSETS):
-            return document  # Take it as this call's: names are unique, reading may be forbidden.
+            return document  # Names are unique, so it is this call's. Reading may be forbidden.
         try:
             existing = self.get(resource, name)
         except NotFound:
@@ -269,7 +269,7 @@ class HttpApi:
             except Expired:
                 if not more or restarts == MOST_RESTARTS:
                     raise
-                items, more = [], {}  # Reading all pages took too long: restart with the first.
+                items, more = [], {}  # Later pages have expired: start again.
                 restarts += 1
                 continue
             items += page.get("items") or ()
@@ -305,7 +305,7 @@ class HttpApi:
         return True
 
     def open_port(self, pod: str, port: int) -> socket.socket:
-        """Connect to a port of a pod through a WebSocket, which needs certificates in files."""
+        """Connect to a port of a pod through a WebSocket. It needs certificate files."""
         from kubernetes.client.exceptions import ApiException
         from kubernetes.stream.ws_client import portforward_call
 
@@ -329,7 +329,7 @@ class HttpApi:
         return cast("socket.socket", _ForwardedPort(forward, port))
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
-        """True if the caller has a permission, by an access review."""
+        """True if the caller has a permission, according to the server's access review."""
         plural, _, subresource = resource.plural.partition("/")
         attributes = {
             "verb": verb,
@@ -363,8 +363,8 @@ class HttpApi:
         return Version(str(answer.get("gitVersion", "")), *numbers)
 
     def forget_connections(self) -> None:
-        """Drop the connections and the lock. In a forked process they belong to the parent, whose
-        threads may have held the lock."""
+        """Drop the connections and the lock in a forked process: the connections belong to the
+        parent, and one of its threads may have held the lock."""
         self._lock = threading.Lock()
         self._client: ApiClient | None = None
 
@@ -444,9 +444,10 @@ class HttpApi:
                 )
                 data = response.read()
             except ApiException as error:  # raised for TLS errors only
+                why = " ".join(str(error.reason).split())
                 raise PreflightError(
-                    f"The certificate of {self.server} is not trusted ({error.reason}). Get "
-                    "credentials for the cluster again: its certificate may have changed."
+                    f'The certificate of {self.server} is not trusted: "{why}". It may have '
+                    "changed: get credentials for the cluster again."
                 ) from error
             except HTTPError as error:
                 raise explain_unreachable(call, self.server, error) from error
@@ -487,8 +488,8 @@ _sharing = threading.Lock()
 def share_connection(
     access: Access, variables: Mapping[str, str], *, namespace: str = ""
 ) -> HttpApi:
-    """Return this process's connection to a server, or a new one. Jobs that are followed at the
-    same time share connections and logins."""
+    """Return this process's connection to a server; open one if there is none. All jobs on the
+    server share the connection and its login."""
     wanted = (access, _shared_variables(variables), namespace or access.namespace)
     with _sharing:
         for api in _shared:

@@ -1,9 +1,9 @@
 """Logging in as a kubeconfig's user: by token, certificate, program, or Google's credentials.
 
 The official client reads certificates, tokens and passwords. This module runs the programs that log
-in: after a failed program the client would go on as an anonymous user, and it would wait for a
-hanging program forever. This module refuses users that impersonate others (`as:`): the client
-ignores that, and would act with other rights than the kubeconfig says.
+in: the client would continue as an anonymous user after a failed program, and wait forever for a
+hanging one. This module refuses users that impersonate others (`as:`), because the client ignores
+`as:` and would act with other rights than the kubeconfig says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kinetic._system import proxies
 from kinetic.errors import PreflightError
 
 PLUGIN_S = 300.0
-"""The time limit of a program that logs in, which may wait for its user."""
+"""Time limit in seconds for a program that logs in; it may wait for the user."""
 CERTIFICATE_KEYS = (
     "client-certificate",
     "client-certificate-data",
@@ -48,14 +48,14 @@ def log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
         user = _log_in(access, variables)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PreflightError(
-            f"The user of the kubeconfig's context {access.context!r} is malformed "
-            f"({type(error).__name__}: {error}). Repair the kubeconfig, or log in again."
+            f'The user in {access.origin} is malformed: "{type(error).__name__}: {error}". Repair '
+            "the kubeconfig, or log in again."
         ) from error
     token = user.get("token", "")
     if not (token.isascii() and token.isprintable()):
         raise PreflightError(
-            f"The token of the kubeconfig's context {access.context!r} contains characters that "
-            "are not allowed, such as a line end. Log in again."
+            f"The login token of {access.origin} contains characters that are not allowed, such as "
+            "a line end. Log in again."
         )
     return user
 
@@ -64,8 +64,8 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
     user = access.user
     if acting := [key for key in IMPERSONATION_KEYS if user.get(key)]:
         raise PreflightError(
-            f"The user of the kubeconfig's context {access.context!r} impersonates another user "
-            f"({', '.join(acting)}), which kinetic cannot do. Name a context without impersonation."
+            f"The kubeconfig's context {access.context!r} impersonates another user (key "
+            f"{acting[0]!r}), which kinetic cannot do. Set cluster= to a context without it."
         )
     certificates = {key: user[key] for key in CERTIFICATE_KEYS if user.get(key)}
     if user.get("tokenFile"):
@@ -73,7 +73,8 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
             return certificates | {"token": Path(user["tokenFile"]).read_text().strip()}
         except OSError as error:
             raise PreflightError(
-                f"The token file {user['tokenFile']} cannot be read: {error}. Log in again."
+                f"The file of the cluster's login token cannot be read: {user['tokenFile']}: "
+                f"{error.strerror}. Log in again."
             ) from error
     if user.get("token"):
         return certificates | {"token": str(user["token"]).strip()}
@@ -90,9 +91,10 @@ def _log_in(access: Access, variables: Mapping[str, str]) -> dict[str, Any]:
 def _run_plugin(
     access: Access, plugin: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a program by the ExecCredential protocol; return the user's entry.
+    """Run a program that logs in by Kubernetes' ExecCredential protocol; return the user's entry.
 
-    Its messages go to the terminal, as with kubectl; without one they are part of the error.
+    The program's messages go to the terminal, as with kubectl; without a terminal they become part
+    of the error.
     """
     command = str(plugin.get("command", ""))
     if shutil.which(command, path=variables.get("PATH")) is None:
@@ -105,8 +107,8 @@ def _run_plugin(
     mode = plugin.get("interactiveMode")
     if mode == "Always" and not has_terminal:
         raise PreflightError(
-            f"The kubeconfig's context {access.context!r} logs in with {command}, which needs a "
-            "terminal each time. Run this in a terminal, or log in another way."
+            f"The kubeconfig's context {access.context!r} logs in with {command}, which asks for "
+            "input in a terminal. Run kinetic in a terminal, or log in another way."
         )
     spec: dict[str, Any] = {"interactive": has_terminal and mode != "Never"}
     if plugin.get("provideClusterInfo"):
@@ -126,31 +128,31 @@ def _run_plugin(
         )
     except subprocess.TimeoutExpired as error:
         raise PreflightError(
-            f"Logging in with {command} failed: the program did not end within {PLUGIN_S:g} s. Run "
-            "it in a terminal to see why."
+            f"Logging in to the cluster with {command} failed: the program did not end within "
+            f"{PLUGIN_S:g} s. Run the program in a terminal to see why."
         ) from error
     except OSError as error:
-        raise PreflightError(f"Logging in with {command} failed: {error}.") from error
+        raise PreflightError(f"Logging in to the cluster with {command} failed: {error}") from error
     if ended.returncode != 0:
         words = " ".join((ended.stderr or b"").decode(errors="replace").split())[-500:]
         raise PreflightError(
-            f"Logging in with {command} failed (exit code {ended.returncode}): "
-            f"{words or 'no output'}."
+            f"Logging in to the cluster with {command} failed with exit code "
+            f"{ended.returncode}: {words or 'the program printed no error'}"
         )
     try:
         status = dict(json.loads(ended.stdout)["status"])
     except (ValueError, KeyError, TypeError) as error:
         raise PreflightError(
-            f"Logging in with {command} failed: the program printed no ExecCredential with a "
-            "status."
+            f"Logging in to the cluster with {command} failed: its output is not an ExecCredential "
+            "with a status. Update the program, or log in another way."
         ) from error
     if token := status.get("token"):
         return {"token": str(token).strip()}
     pair = {"client-certificate": "clientCertificateData", "client-key": "clientKeyData"}
     if not all(status.get(key) for key in pair.values()):
         raise PreflightError(
-            f"Logging in with {command} failed: the program printed no token and no certificate. "
-            "Log in again."
+            f"Logging in to the cluster with {command} failed: the program printed no token and no "
+            "certificate. Log in again."
         )
     return {
         f"{key}-data": base64.b64encode(str(status[field]).encode()).decode()
@@ -159,17 +161,17 @@ def _run_plugin(
 
 
 def _from_provider(access: Access, provider: Mapping[str, Any]) -> dict[str, Any]:
-    """Log in by an auth-provider, as old kubeconfigs do. Only kubectl refreshes OIDC tokens: the
-    client would do so without verifying the issuer's certificate."""
+    """Log in with the `auth-provider` of an old kubeconfig. OIDC tokens are sent as they are: only
+    kubectl refreshes them, because the client would not verify the issuer's certificate."""
     name = provider.get("name")
     if name == "gcp":
         return {"token": ask_google()}
     if name == "oidc":
         return {"token": str(provider["config"]["id-token"]).strip()}
     raise PreflightError(
-        f"The kubeconfig's context {access.context!r} logs in by the auth-provider {name}, which "
-        "is no longer supported. Get credentials for the cluster again, with a current version of "
-        "your provider's tools."
+        f"The kubeconfig's context {access.context!r} logs in through the auth-provider {name!r}, "
+        "which is no longer supported. Get credentials for the cluster again, with a current "
+        "version of your provider's tools."
     )
 
 
@@ -199,7 +201,7 @@ def find_google_credentials() -> Any:
         import google.auth
         from google.auth.exceptions import GoogleAuthError
     except ImportError as error:
-        raise _explain_google("the package google-auth is missing") from error
+        raise _explain_google(error) from error
     try:
         return google.auth.default(scopes=_SCOPES)[0]
     except GoogleAuthError as error:
@@ -208,13 +210,13 @@ def find_google_credentials() -> Any:
 
 def _explain_google(why: object) -> PreflightError:
     return PreflightError(
-        f"Logging in to Google Cloud failed: {' '.join(str(why).split()).rstrip('.')}. Install "
+        f'Logging in to Google Cloud failed: "{" ".join(str(why).split())}". Install '
         "gke-gcloud-auth-plugin, or log in with `gcloud auth application-default login`."
     )
 
 
 def _request_by_proxy(url: str, *args: Any, **more: Any) -> Any:
-    """Send a request for google-auth, through the proxy for its server."""
+    """Send an HTTP request for google-auth, through the proxy that is set for the URL's server."""
     from google.auth.transport.urllib3 import Request
 
     return Request(proxies.open_pools(url))(url, *args, **more)

@@ -55,19 +55,19 @@ _NAMES = re.compile(r'"[^"]*"|\S*/\S*')
 """Names of images, repositories and servers in a message about an image."""
 _HOPELESS_CONFIG = ("couldn't find key", "runAsNonRoot")
 _ORDINARY = ("follower pod", "1 leader pod", "already exists", "object is being deleted")
-"""Substrings of warnings during a normal start of a gang."""
+"""Substrings of warnings that also appear when a gang starts normally."""
 _REFUSED = ("is forbidden", "is invalid", "denied the request")
-"""Substrings of refusals that a retry does not change; others are temporary."""
+"""Substrings of the cluster's final refusals of a pod; other refusals are temporary."""
 REFUSED_S = 30.0
-"""A refusal is final after this time. A Job creates its pods again after 1, 2, 4, 8 and 16 s, and a
-webhook may not know a new Job at the first of these tries."""
+"""Seconds after which a refusal of a pod counts as final. A Job retries its pods after 1, 2, 4, 8
+and 16 s; a webhook may not know a new Job at the first tries."""
 _UNCHECKED = (
     "status unknown for quota",
     "not yet ready",
     "error looking up",
     "failed calling webhook",
 )
-"""Substrings of refusals by a cluster that could not check the pods."""
+"""Substrings of refusals which mean that the cluster was unable to check the pods."""
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found')
 _ACCOUNT = re.compile(r'service ?account "?([^"\s:]+)"? not found', re.IGNORECASE)
 _QUOTA = re.compile(
@@ -88,7 +88,7 @@ class Observed:
         events: the events of the workload, its Jobs and pods, by their names.
         nodes: the nodes of the cluster; None if the caller may not list them.
         queue_workload: Kueue's Workload of the job.
-        queue_position: how many jobs of the queue come before it, or None.
+        queue_position: the number of jobs before it in the queue, or None.
         own_secret: the name of the Secret that kinetic creates for the job.
     """
 
@@ -109,8 +109,8 @@ def diagnose(
 
     Args:
         observed: the cluster's objects about the job.
-        now: seconds since the epoch by the cluster's clock; without it no finding becomes hopeless
-            by the time that has passed.
+        now: seconds since the epoch by the cluster's clock; None if unknown, then no finding
+            becomes hopeless because it has lasted too long.
         scale_up_s: how long an autoscaler may take to say whether it adds nodes.
     """
     if condition(observed.workload, "Complete") or condition(observed.workload, "Completed"):
@@ -142,7 +142,7 @@ def diagnose(
 
 
 def _make_final(workload: Document, finding: JobDiagnosis) -> JobDiagnosis:
-    """Mark a finding as hopeless if the job has failed for good."""
+    """Mark a finding as hopeless if the workload says that the job has failed for good."""
     if not condition(workload, "Failed") or finding.hopeless:
         return finding
     return JobDiagnosis(finding.kind, finding.sentence, True, finding.hosts)
@@ -205,16 +205,16 @@ def _check_image(_observed: Observed, pod: Pod) -> JobDiagnosis | None:
         _shorten_text(pod.waiting_message.rpartition("ErrImagePull: ")[2]) or pod.waiting_reason
     )
     if pod.waiting_reason == "InvalidImageName":
-        text = f"{pod.image!r} is not a valid image name: {message}. Correct container_image=."
+        text = f'{pod.image!r} is not a valid image name: "{message}". Correct container_image=.'
         return JobDiagnosis(JobCause.IMAGE_PULL, text, hopeless=True)
     if pod.waiting_reason == "ErrImageNeverPull":
         advice = "Load the image onto the nodes, or let the cluster's policy allow pulls."
-        text = f"The node {pod.node} does not have the image {pod.image}, and may not pull it: "
-        return JobDiagnosis(JobCause.IMAGE_PULL, f"{text}{message}. {advice}", hopeless=True)
+        text = f"The node {pod.node} does not have the image {pod.image} and may not pull it: "
+        return JobDiagnosis(JobCause.IMAGE_PULL, f'{text}"{message}". {advice}', hopeless=True)
     text_without_names = _NAMES.sub("", message).lower()
     hopeless = any(words in text_without_names for words in _HOPELESS_IMAGE)
     advice = "Check container_image=, and that the nodes may read the repository."
-    text = f"The image {pod.image} cannot be pulled: {message}."
+    text = f'The image {pod.image} cannot be pulled: "{message}".'
     return JobDiagnosis(JobCause.IMAGE_PULL, f"{text} {advice}", hopeless)
 
 
@@ -227,7 +227,7 @@ def _check_config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
             any(words in message for words in _HOPELESS_CONFIG),
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):
-        text = f"{pod.called.capitalize()} does not start: {reason}: {_shorten_text(message)}."
+        text = f"{pod.called.capitalize()} does not start ({reason}): {_shorten_text(message)}."
         return JobDiagnosis(JobCause.START_ERROR, text)
     return None
 
@@ -251,14 +251,14 @@ def _find_missing(observed: Observed, message: str) -> JobDiagnosis | None:
 def _explain_own_secret(name: str) -> JobDiagnosis:
     return JobDiagnosis(
         JobCause.MISSING_SECRET,
-        f"The job's own secret {name} does not exist: the submission is still under way, or was "
-        "interrupted. If it was interrupted, cancel the job and run it again.",
+        f"The secret {name}, which the job's submission creates, does not exist yet. If the "
+        "submission was interrupted, cancel the job and run it again.",
     )
 
 
 def _check_volume(observed: Observed, pod: Pod) -> JobDiagnosis | None:
-    """Return the finding about a volume or a node, from events, because the pod's status is just
-    ContainerCreating, as in any start."""
+    """Return the finding about a pod's volume or node. It is read from events: the pod's own status
+    is ContainerCreating, as in every start."""
     if pod.waiting_reason not in ("", "ContainerCreating", "PodInitializing"):
         return None
     for event in reversed(_sort_events(observed, pod.name)):
@@ -297,7 +297,7 @@ def _not_created(
     uids = {metadata(job).get("uid") for job in (observed.workload, *observed.jobs)}
 
     def admitted_at(event: Document) -> str:
-        """Return when the cluster last admitted a pod of the event's Job, or a queue resumed it."""
+        """Return when the event's Job was last resumed by a queue, or had a pod admitted."""
         about = f"{(event.get('involvedObject') or {}).get('name', '')}-"
         return max([resumed, *(p.created_at for p in pods if p.name.startswith(about))])
 
@@ -336,7 +336,7 @@ def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
         return None
     message = _shorten_text(warnings[-1].get("message") or "")
     final = "not found" in message and _has_lasted(first_event_time(warnings[-1]), now)
-    text = f"The queue {queue[QUEUE_LABEL]} cannot take the job: {message}."
+    text = f'The queue {queue[QUEUE_LABEL]!r} cannot take the job: "{message}".'
     if "PriorityClass" in message:
         text = f"{text} Change or remove priority=."
     return JobDiagnosis(JobCause.QUEUE_REFUSED, text, final)
@@ -345,8 +345,8 @@ def _not_queued(observed: Observed, now: float | None) -> JobDiagnosis | None:
 def _over_quota(
     quota: re.Match[str], of: PodSet, shape: GangShape, missing: tuple[int, ...]
 ) -> JobDiagnosis:
-    """Return the finding about a quota that refuses pods of a Job, or Jobs of a JobSet. If they
-    exceed the quota only together, some of them are admitted and wait for the rest."""
+    """Return the finding about a quota that refuses pods of a Job, or Jobs of a JobSet. If only all
+    of them together exceed the quota, some were admitted and wait for the rest."""
     counts_jobs = "jobs.batch" in quota["requested"]
     total = sum(s.replicas for s in shape.sets) if counts_jobs else of.pods
     least = total if not shape.is_elastic else 2 if counts_jobs else of.pods_each
@@ -367,7 +367,7 @@ def _over_quota(
 
 
 def _exceeds(quota: re.Match[str], number: int) -> bool:
-    """True if this number of refused objects needs more than the quota's limit."""
+    """True if this number of objects like the refused one needs more than the quota's limit."""
     limits = dict(p.split("=", 1) for p in quota["limited"].split(",") if "=" in p)
     needs = dict(p.split("=", 1) for p in quota["requested"].split(",") if "=" in p)
     return any(number * amount_of(needs[k]) > amount_of(limits[k]) for k in needs.keys() & limits)

@@ -11,10 +11,10 @@ In: a request (`ApiCall`) and the answer to it. Out: one of kinetic's exceptions
     ├── NotInstalled     the cluster does not know this kind of object (404 without JSON)
     └── Refused          400, 413, 415, 422, and quotas: this object will never be accepted as it is
     SubmitError
-    └── Conflict         409: it exists already, or has changed
+    └── Conflict         409: the object exists already, or has changed
     NotFound             no such object
 
-Users see the public errors: a traceback names their base classes instead of these.
+Users see only public errors: a traceback names the public base class instead of these.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class ApiCall:
     """A request.
 
     Attributes:
-        verb: as RBAC names it: create, get, list, watch, delete.
+        verb: RBAC's name of the action: create, get, list, watch, delete.
         resource: the kind of object.
-        namespace: its namespace; "" for objects of the whole cluster.
-        name: of the object, or "".
+        namespace: the object's namespace; "" for objects of the whole cluster.
+        name: the object's name, or "".
     """
 
     verb: str
@@ -157,7 +157,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
     """
     message = message_of(body)
     detail = _status(body)
-    quote = f" The cluster says: {message.rstrip('.')}." if message else ""
+    quote = f' The cluster says: "{message.rstrip(".")}".' if message else ""
     if status == 401:
         return Unauthorized(
             f"The cluster does not accept your credentials ({call}). Log in again, for example "
@@ -188,7 +188,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
         )
     if 400 <= status < 500:
         return Refused(f"The cluster refuses to {call}.{quote}")
-    return BackendUnavailable(f"The cluster answered HTTP {status} to: {call}.{quote}")
+    return BackendUnavailable(f"Could not {call}: the cluster answered HTTP {status}.{quote}")
 
 
 def explain_unreachable(call: ApiCall, server: str, error: object) -> Busy:
@@ -228,7 +228,7 @@ def _explain_missing(call: ApiCall, detail: dict[str, Any], message: str) -> Kin
     if about == "namespaces" and call.resource.plural != "namespaces":
         return Refused(no_namespace(call.namespace))
     return NotFound(
-        f"Could not {call}: the object does not exist{f' ({message})' if message else ''}."
+        f"Could not {call}, because the object does not exist{f': {message}' if message else '.'}"
     )
 
 

@@ -13,7 +13,7 @@ class JobCause(StrEnum):
     NO_NODE_POOL = "no node pool"
     """No node has the accelerator and the topology."""
     NO_ROOM = "no room"
-    """There are such nodes, but all are in use."""
+    """Suitable nodes exist, but all are in use."""
     PARTIAL_SLICE = "partial slice"
     """Some hosts have nodes, others do not."""
     PROVISIONING = "provisioning"
@@ -50,8 +50,8 @@ class JobDiagnosis:
 
     Attributes:
         kind: the kind of the reason.
-        sentence: what happened and what to do, for people. It stays the same while nothing
-            changes, so that callers can print it when it differs.
+        sentence: what happened and what to do, for people. The text stays the same while the reason
+            does, so a caller can print each new text.
         hopeless: true if waiting cannot help.
         hosts: the affected hosts, the one to blame first; empty for all.
     """

@@ -19,7 +19,7 @@ TRIES = 5
 BUSY = (408, 429, 500, 502, 503, 504)
 """The HTTP codes after which the same request may succeed."""
 REJECTED = (429,)
-"""The HTTP codes after which the request is known to have had no effect."""
+"""The HTTP codes which mean that the request certainly had no effect."""
 
 
 class ServiceRefused(PreflightError):
@@ -38,7 +38,7 @@ class GoogleCalls:
 
         Args:
             login: credentials of google-auth; by default the application's.
-            first_pause_s: the pause before the second try; each further one is twice as long.
+            first_pause_s: seconds before the second try; each further pause is twice as long.
         """
         self._login = login
         self._first_pause_s = first_pause_s
@@ -60,8 +60,8 @@ class GoogleCalls:
             method, url, body: the request.
             accept: the accepted types of content.
             allowed: error codes to return instead of raising.
-            repeats: whether the request may arrive twice; otherwise only rejected requests are
-                repeated.
+            repeats: True if the request may arrive twice; otherwise only requests without effect
+                are repeated.
 
         Raises:
             ServiceRefused: the service refused the request.
@@ -93,11 +93,11 @@ class GoogleCalls:
             )
         except google.auth.exceptions.GoogleAuthError as error:
             raise PreflightError(
-                f"Logging in to Google Cloud failed: {error}. Log in with `gcloud auth "
+                f'Logging in to Google Cloud failed: "{error}". Log in with `gcloud auth '
                 "application-default login`."
             ) from error
         except urllib3.exceptions.HTTPError as error:
-            raise BackendUnavailable(f"{address} does not answer: {error}.") from error
+            raise BackendUnavailable(f'{address} does not answer: "{error}".') from error
         code = int(response.status)
         if code in allowed:
             return code, {}
@@ -129,7 +129,7 @@ def _explain_refusal(address: str, code: int, answer: Any) -> str:
         401: "Log in with `gcloud auth application-default login`.",
         403: "Ask for roles/cloudbuild.builds.editor, roles/artifactregistry.reader and "
         "roles/storage.objectUser.",
-        404: "Check that it exists, and that the service is enabled in the project.",
+        404: "Check the project's name, and that the service is enabled in the project.",
     }
-    quote = f": {str(reason).rstrip('.')}" if reason else ""
-    return f"{address} refused ({code}){quote}. {advice.get(code, '')}".rstrip()
+    quote = f': "{reason}"' if reason else ""
+    return f"{address} refused a request (HTTP {code}){quote}. {advice.get(code, '')}".rstrip()

@@ -1,5 +1,5 @@
-"""Bundled images, which contain what a job's pods would install. They are named after their
-content, so each is built once.
+"""Bundled images: they contain the packages that a job's pods would install otherwise. An image is
+named after its content, so it is built only once.
 """
 
 from __future__ import annotations

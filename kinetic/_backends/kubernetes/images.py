@@ -75,13 +75,13 @@ def _registry(plan: Plan) -> str:
     advice = f"remove container_image: pods then start from {slim_image(plan.versions.python)}."
     if missing:
         raise UsageError(
-            f'container_image="bundled" lies in a registry of the cluster, but {missing[0]} is not '
-            f"set. Set {missing[0]}=, or {advice}"
+            f'container_image="bundled" needs {missing[0]}=, a part of the address of the image '
+            f"registry. Set {missing[0]}=, or {advice}"
         )
     if not _NAME.fullmatch(place.cluster):
         raise UsageError(
-            f'container_image="bundled" needs a registry named after the cluster, but '
-            f"{place.cluster!r} is not a valid name. Name the cluster as GKE does, or {advice}"
+            f'container_image="bundled" needs an image registry named after the cluster, but '
+            f"{place.cluster!r} cannot name one. Set cluster= to the name in GKE, or {advice}"
         )
     return registry(place)
 
@@ -92,7 +92,7 @@ def registry(place: Place) -> str:
 
 
 def bucket(place: Place) -> str:
-    """Return the bucket for the files of builds."""
+    """Return the Cloud Storage bucket that gets the files for builds."""
     return f"{place.project}-kn-{place.cluster}-builds"
 
 
@@ -102,7 +102,7 @@ def build_tag(uri: str) -> str:
 
 
 def variables(plan: Plan) -> dict[str, str]:
-    """Return the variables of the bootstrap (see _host.bootstrap)."""
+    """Return the environment variables of a pod's bootstrap program, `_host.bootstrap`."""
     blobs = {"KINETIC_RUNTIME": plan.runtime, "KINETIC_REQUIREMENTS": plan.requirements}
     return {name: blob.digest for name, blob in blobs.items() if blob is not None}
 
@@ -161,7 +161,7 @@ def files(
 
 
 def _uv_options(requirements: str) -> str:
-    """Return the options that uv takes on its command line only, as _host.bootstrap does."""
+    """Return the options in a requirements.txt that uv accepts only on its command line."""
     options = " --prerelease=allow" if re.search(r"(?m)^--pre$", requirements) else ""
     hosts = re.findall(r"(?m)^--trusted-host (\S+)", requirements)
     return options + "".join(f" --allow-insecure-host={shlex.quote(host)}" for host in hosts)

@@ -1,8 +1,8 @@
 """Access to clusters, from kubeconfig files or a pod's own account. Files are never written.
 
-The official client reads and merges the files. This module corrects its differences from kubectl:
-the first file's current context counts, and paths are relative to their own file. It also accepts
-the names that people use for clusters, and never chooses a cluster of another project.
+The official client reads and merges the files. This module corrects the client's differences from
+kubectl: the first file's current context counts, and paths are relative to their own file. It also
+accepts the names that people use for clusters, and never chooses a cluster of another project.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ class Access:
     cluster: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sources: tuple[Path, ...] = ()
 
+    @property
+    def origin(self) -> str:
+        """The source of the login, as messages name it."""
+        return f"the kubeconfig's context {self.context!r}" if self.context else "this pod"
+
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """The merged files: of several entries with the same name the first one counts, as in kubectl.
+    """The merged files: the first of several entries with the same name counts, as in kubectl.
 
     Attributes:
         current: the current context, or "".
@@ -101,7 +106,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
     except (ConfigException, yaml.YAMLError, OSError, *_MALFORMED) as error:
         cause = " ".join(str(error).split())
         raise PreflightError(
-            f"The kubeconfig {files} cannot be read ({type(error).__name__}: {cause}). Repair the "
+            f'The kubeconfig {files} cannot be read: "{type(error).__name__}: {cause}". Repair the '
             "file, or get credentials for the cluster again."
         ) from error
     return Kubeconfig(str(current), **entries, sources=sources)
@@ -133,8 +138,8 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
         config: all contexts.
         cluster: the name of a context, of a GKE cluster, or of a cluster's entry; "" for the
             current context.
-        project, zone: narrow down a GKE cluster's name; if the current context is GKE's, they must
-            match it.
+        project, zone: choose between GKE clusters of the same name; a current context of GKE must
+            match them.
 
     Raises:
         PreflightError: no context matches, or several do; or the current context belongs to another
@@ -146,12 +151,13 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
             _check_project(config.current, files, project, zone)
             return config.current
         problem = (
-            f"the current context of {files} is {config.current}, which does not exist"
+            f"the current context of {files}, {config.current!r}, does not exist"
             if config.current
             else f"{files} has no current context"
         )
         raise PreflightError(
-            f"No cluster is named, and {problem}. Name a cluster: {_list_contexts(config)}."
+            f"No cluster is named, and {problem}. Set cluster= or KINETIC_CLUSTER to one of the "
+            f"contexts: {_list_contexts(config)}."
         )
     if cluster in config.contexts:
         return cluster
@@ -170,14 +176,14 @@ def choose(config: Kubeconfig, *, cluster: str = "", project: str = "", zone: st
     where = f" --zone {zone}" if zone else ""
     of = f" --project {project}" if project else ""
     raise PreflightError(
-        f"No context of {files} belongs to the cluster {cluster!r}: {_list_contexts(config)}. Get "
-        "credentials for the cluster, for example with `gcloud container clusters get-credentials "
-        f"{cluster}{where}{of}`."
+        f"No context of {files} belongs to the cluster {cluster!r} (contexts: "
+        f"{_list_contexts(config)}). Get credentials for the cluster, for example with `gcloud "
+        f"container clusters get-credentials {cluster}{where}{of}`."
     )
 
 
 def _check_project(context: str, files: str, project: str, zone: str) -> None:
-    """Refuse a current context that names another project or zone than the job."""
+    """Refuse the current context if its name has another project or zone than the job's options."""
     parts = context.split("_")
     if len(parts) != 4 or parts[0] != "gke":
         return
@@ -185,8 +191,8 @@ def _check_project(context: str, files: str, project: str, zone: str) -> None:
         if wanted not in ("", actual):
             raise PreflightError(
                 f"No cluster is named, and the current context of {files}, {context}, belongs to "
-                f"the {noun} {actual}, not {wanted}. Name the cluster with cluster=, "
-                "KINETIC_CLUSTER or a profile."
+                f"the {noun} {actual!r}, but the job's {noun} is {wanted!r}. Name the cluster with "
+                "cluster=, KINETIC_CLUSTER or a profile."
             )
 
 
@@ -198,8 +204,7 @@ def _is_gke(context: str, cluster: str, project: str, zone: str) -> bool:
 
 
 def _list_contexts(config: Kubeconfig) -> str:
-    names = sorted(config.contexts)
-    return f"the contexts are {', '.join(names)}" if names else "there are no contexts"
+    return ", ".join(sorted(config.contexts)) or "none"
 
 
 def access_of(config: Kubeconfig, context: str) -> Access:
@@ -267,7 +272,7 @@ def find(
     if not config.sources or not (cluster or config.contexts):
         paths = ", ".join(str(path) for path in paths_of(variables))
         raise PreflightError(
-            f"No kubeconfig was found ({paths}). Get one for your cluster, for example with "
+            f"No kubeconfig was found at {paths}. Get one for your cluster, for example with "
             f"`gcloud container clusters get-credentials {cluster or 'NAME'}`, or set KUBECONFIG."
         )
     return access_of(config, choose(config, cluster=cluster, project=project, zone=zone))

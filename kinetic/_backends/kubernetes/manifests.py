@@ -2,11 +2,11 @@
 
 In: a plan, `PodSettings`. Out: plain documents. Pure, and without the kubernetes package.
 
-A job of one host is a Job; a job of several is a JobSet: a Job for each slice, with DNS names by
-which hosts find the leader. Both are Indexed, and their pods have one template. The cluster
-restarts pods `retries` times, but not at all if the host's code failed (its exit code says so).
-Restarts after the cluster took a machine away do not count. A restarted host reads the job's
-progress from the store, so no function runs more often than `retries` allows.
+A job of one host is a Job; a job of several is a JobSet, with a Job for each slice and DNS names by
+which hosts find the leader. All Jobs are Indexed, and their pods have one template. The cluster
+restarts a failed gang up to `retries` times, but not if a host's exit code says that the user's
+code failed. Restarts after the cluster took a machine away do not count. A restarted host reads the
+job's progress from the store, so no function runs more often than `retries` allows.
 
 The JobSet of an elastic job has one more pod, the head, which leads and runs no function; the job
 ends with it. A lost pod of a slice is replaced alone, so that the other pods and the head stay.
@@ -43,11 +43,12 @@ _TAKEN_AWAY = (
     _exits_with(ProgramCode.TAKEN_AWAY),
     {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
 )
-"""Conditions of pods that the cluster took away. The leader also exits with this code if the
-cluster took another pod of the gang away."""
+"""Rule conditions that match pods which the cluster took away. The leader exits with the code
+TAKEN_AWAY if the cluster took another pod of its gang away."""
 _HOST_RESTARTS = 1000
-"""The most failures of each pod of an elastic job's slice: a failed Job is not restarted, and its
-JobSet fails with it. `max_failures=` ends the job long before; evictions do not count."""
+"""Most failures of each pod in a slice of an elastic job. The number is high because a failed Job
+is not restarted and fails its JobSet. `max_failures=` ends the job earlier; evictions do not
+count."""
 _FREE = [{"action": "Ignore"} | condition for condition in _TAKEN_AWAY]
 """Rules for pods that the cluster took away: replace them at once, without counting a failure."""
 _GANG_RULES = [_CODE_FAILED, *({"action": "FailJob"} | condition for condition in _TAKEN_AWAY)]
@@ -120,7 +121,7 @@ def _metadata(plan: Plan, more: Mapping[str, str] | None = None) -> Document:
 
 
 def _admission(plan: Plan) -> dict[str, str]:
-    """Return the labels for Kueue, which suspends the workload until all of its pods fit."""
+    """Return the labels with which Kueue suspends the workload until all of its pods fit."""
     queue, priority = plan.place.queue, plan.options.priority
     if not queue:
         return {}
@@ -149,7 +150,7 @@ def _pathways_jobset(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _jobset(plan: Plan, settings: PodSettings) -> Document:
-    # The whole JobSet is exclusive, as in Google's own JobSets with multi-tier checkpointing.
+    # Annotate the whole JobSet, as Google does for multi-tier checkpointing, unless it has a head.
     exclusive = _exclusive(plan, settings)
     template: Document = {
         "metadata": {
@@ -172,7 +173,7 @@ def _jobset(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _elastic_jobset(plan: Plan, settings: PodSettings) -> Document:
-    """Return the JobSet of an elastic job: slices come first, so that host numbers start at 0."""
+    """Return an elastic job's JobSet: slices, then the head, so that host numbers start at 0."""
     jobset = _jobset(plan, settings)
     spec, elastic = jobset["spec"], plan.options.elastic
     slices = spec["replicatedJobs"][0]["template"]["spec"]
@@ -210,8 +211,8 @@ def _job_spec(
 
 
 def _failure_policy(retries: int) -> Document:
-    """Return the failure policy of a JobSet. Its rules match messages, because the reason of a
-    failed Job does not say which rule for pods applied."""
+    """Return the failure policy of a JobSet. Its rules match the failed Job's message: the Job's
+    reason does not say which of its pod rules applied."""
     code = f"exit code {int(ProgramCode.CODE_FAILED)} "
     taken_away = f"exit code {int(ProgramCode.TAKEN_AWAY)} "
     return {

@@ -1,7 +1,7 @@
 """The node pools of a cluster, from its nodes.
 
-In: nodes as the API server sends them. Out: `NodePool`s, for `kinetic accelerators --live` and for
-jobs without nodes. Pure. A pool that is scaled to zero has no nodes, so it is missing.
+In: nodes as the API server sends them. Out: `NodePool`s, for `kinetic accelerators --live` and to
+explain why a job has no nodes. Pure. A pool scaled to zero has no nodes and is not listed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class NodePool:
         topology: the topology of the slice that its nodes form, such as 4x4, or "".
         machine: the machine type.
         zone: the zone of the nodes.
-        chips_each: chips or GPUs of one node.
-        nodes: how many nodes exist now.
-        ready: how many of them accept pods.
+        chips_each: the number of chips or GPUs of one node.
+        nodes: the number of nodes that exist now.
+        ready: the number of nodes that accept pods.
         spot: true if the cloud may take the nodes away.
         reservation: the name of their reservation, or "".
     """
@@ -92,7 +92,7 @@ def _pool(key: tuple[str, ...], nodes: list[Document]) -> NodePool:
 
 
 def chips_of(node: Document) -> int:
-    """Return how many chips or GPUs a node offers to pods."""
+    """Return the number of chips or GPUs that a node offers to pods."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     return int(offered.get(TPU) or offered.get(GPU) or 0)
 

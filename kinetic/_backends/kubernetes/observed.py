@@ -2,9 +2,9 @@
 
 In: workloads (Job, JobSet) and pods as plain documents. Out: `GangShape`, `Pod`. Pure.
 
-This module handles some traps in one place: a container ends about a second before its pod's phase
-says so; conditions stay in the list with status False; a pod on a dead node stays "running"; names
-of pods are random and are reused after a restart, so labels tell a pod's host.
+This module alone handles some traps: a container ends about a second before its pod's phase says
+so; conditions stay in the list with status False; a pod on a dead node stays "running"; names of
+pods are random and are reused after a restart, so labels tell a pod's host.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kinetic._core.values import dataclass
 
 Document = dict[str, Any]
 EventsOf = Callable[[str], Sequence[Document]]
-"""The events about an object, by its name."""
+"""Returns the events about the object with this name."""
 
 JOBSET = "JobSet"
 HOSTS, HEAD = "host", "head"
-"""The names of replicated Jobs: that of the hosts, and that of the head of an elastic job."""
+"""The names of replicated Jobs: the Job of the hosts, and the Job of an elastic job's head."""
 PATHWAYS_HEAD, PATHWAYS_WORKERS = "pathways-head", "pathways-worker"
-"""The names of replicated Jobs with Pathways: that of the function's pod, and of its devices'."""
+"""The names of Pathways' replicated Jobs: for the function's pod, and for the pods with chips."""
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 JOB_LABEL = "kinetic.dev/job-id"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -77,8 +77,8 @@ class PodSet:
         pods_each: the number of pods of each Job.
         first_host: the host index of its first pod.
         template: the pods' template.
-        noun: what users call a pod. Heads and Pathways' workers run no function, so users number
-            them on their own; in this module all pods have host indices.
+        noun: what users call a pod. Messages number heads and Pathways' workers separately, since
+            they run no function; in this module all pods have host indices.
     """
 
     name: str
@@ -108,7 +108,7 @@ class GangShape:
 
     @property
     def leader(self) -> int:
-        """The host index of the leader: that of the head, or 0."""
+        """The leader's host index: the head's, or 0 without a head."""
         return next((s.first_host for s in self.sets if s.name == HEAD), 0)
 
     def set_of(self, pod: Document) -> PodSet:
@@ -118,7 +118,7 @@ class GangShape:
 
     @property
     def is_elastic(self) -> bool:
-        """True if the job can run with fewer slices, because its head outlives them."""
+        """True if the job has a head, so that it can continue with fewer slices."""
         return any(s.name in (HEAD, PATHWAYS_HEAD) for s in self.sets)
 
     def set_of_event(self, event: Document) -> PodSet:
@@ -257,18 +257,18 @@ class Pod:
 
     @property
     def wants_restart(self) -> bool:
-        """True if the pod led the gang and ended with a code that has all hosts restarted."""
+        """True if the pod led the gang, and its exit code makes the cluster restart all hosts."""
         return self.leads and self.code in (ProgramCode.START_AGAIN, ProgramCode.TAKEN_AWAY)
 
     @property
     def has_lost_leader(self) -> bool:
-        """True if the pod ended because its leader did not answer."""
+        """True if the pod's exit code says that the leader did not answer."""
         return self.code == ProgramCode.UNDELIVERED and not self.leads
 
     @property
     def is_up(self) -> bool:
-        """True if the pod's program was started. Pathways' worker must also be running now, because
-        the cluster restarts it in place, which may take long."""
+        """True if the pod's program was started. A worker of Pathways must also be running now:
+        restarting it in place may take long."""
         stopped = self.stage in (Stage.UNSCHEDULED, Stage.STARTING)
         return self.has_run and not (stopped and self.noun == "worker")
 
@@ -279,7 +279,7 @@ class Pod:
 
 
 def pod_of(document: Document, shape: GangShape) -> Pod:
-    """Return the state in a pod's document."""
+    """Parse a pod's document."""
     meta, spec = metadata(document), document.get("spec") or {}
     status = document.get("status") or {}
     container = main_container(document)
@@ -350,7 +350,7 @@ def main_container(pod: Document) -> Document:
 
 
 def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...]:
-    """Return the newest pod of each host, by host, without those of restarts that are over."""
+    """Return each host's newest pod, sorted by host, without pods from before the last restart."""
     shape = shape_of(workload)
     uid = metadata(workload).get("uid")
     owner = JOBSET_UID_LABEL if _is_jobset(workload) else CONTROLLER_UID_LABEL
@@ -369,7 +369,7 @@ def current_pods(workload: Document, pods: Iterable[Document]) -> tuple[Pod, ...
 
 
 def _age(pod: Pod) -> tuple[int, str, bool]:
-    # Of two pods that a host got within one second, the one that has not ended is newer.
+    # If two pods of a host were created in the same second, the pod that has not ended is newer.
     return pod.restart, pod.created_at, not (pod.has_ended or pod.is_deleting)
 
 

@@ -26,7 +26,7 @@ MISSING = (
     "'pathwaysutils[gke]'."
 )
 _WORKER_STARTS = 4
-"""The most starts of a worker per attempt, before its slice counts as lost."""
+"""Most starts of a worker in one attempt; after them its slice counts as lost."""
 _CONTAINERS = {
     "server": "pathways-rm",
     "proxy-server": "pathways-proxy",
@@ -117,7 +117,7 @@ def _build_jobset(plan: Plan, settings: PodSettings) -> dict[str, Any]:
 
 
 def _with_function(theirs: Document, head: Document) -> Document:
-    """Replace the builder's container by kinetic's; keep its variables with the proxy's address."""
+    """Replace the builder's container by kinetic's. Keep its variables with the proxy's address."""
     (placeholder,) = theirs["spec"]["containers"]
     (container,) = head["spec"]["containers"]
     variables = [*placeholder["env"], *container["env"]]
@@ -126,7 +126,7 @@ def _with_function(theirs: Document, head: Document) -> Document:
 
 
 def _merge_documents(theirs: Document, ours: Document) -> Document:
-    """Return theirs, updated with ours: objects are merged, anything else is replaced."""
+    """Return `theirs`, updated with `ours`: JSON objects are merged, other values are replaced."""
     merged = dict(theirs)
     for name, value in ours.items():
         before = merged.get(name)

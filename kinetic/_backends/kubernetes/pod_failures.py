@@ -1,11 +1,11 @@
-"""The diagnosis of lost hosts: from the ends of their pods to the host to blame.
+"""The diagnosis of lost hosts: which host failed first, judged by how the pods of the gang ended.
 
 In: the pods of a gang, conditions and events of its Jobs. Out: a `JobDiagnosis`, the host to blame
 first. Pure.
 
-Times do not tell which host ended first: they have whole seconds, and the cluster often reports
-hosts that died of a peer's death before that peer. So hosts are ranked by how they ended, and only
-then by time.
+Timestamps do not tell which host ended first: they are whole seconds, and if one host's death ends
+another host, the cluster often reports the second host first. So hosts are ranked by how they
+ended, and only then by time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def why_lost(pods: Sequence[Pod]) -> JobDiagnosis | None:
     """Return which hosts were lost and why; None if no host was lost.
 
     Args:
-        pods: one for each host; the last known version of a deleted one.
+        pods: one pod for each host; for a deleted pod, its last known version.
     """
     lost = sorted(
         (p for p in pods if _is_lost(p)), key=lambda p: (_rank(p), p.finished_at or "9", p.host)
@@ -141,8 +141,8 @@ def _find_first_gone(
     jobs: Sequence[Document], events: Iterable[Document], existing: set[str]
 ) -> JobDiagnosis | None:
     """Return the hosts that ended first without a known reason, or None. A failed Job deletes its
-    other pods, and writes an event for each a moment later: pods that neither exist nor have such
-    an event had ended before."""
+    other pods and writes an event for each of them. A missing pod without such an event ended
+    earlier."""
     shape = shape_of(jobs[0])
     failed = [j for j in jobs if condition(j, "FailureTarget") or condition(j, "Failed")]
     uids = {metadata(job).get("uid") for job in failed}
@@ -159,14 +159,13 @@ def _find_first_gone(
     hosts = tuple(sorted(shape.host_named(pod) for pod in ended))
     names = ", ".join(map(shape.name_pod, hosts))
     whose = f"pod of {names} was" if len(hosts) == 1 else f"pods of {names} were"
-    text = f"The {whose} deleted, or ended without a trace of why."
+    text = f"The {whose} deleted, or ended without a recorded reason."
     return JobDiagnosis(JobCause.HOST_FAILED, text, True, hosts)
 
 
 def why_leaderless(workload: Document, pods: Iterable[Pod]) -> JobDiagnosis | None:
-    """Return why a gang has lost its leader, or None. The cluster itself reports the failure only
-    after all other pods have ended, and the pod of a lost node stays until the node returns or is
-    removed."""
+    """Return why a gang has lost its leader, or None. The cluster reports this failure late: after
+    all other pods have ended, or after a lost node has returned or was removed."""
     pods = list(pods)
     leader = next((pod for pod in pods if pod.leads), None)
     if leader is not None and leader.is_deleting and not leader.is_ready:
@@ -185,13 +184,13 @@ def _is_lost(pod: Pod) -> bool:
     if pod.wants_restart and not pod.disruption:
         return False
     silent = pod.stage is Stage.RUNNING and pod.has_run and not pod.is_ready and not pod.is_deleting
-    # A pod that was stopped is not to blame: another pod or the user caused its end.
+    # Do not blame a pod that was stopped: another pod or the user caused its end.
     was_stopped = pod.is_deleting and pod.exit_code not in range(1, 128)
     return (pod.stage is Stage.FAILED and not was_stopped) or bool(pod.disruption) or silent
 
 
 def _rank(pod: Pod) -> int:
-    """Return the rank of a host by how it ended; the lowest is the most to blame."""
+    """Return a sort key by how a host ended; the host with the lowest key is blamed."""
     if pod.disruption or pod.exit_reason in ("OOMKilled", "Evicted", "StartError", *_SHUT_DOWN):
         return 0
     if pod.is_deleting:  # stopped on purpose
@@ -216,7 +215,7 @@ def _cause(pod: Pod) -> tuple[JobCause, str, bool]:
         missing = any(words in pod.exit_message for words in _NO_PROGRAM)
         kind = JobCause.BAD_COMMAND if missing else JobCause.START_ERROR
         advice = f"Check that the image {pod.image} has the program" if missing else ""
-        text = f"its program could not be started: {_last_line(pod.exit_message)}"
+        text = f'its program could not be started: "{_last_line(pod.exit_message)}"'
         return kind, ". ".join(t for t in (text, advice) if t), missing
     if pod.stage is Stage.RUNNING:
         text = f"its node {pod.node} does not answer. If the node does not come back, the cluster"
@@ -260,14 +259,14 @@ def _memory(pod: Pod) -> tuple[JobCause, str]:
 
 def _code(code: int) -> str:
     if code == ProgramCode.CODE_FAILED:
-        return "its function raised"
+        return "its function raised an exception"
     if code in _SIGNALS:
         return f"it was killed by {_SIGNALS[code]} (exit code {code})"
     return f"it ended with exit code {code}"
 
 
 def _tail(pod: Pod) -> str:
-    # The last output before a SIGKILL does not explain it: the program could not foresee it.
+    # The last output before a SIGKILL does not explain the kill: the program could not foresee it.
     last = _last_line(pod.exit_message) if pod.exit_code != _KILLED else ""
     return f": {last}" if last else ""
 

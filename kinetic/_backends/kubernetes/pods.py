@@ -45,17 +45,17 @@ DEBUG_PORT = 5678
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
 LEAST_GRACE_S = 30
 GRACE_MARGIN_S = 10
-"""The time for the agent's reports, after the function's grace period."""
+"""Seconds for the agent's last reports, added to the function's grace period."""
 SECRETS = {"KINETIC_TOKEN": "token", "KINETIC_TLS_CERTIFICATE": "tls.crt"}
 KEY = {"KINETIC_TLS_KEY": "tls.key"}
-"""The gang's own secrets: variables, and their keys in the job's Secret. Only the leader gets the
-key of the certificate."""
+"""The gang's secrets, by variable, with their keys in the job's Secret: `SECRETS` for all hosts,
+`KEY`, the certificate's private key, for the leader only."""
 ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 """The capabilities for installing packages and ending the processes of a function."""
 MOUNT_CAPABILITY = "SETFCAP"
 """The capability to enter a user namespace, in which hosts mount data at fixed paths."""
 HEAD_REQUESTS = {"cpu": "1", "memory": "1Gi"}
-"""The requests of an elastic job's head, which has one connection to each host."""
+"""Resource requests of an elastic job's head, which only keeps a connection to each host."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def remarks(plan: Plan) -> Document:
 def template(
     plan: Plan, settings: PodSettings, *, in_jobset: bool, is_head: bool = False
 ) -> Document:
-    """Return the template of the pods of a plan's hosts, or of its head."""
+    """Return the pod template of a plan's hosts, or with `is_head` that of its head."""
     buckets = () if is_head else volumes.buckets(plan)
     on_chips = not (plan.has_single_controller or is_head)
     own: Document = {DEFAULT_CONTAINER: CONTAINER} | (volumes.GCSFUSE if buckets else {})
@@ -161,7 +161,7 @@ def with_chips(plan: Plan, settings: PodSettings) -> Document:
 
 
 def _metadata(plan: Plan, own: Document) -> Document:
-    # Otherwise an autoscaler that removes a node would evict its pods, and so end the function.
+    # Without it, an autoscaler could remove the node, evict its pods and so end the function.
     stays: Document = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     return {"labels": labels(plan), "annotations": remarks(plan) | stays | own}
 
@@ -212,12 +212,12 @@ def _container(
 
 
 def _shares_template(plan: Plan, *, in_jobset: bool) -> bool:
-    """True if the leader has the same template as other pods."""
+    """True if the leader's pod has the same template as other hosts' pods."""
     return in_jobset and not (plan.has_head or plan.has_single_controller)
 
 
 def _security(plan: Plan, *, is_head: bool) -> Document:
-    """Return the security context: the least that packages and functions need, or `privileged`."""
+    """Return the security context: the rights that installs and functions need, or `privileged`."""
     if plan.options.privileged and not is_head:
         return {"privileged": True}
     context: Document = {"allowPrivilegeEscalation": False}

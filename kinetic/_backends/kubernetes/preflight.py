@@ -31,8 +31,7 @@ from kinetic._core.values import dataclass
 from kinetic.errors import NotFound, PreflightError
 
 COUNTS_S = 60.0
-"""An acceptance is reused for this long in the whole process, so that many submissions check
-once."""
+"""Seconds for which this process reuses a successful check, so that many submissions check once."""
 _ENABLE_MEMORY = (
     "Multi-tier checkpointing is not enabled in the cluster. Ask an administrator to enable the "
     "add-on HighScaleCheckpointing (GKE Standard, 1.32.4-gke.1415000 or later), or name a size "
@@ -91,7 +90,7 @@ def check(
     Args:
         api: the cluster.
         documents: the job's objects, the workload first.
-        needs: the needs that a dry run does not check.
+        needs: the job's needs that a dry run does not check.
         clock: for tests.
 
     Raises:
@@ -128,7 +127,7 @@ def _try_to_create(api: Api, document: Document) -> None:
     except NotInstalled as error:
         if resource == CLAIM_TEMPLATES:
             raise PreflightError(
-                f"network_devices= cannot be used: {error} {_ENABLE_NETWORKS}"
+                f"The cluster does not support network_devices=. {error} {_ENABLE_NETWORKS}"
             ) from error
         raise
     except Refused as error:

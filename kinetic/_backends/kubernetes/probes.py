@@ -24,13 +24,13 @@ from kinetic._store.many import at_once
 from kinetic.errors import KineticError, PreflightError
 
 OLDEST = (1, 27)
-"""Since this version, Indexed Jobs with a pod failure policy are on by default."""
+"""Oldest supported Kubernetes: from 1.27 on, Jobs may be Indexed and have a pod failure policy."""
 CALLS_AT_ONCE = 8
 _NO_CONTROLLER = (
-    "only their definition is installed. No controller fills in the defaults of a JobSet, so none "
-    "would start its hosts"
+    "only the definition of JobSets is installed. Their controller, which would start the hosts, "
+    "does not run."
 )
-"""Shown if `spec.successPolicy` is not set, which only the controller's webhook does."""
+"""The fault if a dry run leaves `spec.successPolicy` empty: JobSet's controller fills it in."""
 
 
 def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:
@@ -49,7 +49,7 @@ def examine(api: Api, needs: Needs) -> tuple[Finding, ...]:
     text = f"{where} answers; Kubernetes {version.text or 'of an unknown version'}"
     if version.major and (version.major, version.minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        first = warn("cluster", text, f"kinetic supports {oldest} and later.")
+        first = warn("cluster", text, f"kinetic needs {oldest} or later.")
     else:
         first = ok("cluster", text)
     return (first, *(finding for findings in findings_of_probes for finding in findings))
@@ -74,12 +74,12 @@ def _probe_jobset(api: Api, _needs: Needs) -> Iterable[Finding]:
         stored = api.create(JOBSETS, trial, dry_run=True)
         fault = "" if "successPolicy" in stored["spec"] else _NO_CONTROLLER
     except Forbidden:
-        pass  # Rights are a probe of their own.
+        pass  # Another probe reports missing permissions.
     except KineticError as error:
         fault = str(error)
     if fault:
-        remedy = "Show this to an administrator: no job of several hosts can be created."
-        yield problem("JobSet", f"takes no jobs: {fault}", remedy)
+        remedy = "Show this to an administrator: jobs of several hosts cannot run."
+        yield problem("JobSet", f"accepts no jobs of several hosts: {fault}", remedy)
     else:
         yield ok("JobSet", "is installed, and takes jobs of several hosts")
 

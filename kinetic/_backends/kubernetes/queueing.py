@@ -1,4 +1,4 @@
-"""The diagnosis of a suspended job, from Kueue's Workload: the job only says that it is suspended.
+"""The diagnosis of a job that a queue has suspended. The reason is only in Kueue's Workload.
 
 In: the Job or JobSet, its Workload, its position in the queue. Out: a `JobDiagnosis`. Pure.
 """
@@ -36,7 +36,7 @@ def why_suspended(
     Args:
         workload: the Job or JobSet.
         queue_workload: Kueue's Workload, or None if it does not exist (yet).
-        position: how many jobs of its queue come before it.
+        position: the number of jobs before this one in its queue.
     """
     queue = labels(workload).get(QUEUE_LABEL, "")
     name = metadata(workload).get("name", "")
@@ -45,10 +45,10 @@ def why_suspended(
         command = f"kubectl patch {_resource(workload)} {name} --type merge -p"
         return JobDiagnosis(
             JobCause.SUSPENDED,
-            f'{text} Resume it: {command} \'{{"spec":{{"suspend":false}}}}\'.',
+            f'{text} Resume it: `{command} \'{{"spec":{{"suspend":false}}}}\'`.',
         )
     if queue_workload is None:
-        text = f"The job waits for the queue {queue}, which has not noticed it yet."
+        text = f"The job waits for the queue {queue!r}, which has not registered the job yet."
         return JobDiagnosis(
             JobCause.QUEUED, f"{text} If this does not change, check that Kueue is installed."
         )
@@ -75,7 +75,7 @@ def _find_deactivation(queue: str, workload: Document) -> JobDiagnosis | None:
     if (workload.get("spec") or {}).get("active", True):
         return None
     evicted = condition(workload, "Evicted") or {}
-    reason = f": {_clean(evicted.get('message'))}" if evicted.get("message") else ""
+    reason = f': "{_clean(evicted.get("message"))}"' if evicted.get("message") else ""
     return JobDiagnosis(
         JobCause.QUEUE_REFUSED,
         f"The queue {queue!r} has removed the job for good{reason}. Submit the job again.",
@@ -88,7 +88,7 @@ def _find_preemption(queue: str, workload: Document) -> JobDiagnosis | None:
     if eviction is None or condition(workload, "Admitted"):
         return None
     message = _clean(eviction.get("message") or eviction.get("reason"))
-    text = f"The queue {queue} evicted the job: {message}."
+    text = f'The queue {queue!r} evicted the job: "{message}".'
     return JobDiagnosis(JobCause.PREEMPTED, text)
 
 
@@ -115,12 +115,12 @@ def _find_reservation(queue: str, workload: Document) -> JobDiagnosis | None:
     message = _clean(reservation.get("message"))
     never = reservation.get("reason") in _NEVER or any(words in message for words in _NEVER_WORDS)
     if never and _OTHER_FLAVOR_FITS not in message:
-        text = f"The queue {queue} can never admit the job: {message}."
-        other = "name another queue= (kubectl get localqueues)"
+        text = f'The queue {queue!r} can never admit the job: "{message}".'
+        other = "set queue= to another queue (`kubectl get localqueues` lists them)"
         missing = "doesn't exist" in message
         advice = f"{other[0].upper()}{other[1:]}." if missing else f"Ask for less, or {other}."
         return JobDiagnosis(JobCause.QUEUE_REFUSED, f"{text} {advice}", hopeless=True)
-    return JobDiagnosis(JobCause.QUEUED, f"The job waits in the queue {queue!r}: {message}.")
+    return JobDiagnosis(JobCause.QUEUED, f'The job waits in the queue {queue!r}: "{message}".')
 
 
 def _clean(text: object) -> str:

@@ -28,7 +28,7 @@ from kinetic._core.values import dataclass
 
 
 class Need(StrEnum):
-    """The uses of permissions."""
+    """The features that need permissions."""
 
     ALL = "all jobs"
     SEVERAL_HOSTS = "jobs of several hosts"
@@ -47,7 +47,7 @@ class Right:
     Attributes:
         verb: the verb's name in RBAC.
         resource: the kind of object.
-        need: its use.
+        need: the feature that needs it.
     """
 
     verb: str
@@ -88,8 +88,8 @@ VITAL = (Need.ALL, Need.SEVERAL_HOSTS, Need.NETWORKS)
 
 
 def list_relevant(*, networks: bool = False, queue: bool = False) -> tuple[Right, ...]:
-    """List the permissions that jobs use, without those for checks: each check itself reports an
-    object that it may not read."""
+    """List the permissions that jobs use, without `Need.CHECKS`: a check that may not read an
+    object reports that itself."""
     excluded = {Need.CHECKS}
     excluded |= set() if networks else {Need.NETWORKS}
     excluded |= set() if queue else {Need.QUEUES}

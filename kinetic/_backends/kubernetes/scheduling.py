@@ -27,8 +27,8 @@ from kinetic._backends.kubernetes.observed import (
 from kinetic._core.quantities import amount_of
 
 SCALE_UP_S = 30.0
-"""An autoscaler says within this time whether it adds nodes; a cluster without such an event has no
-autoscaler."""
+"""Seconds within which an autoscaler writes an event on whether it adds nodes. Without such an
+event the cluster has no autoscaler."""
 _SCALED = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "ScaleUpTimedOut")
 _PASSING = (
     "max node group size",
@@ -40,7 +40,7 @@ _PASSING = (
 """Substrings of an autoscaler's message that it cannot add nodes now, but perhaps later."""
 _GROUPS = re.compile(r"([\w-]+) (\d+)->(\d+) \(max: \d+\)")
 _REQUEST = ("AcceptedProvisioningRequest", "ProvisioningRequestPending")
-_ASK_FOR_LESS = "Ask for less: cpu=, memory= and local_storage= reserve it."
+_ASK_FOR_LESS = "Ask for less with cpu=, memory= or local_storage=."
 
 
 def why_unscheduled(
@@ -56,11 +56,11 @@ def why_unscheduled(
 
     Args:
         workload: the Job or JobSet.
-        pods: one for each host.
+        pods: one pod for each host.
         events: returns the events of a pod.
         nodes: the nodes of the cluster; None if the caller may not list them.
         now: seconds since the epoch, or None.
-        scale_up_s: how long to wait for an autoscaler.
+        scale_up_s: how long to wait for an autoscaler's event, in seconds.
     """
     stuck = [pod for pod in pods if pod.stage is Stage.UNSCHEDULED and pod.unschedulable]
     if not stuck:
@@ -76,13 +76,13 @@ def why_unscheduled(
     finding = _from_nodes(of, stuck, nodes, placed=placed)
     if reason in ("FailedScaleUp", "ScaleUpTimedOut"):
         why = _strip_notes(message)
-        text = f"{finding.sentence} The cluster tried to add nodes and failed: {why}."
+        text = f'{finding.sentence} The cluster tried to add nodes and failed: "{why}".'
         return JobDiagnosis(JobCause.NO_SCALE_UP, text, hosts=hosts)
     if reason == "NotTriggerScaleUp":
         passes = any(words in message for words in _PASSING)
         impossible = finding.kind is JobCause.NO_NODE_POOL and not passes
         kind = finding.kind if impossible else JobCause.NO_SCALE_UP
-        text = f"{finding.sentence} The cluster adds no nodes: {_strip_notes(message)}."
+        text = f'{finding.sentence} The cluster adds no nodes: "{_strip_notes(message)}".'
         return JobDiagnosis(kind, text, impossible, hosts)
     if finding.kind is JobCause.NO_NODE_POOL and waited:
         return JobDiagnosis(finding.kind, finding.sentence, True, hosts)
@@ -145,20 +145,22 @@ def _from_nodes(
             JobCause.NO_NODE_POOL, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
     if fitting and (largest := _largest_pool(fitting)) < of.pods_each:
-        text = f"Only {largest} of the {of.pods_each} nodes of a slice with {kind} exist."
+        text = f"A slice with {kind} needs {of.pods_each} nodes, but no pool has over {largest}."
         return JobDiagnosis(
             JobCause.PARTIAL_SLICE, f"{text} {_quote_scheduler(scheduler)}", hosts=hosts
         )
-    count = f"The {len(fitting)} nodes" if fitting else "The nodes"
-    text = f"{count}{kind and f' with {kind}'} are in use or not ready. The job waits for them."
+    many = len(fitting or ())
+    count = "The only node" if many == 1 else f"The {many} nodes" if many else "The nodes"
+    be, them = ("is", "it") if many == 1 else ("are", "them")
+    text = f"{count}{kind and f' with {kind}'} {be} in use or not ready. The job waits for {them}."
     return JobDiagnosis(
         JobCause.NO_ROOM, f"{text} {_describe_head(of)}{_quote_scheduler(scheduler)}", hosts=hosts
     )
 
 
 def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
-    """Return a sentence if even the largest suitable node is too small for a pod of this set; ""
-    if one is large enough, or may be."""
+    """Return a sentence if even the largest suitable node is too small for a pod of this set; "" if
+    a node is large enough, or may be."""
     spec = of.template.get("spec") or {}
     fitting = pools.select_open_nodes(nodes, spec)
     for name, amounts in requests_of(of).items():
@@ -168,7 +170,7 @@ def why_too_large(of: PodSet, nodes: Sequence[Document]) -> str:
             kind, amount = _kind_of(spec.get("nodeSelector") or {}), " + ".join(amounts)
             requested = f"{amount} CPUs" if name == "cpu" else f"{amount} of {name}"
             text = f"No node{kind and f' with {kind}'} has the {requested} that a pod requests"
-            return f"{text}; they have up to {most}. {_ASK_FOR_LESS}"
+            return f"{text}; the largest has {most}. {_ASK_FOR_LESS}"
     return ""
 
 
@@ -186,8 +188,8 @@ def requests_of(of: PodSet) -> dict[str, list[str]]:
 
 
 def _describe_head(of: PodSet) -> str:
-    """Return a sentence on the requests of a single controller's pod, which are more than most
-    machines without chips have; "" for other pods."""
+    """Return a sentence on the large requests of a single controller's pod, which most machines
+    without chips cannot satisfy; "" for other pods."""
     if of.name != PATHWAYS_HEAD:
         return ""
     requests = sorted(requests_of(of).items())
@@ -233,7 +235,7 @@ def _offers(nodes: Sequence[Document] | None) -> str:
 
 
 def _quote_scheduler(scheduler: str) -> str:
-    return f"The scheduler says: {scheduler}."
+    return f'The scheduler says: "{scheduler}".'
 
 
 def _strip_notes(message: str) -> str:

@@ -1,8 +1,8 @@
 """Snapshots of the objects of jobs in a cluster, and of the objects that explain their state.
 
-Callers poll instead of watching, because the ends and the output of jobs come from the store. A
-process has one `SnapshotReader` per connection, so that any number of followed jobs costs the same:
-one list of workloads and one of pods serve all callers for some seconds. Events, nodes and queues
+Callers poll the cluster instead of watching it: the store already reports output and ends of jobs.
+A process has one `SnapshotReader` per connection. One list of workloads and one of pods serve all
+callers for some seconds, so any number of followed jobs costs the same. Events, nodes and queues
 are listed on first use only, and each request delays the next list by `REQUEST_S`.
 """
 
@@ -42,17 +42,17 @@ from kinetic._core.values import dataclass
 from kinetic.errors import KineticError, NotFound, PreflightError
 
 FRESH_S = 2.0
-"""A snapshot is used for at least this long."""
+"""Least time in seconds for which a snapshot is reused."""
 REQUEST_S = 1.0
-"""A snapshot is used for this time per request that it took: at most 60 requests a minute, however
-many jobs are followed."""
+"""Seconds for which a snapshot is reused, per request that it took. So a process sends at most 60
+requests a minute, however many jobs it follows."""
 PATIENCE = 5
-"""While all jobs wait, a snapshot is used 2, 4 and then at most this many times as long: at most 20
-requests a minute. Nodes, queues and controllers take up to three requests per snapshot."""
+"""While no job runs yet, a snapshot is reused 2, 4 and then at most this many times as long: at
+most 20 requests a minute. Nodes, queues and Jobs take up to three requests per snapshot."""
 BUSY_SHARE = 0.25
-"""The share of its time that a slow server may spend on these lists."""
+"""Largest share of a slow server's time that these lists may take."""
 FOLLOWED_S = 15.0
-"""A snapshot covers all jobs that were read within this time."""
+"""A snapshot covers all jobs that callers have read in this many seconds."""
 
 
 class ClusterContext:
@@ -63,13 +63,13 @@ class ClusterContext:
         """Create the context of the given jobs without calling the cluster."""
         self._api = api
         self.covered = set(jobs)
-        """The jobs that callers read, including jobs created since the list."""
+        """The ids of the jobs that callers read, including jobs created after the list."""
         self.selection = Selector(labels=names.selector(jobs))
         self._lock = threading.RLock()
         self._listed: dict[str, Sequence[Document] | None] = {}
         self.requests = 0
         self.waiting: set[str] = set()
-        """The jobs that wait."""
+        """The ids of jobs that do not run yet."""
 
     def events_of(self, name: str) -> Sequence[Document]:
         """Return the events about an object. For several jobs, all events are listed at once."""
@@ -144,7 +144,7 @@ class ClusterSnapshot:
     """The cluster's objects of some jobs.
 
     Attributes:
-        context: the objects that explain them.
+        context: further objects, which explain the jobs' states.
         workloads, pods: the objects, by job.
         kinds: the kinds of workloads that were listed.
         jobs: the listed jobs; None for all jobs in the namespace.
@@ -171,8 +171,8 @@ class ClusterSnapshot:
         return self.pods.get(ref.job_id, ())
 
     def is_removed(self, ref: JobRef) -> bool:
-        """True if the workload of a job existed and was removed: the cluster keeps its events for
-        an hour. A job created after the snapshot also has events, so read the workload again."""
+        """True if events, which a cluster keeps for an hour, show that a job's workload was
+        removed. A job created after the snapshot has events too, so read its workload again."""
         self.context.covered.add(ref.job_id)
         name = names.workload_of(ref.job_id)
         kind = PATHWAYS_HEAD if ref.has_single_controller else HOSTS
@@ -239,8 +239,8 @@ class SnapshotReader:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the last snapshot and the lock, in a forked process: a thread of the parent may hold
-        the lock."""
+        """Drop the last snapshot and the lock in a forked process: a thread of the parent may have
+        held the lock."""
         self._lock = threading.Lock()
         self._last: ClusterSnapshot | None = None
         self._begun_at = self._failed_at = -1.0
@@ -259,7 +259,7 @@ class SnapshotReader:
 
         Args:
             refs: the jobs.
-            fresh: list the objects now, once for all threads that wait for it.
+            fresh: list the objects now; threads that ask at the same time share the lists.
 
         Raises:
             BackendUnavailable: the server does not answer.
@@ -333,7 +333,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
-    """Call the cluster: one list per kind of workload, and one of pods if some may run."""
+    """List the jobs' objects: one call for each kind of workload, one for pods if a job may run."""
     wanted = {ref.job_id for ref in refs}
     context = ClusterContext(api, wanted)
     kinds = dict.fromkeys(resource_of(ref) for ref in refs)
@@ -361,7 +361,7 @@ def _owners(thing: Document) -> list[str]:
 
 
 def _position(own: Document, workloads: Sequence[Document]) -> int | None:
-    """Count the workloads that come before a waiting one in its queue; None if it does not wait."""
+    """Count the workloads before `own` in its queue; None if `own` does not wait in one."""
     if not _waits(own):
         return None
     queue = (own.get("spec") or {}).get("queueName")

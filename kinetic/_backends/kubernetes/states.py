@@ -1,12 +1,12 @@
 """The state of a job, from its workload, its pods and the store.
 
 In: a Job or JobSet as the API server sends it (None without one), its pods, `JobFacts`. Out: a
-`Status`. Pure and stateless, so any process says the same.
+`Status`. Pure and stateless, so every process computes the same status.
 
 The workload alone is not enough: while a program winds down, a Job's numbers are the same as while
 it starts, and a JobSet's `ready` drops as soon as the first host has finished. The pods make the
-answer exact; one list call fetches the pods of all jobs. Only the store says if a job that lost
-its leader goes on, and if a job without a workload was cancelled.
+answer exact; one list call fetches the pods of all jobs. Only the store says whether a job that
+lost its leader continues, and whether a job without a workload was cancelled.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ REMOVED_FROM_CLUSTER = "its workload was removed from the cluster"
 CANCELLED = "The job was cancelled."
 
 LEAST_START_TIMEOUT_S = 2.0
-"""The plan, which has the limit, is read only after this time, to save a call."""
+"""To save a call, the plan with the start timeout is not read in these first seconds of a wait."""
 SUBMISSION_S = 15.0
-"""A submission without a Secret after this time was interrupted."""
+"""Seconds after which a workload without a Secret counts as an interrupted submission."""
 _PHASES = {Stage.SUCCEEDED: JobStatus.SUCCEEDED, Stage.FAILED: JobStatus.FAILED}
 
 
@@ -77,8 +77,8 @@ def status_of(workload: Document | None, pods: Iterable[Document]) -> Status:
 
 
 def _find_end(workload: Document) -> Status | None:
-    """Return the status of an ended workload, or None. Only these conditions are final: others are
-    set up to minutes earlier."""
+    """Return the status of a workload that has ended, or None. Only the conditions read here are
+    final; others are set up to minutes before the end."""
     for kind in ("Complete", "Completed"):
         if condition(workload, kind):
             return Status(JobStatus.SUCCEEDED)
@@ -171,7 +171,7 @@ def _trouble(pod: Pod) -> str:
 
 
 def _trouble_name(pod: Pod) -> str:
-    # One name for both reasons: they alternate while nothing changes.
+    # Use one name for both image reasons: they alternate while an image cannot be pulled.
     return "ImagePull" if pod.waiting_reason in IMAGE_REASONS else pod.waiting_reason
 
 
@@ -193,7 +193,8 @@ def _end_of(pod: Pod) -> str:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """The facts about a job. Functions cost a call, and are called only if their answer decides.
+    """The facts from which `judge` derives a job's status. Functions call the store or the cluster,
+    so `judge` uses them only if needed.
 
     Attributes:
         ref, workload: the job.
@@ -201,10 +202,10 @@ class JobFacts:
         cluster: its status by workload and pods alone (`status_of`).
         now: seconds since the epoch by the cluster's clock.
         explain: returns what keeps the job from running or ended it, given whether it waits.
-        has: returns whether the store has a record.
+        has: returns whether the store has a record with this key.
         has_begun: returns whether all hosts were ever ready.
-        goes_on: returns whether another attempt may follow that of a lost leader.
-        existed: returns whether a job without a workload once had one.
+        goes_on: returns whether the job may get another attempt after losing its leader.
+        existed: returns whether a job had a workload earlier.
         start_timeout_s: returns the limit in its plan, in seconds.
     """
 
@@ -239,7 +240,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
     if waits and job.ref.has_head and job.has_begun():
         head = next((pod for pod in select_starting(job.pods) if pod.leads), None)
         if head is None or head.stage is Stage.RUNNING:
-            # The job runs without a slice, or waits for one.
+            # The elastic job continues with fewer slices, or waits for a slice.
             return Status(JobStatus.RUNNING, status.reason, hosts), None
         job = _narrow_to(head, job)
     finding = job.explain(waits)
@@ -253,7 +254,7 @@ def judge(job: JobFacts) -> tuple[Status, JobDiagnosis | None]:
 
 
 def _narrow_to(head: Pod, job: JobFacts) -> JobFacts:
-    """Return the facts for a job that waits only for its new head: its slices may follow later."""
+    """Return the facts for a job that waits only for its new head; its slices may follow later."""
 
     def explain(waits: bool) -> JobDiagnosis | None:
         finding = job.explain(waits)
@@ -285,10 +286,10 @@ def _judge_absent(job: JobFacts) -> Status:
 
 
 def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
-    """Judge a running job, which has failed if it lost its leader for good. The cluster reports
-    that loss only after the other pods have ended, or the leader's node was removed."""
+    """Judge a running job: it has failed if it lost its leader for good. The cluster reports that
+    loss late, after the other pods have ended or the leader's node was removed."""
     lost = pod_failures.why_leaderless(workload, job.pods)
-    if lost is None or job.ref.has_head:  # The cluster replaces a head, which then goes on.
+    if lost is None or job.ref.has_head:  # The cluster replaces a lost head.
         return status
     if job.goes_on() or job.has(layout.JobKeys(job.ref.job_id).cancellation):
         return Status(JobStatus.RUNNING, lost.sentence, status.hosts)
@@ -297,7 +298,7 @@ def _judge_running(job: JobFacts, workload: Document, status: Status) -> Status:
 
 
 def _apply_finding(job: JobFacts, finding: JobDiagnosis, status: Status) -> Status:
-    """Return the status with a finding as its reason; a job with a hopeless one has failed."""
+    """Return the status with a finding as its reason; a hopeless finding makes the job failed."""
     never_ran = status.phase is JobStatus.PENDING and finding.hopeless
     phases = {host.host: host.phase for host in status.hosts}
     concerned = {
@@ -333,9 +334,9 @@ def _fail_overdue(job: JobFacts, workload: Document, status: Status) -> Status:
 
 
 def waiting_since(workload: Document, pods: Sequence[Pod]) -> float | None:
-    """Return the time since which the hosts wait to be started, in seconds since the epoch by the
-    cluster's clock; None while the job waits in a queue, which has no limit. It is the latest of
-    the workload's creation, its admission by a queue, and the creation of its oldest current pod.
+    """Return when the hosts began to wait for their start, in seconds since the epoch by the
+    cluster's clock: the latest of the workload's creation, its admission by a queue, and the
+    creation of its oldest current pod. None while the job waits in a queue, which has no limit.
 
     Args:
         workload: the Job or JobSet.
@@ -357,13 +358,13 @@ def waiting_since(workload: Document, pods: Sequence[Pod]) -> float | None:
 
 def created_at(workload: Document) -> float:
     """Return when a workload was created, in seconds since the epoch by the cluster's clock;
-    infinity without a timestamp, as if the workload had not waited at all."""
+    infinity without a timestamp, so that no wait is overdue."""
     at = seconds_of(str(metadata(workload).get("creationTimestamp")))
     return math.inf if at is None else at
 
 
 def select_starting(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods that run or will run, without those of an earlier attempt."""
+    """Return the current attempt's pods that run or will run."""
     return [pod for pod in pods if not pod.has_ended and not pod.is_deleting]
 
 
@@ -373,8 +374,8 @@ def has_leader(pods: Sequence[Pod]) -> bool:
 
 
 def _is_led(pods: Iterable[Pod]) -> bool:
-    """True if the leader still runs, and so writes the verdict itself, although the JobSet has
-    failed: it fails with the first of its Jobs, and then deletes the others."""
+    """True if the leader of a failed JobSet still runs, and so will write the verdict. A JobSet
+    fails with the first of its Jobs, before it deletes the others."""
     return any(pod.leads and pod.stage is Stage.RUNNING and pod.is_ready for pod in pods)
 
 

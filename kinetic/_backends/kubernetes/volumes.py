@@ -14,11 +14,11 @@ from kinetic._core.plan import BUCKETS, Dataset, Plan
 
 LOCAL_DIR = "KINETIC_LOCAL_DIR"
 LOCAL_FOLDER = "/_kinetic/local"
-"""The folder in memory, unless `env=` names another one."""
+"""The path of the in-memory folder for local checkpoints, unless `env=` names another path."""
 SHM = "/dev/shm"
 KEY_DIR = "KINETIC_TLS_KEY_DIR"
 KEY_FOLDER = "/_kinetic/leader"
-"""The folder with the certificate's key, which is empty in pods other than the leader's."""
+"""The folder with the key of the gang's certificate; it is empty in all pods but the leader's."""
 MULTI_TIER_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
 DEVICE_CLASS = "netdev.google.com"
 """The class of network devices of TPU machines, by GKE's managed DRANET."""
@@ -57,8 +57,8 @@ def _bucket(name: str, data: Dataset, folder: str) -> Mounted:
 
 def key_of_leader(secret: str, key: str) -> Mounted:
     """Return the volume with the key of the gang's certificate, for pods that share a template.
-    Only host 0 gets the key: the Secret has no path for other hosts, so the cluster mounts an empty
-    folder (https://github.com/kubernetes/kubernetes/issues/65452).
+    Each pod mounts the path of its Job and pod index, and the volume has only host 0's path, so
+    other hosts get an empty folder (https://github.com/kubernetes/kubernetes/issues/65452).
 
     Args:
         secret: the name of the Secret.
@@ -77,14 +77,14 @@ def are_bound_by_hosts(plan: Plan) -> bool:
 
 
 def local_folder(plan: Plan) -> str:
-    """Return the path of a host's folder in memory; "" if it has none."""
+    """Return the path of a host's in-memory folder for local checkpoints; "" if it has none."""
     if plan.has_single_controller:
         return ""
     return plan.options.env.get(LOCAL_DIR) or LOCAL_FOLDER
 
 
 def local(plan: Plan, *, simulated: bool) -> list[Mounted]:
-    """Return the folder in memory for local checkpoints. Without a size it uses free memory, as
+    """Return the volume in memory for local checkpoints. Without a size it takes free memory as
     files are written.
 
     Args:
@@ -103,14 +103,14 @@ def local(plan: Plan, *, simulated: bool) -> list[Mounted]:
 
 
 def folder_memory(plan: Plan) -> str:
-    """Return the memory that a pod requests for its folder; "" for none."""
+    """Return the memory that a pod requests for its local checkpoints; "" for none."""
     storage = plan.options.local_storage or ""
     return "" if storage == MULTI_TIER else storage
 
 
 def shared_memory(plan: Plan) -> list[Mounted]:
-    """Return the folder in memory that processes of a pod share. The default of containers, 64 MB,
-    is too little for a data loader. Without a size the pod's memory limits it."""
+    """Return the volume at /dev/shm, the memory that a pod's processes share. The default, 64 MB,
+    is too little for a data loader. Without a size the pod's memory is the limit."""
     if local_folder(plan).rstrip("/") == SHM:
         return []  # Local checkpoints already have a volume at this path.
     size = plan.options.shm or half_of(plan.options.memory)

@@ -1,7 +1,7 @@
 """The local backend: every host of the slice is a process tree on this machine.
 
-Each job has a detached supervisor. Its phase and output are read from the job's folder: the folder
-and the supervisor's lock are the only links to a job, and there is no connection.
+Each job has a detached supervisor process, which starts and leads its hosts. This module has no
+connection to it: it reads phase and output from the job's folder and the supervisor's lock.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from kinetic._store.base import Store
 
 LINGER_S = 2.0
-"""The longest wait for the reports of hosts whose supervisor was killed; a tenth of a second is
-usual."""
+"""Longest wait in seconds for the reports of hosts whose supervisor was killed; 0.1 s is usual."""
 _STARTING = "its hosts are starting"
 _ENDING = "its supervisor was killed, and its hosts are ending"
 _KILLED = "its supervisor was killed"
@@ -80,7 +79,7 @@ class LocalBackend:
 
     @functools.cached_property
     def _environ(self) -> dict[str, str]:
-        """The variables that hosts inherit from this process, as of the first start of a host."""
+        """The environment variables that hosts inherit from this process."""
         if self._worker_environ is not None:
             return dict(self._worker_environ)
         from kinetic._config import settings  # not needed for a list of running jobs
@@ -98,11 +97,11 @@ class LocalBackend:
         simulation.check_pathways(plan)
 
     def room(self, plan: Plan | None) -> int:
-        """Return for how many jobs this machine has processors and memory."""
+        """Return the number of jobs for which this machine has processors and memory."""
         return simulation.room(plan, self._usable_cpus(), self._available_memory_bytes())
 
     def render(self, plan: Plan) -> list[Document]:
-        """Return the gang as the only document."""
+        """Return one document, from which the supervisor starts the gang."""
         return [simulation.document(plan)]
 
     def warm_up(
@@ -128,7 +127,7 @@ class LocalBackend:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SubmitError(
-                f"The job's folder {folder} cannot be created: {error.strerror}."
+                f"The folder of {ref.job_id} cannot be created: {folder}: {error.strerror}."
             ) from error
         request = {
             "store": self._store.uri,
@@ -151,7 +150,7 @@ class LocalBackend:
         verdict = self._verdict(ref)
         if verdict is not None:
             return verdict
-        # Read this first: the lock shows a supervisor that begins later.
+        # Read this before the lock: a supervisor may begin in between, and the lock then shows it.
         had_begun = self._was_supervised(ref)
         if self._is_supervised(ref):
             is_ready = (self._folder(ref) / "state.json").exists()
@@ -170,7 +169,7 @@ class LocalBackend:
         """Read the hosts' output files; with `follow`, until the job ends."""
         from kinetic._backends import attempt_logs  # not needed for a list of running jobs
 
-        def has_ended() -> bool:  # A verdict is enough: the supervisor still cleans up then.
+        def has_ended() -> bool:  # Do not wait for the supervisor's cleanup.
             is_over = self._is_judged(ref) or not self._is_supervised(ref)
             return is_over and self._status(ref).phase.ended
 
@@ -184,7 +183,7 @@ class LocalBackend:
         return liveness.watch_output(self._root, ref, request, attempt, hosts)
 
     def cancel(self, ref: JobRef) -> None:
-        """Ask the supervisor to stop the gang, and continue it if it is suspended (SIGSTOP)."""
+        """Ask the supervisor to stop the gang; wake a supervisor that is suspended (SIGSTOP)."""
         import signal
 
         pid = liveness.supervisor(self._folder(ref) / "lock")
@@ -207,7 +206,7 @@ class LocalBackend:
         return Endpoint(supervisor["target"], supervisor["token"], ref.job_id)
 
     def connect(self, ref: JobRef, host: int, port: int) -> Connection:
-        """Connect to a port of this machine, which is every host."""
+        """Connect to a port of this machine, on which all hosts run."""
         import socket
 
         from kinetic._system.connection import SocketConnection
@@ -215,7 +214,7 @@ class LocalBackend:
         return SocketConnection(socket.create_connection(("127.0.0.1", port)))
 
     def processes(self, ref: JobRef) -> GangProcesses | None:
-        """Return the processes that a living supervisor has recorded, or None."""
+        """Return the processes that the supervisor has recorded; None if it has ended."""
         if not (supervisor := self._is_supervised(ref) and self._supervisor(ref)):
             return None
         return GangProcesses(
@@ -243,8 +242,8 @@ class LocalBackend:
         plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         if plan.elastic_controller is None:
             raise UsageError(
-                f"{ref.job_id} has a single controller, one process with all slices. Simulated "
-                "slices of it can be lost with slices=(least, most) only; name host 0 to kill the "
+                f"{ref.job_id} has a single controller, one process with all slices, so it can "
+                "lose a simulated slice only with slices=(least, most). Name host 0 to kill the "
                 "controller."
             )
         hosts_each, most = plan.topology.hosts, plan.options.most_slices
@@ -256,7 +255,7 @@ class LocalBackend:
         return existing if lost else ()
 
     def ending_fd(self, ref: JobRef) -> int | None:
-        """Return a descriptor of the supervisor's process, or None."""
+        """Return a descriptor that becomes readable when the supervisor ends; None without one."""
         fd = liveness.ending_fd(self._folder(ref))
         return fd if fd >= 0 else None
 
@@ -266,8 +265,8 @@ class LocalBackend:
         return self._root / layout.JobKeys(ref.job_id).prefix / "local"
 
     def _lingers(self, ref: JobRef) -> bool:
-        """True while agents of a killed supervisor end their hosts, at most `LINGER_S`: their
-        reports are worth the wait."""
+        """True while agents whose supervisor was killed still end their hosts and write reports,
+        for `LINGER_S` at most."""
         since = self._orphaned_at.setdefault(ref.job_id, time.monotonic())
         agents = (self._supervisor(ref) or {}).get("agents", {})
         return time.monotonic() - since <= LINGER_S and any(

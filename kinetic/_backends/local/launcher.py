@@ -1,4 +1,5 @@
-"""Starting supervisors through zygotes: one per kind of job, for as long as this process lives."""
+"""Starts supervisors through zygotes: child processes that have imported the modules of hosts, and
+fork. This process keeps a zygote for each set of modules and variables until it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from kinetic.errors import KineticError, StoreFull, SubmitError
 
 _lock = threading.Lock()
 _zygotes: dict[tuple[object, ...], Zygote] = {}
-MOST_ZYGOTES = 6  # A sweep over variables that are read at imports needs a zygote for each value.
+MOST_ZYGOTES = 6  # Each value of a variable that is read at imports needs its own zygote.
 _lost: list[Zygote] = []  # Freeing them would close descriptors that other files may have now.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _SILENT = {
@@ -38,7 +39,7 @@ _READ_BY_ZYGOTES = (
     *("SSL_", "REQUESTS_CA_", "CURL_CA_", "GOOGLE_", "CLOUDSDK_", "STORAGE_", "HF_"),
 )
 _PROGRAM = str(Path(__file__).resolve().parents[2] / "_host" / "local" / "__main__.py")
-"""The zygote's program. It is not started with `-m`, which imports more."""
+"""The zygote's program, started by its path: `python -m` would import more."""
 
 
 class _ZygoteDied(Exception):
@@ -84,7 +85,7 @@ class Zygote:
             env={
                 **environ,
                 **_SILENT,
-                "KERAS_BACKEND": "jax",  # as on hosts, for libraries that are imported ahead
+                "KERAS_BACKEND": "jax",  # as on hosts, for libraries imported early
                 **(_ONE_THREAD if modules else {}),
                 "PYTHONPATH": _python_path(environ),
             },
@@ -96,7 +97,7 @@ class Zygote:
         return pipes.is_same(self._socket.fileno(), self._inode)
 
     def launch(self, request: dict[str, Any]) -> int:
-        """Fork a supervisor; return its process id once it holds the job's lock.
+        """Fork a supervisor; wait until it holds the job's lock, and return its process id.
 
         Raises:
             StoreFull: there is no space for the supervisor's first files.
@@ -143,7 +144,7 @@ class Zygote:
         return data
 
     def _read_output(self) -> str:
-        """End the zygote; return the last lines of its output, as the end of a sentence."""
+        """End the zygote; return the last lines of its output, to append to an error message."""
         self._end()
         with self._errors:
             self._errors.seek(0)
@@ -152,7 +153,7 @@ class Zygote:
 
     def try_out(self, limit_s: float) -> str:
         """Let the zygote import everything and end; return the error as text, "" on success."""
-        self.import_ahead(["sys"])  # Without a request it would not complete its imports.
+        self.import_ahead(["sys"])  # Without a request the zygote would not complete its imports.
         self._socket.shutdown(socket.SHUT_WR)
         try:
             code = self._process.wait(timeout=limit_s)
@@ -203,7 +204,7 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
         except _ZygoteDied:
             _forget(first)
         zygote = _zygote_for(modules, environ)
-        zygote.imports |= first.imports  # Skip them: one of them may have killed the first zygote.
+        zygote.imports |= first.imports  # Skip imports that may have killed it.
         try:
             return zygote.launch(request)
         except _ZygoteDied as death:
@@ -212,7 +213,8 @@ def launch(request: dict[str, Any], *, modules: tuple[str, ...], environ: Mappin
 
 
 def _explain_death(last_line: str, modules: tuple[str, ...]) -> str:
-    cause = last_line.rstrip(".") or "it said nothing"
+    words = last_line.rstrip(".")
+    cause = f'"{words}"' if words else "it printed nothing"
     imports = f" or `python -c 'import {', '.join(modules)}'`" if modules else ""
     advice = f"Run `kinetic doctor`{imports} to see more."
     return f"The process that starts simulated slices died: {cause}. {advice}"
@@ -220,7 +222,7 @@ def _explain_death(last_line: str, modules: tuple[str, ...]) -> str:
 
 def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
     """Return the error for a supervisor that could not begin."""
-    text = f"The supervisor of {job_id} could not begin: {why}."
+    text = f'The process that supervises {job_id} could not begin: "{why}".'
     if number in files.FULL:
         return StoreFull(f"{text} Free some space, or set KINETIC_HOME to a folder elsewhere.")
     return SubmitError(text)
@@ -229,8 +231,8 @@ def _refusal(job_id: str, why: str, number: int | None) -> KineticError:
 def warm_up(
     modules: tuple[str, ...], environ: Mapping[str, str], *, libraries: Sequence[str] = ()
 ) -> None:
-    """Start the zygote for these modules, so that it imports them and its jobs' libraries while
-    the caller packs its call."""
+    """Start the zygote for these modules, so that it imports the modules and `libraries` while the
+    caller packs its call."""
     with _lock:
         _zygote_for(modules, environ).import_ahead(libraries)
 
@@ -267,8 +269,8 @@ def _spool() -> IO[bytes]:
 
 
 def _settings_of_zygote(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that take effect when modules are imported, and those by which agents
-    fetch data: a zygote serves only callers with equal values of these."""
+    """Return the variables that matter to a zygote: those read when modules are imported, and those
+    by which agents fetch data. A zygote serves only callers with equal values of them."""
     return tuple(
         sorted(
             (k, v)
@@ -295,8 +297,8 @@ def _forget(zygote: Zygote) -> None:
 
 
 def _reset_in_fork() -> None:
-    """Replace the lock, which a thread of the parent may hold, and disconnect from the parent's
-    zygotes, which end with the parent."""
+    """After a fork, replace the lock, which a thread of the parent may hold, and disconnect from
+    the parent's zygotes, which end with the parent."""
     global _lock
     _lock = threading.Lock()
     for zygote in _zygotes.values():

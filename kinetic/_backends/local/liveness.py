@@ -1,4 +1,4 @@
-"""The processes of a job on this machine: which of them live, from locks and from the kernel."""
+"""The processes of a job on this machine: locks and the kernel tell which of them are alive."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from kinetic._core.ref import JobRef
 
 POLL_S = 0.02
-"""The pause between checks for new output."""
+"""Seconds between two checks for new output."""
 _WAKE_AFTER_S = 0.1
-"""The longest sleep of a follower, who also has to notice a new attempt."""
+"""Longest sleep in seconds of a thread that follows a job: it must also notice a new attempt."""
 _CHECKS_PER_S = 5000
-"""The most checks of files per second, whatever the number of hosts."""
+"""Most checks of output files per second, for all hosts together."""
 
 
 class JobWatch:
-    """A watch that wakes the follower of a job when a host prints, when the verdict is written, and
-    when the supervisor ends, a moment after the verdict.
+    """Wakes a thread that follows a job when a host prints, when the verdict is written, and when
+    the supervisor ends, a moment after the verdict.
 
     Args:
         folder: the folder with the supervisor's lock.
@@ -124,8 +124,8 @@ def watch_output(
 
 
 def ending_fd(folder: Path) -> int:
-    """Open a descriptor that becomes readable when the supervisor ends; -1 if it does not run on
-    this machine."""
+    """Open a descriptor that becomes readable when the job's supervisor ends; -1 if the supervisor
+    does not run on this machine."""
     lock, fd = folder / "lock", -1
     with contextlib.suppress(OSError, AttributeError):
         if pid := supervisor(lock):
@@ -137,7 +137,7 @@ def ending_fd(folder: Path) -> int:
 
 
 def bar_supervisor(folder: Path) -> None:
-    """Remove the folder of a job whose start was given up, unless its supervisor has begun. A
+    """Remove the folder of a job whose start the caller gave up, unless the supervisor has begun. A
     supervisor that begins later finds no folder and ends."""
     import shutil
 
@@ -158,9 +158,9 @@ def supervisor(lock: Path) -> int:
 
 
 def is_agent(pid: int, job_id: str) -> bool:
-    """True if the process is an agent of the job that can end its host: not dead or suspended."""
+    """True if the process is an agent of the job and neither dead nor suspended."""
     with contextlib.suppress(OSError):
-        # Just after the fork an agent has the supervisor's title, which has the job's id, too.
+        # Just after the fork, an agent still has the supervisor's title, with the job's id in it.
         can_end = processes.state(pid) not in ("", "T", "t", "Z", "X")
         return can_end and job_id.encode() in processes.command_line(pid)
     return False
@@ -184,7 +184,7 @@ def signal_hosts(
 
 
 def _find_process(first: int, title: str) -> int | None:
-    """Return the process with this title among `first` and its descendants, or None."""
+    """Return the id of the process with this title among `first` and its descendants, or None."""
     for pid in (first, *processes.descendants(first)):
         with contextlib.suppress(OSError):
             if processes.command_line(pid).rstrip(b"\0 ") == title.encode():

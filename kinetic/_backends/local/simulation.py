@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kinetic._core.plan import Plan
 
 LOOPBACK_REMEDY = (
-    "As root, run `ip link set lo up`; if the interface is up, but has IPv6 alone, run `ip addr "
+    "As root, run `ip link set lo up`; if the interface is up, but has only IPv6, run `ip addr "
     "add 127.0.0.1/8 dev lo`."
 )
 _READ_BY_LIBRARIES = ("KERAS_", "FLAX_", "EQX_", "ORBAX_", "TF_")
@@ -61,7 +61,7 @@ def document(plan: Plan) -> dict[str, Any]:
 def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, ...]:
     """Return the modules that are imported once for all hosts and all jobs of a caller.
 
-    There are none if the job sets variables that JAX or numpy read when they are imported.
+    Return none if the job sets variables that JAX or numpy read when they are imported.
     """
     if any(name.startswith(("JAX_", "XLA_", "PYTHONPATH", *THREADS)) for name in variables):
         return ()
@@ -69,12 +69,12 @@ def preload_modules(*, needs_jax: bool, variables: Iterable[str]) -> tuple[str, 
 
 
 def preload_libraries(libraries: Iterable[str], *, variables: Iterable[str]) -> tuple[str, ...]:
-    """Return the libraries to import ahead: none if the job sets variables that they may read."""
+    """Return the libraries to import early: none if the job sets variables that they may read."""
     return () if any(name.startswith(_READ_BY_LIBRARIES) for name in variables) else (*libraries,)
 
 
 def memory_estimate_bytes(plan: Plan) -> int:
-    """Return the memory that the whole gang needs before the function allocates anything."""
+    """Return the memory, in bytes, that the gang needs before the function allocates anything."""
     return SHARED_BYTES + plan.hosts * _host_bytes(plan)
 
 
@@ -97,7 +97,7 @@ def check_system(system: str, place: Place) -> None:
         place: the place of the job.
 
     Raises:
-        PreflightError: this machine cannot; the message says where else to run.
+        PreflightError: this machine cannot simulate slices; the message says where else to run.
     """
     if not can_simulate(system):
         no_cluster = "No cluster is configured, and"
@@ -176,8 +176,8 @@ def check_debugger(plan: Plan, *, installed: Callable[[], bool]) -> None:
     """
     if plan.options.debug and not installed():
         raise PreflightError(
-            "debug=True needs debugpy in this environment, which simulated hosts use. Install it: "
-            "pip install debugpy."
+            "debug=True needs the package debugpy in this Python environment, in which simulated "
+            "hosts run. Install it: pip install debugpy"
         )
 
 
@@ -198,8 +198,8 @@ def check_pathways(plan: Plan) -> None:
 
     if plan.elastic_controller is not None and find_spec("pathwaysutils") is None:
         raise PreflightError(
-            'slices=(least, most) with controller="single" needs pathwaysutils. Install it: pip '
-            "install 'pathwaysutils[gke]'."
+            'slices=(least, most) with controller="single" needs the package pathwaysutils. '
+            "Install it: pip install 'pathwaysutils[gke]'"
         )
 
 
@@ -218,8 +218,8 @@ def check_reach(plan: Plan, store_folder: Path | None) -> None:
         if store_folder is None:
             raise UsageError(
                 f"{data.source} cannot be simulated while the store is a bucket. Unset "
-                "KINETIC_STORE to have a folder of this machine simulate the bucket, or use a "
-                "cluster."
+                "KINETIC_STORE, so that a folder of this machine simulates the data's bucket, or "
+                "use a cluster."
             )
         folder = store_folder / layout.bucket_folder(data.source)
         logging.getLogger("kinetic").warning(
@@ -238,8 +238,7 @@ def check_reach(plan: Plan, store_folder: Path | None) -> None:
 
 
 def check_places(plan: Plan, needed: Sequence[str]) -> None:
-    """Refuse an output folder that cannot be created, and mounts that hide folders which hosts
-    need.
+    """Refuse an output folder that cannot be created, and mounts that would hide a needed folder.
 
     Args:
         plan: the job's plan.

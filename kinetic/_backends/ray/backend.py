@@ -1,9 +1,9 @@
-"""The Ray backend: a job's leader is a driver that Ray's Jobs API starts. The driver reserves
-slices, and actors start the hosts.
+"""The Ray backend. Ray's Jobs API starts a driver process, which leads the job: it reserves slices,
+and Ray actors start the hosts.
 
 A job's entry in the Jobs API has the job's id. Output and verdicts are read from the store, so they
-outlive the cluster. The functions that decide (the state of a driver, whether a cluster can hold a
-job, the submission) are pure and come first.
+outlive the cluster. Pure functions come first: they judge a driver's state and a cluster's
+capacity, and render the submission.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ _UNIMPORTABLE = "ModuleNotFoundError: No module named "
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """The facts about a job. Functions read the store, and are called only if they decide.
+    """The facts from which `judge` derives a job's status. Functions read the store, so `judge`
+    uses them only if needed.
 
     Attributes:
         job: Ray's entry of the job; None if there is none.
@@ -142,8 +143,8 @@ def _why_failed(job: RayJob) -> str:
 
 
 OLDEST_RAY = (2, 49)
-"""The first version whose placement groups have labels. Until 2.44 the dashboard put a letter
-before each file."""
+"""The first version whose placement groups have labels. Dashboards up to 2.44 also damaged files:
+they added a letter before each."""
 
 
 def check_versions(ray: str, python: str, ours: str) -> None:
@@ -160,8 +161,8 @@ def check_versions(ray: str, python: str, ours: str) -> None:
     theirs, mine = (version.split(".")[:2] for version in (python, ours))
     if python and theirs != mine:
         raise PreflightError(
-            f"Python {python} runs on the cluster, {ours} here, and functions are sent as code of "
-            f"one version. Use a cluster with Python {'.'.join(mine)}, or Python "
+            f"The cluster runs Python {python}, this machine {ours}, and functions are sent as "
+            f"code of one version. Use a cluster with Python {'.'.join(mine)}, or Python "
             f"{'.'.join(theirs)} here."
         )
 
@@ -184,7 +185,7 @@ def check_capacity(plan: Plan, nodes: Sequence[RayNode], *, grows: bool = False)
     if grows or _count_slices(topology, needed, alive) >= least:
         return
     raise PreflightError(
-        f"The Ray cluster cannot hold this job: {_describe_job(topology, needed, least)}; "
+        f"The Ray cluster is too small for {_describe_job(topology, needed, least)}: "
         f"{_describe_cluster(needed, alive)}. Add nodes, or ask for less."
     )
 
@@ -218,8 +219,8 @@ def _count_slices(topology: Topology, needed: Mapping[str, float], nodes: Sequen
 
 
 def _fits_slice(topology: Topology, node: RayNode) -> bool:
-    """True if a node belongs to a slice of this shape. The number in its pod type is ignored: it
-    may count cores."""
+    """True if a node belongs to a slice of this shape. The number in the node's pod type is
+    ignored, because it may count cores instead of chips."""
     generation = node.labels.get(_TYPE, "").partition("-")[0]
     shape = node.labels.get(_SHAPE, topology.shape_text)
     return generation == topology.family.replace("tpu", "v") and shape == topology.shape_text
@@ -230,7 +231,8 @@ def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) 
     many = f"{slices} slices of " if slices > 1 else ""
     noun = "host" if hosts == 1 else "hosts"
     share = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
-    return f"{many}{topology.name} has {hosts} {noun} with {share} each"
+    need = "need" if slices > 1 else "needs"
+    return f"{many}{topology.name}, which {need} {hosts} {noun} with {share} each"
 
 
 def _describe_amount(name: str, amount: float) -> str:
@@ -245,9 +247,9 @@ def _describe_cluster(needed: Mapping[str, float], nodes: Sequence[RayNode]) -> 
         if node.resources.get(unit)
     )
     if not kinds:
-        return f"none of its nodes ({len(nodes)}) has {unit}"
+        return f"none of the cluster's nodes ({len(nodes)}) has {unit}"
     text = ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
-    return f"its {len(nodes)} nodes are {text}"
+    return f"the cluster's nodes ({len(nodes)}) are {text}"
 
 
 def _describe_node(node: RayNode, unit: str, others: Sequence[str]) -> str:
@@ -263,7 +265,7 @@ def _name_node(node: RayNode, unit: str) -> str:
 DRIVER = "kinetic._host.ray"
 NO_INTERPRETER = 69
 STOP_MARGIN_S = 10
-"""The time for the hosts' reports, after the function's grace period."""
+"""Seconds for the hosts' last reports, added to the function's grace period."""
 _RAYLETS = r"s/^--python_worker_command=\([^ ]*\).*/\1/p"
 _HAS_RAY = 'import importlib.util as u, sys; sys.exit(not u.find_spec("ray"))'
 
@@ -275,7 +277,7 @@ class HostSettings:
     Attributes:
         archive: the SHA-256 of kinetic's archive.
         store_uri: the address of the store for nodes of the cluster.
-        python: an interpreter that all nodes have; "" for that of Ray's own workers.
+        python: an interpreter that all nodes have; "" for the interpreter of Ray's own workers.
         simulated: whether virtual devices of the processor replace chips.
     """
 
@@ -310,8 +312,8 @@ def render(plan: Plan, settings: HostSettings) -> Document:
 
 def environment_of(archive: str) -> dict[str, Any]:
     """Return the runtime environment in which programs can import kinetic."""
-    # Without eager_install, only nodes that a job uses install its packages.
-    # Not working_dir: every node would unpack it again, even nodes that share a machine's folder.
+    # Without eager_install, only the nodes that run a job install its packages. Do not use
+    # working_dir: every node would unpack it again, even nodes that share a folder.
     return {
         "py_modules": [f"gcs://{package_of(archive)}"],
         "config": {"eager_install": False},
@@ -324,7 +326,7 @@ def package_of(digest: str) -> str:
 
 
 def read_submission(document: Document, lines: Sequence[str] = ()) -> Submission:
-    """Return the submission in a document, with requirements that Ray installs first."""
+    """Return the submission in a document; Ray first installs the requirements in `lines`."""
     runtime_env = dict(document["runtime_env"])
     if lines:
         runtime_env["uv"] = {"packages": list(lines)}
@@ -335,8 +337,8 @@ def read_submission(document: Document, lines: Sequence[str] = ()) -> Submission
 def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
     """Return the shell command of a driver, which runs a module of kinetic.
 
-    Without `python` it uses the interpreter of Ray's own workers, which is often not the first one
-    on the PATH. The raylet, which is the parent of the shell's parent, has it in its command line.
+    Without `python` the driver uses the interpreter of Ray's own workers, often not the first one
+    on the PATH. It is read from the command line of the raylet, the parent of the shell's parent.
     If the job installs packages, Ray puts their environment on the PATH, which then comes first.
     """
     workers = (
@@ -360,7 +362,7 @@ def entrypoint(python: str, *, installs: bool, module: str = DRIVER) -> str:
 
 
 _LEAVING_S, _STOPPING_S = 20.0, 20.0
-"""The longest waits for a driver to end by itself, and after it was stopped."""
+"""Longest waits in seconds for a driver to end by itself, and to end after it was stopped."""
 
 
 class RayBackend:
@@ -398,7 +400,7 @@ class RayBackend:
     # -- submission --------------------------------------------------------------------------------
 
     def preflight(self, plan: Plan) -> None:
-        """Refuse a plan that the cluster cannot run, by a few calls, before anything is sent."""
+        """Refuse a plan that the cluster cannot run, after a few calls; nothing is sent."""
         if plan.has_single_controller:
             raise PreflightError(
                 'controller="single" needs Pathways, which Ray does not have. Use '
@@ -411,7 +413,7 @@ class RayBackend:
             self._start_store_server()
 
     def _start_store_server(self) -> None:
-        """Start the server of a store on the head; later writes wait until it answers."""
+        """Start the server of a store on the cluster's head; later writes wait for its answer."""
         archive = self._send_kinetic()
         command = entrypoint(self._settings.python, installs=False, module=store_servers.MODULE)
         store_servers.ensure_server(self._api, command, environment_of(archive))
@@ -427,8 +429,8 @@ class RayBackend:
         return [render(plan, replace(self._settings, archive=blob.digest))]
 
     def submit(self, ref: JobRef, documents: list[Document], secrets: Mapping[str, str]) -> None:
-        """Send kinetic, unless the cluster has it, and the secrets. Then create the entry in the
-        Jobs API, which starts the driver."""
+        """Send kinetic's archive, unless the cluster has it, and the secrets. Then create the job's
+        entry in the Jobs API, which starts the driver."""
         (document,) = documents
         plan = Plan.read(self._store.get(layout.JobKeys(ref.job_id).plan))
         lines: list[str] = []
@@ -471,7 +473,7 @@ class RayBackend:
         return (stored.read_verdict(self._store, ref) if status.phase.ended else None) or status
 
     def _read_wait(self, ref: JobRef, *, still: bool = True) -> str:
-        """Return the leader's note on what a job waits for; without `still`, the last such note."""
+        """Return the leader's note on a job's wait; with `still`, "" if the wait is over."""
         try:
             note = record.parse(self._store.get(layout.JobKeys(ref.job_id).wait_note))
             return "" if still and note.get("is_over") else str(note["reason"])
@@ -483,7 +485,7 @@ class RayBackend:
         return self.status([ref])[ref.job_id].why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
-        """Return "": the leader's report has all that is known about the loss."""
+        """Return "": the leader's own report of the loss is complete."""
         return ""
 
     def why_unready(self, ref: JobRef) -> str:
@@ -494,10 +496,10 @@ class RayBackend:
     def kill(
         self, ref: JobRef, hosts: Sequence[int], signum: int, *, agents: bool = False
     ) -> tuple[int, ...]:
-        """Ask the leader to kill the hosts' actors, with which their functions and agents end."""
+        """Ask the leader to kill the hosts' actors, which ends their functions and agents too."""
         if signum != signal.SIGKILL:
             raise UsageError(
-                "On Ray, hosts can only be ended at once, not sent other signals. Use KILL."
+                "Hosts on a Ray cluster take no other signal than KILL, which ends them at once."
             )
         if self.status([ref])[ref.job_id].phase is not JobStatus.RUNNING:
             return ()
@@ -508,8 +510,8 @@ class RayBackend:
     def logs(self, ref: JobRef, request: LogRequest) -> Iterator[LogChunk | None]:
         """Read the hosts' output from the store; with `follow`, until the job ends.
 
-        Ray's own log of the driver would not do: it comes a second late, has no positions, and is
-        lost with the cluster. It is read only for a driver that ended before it led hosts.
+        Ray's own log of the driver comes a second late, has no positions and is lost with the
+        cluster. It is read only if the driver ended before it led hosts.
         """
         yield from attempt_logs.read_of_cluster(self._store, ref, request, self.status)
         is_wanted = request.failures and not request.metrics and 0 in (request.hosts or (0,))
@@ -534,14 +536,14 @@ class RayBackend:
     # -- the end -----------------------------------------------------------------------------------
 
     def cancel(self, ref: JobRef) -> None:
-        """Record the request and stop the driver, which ends its hosts first."""
+        """Record the request in the store and stop the driver, which ends its hosts first."""
         cancellation.request(self._store, ref.job_id, lambda: self._api.stop(ref.job_id))
 
     def cleanup(self, ref: JobRef) -> None:
-        """Stop the driver, unless it has written its verdict and ends by itself.
+        """Stop the driver, unless it has written the verdict and ends by itself.
 
-        The job's entry stays, as those of Ray's other jobs do: if it were deleted while Ray still
-        watches the end of the driver, Ray would create it again as failed.
+        The job's entry in the Jobs API stays: if it were deleted while Ray still watches for the
+        driver's end, Ray would create the entry again with the state failed.
         """
         if self._store.has(layout.JobKeys(ref.job_id).outcome) and self._has_ended_within(
             _LEAVING_S, ref
@@ -550,7 +552,8 @@ class RayBackend:
         self._api.stop(ref.job_id)
         if not self._has_ended_within(_STOPPING_S, ref):
             raise BackendUnavailable(
-                f"Ray has not ended the driver of {ref.job_id} within {_STOPPING_S:g} s. Try again."
+                f"Ray has not ended the driver process of {ref.job_id} within {_STOPPING_S:g} s. "
+                "Try again."
             )
 
     def _has_ended_within(self, limit_s: float, ref: JobRef) -> bool:

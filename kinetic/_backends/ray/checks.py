@@ -33,7 +33,7 @@ class RayFacts:
         ray: the version of Ray.
         nodes: the living nodes.
         python: the version of Python; "" if unknown.
-        has_server: whether the store server runs now.
+        has_server: True if the store server runs now.
     """
 
     address: str

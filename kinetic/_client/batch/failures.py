@@ -1,4 +1,4 @@
-"""The errors of a batch: of one input without a value, or a `BatchError` about all of them."""
+"""The errors of a batch: one for each input without a value, and a `BatchError` for all of them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
 def batch_error(
     view: BatchView, values: Mapping[int, Any], failed: Mapping[int, BaseException]
 ) -> BatchError:
-    """Return the error of a batch whose `failed` inputs have no value. `values` has an entry for
-    each input. Its cause is the first failure; cancelled and skipped inputs come last."""
+    """Return the error of a batch, if the inputs in `failed` have no value; `values` has an entry
+    for each input. Its cause is the first failed input's error, else that of a cancelled or skipped
+    input."""
     batch = view.records.batch
 
     def rank(index: int) -> tuple[int, int]:

@@ -114,7 +114,14 @@ class BatchHandle(Generic[R_co]):
         return counts
 
     def failures(self) -> list[JobHandle[R_co]]:
-        """Return the jobs that failed or were cancelled, in the order of the inputs."""
+        """Return the jobs that failed or were cancelled, in the order of the inputs.
+
+        Example:
+            ```python
+            for job in batch.failures():
+                print(job.group_index, job.error())
+            ```
+        """
         failed = (JobStatus.FAILED, JobStatus.CANCELLED)
         jobs = (self._view.handles[i] for i, status in self.statuses() if status in failed)
         return [job for job in jobs if job is not None]
@@ -291,7 +298,7 @@ class BatchHandle(Generic[R_co]):
         try:
             self._stop()
         except WaitTimeout as error:
-            _log.warning("%s was cancelled, but has not ended yet: %s", self.group_id, error)
+            _log.warning("%s was cancelled, but has not ended yet. %s", self.group_id, error)
 
     def _stop(self) -> None:
         view = self._view
@@ -302,9 +309,9 @@ class BatchHandle(Generic[R_co]):
             if view.is_submitting or not view.list_inputs(InputState.WAITING):
                 raise
             raise WaitTimeout(
-                f"{self._describe_ends()}. {view.records.read_stamp() or 'Another process'}, which "
-                "submits the batch, has not answered and may be suspended. When it resumes, "
-                "it will submit no more inputs."
+                f"{self._describe_ends()}. The process that submits the inputs "
+                f"({view.records.read_stamp() or 'not this one'}) does not answer and may be "
+                "suspended. Resume or end that process; it will submit no more inputs."
             ) from error
 
     @hide_frames
@@ -324,8 +331,8 @@ class BatchHandle(Generic[R_co]):
         if not view.is_done:
             if not k8s:
                 raise UsageError(
-                    f"{self.group_id} is running and needs its records. Cancel it first, or clean "
-                    "up with k8s=True."
+                    f"{self.group_id} is still running. Cancel it first, or clean up without "
+                    "k8s=False (--no-k8s): that cancels it, too."
                 )
             self._stop()
         jobs = [job for job in view.handles if job is not None]
@@ -337,7 +344,7 @@ class BatchHandle(Generic[R_co]):
 
     @property
     def _view(self) -> BatchView:
-        """The view of the batch. A fork of the submitting process gets a view that only reads."""
+        """The state of the inputs; a fork of the submitting process reads it from the store."""
         if self._pid != os.getpid():
             self._own_view, self._pid = AttachedView(self._own_view.records), os.getpid()
         return self._own_view
@@ -359,7 +366,7 @@ class BatchHandle(Generic[R_co]):
                 with view.changes:
                     known_events, ended = view.events, view.finished[yielded:]
                 for number, index in enumerate(ended, yielded + 1):
-                    # Do not show ends that an earlier wait showed, or from before attaching.
+                    # Do not show inputs again that ended in an earlier wait, or before attaching.
                     if number > self._reported:
                         bar.show_end(index)
                         self._reported = number
@@ -409,7 +416,7 @@ def describe_reattaching(group_id: str) -> str:
     """Return instructions for reattaching to a batch and for stopping it."""
     return (
         f'reattach with kinetic.attach_batch("{group_id}").results(), '
-        f'stop it with kinetic.attach_batch("{group_id}").cancel().'
+        f'or stop it with kinetic.attach_batch("{group_id}").cancel().'
     )
 
 

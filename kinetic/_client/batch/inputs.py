@@ -31,7 +31,7 @@ def list_calls(inputs: Iterable[Any], mode: str = "auto") -> list[CallArguments]
     anything else the only argument.
 
     Raises:
-        UsageError: no such mode exists, or an input does not fit the mode.
+        UsageError: the mode does not exist, or an input does not fit it.
     """
     if mode not in MODES:
         raise UsageError(f"There is no input_mode {mode!r}. Modes are: {', '.join(MODES)}.")
@@ -132,7 +132,7 @@ def inputs_of(
         total: the number of inputs.
         refs: the inputs that have a job.
         refusals: the inputs that could not be submitted.
-        end: the end of the submission; None before it.
+        end: the end of the submission; None while inputs may still be submitted.
         is_abandoned: True if the submitting process died without recording the end.
     """
 

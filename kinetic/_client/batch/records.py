@@ -42,7 +42,7 @@ from kinetic.errors import (
 SCHEMA_VERSION = 2
 STAMP_EVERY_S = 30.0
 SILENT_S = 120.0
-"""A process on another machine counts as dead after this long without a stamp."""
+"""A submitting process on another machine counts as dead after this long without a new stamp."""
 SUBMITTER_ENDED = "the process that submitted the batch ended first"
 _INPUT = re.compile(r"/(\d{1,9})\.json$")
 
@@ -80,8 +80,9 @@ class Batch(Record, called="The record of the batch"):
         version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else None
         if version not in (SCHEMA_VERSION, None):
             raise UnsupportedVersion(
-                "The record of the batch was written by another version of kinetic: use that "
-                "version to read it. `kinetic jobs list --all` lists its jobs."
+                f"The record of the batch {data.get('group_id')} was written by another version of "
+                "kinetic, and this version cannot read it. Use that version; `kinetic jobs list "
+                "--all` lists the jobs of the batch."
             )
         return super().from_json(data)
 
@@ -129,8 +130,8 @@ class Stamp(Record, called="The record of who submits the batch"):
 
 
 class SubmitterWatch:
-    """Judges whether the process that submits a batch is dead: on this machine by its id, on others
-    by a stamp that has not changed for `SILENT_S` on the local clock."""
+    """Judges whether the process that submits a batch is dead. A process on this machine is known
+    by its id; one elsewhere is dead once its stamp has stayed the same for `SILENT_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -138,7 +139,7 @@ class SubmitterWatch:
         self._changed_at = clock()
 
     def is_dead(self, stamp: Stamp | None) -> bool:
-        """True if the process that wrote the current stamp is dead, or the stamp was removed."""
+        """True if the process that wrote the stamp is dead, or the stamp was removed (None)."""
         if stamp is None:
             return True
         if stamp.machine and stamp.machine == machine.container_id():
@@ -178,7 +179,7 @@ class BatchRecords:
         me = os.getpid()
         stamp = Stamp(me, processes.read_start(me), machine.container_id(), socket.gethostname())
         key = layout.GroupKeys(self.batch.group_id).batch
-        # Stamp first: readers take a batch without a stamp for one whose process has died.
+        # Write the stamp first: readers think that a batch without a stamp has lost its process.
         self._stamp(stamp)
         if not self.store.put(key, _json(self.batch.to_json()), if_absent=True):
             raise SubmitError(
@@ -229,7 +230,7 @@ class BatchRecords:
     # -- read by other processes -------------------------------------------------------------------
 
     def read(self, submitter: SubmitterWatch, entered: Collection[int] = ()) -> BatchReading:
-        """Read the state of all inputs except `entered`, those that the caller has read already.
+        """Read the state of all inputs but those in `entered`, which the caller has read before.
 
         The order of reads matters: first the submitting process, then the end, then references and
         refusals. So if the process is dead or has ended the batch, all that it wrote is read.
@@ -286,7 +287,7 @@ def _read_record(store: Store, key: str) -> dict[str, Any]:
     try:
         return record.parse(data)
     except CorruptRecord as error:
-        raise CorruptRecord(f"{key} is damaged: {error}.") from error
+        raise CorruptRecord(f"The record {key} in the store is damaged: {error}.") from error
 
 
 def _json(document: Mapping[str, Any] | Sequence[Any]) -> bytes:

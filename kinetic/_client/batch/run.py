@@ -1,8 +1,8 @@
 """The inputs of a batch as this process knows them, and the thread that submits them.
 
 The submitting thread is not a daemon, so that a script that ends after starting a batch still
-submits all of it. The thread that watches for ends of jobs also enters them in the `BatchView`: in
-the main thread, Ctrl-C could lose one.
+submits all of it. The thread that watches for the ends of jobs also enters them in the `BatchView`:
+if the main thread did so, Ctrl-C could lose an end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BatchRules:
 
     Attributes:
         max_concurrent: the most jobs at the same time; None for no limit.
-        fitted: True if `max_concurrent` must still be chosen to fit the backend.
+        fitted: True if `max_concurrent` will be the number of jobs that fit the backend.
         fail_fast: submit nothing more after the first failure.
         cancel_running_on_fail: with `fail_fast`, also cancel running jobs.
     """
@@ -194,8 +194,8 @@ class BatchView:
 
     @contextlib.contextmanager
     def watch_jobs(self) -> Iterator[None]:
-        """Watch for the ends of jobs in the `with` block, also of jobs submitted in it. Outside of
-        all such blocks the view does not learn of ends, except by `settle`."""
+        """Watch for the ends of jobs in the `with` block, also of jobs submitted in the block.
+        Outside of such blocks the view does not notice ends, except by `settle`."""
         with self.changes:
             self._waiters += 1
             is_first = self._waiters == 1 or self._broken is not None
@@ -219,7 +219,7 @@ class BatchView:
                 raise self._broken
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Read the changes that another process made. Does nothing in the submitting process."""
+        """Read other processes' changes, if due or `now`. Does nothing in the submitter."""
 
     def settle(self) -> None:
         """Read the verdicts of all running jobs in one call, and enter their ends."""
@@ -302,7 +302,7 @@ class AttachedView(BatchView):
             self._enter_states(states, reading)
             if reading.end is not None or reading.is_abandoned:
                 stopped = reading.end.stopped if reading.end else ""
-                self.stopped = stopped or "nothing more is submitted"
+                self.stopped = stopped or "the batch was stopped"
 
     def _enter_states(self, states: Sequence[InputState], reading: BatchReading) -> None:
         batch, store = self.records.batch, self.records.store
@@ -322,7 +322,7 @@ class AttachedView(BatchView):
 
 
 class BatchSubmitter:
-    """Submits the inputs of a batch in order, following the batch's rules."""
+    """Submits the inputs of a batch in order, by the batch's `BatchRules`."""
 
     def __init__(self, view: BatchView, source: JobSource) -> None:
         self._view = view
@@ -374,12 +374,12 @@ class BatchSubmitter:
             self._finish()
 
     def _step(self) -> bool:
-        """Submit one input, or wait until an event may allow that. True if there is more to do."""
+        """Submit one input, or wait for an event that may allow it. True if there is more to do."""
         view, rules = self._view, self._view.rules
         with view.changes:
             known_events = view.events
             if rules.fail_fast and view.has_failed:
-                view.stop("an input failed")
+                view.stop("another input failed")
             index = self._take()
             is_over = index is None and self._next == len(view.states)
             may_cancel = rules.cancels and not view.stopped and view.live > 0
@@ -413,7 +413,7 @@ class BatchSubmitter:
         if view.stopped or (now - self._stop_checked_at < IDLE_S and not has_freed):
             return
         self._stop_checked_at, self._finished_at_check = now, len(view.finished)
-        with logged("the store could not be checked for a stop request"):
+        with logged("the store cannot be checked for a request to stop the batch"):
             if self._records.is_to_stop():
                 view.cancel("another process cancelled the batch")
 
@@ -440,8 +440,11 @@ class BatchSubmitter:
         except Exception as error:  # noqa: BLE001 - packing runs the user's code; one input must not end the others
             self._refuse(index, error)
         except BaseException as error:
-            why = f"{type(error).__name__}: {text_of(error)}"
-            self._refuse(index, SubmitError(f"Input {index} was not submitted: {why}"))
+            why = f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
+            self._refuse(
+                index,
+                SubmitError(f"The submission of input {index} of {group_id} was ended by {why}."),
+            )
             if not isinstance(error, SystemExit):
                 raise
         else:
@@ -467,7 +470,7 @@ class BatchSubmitter:
         with view.changes:
             if self._source is None or not view.is_submitting:
                 return  # The batch has finished already, or was never started.
-            self._source = None  # Frees the copies of the inputs.
+            self._source = None  # Free the copies of the inputs.
             skipped = frozenset(view.list_inputs(InputState.SKIPPED))
         with logged("the end of the batch could not be recorded"):
             self._records.note_end(BatchEnd(view.stopped, skipped))
@@ -477,8 +480,8 @@ class BatchSubmitter:
 
 
 class logged(contextlib.suppress):  # noqa: N801 - reads as a statement
-    """Suppresses errors of the store and the backends in the `with` block, and logs each after the
-    text `failure`."""
+    """Suppresses errors of the store and the backends in the `with` block, and logs each error with
+    the text `failure` before it."""
 
     def __init__(self, failure: str) -> None:
         super().__init__(KineticError, OSError)

@@ -25,7 +25,7 @@ from kinetic.errors import UsageError, UsageTypeError, a_type, text_of
 UNKNOWN_ROOM = 64
 """The number of concurrent jobs on a backend that does not report its capacity."""
 IN_MEMORY_BYTES = 64 * 1024**2
-"""Calls whose pickles are larger together are stored in a temporary file."""
+"""Limit for the pickles of all calls together; larger ones are stored in a temporary file."""
 
 
 class JobSource(Protocol):
@@ -98,7 +98,7 @@ class PackagedCalls:
         return JobHandle(ref, backend, store)
 
     def _share_bundle(self, sent: Planned) -> None:
-        """Use the source tree that the first job sent for all jobs, even if files change later."""
+        """Use the first job's source tree for all jobs, even if files change later."""
         if sent.bundle is not self._shared.bundle:
             self._shared = dataclasses.replace(self._shared, bundle=sent.bundle)
 

@@ -18,7 +18,7 @@ STILL_S = 5.0
 """Shorter stalls are not shown."""
 SILENT_S = 3.0
 _SAME_S = 0.3
-"""Two reports closer than this are the same report: hosts report processor time once a second."""
+"""Reports less than this many seconds apart are the same report: hosts report every second."""
 SAVING = "saving"
 """The state of a running host that writes a checkpoint."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
@@ -102,7 +102,7 @@ class HostLine:
 
 
 class _Used(NamedTuple):
-    """A report of a host's processor time, with the share since the previous report."""
+    """A report of a host's processor time, with the percentage used since the previous report."""
 
     cpu_s: float
     at: float
@@ -110,7 +110,7 @@ class _Used(NamedTuple):
 
 
 class Rates:
-    """Computes each host's share of a processor from successive reports of its processor time."""
+    """Computes each host's use of one processor in percent from reports of its processor time."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[object, ...], _Used] = {}
@@ -118,8 +118,8 @@ class Rates:
     def percent(
         self, key: tuple[object, ...], cpu_s: float, running_s: float, at: float
     ) -> float | None:
-        """Return the percentage of one processor since the last report of a host, or since the
-        function started, `running_s` ago. `at` is the time of the report."""
+        """Return a host's use of one processor in percent, since its last report or, for the first
+        one, since its function started, `running_s` ago. `at` is the time of this report."""
         before = self._reports.get(key)
         if before is None or cpu_s < before.cpu_s:  # A new attempt counts from zero.
             after = _Used(cpu_s, at, 100.0 * cpu_s / running_s if running_s > 0 else None)
@@ -141,7 +141,7 @@ def lines(
     attempt: AttemptPicture | None = None,
 ) -> list[HostLine]:
     """Return a line for each host, or one line for the job if nothing is known of its hosts.
-    Without a snapshot, the hosts' states come from `attempt`, the current one."""
+    Without the leader's `snapshot`, the hosts' states come from `attempt`, the current one."""
     members = snapshot.get("members") if snapshot else None
     line = HostLine(ref, now - ref.created_at, None, state, state)
     if not snapshot or not members:

@@ -1,5 +1,5 @@
-"""The colours of states of jobs, hosts, inputs and findings: one table for the terminal, notebooks
-and the dashboard, each with its own six tones."""
+"""The colours of states of jobs, hosts, inputs and findings: one table for the terminal, for
+notebooks and for the dashboard, with six tones for each."""
 
 from __future__ import annotations
 

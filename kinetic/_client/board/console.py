@@ -34,8 +34,8 @@ def can_redraw(stream: TextIO | None) -> bool:
 class Printer:
     """Writes a job's output to this process's stdout and stderr, without delay.
 
-    Promises: (1) streams with a buffer get the bytes unchanged; streams without one, as in
-    notebooks, get text; (2) a broken stream gets no more output, but the job is still watched.
+    Promises: (1) streams with a buffer get the bytes unchanged; streams without a buffer, as in
+    notebooks, get text; (2) a broken stream gets no more output, but the caller's wait goes on.
     """
 
     def __init__(self, *, prefixed: bool = False) -> None:
@@ -53,7 +53,8 @@ class Printer:
         except Exception as error:  # noqa: BLE001 - the caller may have replaced the stream by any object
             self._broken.add(chunk.stream)
             _log.warning(
-                "the job's output can no longer be printed (%s). See `kinetic jobs logs`.",
+                "the job's output can no longer be printed here, but the job keeps running and "
+                "`kinetic jobs logs` shows its output. The error: %s",
                 error,
             )
 
@@ -120,8 +121,8 @@ def notice(text: str, *, repeat: bool = False) -> None:
 def print_last(
     interrupt: KeyboardInterrupt, text: str, is_over: Callable[[], bool] = lambda: False
 ) -> None:
-    """Print a text as the last line: below Python's traceback of the interrupt; or if the interrupt
-    is caught, when the process exits, unless `is_over` is true by then."""
+    """Print a text as the last line on stderr: after Python's traceback of the interrupt, or, if
+    the program catches the interrupt, when it exits, unless `is_over()` is true then."""
     interrupt.add_note(text)
     atexit.register(_print_unless_shown, interrupt, text, is_over)
 
@@ -155,5 +156,5 @@ def describe_timeout(job_id: str, fault: str) -> str:
 def _describe_reattaching(job_id: str) -> str:
     return (
         f'reattach with kinetic.attach("{job_id}").result() or `kinetic jobs logs -f {job_id}`, '
-        f"stop it with `kinetic jobs cancel {job_id}`."
+        f"or stop it with `kinetic jobs cancel {job_id}`."
     )

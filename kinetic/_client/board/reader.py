@@ -215,7 +215,7 @@ class JobBoard:
         for ref in refs:
             with contextlib.suppress(CorruptRecord, KeyError):
                 standing = standing_of_verdict(self._listed[ref.job_id], ref.created_at)
-                if standing.state != JobStatus.FAILED:  # The list does not have the reason.
+                if standing.state != JobStatus.FAILED:  # Excerpts lack a failure's reason.
                     yield ref.job_id, standing
 
     def _read(self, ref: JobRef, *, settles: bool) -> JobStanding | None:
@@ -226,7 +226,7 @@ class JobBoard:
             except NotFound:
                 return None
             except CorruptRecord:
-                pass  # `verdict` rebuilds it.
+                pass  # `verdict` rebuilds the damaged outcome.
         outcome = self.verdict(ref)
         return None if outcome is None else _standing_of(outcome, ref)
 

@@ -21,8 +21,8 @@ def topology_of(ref: JobRef) -> Topology | None:
 
 
 def name_slice(topology: Topology) -> str:
-    """Return a slice's name and shape, such as "tpu-v6e-16 · 4x4"; only the name, such as "cpu:2",
-    if its number is the shape."""
+    """Return a slice's name and shape, such as "tpu-v6e-16 · 4x4"; only the name if it contains the
+    shape, such as "cpu:2"."""
     is_line = topology.shape_text.isdecimal()
     return topology.name if is_line else f"{topology.name} · {topology.shape_text}"
 
@@ -47,7 +47,7 @@ def slice_of(ref: JobRef, host: int, slices: Sequence[int] = ()) -> int | None:
 
 def describe_shape(ref: JobRef, slices: int | tuple[int, int] = 1) -> str:
     """Return "2 slices of tpu-v6e-8 (4 hosts)", or for a single controller "2 to 3 slices of
-    tpu-v6e-8 (single controller)". Only a single controller needs `slices`, the option."""
+    tpu-v6e-8 (single controller)". `slices` is the option; only a single controller needs it."""
     if ref.has_single_controller:
         least, most = (slices, slices) if isinstance(slices, int) else slices
         several = f"{most}" if least == most else f"{least} to {most}"

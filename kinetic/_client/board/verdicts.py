@@ -23,19 +23,19 @@ from kinetic.errors import CorruptRecord, KineticError, NotFound, StoreError
 
 _log = logging.getLogger("kinetic.following")
 KNOWN_FOR_S = 3600.0
-"""Do not ask a backend later than this after a job's end: it has forgotten why a host was lost."""
+"""Seconds after a job's end in which its backend may still know why a host was lost."""
 
 
 def read_verdict(store: Store, ref: JobRef, now: float) -> Outcome | None:
-    """Return the stored verdict; None if there is none. Rebuild a damaged one from the hosts'
-    reports."""
+    """Return the stored verdict, or None. Rebuild a damaged verdict from the hosts' reports."""
     try:
         return Outcome.read(store.get(layout.JobKeys(ref.job_id).outcome))
     except NotFound:
         return None
     except CorruptRecord as damage:
         _log.warning(
-            "the stored outcome of %s is damaged (%s); using the hosts' reports instead",
+            "the stored outcome of %s is damaged, so it is computed again from the reports of the "
+            "job's hosts. The error: %s",
             ref.job_id,
             damage,
         )
@@ -82,10 +82,15 @@ def judge_orphan(
     except StoreError as error:
         if not store.has(layout.JobKeys(ref.job_id).ref):
             return None
-        _log.warning("the outcome of %s could not be stored: %s", ref.job_id, error)
+        _log.warning(
+            "the outcome of %s could not be stored; it is computed again when it is next needed. "
+            "The error: %s",
+            ref.job_id,
+            error,
+        )
         return outcome
     if not store.has(layout.JobKeys(ref.job_id).ref):
-        store.delete(layout.JobKeys(ref.job_id).prefix)  # Removed before the verdict came.
+        store.delete(layout.JobKeys(ref.job_id).prefix)  # The job was removed while it was judged.
         return None
     return outcome if first else read_verdict(store, ref, now) or outcome
 
@@ -137,7 +142,7 @@ def _decide_orphan(
     if first is not None and program_code(first) is not ProgramCode.CODE_FAILED:
         plan = plan_of(ref)
         if plan is not None and plan.elastic_gang is not None:
-            # Blame no host: with a live supervisor, a new attempt would have followed the loss.
+            # Blame no host: a living supervisor would have begun a new attempt after the loss.
             outcome = replace(outcome, blamed=())
     if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
         outcome = replace(outcome, reason=_find_first_stop(outcome) or reason)
@@ -145,8 +150,8 @@ def _decide_orphan(
 
 
 def _find_first_stop(outcome: Outcome) -> str:
-    """Return why the first agent stopped. An agent that gives up ends the supervisor, so that the
-    other agents stop only because of that."""
+    """Return why the first agent stopped. The others stopped because of it: an agent that gives up
+    ends the supervisor."""
     stopped = [r for r in outcome.reports if r.exit is Exit.STOPPED and r.detail]
     return min(stopped, key=lambda r: r.ended_at).detail if stopped else ""
 
@@ -158,7 +163,13 @@ def release(backend: Backend, ref: JobRef) -> None:
     try:
         backend.cleanup(ref)
     except KineticError as error:
-        _log.warning("resources of the ended job %s could not be freed: %s", ref.job_id, error)
+        _log.warning(
+            "%s has ended, but its resources on the backend could not be freed; `kinetic jobs "
+            "cleanup %s` tries again. The error: %s",
+            ref.job_id,
+            ref.job_id,
+            error,
+        )
 
 
 def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: float) -> Outcome:
@@ -175,7 +186,7 @@ def explain(backend: Backend, store: Store, ref: JobRef, outcome: Outcome, now: 
     if not isinstance(backend, Explains):
         return outcome
     if ref.has_head and not unready:
-        return outcome  # The head has reported each loss; host numbers differ between attempts.
+        return outcome  # The head has explained each loss; hosts' indices change between attempts.
     try:
         why = backend.why_unready(ref) if unready else backend.why_lost(ref, first.host)
     except KineticError:

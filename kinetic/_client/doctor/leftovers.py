@@ -27,12 +27,12 @@ from kinetic._system import locks, processes
 from kinetic.errors import KineticError, NotFound, UnsupportedVersion, name_some
 
 SETTLED_S = 60.0
-"""Younger leftovers are ignored: their job may just be starting or ending."""
+"""Leftovers younger than this many seconds are ignored: their job may be starting or ending."""
 LOCAL = Place("local")
 """The place of jobs on this machine."""
 _NAMED_AT_MOST = 3
 _FUNCTION_VARIABLE = preemption.VARIABLE.encode()
-"""An environment variable that every program started by a job's function has."""
+"""An environment variable of every process that runs a job's function, and of its children."""
 _TITLE = re.compile(r"kinetic-(supervisor|agent|worker) (job-[0-9a-f]+)(?: host (\d+))?")
 
 
@@ -69,7 +69,7 @@ def probe(
     local = [ref for ref in refs if ref.backend == LOCAL.backend]
     ended, orphans = _find_ended(store, local, now)
     if orphans:
-        text = f"{_count(len(orphans), 'job')} ended without a result, because a supervisor was "
+        text = f"{_count(len(orphans), 'job')} ended without a result: a supervising process was "
         findings.append(
             warn(
                 "orphans",
@@ -131,8 +131,7 @@ def _find_damage(store: LocalStore, ref: JobRef) -> Iterator[tuple[str, str]]:
 def _find_ended(
     store: LocalStore, refs: Sequence[JobRef], now: float
 ) -> tuple[set[str], list[str]]:
-    """Return the ids of jobs that no longer run, and the ids of those among them that have no
-    verdict."""
+    """Return the ids of jobs that no longer run, and the ids of those without a verdict."""
     backend = registry.make(LOCAL, store)
     outcomes = {ref.job_id: layout.JobKeys(ref.job_id).outcome for ref in refs}
     judged = has_many(store, list(outcomes.values()))

@@ -196,7 +196,7 @@ def _check_system(system: str, *, has_cluster: bool) -> Finding:
         return ok("system", f"{limit} Jobs run on a cluster.")
     return problem(
         "system",
-        f"{limit} No cluster is configured either: no job can run.",
+        f"{limit} No cluster is configured either, so no job can run.",
         "Name a cluster (`kinetic profile create`), or use a Linux machine, container or virtual "
         "machine.",
     )
@@ -261,31 +261,32 @@ def tpu_compiler(machine: Machine, find: Callable[[], TpuCompiler] = find_compil
 
 
 def memory(machine: Machine, slices: Mapping[str, int]) -> Finding:
-    """Check which slices fit into memory; `slices` has the number of hosts of each slice, by
-    name."""
+    """Check which slices fit into memory; `slices` maps a slice's name to its number of hosts."""
     if machine.available_bytes is None:
         return ok("memory", "The available memory is unknown.")
     hosts = max(0, (machine.available_bytes - SHARED_BYTES) // JAX_HOST_BYTES)
-    free = f"{machine.available_bytes / 2**30:.1f} GiB are available"
+    free = f"{machine.available_bytes / 2**30:.1f} GiB of memory are available"
     remedy = "Close other programs, or use a larger machine or a cluster for larger slices."
     if hosts == 0:
-        return problem("memory", f"{free}: too little for a single host that uses JAX.", remedy)
+        return problem(
+            "memory", f"{free}: too little to simulate even one host that uses JAX.", remedy
+        )
     if hosts < _COMMON_HOSTS:
         return warn(
             "memory",
-            f"{free}: room for slices of up to {hosts} host{'s' if hosts > 1 else ''} only.",
+            f"{free}: enough only for slices of up to {hosts} host{'s' if hosts > 1 else ''}.",
             remedy,
         )
     if machine.cpus is None or hosts <= machine.cpus * HOSTS_PER_CPU:
         return ok(
             "memory",
-            f"{free}: room for slices of up to {_name_example(hosts, slices)}, before what your "
-            "functions allocate.",
+            f"{free}: enough for slices of up to {_name_example(hosts, slices)}, not counting what "
+            "your functions allocate.",
         )
     return ok(
         "memory",
-        f"{free}: enough for every slice that the processors run well, before what your functions "
-        "allocate.",
+        f"{free}: enough for every slice that the processors run well, not counting what your "
+        "functions allocate.",
     )
 
 
@@ -316,8 +317,8 @@ def namespaces(machine: Machine) -> Finding:
         return ok("namespaces", "User and mount namespaces can be created.")
     return warn(
         "namespaces",
-        "User and mount namespaces cannot be created: simulated hosts cannot have data at fixed "
-        "paths.",
+        "User and mount namespaces cannot be created, so simulated hosts cannot have data at fixed "
+        "paths (volumes=).",
         "Allow namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces), "
         "or pass data as arguments.",
     )
@@ -329,7 +330,7 @@ def loopback(machine: Machine) -> Finding:
         return ok("loopback", "Programs on this machine can connect over 127.0.0.1.")
     return problem(
         "loopback",
-        f"127.0.0.1 cannot be used: {machine.loopback_fault}. Jobs of several hosts need it.",
+        f"127.0.0.1, which jobs of several hosts need, cannot be used: {machine.loopback_fault}.",
         LOOPBACK_REMEDY,
     )
 
@@ -345,7 +346,7 @@ def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
             problem(
                 "store",
                 f"{folder.path} belongs to another user, who could read and change your jobs.",
-                elsewhere[3:],
+                "Set KINETIC_STORE to a folder of your own.",
             )
         ]
     if folder.refused:
@@ -382,8 +383,8 @@ def _check_space(folder: StoreFolder, elsewhere: str) -> list[Finding]:
         return [
             problem(
                 "space",
-                f"Only {free / 2**20:.0f} MiB are free where jobs are stored: jobs will lose "
-                "output.",
+                f"Only {free / 2**20:.0f} MiB are free on the disk of {folder.path}, where jobs "
+                "are stored, so jobs will lose output.",
                 remedy,
             )
         ]
@@ -402,7 +403,7 @@ def zygote(machine: Machine, environ: dict[str, str], *, enabled: bool) -> Findi
     if last_words := launcher.try_out(modules, environ):
         return problem(
             "zygote",
-            f"{process} does not start: {last_words}",
+            f"{process} does not start. Its last output: {last_words}",
             "Repair this Python environment: no job can run from it.",
         )
     return ok("zygote", f"{process} starts ({time.monotonic() - begun:.1f} s).")
@@ -443,7 +444,9 @@ def variables(misspelt: Mapping[str, str]) -> list[Finding]:
     to the setting's variable."""
     return [
         warn(
-            "variables", f"Nothing reads {name}.", f"Did you mean {meant}? Rename or unset {name}."
+            "variables",
+            f"The environment variable {name} has no effect: kinetic has no such setting.",
+            f"Did you mean {meant}? Rename or unset {name}.",
         )
         for name, meant in misspelt.items()
     ]

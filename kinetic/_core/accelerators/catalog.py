@@ -48,7 +48,7 @@ def tpu_slice(
         chips_per_host: selects the machines; None for the default ones.
     """
     if is_cube(family, shape):
-        # The vendor accepts the axes in ascending order only.
+        # The vendor accepts shapes only with their axes in ascending order.
         shape = tuple(sorted(shape))
     machines = [
         m for m in _find_machines(family, shape) if chips_per_host in (None, m.chips_per_host)
@@ -63,8 +63,8 @@ def tpu_slice(
 
 
 def shape_for(family: TpuFamily, chips: int) -> Shape | None:
-    """Return the shape that a bare chip count means: the listed one, else the one closest to a
-    cube; None if there is no such slice."""
+    """Return the shape that a bare chip count means: the shape in the family's table, else the
+    shape closest to a cube; None if there is no such slice."""
     listed = next((shape for shape in shapes(family) if math.prod(shape) == chips), None)
     if listed or chips % 64 or not 0 < chips <= family.cube_limit_chips:
         return listed
@@ -90,7 +90,7 @@ def counts(family: Family) -> tuple[int, ...]:
 
 
 def shapes(family: TpuFamily) -> list[Shape]:
-    """Return the shapes in the table: all but the larger 3-D slices."""
+    """Return the shapes in the family's table: all shapes but those of larger 3-D slices."""
     return [shape for machine in family.machines for shape in _parse_shapes(machine.shapes)]
 
 
@@ -100,7 +100,7 @@ def shape_text(shape: Shape) -> str:
 
 
 def slice_of(family: Family, count: int) -> Topology | None:
-    """Return the slice that a bare count of this family means, or None."""
+    """Return the slice that a bare count of this family means, such as 16 in "v6e-16", or None."""
     if isinstance(family, GpuFamily):
         return gpu_slice(family, count)
     shape = shape_for(family, count)
@@ -108,7 +108,8 @@ def slice_of(family: Family, count: int) -> Topology | None:
 
 
 def preferred_families(kind: str) -> tuple[Family, ...]:
-    """Return the families that a bare count of this kind may mean, most capable first."""
+    """Return the families that a name without one, such as "gpu:4", may mean, most capable
+    first."""
     by_name = {family.name: family for family in FAMILIES}
     return tuple(by_name[name] for name in PREFERENCE.get(kind, ()))
 

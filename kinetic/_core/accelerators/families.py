@@ -38,9 +38,9 @@ class TpuFamily(NamedTuple):
         default_chips: chips of the slice that the bare family name means.
         machines: machine types; the first that lists a shape is its default.
         aliases: other names of the family.
-        cube_limit_chips: the last machines also form every AxBxC of multiples of 4 up to this many
-            chips; 0 for none.
-        ascending: True if AxBxC must be written in ascending order.
+        cube_limit_chips: the last of the machine types also forms every slice AxBxC of multiples of
+            4 up to this many chips; 0 for none.
+        ascending: True if the vendor accepts AxBxC only in ascending order.
     """
 
     name: str
@@ -220,10 +220,10 @@ PATHWAYS_MACHINES = frozenset(
 """Machine types on which Pathways' single controller runs."""
 
 DEFAULTS = {"gpu": "l4", "tpu": "v5litepod-4"}
-"""The slices that a bare kind means."""
+"""The slices that the names "gpu" and "tpu" mean."""
 
 PREFERENCE = {
     "gpu": ("h100", "a100-80gb", "a100", "l4", "v100", "t4", "p100", "p4"),
     "tpu": ("v6e", "v5p", "v5litepod", "v4", "v3"),
 }
-"""Families that a bare count may mean, most capable first."""
+"""Families that a count without a family, such as "gpu:4", may mean, most capable first."""

@@ -1,8 +1,8 @@
-"""List prices of slices, and the user's own prices instead of them, in US dollars per hour.
+"""Prices of slices in US dollars per hour: list prices, or the user's own prices instead.
 
-TPUs are priced by chip, machines with GPUs by machine type, each on demand in the first region that
-lists it. Preemptible machines are left out, because their prices change every month. So are
-families without a published price that names its region and date.
+TPUs are priced by chip, machines with GPUs by machine type. Each price is for on-demand use in the
+first region that lists the type. Preemptible machines are left out, because their prices change
+every month. So are families without a published price that names its region and date.
 """
 
 from __future__ import annotations

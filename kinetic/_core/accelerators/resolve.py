@@ -22,11 +22,11 @@ from kinetic._core.accelerators.topology import Topology
 from kinetic.errors import UnknownAccelerator, UsageTypeError
 
 SPOT = ":spot"
-LONGEST_NAME = 64  # Far above any valid name; keeps megabytes of digits from int() and difflib.
+LONGEST_NAME = 64  # Longer than any valid name; keeps huge texts from int() and difflib.
 
 
 class _Refusal(NamedTuple):
-    """The reason for which a name is refused, and the nearest valid names."""
+    """The reason why a name is refused, and the nearest valid names."""
 
     why: str
     nearest: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def _find_count(kind: str, number: int) -> Topology | _Refusal:
     nearest = tuple(f"{kind}:{count}" for count in _suggest_counts(available, number))
     return next(
         (topology for topology in candidates if topology),
-        _Refusal(f"no {kind} slice has that count", nearest),
+        _Refusal(f"no {kind} slice has {number} {'GPUs' if kind == 'gpu' else 'chips'}", nearest),
     )
 
 
@@ -211,7 +211,8 @@ def _refuse_shape(family: TpuFamily, shape: Shape) -> _Refusal:
     ]
     nearest = tuple(topology.name for topology in meant if topology)
     if meant[0]:
-        return _Refusal(f"{family.name} has no {meant[0].shape_text} on such machines", nearest)
+        why = f"{family.name} has no {meant[0].shape_text} on machines with that number of chips"
+        return _Refusal(why, nearest)
     return _Refusal(f"{family.name} has no such topology; it has {_list_shapes(family)}", nearest)
 
 

@@ -127,7 +127,7 @@ def holding_up(stacks: Mapping[int, str]) -> tuple[int, ...]:
 
 
 def describe_position(text: str) -> str:
-    """Return " at train.py:12 in load", or the text instead of stacks in brackets."""
+    """Return " at train.py:12 in load"; or, in brackets, the text that replaces the stacks."""
     stack = parse(text)
     return _locate(stack) if stack.frames else f" ({stack.text.splitlines()[0].rstrip('.')})"
 
@@ -314,7 +314,7 @@ def rank_of(report: HostReport) -> int:
 
 
 def improves(new: HostReport, old: HostReport) -> bool:
-    """True if the new report says that the host itself failed, and the old one was hearsay."""
+    """True if the new report says that the host itself failed, and the old one was a guess."""
     return old.exit.kind.hearsay and blame_rank(new) < SILENT_RANK
 
 

@@ -8,7 +8,7 @@ Pathways raises JAX's runtime error for anything that goes wrong on a slice, so 
 error's text can tell its cause.
 
 Promises:
-    1. An exception of the function is never a loss.
+    1. An exception of the function never counts as the loss of a slice.
     2. An error that may have another cause counts as a loss if a slice does not answer. If all
        slices answer, the function is called again, but not twice in a row for such errors.
     3. The job is given up after more than `max_failures` failures, and names every failure.
@@ -66,7 +66,7 @@ class NextCall:
 
 
 class Calls:
-    """The state of a job: the number of the current call of its function, and the failures."""
+    """The calls of a job's function: the number of the current call, and the failures so far."""
 
     def __init__(self, rules: Elastic) -> None:
         self.rules = rules

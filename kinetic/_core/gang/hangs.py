@@ -65,7 +65,7 @@ class HangWatch:
 
     @property
     def awaits_stacks(self) -> bool:
-        """True if answers are outstanding."""
+        """True if hosts were asked for their stacks and some have not answered."""
         return self._request > 0
 
     def note_beat(self, member: Member) -> None:

@@ -53,11 +53,11 @@ __all__ = ["Activity", "Gang", "GangPhase", "GangSpec", "Heartbeat", "HostView"]
 
 
 class Gang:
-    """The state machine. Not thread-safe."""
+    """The state machine of one gang. Not thread-safe."""
 
     def __init__(self, spec: GangSpec, now: float) -> None:
         if spec.hosts < 1:
-            raise UsageError(f"A gang needs at least one host, not {spec.hosts}.")
+            raise UsageError(f"A job needs at least one host, not {spec.hosts}.")
         self.spec = spec
         self.phase = GangPhase.JOINING
         self.version = 1
@@ -90,7 +90,7 @@ class Gang:
         incarnation; another incarnation means that the first agent has died."""
         member = self._hosts[host]
         if not incarnation:
-            raise UsageError("The name of an agent's start (incarnation) must not be empty.")
+            raise UsageError("The incarnation, the name of an agent's start, must not be empty.")
         self._advance(now)
         member.heard_at = self._watched
         if not member.joined:
@@ -319,7 +319,7 @@ class Gang:
     # --- failures ---------------------------------------------------------------------------------
 
     def _lose(self, host: int, detail: str) -> bool:
-        """Record the death of a host, unless it has reported and is no longer needed."""
+        """Record a host's death unless it has reported and is not needed; True if recorded."""
         member = self._hosts[host]
         needed = self.phase is GangPhase.RUNNING and member.report is not None and member.report.ok
         if member.report is not None and not needed:
@@ -389,9 +389,9 @@ class Gang:
             self._stop_failed()
 
     def _blame_absent(self) -> None:
-        """Blame hosts that never joined if the first failure is an eviction: a cluster that loses
-        such a host evicts the others. With `first_sign_s`, hosts are known to exist, so those that
-        have not joined yet are not blamed."""
+        """Blame hosts that never joined instead of an evicted host: a cluster that loses a host
+        evicts the others. With `first_sign_s` all hosts are known to exist, so hosts that have not
+        joined yet are not blamed."""
         rank, host = self._window.first
         if rank == EVICTED_RANK and self.spec.first_sign_s is None:
             detail = f"It had not joined when the cluster asked the pod of host {host} to end."

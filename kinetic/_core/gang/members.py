@@ -22,7 +22,7 @@ class Member:
     """The facts about one host.
 
     Attributes:
-        heard_at: time of the last sign of life, in watched time.
+        heard_at: time of the last sign of life, by a clock that stops with the leader's process.
         connected: True if the host has a connection; only used before the host has joined.
     """
 
@@ -128,8 +128,8 @@ class Roster:
     def __getitem__(self, host: int) -> Member:
         if not 0 <= host < len(self._members):
             raise UsageError(
-                f"There is no host {host} in this gang of {len(self._members)} (0 to "
-                f"{len(self._members) - 1})."
+                f"There is no host {host} in this job of {len(self._members)} hosts: they are 0 to "
+                f"{len(self._members) - 1}."
             )
         return self._members[host]
 
@@ -174,7 +174,7 @@ class Roster:
 
     def find_in_touch(self) -> list[tuple[float, int]]:
         """Return (time, host) of all hosts that must give signs of life: those that have joined or
-        connected, including those that have returned, until all have."""
+        connected. Hosts that have returned must do so until all have returned."""
         return [
             (m.heard_at, i)
             for i, m in enumerate(self._members)

@@ -142,8 +142,8 @@ class HostAssignment:
         lost_s: seconds since the failure that this attempt recovers from; 0.0 for none.
         is_postponed: True if the host has no assignment yet, and must ask again.
         retries_left: number of further attempts that may follow when the function fails.
-        failed_before: why the previous attempt failed; "" without one, and in an elastic job,
-            whose leader prints the reason.
+        failed_before: why the previous attempt failed; "" in the first attempt, and in an elastic
+            job, whose leader prints the reason.
         hosts: number of hosts of this gang.
         job_id: the call that a session's host takes part in; "" outside of sessions.
         turn: number of the gang among all gangs of the session.

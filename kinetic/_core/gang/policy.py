@@ -151,7 +151,7 @@ def slices_to_end(outcome: Outcome, per_slice: int) -> tuple[int, ...]:
 
 
 class AttemptPolicy:
-    """The state machine. It starts during an attempt on all slices."""
+    """The state machine that plans a job's attempts. It starts during an attempt on all slices."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class AttemptPolicy:
         self._send_away(which, now)
 
     def note_departure(self, now: float) -> None:
-        """Note that the attempt has ended so that a slice that is back can join."""
+        """Note that the attempt was ended on purpose, to let a returned slice join the next one."""
         self._grows = True
         self._leave((), now)
 
@@ -464,13 +464,14 @@ def name_slices(which: Sequence[int]) -> str:
 
 
 def describe_returned(which: Sequence[int]) -> str:
-    """Return the notice on an attempt that the function has ended so that these slices can join."""
+    """Return the notice that an attempt was ended on purpose, so that these slices can join."""
     if not which:
         return (
-            "the function has left its attempt, but no slice is back: the next attempt has as many "
-            "slices."
+            "the function has left its attempt, but no lost slice is back: the next attempt has as "
+            "many slices."
         )
-    return f"{name_slices(which)} back: the next attempt begins with more slices."
+    be = "is" if len(which) == 1 else "are"
+    return f"{name_slices(which)} {be} back: the next attempt begins with more slices."
 
 
 def count_slices(number: int) -> str:

@@ -141,8 +141,8 @@ class FailureWindow:
         return self._peers_until is not None
 
     def wait_for_peers(self, failed: HostReport, now: float) -> bool:
-        """Open another window if other hosts may fail in the same way as this one, and return True
-        if so. A death opens none."""
+        """Open another window if other hosts may fail in the same way as this one; return True if
+        so. Not for a host that died."""
         kind, window_s = failed.exit.kind, self._peers_window_s
         if not kind.code_failed or window_s <= 0 or (self._repeats and kind.retryable):
             return False

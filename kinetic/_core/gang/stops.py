@@ -91,7 +91,7 @@ def of_hang(
         running: stacks of hosts whose function runs; "" for hosts that have not answered.
         returned: hosts whose function has returned.
         stalled: hosts that are stalled.
-        still: the result of `describe_standstill` for them.
+        still: the result of `describe_standstill` for the stalled hosts.
     """
     odd = blame.odd_hosts(running, ())
     stacks = running | dict.fromkeys(returned, blame.RETURNED)
@@ -101,7 +101,7 @@ def of_hang(
 
 
 def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:
-    """Decide which hosts keep the others waiting in JAX, or are late with their start."""
+    """Return the stop for hosts that are late with their start, or keep others waiting in JAX."""
     if delay.waiting:
         guilty = delay.waiting if delay.final or not delay.missing else delay.missing
         exits = dict.fromkeys(guilty, Exit.HANG)

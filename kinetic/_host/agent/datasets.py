@@ -83,7 +83,8 @@ def _stand_in(data: Dataset, store: Store) -> str:
     root = folder_of(store)
     if root is None:
         raise SetupFailed(
-            f"{data.source} cannot be written to: hosts on this machine mount no buckets."
+            f"The function cannot write to {data.source}: hosts on this machine cannot mount "
+            "buckets. Run the job on a cluster, or use a store in a folder of this machine."
         )
     folder = root / layout.bucket_folder(data.source)
     files.make_below(folder, root)

@@ -138,7 +138,7 @@ class Link:
         if isinstance(fault, CoordinatorLost):
             self._post(Event(lost=str(fault)))
         elif isinstance(fault, KineticError):
-            self._post(Event(lost=f"The coordinator refused this host: {fault}"))
+            self._post(Event(lost=f"The leader of the job refused this host: {fault}"))
         else:
             self._post(Event(fault=fault))
 

@@ -152,7 +152,9 @@ class HostLog:
     def close(self) -> None:
         """Log how many bytes were lost, if any, and close the files."""
         if self.lost_bytes:
-            self.say(f"kinetic: {self.lost_bytes} bytes of output were lost: the disk is full.")
+            self.say(
+                f"kinetic: {self.lost_bytes} bytes of output were lost, because the disk is full."
+            )
         for fd in (self._log, self._index):
             with contextlib.suppress(OSError):
                 os.close(fd)

@@ -124,20 +124,20 @@ class Reporter:
             else "; hang_timeout= ends a stalled job"
         )
         self._log.say(
-            f"kinetic: {text} `kinetic jobs stacks {job_id}` shows where each host is{advice}."
+            f"kinetic: {text} `kinetic jobs stacks {job_id}` shows what each host is doing{advice}."
         )
 
     def tell_of_late_exit(self, stacks: str) -> None:
         """Log that the process had to be killed after the function, and where it was."""
         at = blame.describe_position(stacks) if blame.parse(stacks).frames else ""
         self._log.say(
-            f"kinetic: the process ran for too long after the function{at} (an exit handler?) "
-            "and was killed."
+            f"kinetic: after the function had ended, its process kept running{at}, perhaps in an "
+            "exit handler, and was killed."
         )
 
     def tell_of_preemption(self, left_s: float, why: str = "") -> None:
         """Log that the function should save, and why: by default, a host is taken away."""
-        why = why or "a host of this job is taken away (preempted, or its node is drained)"
+        why = why or "a host of this job is about to be lost (preempted, or its node is drained)"
         self._log.say(f"kinetic: {why}: the function has {left_s:.0f} s to save.")
 
     def name_leftovers(self, own: Collection[int]) -> None:
@@ -153,7 +153,7 @@ class Reporter:
                 " and others" if len(leftovers) > LEFTOVERS_NAMED else ""
             )
             self._say_after_output(
-                f"kinetic: still running after the function ended, and killed: processes {names}"
+                f"kinetic: processes still running after the function ended were killed: {names}"
             )
         elif (late := processes.await_leaving(POOLS_S, keep=own)) and self._plan.is_verbose:
             pids = ", ".join(map(str, late))

@@ -115,8 +115,8 @@ def prepare(
         output_dir = _output_dir(store, plan)
     except (StoreError, OSError) as error:
         raise SetupFailed(
-            f"The output folder {plan.output_dir or ''} cannot be made on this host: {error}. Set "
-            "output_dir= to a folder that the host can write to.",
+            f"The output folder {plan.output_dir or 'of the job'} cannot be created on this host. "
+            f"Set output_dir= to a folder that the host can write to. The error: {error}",
             job_id=plan.job_id,
         ) from error
     try:

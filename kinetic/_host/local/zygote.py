@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
+from kinetic._core import layout
 from kinetic._host import agents
 from kinetic._host.local import supervisor
 from kinetic._host.worker import interpreter, jaxworld
@@ -41,7 +42,6 @@ worker, agent, leader. The zygote imports them when it is idle, because otherwis
 every job would import them again."""
 IDLE_S = 0.25
 """Time without a request after which a first small job is over, so that imports cannot slow it."""
-KILLED = "it was killed before it held the job's lock"
 HURRIED = 4
 """Number of jobs in a row that are started before the late imports; after that, importing once is
 cheaper."""
@@ -122,7 +122,19 @@ def _fork_supervisor(line: bytes, caller: socket.socket) -> bytes:
         supervisor.main(supervisor.Request(**json.loads(line)), theirs)
     os.close(theirs)
     with open(ours, "rb") as answer:
-        return answer.read() or json.dumps({"error": KILLED}).encode()
+        return answer.read() or json.dumps({"error": _explain_silence(line)}).encode()
+
+
+def _explain_silence(line: bytes) -> str:
+    """Return why a supervisor ended without an answer, with the last line of its log if any."""
+    request, text = json.loads(line), ""
+    folder = f"{request['store']}/{layout.JobKeys(request['job_id']).prefix}/local"
+    with contextlib.suppress(OSError):
+        fd = os.open(f"{folder}/supervisor.log", os.O_RDONLY | os.O_NONBLOCK)
+        with open(fd, "rb", buffering=0) as log:
+            text = (log.read() or b"").decode(errors="replace").strip()
+    end, last_line = "it ended before it took over the job", text.rpartition("\n")[2]
+    return f'{end}; the last line of its log is "{last_line}"' if last_line else end
 
 
 def _import_late(caller: socket.socket | None = None) -> None:

@@ -1,9 +1,9 @@
-"""The Ray actor of one host: it runs the host's program, which dies with it. This module does not
-import Ray, which makes an actor of `HostActor`.
+"""The Ray actor of one host: it runs the host's program, which dies with the actor. `cluster` makes
+an actor of `HostActor`; this module does not import Ray.
 
-The program is a process of its own, so that the function (signals, threads, `exec`, memory) does
-not affect Ray's process. Children of a killed actor would live on. So the kernel kills the program
-when its parent dies, and the agent ends when it reads end-of-file from the program.
+The program is a separate process, so that the function (signals, threads, `exec`, memory) does not
+affect Ray's process. The kernel kills the program when the actor dies. The program's agent ends
+when it reads end-of-file from the program.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _SLICE_NAME = "ray.io/tpu-slice-name"
 
 
 class NoLongerWanted(Exception):
-    """A slice is no longer wanted, or could not be reserved in time."""
+    """The job no longer needs a slice, or the slice could not be reserved in time."""
 
 
 class MachinesLost(Exception):
@@ -49,7 +49,7 @@ class HostPlace:
         actor: handle of its actor.
         node: Ray's id of its node.
         address: address at which the other hosts reach it.
-        about: machine and interpreter of its actor.
+        about: machine and interpreter of the actor.
     """
 
     actor: Any = field(repr=False)
@@ -128,9 +128,9 @@ class Reservation:
         return True
 
     def _choose_slice(self, until: float, is_wanted: Callable[[], bool]) -> dict[str, str]:
-        """Return labels that only the machines of one free TPU slice have. Reserve that slice by
-        the resource of its first machine. Ray's trainer does so too, but spends seconds on two
-        workers that read the slice's name."""
+        """Choose a free TPU slice, and reserve it by a resource that only its first machine has.
+        Return the labels that all machines of the slice have. (Ray's own trainer starts two
+        workers to read the slice's name, which takes seconds.)"""
         pod_type = _pod_type_of(self._needs.topology)
         if not self._needs.topology.multi_host:  # This excludes single machines of larger slices.
             return {_POD_TYPE: pod_type}
@@ -197,7 +197,7 @@ class Reservation:
         return sorted(places, key=lambda place: place.about.worker)
 
     def _check_machines(self) -> None:
-        """Check that no machine was lost: Ray would wait forever for it to come back.
+        """Check that no machine was lost. Ray itself would wait forever for its return.
 
         Raises:
             MachinesLost: a machine was lost.
@@ -230,7 +230,7 @@ def find_draining() -> frozenset[str]:
 
 
 def _pod_type_of(topology: Topology) -> str:
-    """Return the label of a slice's machines, as Ray infers it for slices of several machines."""
+    """Return Ray's label for machines of such a slice, if the slice has several machines."""
     generation = tpu.get_tpu_version_from_type(topology.family)
     return str(infer_tpu_pod_type_from_topology(topology.shape_text, f"TPU-{generation.upper()}"))
 

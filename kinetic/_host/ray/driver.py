@@ -1,5 +1,5 @@
-"""The leader of a job as a driver that Ray's Jobs API starts, and its hosts: machines are reserved
-slice by slice, and an actor on each runs a host's program.
+"""The leader of a job as a driver that Ray's Jobs API starts. It reserves machines slice by slice;
+an actor on each machine runs the program of a host.
 
 The driver runs no function. Hosts join over TCP with a token and a certificate that the driver
 makes: Ray shows the variables of a submission to everybody. Ray's calls are slow, so threads make
@@ -41,10 +41,10 @@ from kinetic.errors import KineticError, SubmitError
 
 TELL_EVERY_S = 2.0
 DRAINING_EVERY_S = 1.0
-"""Interval between two calls that list draining nodes; a call takes about a millisecond."""
+"""Seconds between two calls that list draining nodes. A call takes about a millisecond."""
 MOST_STARTS, START_AGAIN_S = 3, 2.0
-"""Limit of reservations of a slice that loses a machine before its hosts start, and the pause
-between them: a fault that ends actors on every machine must not repeat forever."""
+"""Number of times that a slice is reserved if it loses a machine before its hosts start, and the
+pause in seconds: a fault that ends actors on every machine must not repeat forever."""
 Variables = Callable[[int, HostPlace], Mapping[str, str]]
 """Returns the variables of a host's program, by the host's index among all hosts of the job."""
 
@@ -104,7 +104,7 @@ class RayHosts(RemoteHosts):
         self._cleaning: list[threading.Thread] = []
 
     def give(self, places: Mapping[int, HostAssignment]) -> None:
-        """Begin an attempt; from now on a host that cannot begin counts as lost."""
+        """Give hosts their assignments. From now on, a host that cannot start counts as lost."""
         self._has_begun = True
         super().give(places)
 
@@ -116,7 +116,7 @@ class RayHosts(RemoteHosts):
             self._start(which)
 
     def reap(self) -> None:
-        """Note that the leader serves, and begin to watch for draining nodes."""
+        """At the first call, when the leader serves, begin to watch for draining nodes."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._serves.set()
@@ -127,14 +127,14 @@ class RayHosts(RemoteHosts):
         return self._running <= self._dead
 
     def end(self, indices: Collection[int]) -> None:
-        """Free the machines of each slice that has a dead host: Ray may still count a lost machine
-        as alive, and so the slice as complete."""
+        """Free the machines of each slice that has a dead host. Ray may count a lost machine as
+        alive for a while, so it does not free the slice itself."""
         for which in {index // self._slice_hosts for index in indices}:
             if not self._dead.isdisjoint(self._indices(which)):
                 self._release(which)
 
     def restart(self, indices: Collection[int]) -> None:
-        """Reserve a slice again, unless it is reserved."""
+        """Reserve the slices of these hosts, unless they are reserved."""
         for which in {index // self._slice_hosts for index in indices}:
             if which not in self._starts:
                 self._start(which)
@@ -163,7 +163,7 @@ class RayHosts(RemoteHosts):
             thread.join()
 
     def on_enter(self, index: int, world: int = 0) -> None:
-        """Count a waiting host as alive, unless its slice was freed: its actor is about to end."""
+        """Count a waiting host as alive, unless its slice was freed, so that its actor will end."""
         start = self._starts.get(index // self._slice_hosts)
         if start is not None and start.runs:
             super().on_enter(index, world)
@@ -177,8 +177,8 @@ class RayHosts(RemoteHosts):
                     self._soon(self._on_draining, draining)
 
     def _on_draining(self, draining: Collection[str]) -> None:
-        """Tell the hosts on these nodes, as SIGTERM tells pods; reserve other nodes for slices
-        whose programs do not run yet."""
+        """Tell the hosts on these nodes that they will be taken away. If a slice's programs do not
+        run yet, reserve other nodes instead."""
         for start in list(self._starts.values()):
             if not start.runs and not {*draining}.isdisjoint(start.reservation.nodes):
                 self._release(start.which)
@@ -195,7 +195,7 @@ class RayHosts(RemoteHosts):
 
     def _start(self, which: int) -> None:
         start = self._starts[which] = _SliceStart(which, Reservation(self._needs))
-        self._dead.update(self._indices(which))  # Until they wait for their assignments.
+        self._dead.update(self._indices(which))  # They count as dead until they wait.
         bring_up = functools.partial(self._bring_up, start)
         threading.Thread(target=bring_up, name=f"kinetic-slice-{which}", daemon=True).start()
 
@@ -291,7 +291,7 @@ class RayHosts(RemoteHosts):
         self._listener.on_change()
 
     def _on_lost(self, start: _SliceStart, why: str) -> None:
-        """Handle a slice that could not start; `why` is "" if the slice is no longer wanted."""
+        """Handle a slice that could not start; `why` is "" if the job no longer needs the slice."""
         if self._starts.get(start.which) is not start:
             return
         self._release(start.which)
@@ -300,8 +300,8 @@ class RayHosts(RemoteHosts):
         self._listener.on_change()
 
     def _refuse(self, index: int, why: str) -> None:
-        """Handle a host that cannot begin: a failure of the job before the first attempt, a loss
-        after it."""
+        """Handle a host that cannot start: before the first attempt the job fails, later the host
+        counts as lost."""
         if self._has_begun:
             self._die(index, why)
         else:
@@ -332,7 +332,7 @@ _JOIN_S = "30"
 
 
 class _Driver:
-    """The variables of all programs of this job, and the hosts that it starts."""
+    """Makes the hosts of this job, and the environment variables of their programs."""
 
     def __init__(self, variables: Mapping[str, str], address: str, port: int) -> None:
         endpoint = Endpoint(f"{address}:{port}", os.urandom(16).hex(), variables["KINETIC_JOB_ID"])
@@ -353,7 +353,7 @@ class _Driver:
         self.hosts: RayHosts | None = None
 
     def own_variables(self) -> dict[str, str]:
-        """Return the variables of the head, which runs in this process."""
+        """Return the variables with which this process leads the job."""
         return self._gang | {
             "KINETIC_ROLE": "head",
             "KINETIC_HOSTS": "1",
@@ -393,14 +393,14 @@ class _Driver:
 
 
 class _WaitingNote:
-    """The note in the store on what the job waits for, or last waited for."""
+    """The note in the store with the reason why the job waits, or last waited."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store, self._key = store, layout.JobKeys(job_id).wait_note
         self._note: dict[str, object] = {"reason": "", "is_over": True}
 
     def tell(self, reason: str) -> None:
-        """Write the note if it has changed; "" means that the last wait is over."""
+        """Write the note if `reason` has changed; "" means that the job no longer waits."""
         note = {"reason": reason or self._note["reason"], "is_over": not reason}
         if note != self._note:
             self._note = note
@@ -435,8 +435,8 @@ def _take_secrets(plan: Plan) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _hold_port(address: str) -> Iterator[int]:
-    """Reserve a free port by binding it with SO_REUSEADDR, without listening: a server of this
-    program can bind it with the same option, and the system gives it to nobody else."""
+    """Reserve a free port: bind it with SO_REUSEADDR without listening. A server in this process
+    can bind the port with the same option; the system gives the port to no other process."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind((address, 0))

@@ -24,8 +24,8 @@ from kinetic.errors import KineticError, StoreError
 from kinetic.version import __version__
 
 POLL_SOON_S, POLL_S = 0.005, 0.1
-"""Interval between two polls for requests, soon after one and later: polls load the control
-store."""
+"""Seconds between two polls for requests, soon after a request and later. Each poll burdens Ray's
+control store."""
 RESPONSES_LIVE_S, PARTS_LIVE_S = 120.0, 300.0
 """Lifetimes of a response and of the parts of a large file. A response is usually read within a
 second, but clients repeat a request for up to a minute."""
@@ -65,8 +65,8 @@ class StoreServer:
         self._answered = self._list_answered()
 
     def work(self) -> int:
-        """Answer all requests and return their number. The oldest comes first: if a client gave up
-        a request and sent another one, the later request has the last word."""
+        """Answer all requests, the oldest first, and return their number. So if a client gave up
+        and sent a second request for a key, the second one wins."""
         names = sorted(self._packages.names())
         for name in names:
             self._answer(name)
@@ -114,7 +114,7 @@ class StoreServer:
         try:
             self._publish(file, content)
         except OSError as error:
-            # A full disk may still have room for an empty file with a name.
+            # A full disk may still have room for an empty file, whose name is the response.
             kind = response.get("error", "StoreError")
             failure = {"error": kind, "message": error.strerror or "no response"}
             with contextlib.suppress(OSError):
@@ -182,8 +182,8 @@ class StoreServer:
         return self._store.put(key, data[old_bytes:])
 
     def _renew(self, key: str) -> bool:
-        """Set an object's time to now, which protects it from a sweep. Clients have no lock on this
-        store that would protect it, unlike on a shared folder."""
+        """Set an object's time to now, so that it is not removed as unused. On a shared folder, a
+        lock protects objects instead; clients of this server have none."""
         if not self._store.has(key):
             return False
         os.utime(self._store.path(key))

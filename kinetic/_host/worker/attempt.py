@@ -48,8 +48,8 @@ def prepare(channel: Channel, start: Start, *, is_first: bool = True) -> Call | 
 
 
 def _wrap_for_losses(func: Any, start: Start) -> Any:
-    """Wrap a function so that it is called again after the loss of a slice, if this process
-    survives that. Do not wrap a program: one that knows Pathways handles losses itself."""
+    """Wrap a function so that it is called again after the loss of a slice, if this process (a
+    single controller) survives that. A program of `kinetic run` is not wrapped."""
     slices, code = start.elastic, getattr(func, "__code__", None)
     if slices is None or (code is not None and code.co_filename == report.SENT_CODE):
         return func
@@ -73,11 +73,11 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
         function = files.content(start.function) if start.function else b""
     except OSError as error:
         raise _NoValueError(
-            {"event": Exit.SETUP_FAILED, "detail": f"The payload cannot be read: {error}."}
+            {"event": Exit.SETUP_FAILED, "detail": f"The stored call cannot be read: {error}."}
         ) from error
     if hashlib.sha256(data).hexdigest() != start.payload_digest:
         detail = (
-            "The payload is damaged (its SHA-256 differs), so the function was not called. Submit "
+            "The stored call is damaged (its SHA-256 differs), so the function was not run. Submit "
             "the job again."
         )
         raise _NoValueError(
@@ -102,7 +102,7 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
             when_imported=act_when_imported,
             loaded=kept.functions if start.keeps else None,
         )
-    except CorruptRecord as error:  # The payload is intact, so it is the function's record.
+    except CorruptRecord as error:  # The payload was verified, so the function's record is damaged.
         digest = envelope.read_header(data).function_digest
         raise _NoValueError(
             {"event": Exit.SETUP_FAILED, "detail": str(error), "damaged": digest}
@@ -139,9 +139,9 @@ def _join_world(start: Start, captured: dict[str, str], *, is_first: bool) -> No
 def _start_stacks_thread(channel: Channel) -> None:
     """Start a thread that takes the signal for stacks, so that the function's threads do not.
 
-    The handler restarts the calls that it interrupts, except some (pause, select, sleeping in
+    The signal's handler would interrupt some calls of the function (pause, select, sleeping in
     native code). Start the thread after the mounts, which need a single thread. It is not a
-    `threading` thread, so that it is neither listed nor joined.
+    `threading` thread, so the function neither lists nor joins it.
     """
     asleep = _thread.allocate_lock()
     asleep.acquire()
@@ -174,7 +174,7 @@ def _mount_data(start: Start) -> None:
 
 
 def _move_in(start: Start) -> dict[str, str]:
-    """Give this host its local folder; return the variables that name it."""
+    """Mount this host's local folder at its path; return the variables that name it."""
     if start.home is None:
         return {}
     try:
@@ -224,7 +224,7 @@ def _drop_changed_modules(start: Start) -> None:
 
 def _keep_programs(start: Start) -> None:
     if start.programs:
-        from kinetic._host.worker import programs  # few jobs are checked
+        from kinetic._host.worker import programs  # few jobs have `compile_check`
 
         programs.record(Path(start.programs), start.tree, start.env["KINETIC_ACCELERATOR"])
 

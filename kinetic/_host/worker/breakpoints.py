@@ -1,4 +1,4 @@
-"""Breakpoints in a job: they stop in a debug job, and raise an error of one line in any other.
+"""Breakpoints in a job: they stop in a debug job, and raise a short error in any other.
 
 Plain Python would print a prompt, read the end of the worker's empty standard input, and raise
 `bdb.BdbQuit` at the next line. The hooks cover `breakpoint()`, `pdb.set_trace()`, ipdb and IPython.
@@ -33,8 +33,8 @@ _DEBUGGERS = {
 
 
 def set_up(channel: Channel, start: Start) -> None:
-    """Wait for the debugger in a debug job, or on other hosts for the leader; in any other job,
-    refuse breakpoints."""
+    """In a debug job, wait until the debugger is ready (on the leader) or the leader goes on (other
+    hosts). In any other job, make breakpoints raise an error."""
     if start.debugger is None:
         return _refuse(start.env.get("PYTHONBREAKPOINT", ""))
     from kinetic._host.worker import debugger
@@ -48,7 +48,7 @@ def set_up(channel: Channel, start: Start) -> None:
 
 
 def _refuse(wanted: str) -> None:
-    """Refuse breakpoints from now on; `wanted` is PYTHONBREAKPOINT, which may name another hook."""
+    """Make breakpoints raise an error. `wanted`: PYTHONBREAKPOINT, which may name a hook."""
     if wanted in ("", _PDB):
         sys.breakpointhook = _refuse_breakpoint
     for module, words in _DEBUGGERS.items():

@@ -38,8 +38,8 @@ def run(channel: Channel, call: Call, start: Start) -> Message:
 
 
 def _finish(value: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
-    """Wait for saves in the background; a failed save is the function's failure. SIGTERM does not
-    interrupt a save: the agent kills this process when its time is over."""
+    """Wait for saves in the background; if one fails, the function has failed. SIGTERM does not
+    interrupt a save: the agent kills this process after the grace period."""
     while True:
         try:
             worlds.finish(returned=report.has_succeeded(error))

@@ -26,7 +26,7 @@ from kinetic._host.worker.report import ProgramExited, short_repr
 from kinetic._host.worker.signals import Terminated
 
 _runpy: Any = runpy
-"""The functions that `python -m` uses are not public."""
+"""`runpy` without types: the functions that `python -m` uses are private."""
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 _VARIABLE = re.compile(r"\$(?:(KINETIC_[A-Z_]+)|\{(KINETIC_[A-Z_]+)\})")
@@ -151,7 +151,7 @@ def call(argv: Sequence[str]) -> int:
     sys.stderr.flush()
     try:
         with _Forwarding() as forwarding:
-            # It stays in this process group, so that it is killed together with the worker.
+            # No new process group, so that the command is killed together with the worker.
             process = forwarding.to(subprocess.Popen(list(argv)))
             code = process.wait()
     except FileNotFoundError:
@@ -249,7 +249,7 @@ def _run_code(code: types.CodeType, spec: ModuleSpec | None, file: str) -> None:
 
 
 def _wait_for_rest() -> None:
-    """Wait for checkpoints, which need the pools, then for pools and threads."""
+    """Wait for saves of checkpoints, which use thread pools; then for the pools and all threads."""
     worlds.finish(returned=True)
     interpreter.wait_for_threads()
 

@@ -1,8 +1,8 @@
 """The worker of an elastic job with a single controller: it calls the function again in the same
 process after a slice was lost or is back.
 
-`Calls` decides what follows a loss; pathwaysutils knows the slices. The host's output says what
-happens.
+`Calls` decides if the function is called again; pathwaysutils knows the slices that answer. The
+host's output names each loss.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kinetic.errors import HostLost
 
 
 class _Own(BaseException):
-    """The function has raised an exception of its own. Not an `Exception`, which pathwaysutils
-    would catch."""
+    """Carries an exception that the function itself has raised. Not an `Exception`: pathwaysutils
+    would catch that."""
 
 
 class Controller:
     """Calls a function on the slices that answer.
 
     Promises:
-        1. An exception of the function's own ends it, and keeps its type and traceback.
+        1. An exception that the function itself raises ends the calls, unchanged.
         2. The arrays of a failed call are freed before the next one.
         3. The function reads its attempt and its slices in the environment, as in any other job.
     """

@@ -43,10 +43,10 @@ EVENTS = frozenset(
     }
 )
 POLL_S = 0.25
-"""Interval at which a waiting host reads the record of the leader's debugger."""
+"""Seconds between a waiting host's reads of the record of the leader's debugger."""
 _AGAIN_S = 0.05
 BEYOND_S = 60.0
-"""Time after the window for which the other hosts still wait for the leader."""
+"""Seconds after the window for which the other hosts still wait for the leader."""
 ENVIRON = {
     "KINETIC_DEBUG": "1",
     "PYTHONBREAKPOINT": "debugpy.breakpoint",
@@ -136,14 +136,16 @@ def hold(channel: Channel) -> None:
     """Wait until the agent lets the function start, on a host other than the leader."""
     channel.send({"event": WorkerEvent.DEBUGGER_HELD})
     if channel.receive() is None:
-        raise SetupFailed("The agent of this host has died.")
+        raise SetupFailed(
+            "The function did not start: its agent, the process that watches it, has died."
+        )
 
 
 # -- in agents -------------------------------------------------------------------------------------
 
 
 class Gate:
-    """The agent's side of the debugger: the leader's agent writes the record, the others poll
+    """The agent's side of the debugger: the leader's agent writes the record, other agents poll
     it."""
 
     def __init__(
@@ -231,4 +233,8 @@ class Gate:
         try:
             self._store.put(self._key, json.dumps(record.to_json()).encode())
         except KineticError as error:
-            _log.warning("the debugger's address could not be recorded: %s", error)
+            _log.warning(
+                "the debugger's address could not be stored, so `kinetic jobs debug` cannot "
+                "attach. The error: %s",
+                error,
+            )

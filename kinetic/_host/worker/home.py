@@ -1,9 +1,8 @@
 """The local folder of a host: for simulated hosts a folder in memory, which appears at the same
 path on all hosts of the gang if the machine allows mounts.
 
-Programs keep local checkpoints at one path on all hosts. As in the ramdisk of GKE's multi-tier
-checkpointing, a file in the folder contains the host's index among JAX's processes, for programs
-that keep checkpoints in the folder.
+Programs keep local checkpoints at one path on all hosts. A file in the folder contains the host's
+index among JAX's processes, as in the ramdisk of GKE's multi-tier checkpointing.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Home:
         file.write_text(f"{world.process}\n{world.coordinator}\n")
 
     def explain(self, error: OSError) -> str:
-        """Return a message about a folder that cannot be written, equal on all hosts."""
+        """Return a message about a folder that cannot be written. It is the same on all hosts."""
         free = "Free some space, or set" if error.errno in files.FULL else "Set"
         folder = Path(self.folder).parent if self.is_shared else self.folder
         return (

@@ -1,8 +1,8 @@
 """The start and end of the interpreter in which the function runs: the user's customization, then
 the end of its pools, threads and open files.
 
-Builtins and modules that a function has broken are not repaired: its value is lost, and the error
-says so.
+If the function has overwritten builtins or modules, they are not repaired: its value is lost, and
+the error says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 EXECUTORS_S = 1.0
-"""Time that each pool of `concurrent.futures` has to end."""
+"""Seconds that each pool of `concurrent.futures` has to end."""
 PLAIN = str(Path(__file__).parent / "plain")
 """Folder of empty customization modules, on sys.path until `customize` is called."""
 
@@ -62,10 +62,10 @@ def end_executors() -> None:
 
 
 def flush_files() -> None:
-    """Flush all open files, as Python does when a script ends, because this process exits without
-    that. Do not flush pipes: nobody may read them any more."""
+    """Flush all open files, as Python does when a script ends: this process exits without that.
+    Skip pipes: if nobody reads them, a flush would block."""
     kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
-    with contextlib.suppress(BaseException):  # The list of all objects may need too much memory.
+    with contextlib.suppress(BaseException):  # Listing all objects may take too much memory.
         for file in [item for item in gc.get_objects() if type(item) in kinds]:
             with contextlib.suppress(BaseException):
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -23,8 +23,8 @@ from kinetic._system import machine, processes
 STARTUP = str(Path(__file__).parent / "startup")
 """Folder that is first on the PYTHONPATH of every program that a function starts."""
 _THREADS_PER_DEVICE = 4
-"""Two threads are enough for a loop in one thread; launches in other threads and callbacks may
-occupy more."""
+"""Threads of XLA for each device. Two are enough for a loop in one thread; callbacks, and other
+threads that start computations, may occupy more."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 """Device files of GPUs. Without any of them JAX silently skips its client for GPUs."""
 _CONSEQUENCE_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
@@ -61,7 +61,7 @@ def environ(
         requested: the user's variables, which override the others.
         automatic: programs that the function starts join when they first use JAX.
     """
-    # JAX sets this variable too, but unpickling may import jaxlib first, which logs its devices.
+    # JAX sets this too, but unpickling may import jaxlib earlier, which would log its devices.
     env = {"TF_CPP_MIN_LOG_LEVEL": "1", **base} | {
         "JAX_PLATFORMS": _platforms(world),
         "KERAS_BACKEND": "jax",
@@ -82,7 +82,7 @@ def environ(
             # By default the coordination service listens on every interface of the machine.
             env["JAX_COORDINATOR_BIND_ADDRESS"] = world.coordinator
             env |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    if world.platform == PROXY:  # Its machines get as much time to start as hosts.
+    if world.platform == PROXY:  # Give its machines as much time to start as hosts get.
         env["PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS"] = str(math.ceil(world.limit_s))
     return (
         env
@@ -109,17 +109,17 @@ def _count_threads(devices: int, cores: int) -> int:
     """Return the number of threads for XLA's CPU client, which reads it from NPROC; its default is
     one for each core or device.
 
-    While 32 launches on all devices are in flight, a further one occupies one thread per device,
-    and a collective occupies another. With only one thread per device, a loop that never waits for
-    a result soon blocks forever, because its launches occupy all threads.
+    Once 32 computations on all devices are in flight, starting another one blocks one thread per
+    device, and a collective occupies another. With one thread per device, a loop that never waits
+    for a result would soon block forever.
     """
     return max(cores, _THREADS_PER_DEVICE * devices)
 
 
 def _torch_variables(world: World) -> dict[str, str]:
     """Return the variables of torch.distributed (`env://`), of hosts in torchrun and Lightning, and
-    torchrun's defaults (PET_*). TORCHELASTIC_* are missing because torch would then expect
-    torchrun's store; NNODES because programs that start torchrun take it as a request."""
+    torchrun's defaults (PET_*). Leave out TORCHELASTIC_*, with which torch would expect torchrun's
+    store, and NNODES, which programs that start torchrun take as a request."""
     rank, size, port = str(world.process), str(world.processes), str(world.port)
     env = {"MASTER_ADDR": world.address, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": size}
     env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

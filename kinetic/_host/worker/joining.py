@@ -5,8 +5,8 @@ must not import JAX before the program does.
 
 JAX has no hook before its backends start. A plugin (`jax_plugins`) is called then, but its
 exceptions are swallowed, and the host would run on alone; a cluster (`ClusterEnv`) is used only by
-`initialize`. Hence the wrappers in JAX. A process joins only if no other process of its host has:
-it locks a file in the host's folder, from which the agent also reads its progress.
+`initialize`. So this module wraps functions of JAX. A process joins only if no other process of its
+host has: it locks a file in the host's folder, in which the agent also reads its progress.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ except ImportError:
 JOINING, JOINED, APART = "joining", "joined", "apart"
 """States in the host's file, each followed by the id of the process."""
 MARK = "KINETIC_JAX_PROCESS"
-"""Variable: the process that has imported JAX. Its children are helpers, not the host's
-program."""
+"""Variable with the id of the process that has imported JAX. Its children are helpers and do not
+join."""
 ORDER = "KINETIC_PROCESS_ORDER"
-"""Variable: the indices that JAX gives simulated hosts, as "1,0". A real slice numbers its hosts by
-their positions in it."""
+"""Variable with JAX's process index of each simulated host, such as "1,0". Real slices, too, may
+number processes in another order than hosts."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
 """Attribute of a wrapper: the wrapped function of JAX."""
@@ -50,11 +50,11 @@ _ALL_COMPILED = {
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
-"""JAX's heartbeat timeout. It is long in workers, whose agents notice a dead host in milliseconds:
-JAX would abort healthy processes, and counts the time that a machine sleeps. It is shorter in a
-program, whose death the agent may not notice, for example if the program is a shell's child."""
+"""JAX's heartbeat timeout, in seconds. It is long in workers, whose agents notice a dead host at
+once: JAX aborts healthy processes too, for example after the machine has slept. It is shorter in
+programs that a function starts, because the agent may not notice the death of a shell's child."""
 _BEYOND_S = 60
-"""Extra time before JAX gives up: the gang gives up first, and names the missing host."""
+"""Seconds by which JAX waits longer than the leader, which names the missing host."""
 
 _APART = """kinetic: this host joins %s, not the other hosts of its job. To join these, call \
 jax.distributed.initialize() without arguments."""
@@ -83,7 +83,7 @@ class JoinError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """The world of JAX from the view of one process.
+    """All processes that JAX connects (the world), as one of them sees it.
 
     Attributes:
         coordinator: "address:port" of JAX's coordination service.
@@ -125,7 +125,7 @@ class World:
 
 
 def attach(world: World, *, automatic: bool, owner: int) -> None:
-    """Attach this world to JAX, which has just been imported.
+    """Prepare JAX, which has just been imported, to join this world.
 
     Args:
         world: the world of this process.
@@ -241,15 +241,14 @@ class _Attachment:
         return joining_first
 
     def _keep_devices(self) -> None:
-        """Undo a program's request for virtual CPUs: it must not change simulated chips, as it
-        would not change real ones."""
+        """Undo a program's request for virtual CPUs: these stand for the simulated chips here."""
         requested = _cpu_devices()
         if self._devices in (-1, requested):
             return
         configure({"jax_num_cpu_devices": self._devices})
         _log.warning(
-            "jax_num_cpu_devices=%d has no effect: this host of the simulated slice has "
-            "%d devices.",
+            "jax_num_cpu_devices=%d has no effect: the number of devices of this simulated host "
+            "is fixed at %d.",
             requested,
             self._devices,
         )
@@ -482,7 +481,7 @@ def _find_entrance() -> tuple[Any, str, Callable[[], Any]]:
 
     name = "_discover_and_register_pjrt_plugins"
     name = name if hasattr(xla_bridge, name) else "backends"
-    start = getattr(xla_bridge, name)  # Already wrapped in a fork of a process that wrapped it.
+    start = getattr(xla_bridge, name)  # It may be wrapped already, in a fork.
     return xla_bridge, name, getattr(start, _ORIGINAL, start)
 
 
@@ -542,7 +541,7 @@ def exchange_in_scatter() -> None:
 
 
 def _number_processes(world: World) -> None:
-    """Have JAX number simulated processes in the order of the variable `ORDER`."""
+    """Make JAX give simulated processes the indices in the variable `ORDER`."""
     from jax._src import xla_bridge
 
     if order := os.environ.get(ORDER):

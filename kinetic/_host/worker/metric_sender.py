@@ -32,15 +32,15 @@ from kinetic._core.metrics import (
 from kinetic._host.worker import streams
 
 PAUSE_S = 0.25
-"""Interval between writes: a killed process loses the rows since the last one."""
+"""Seconds between writes. A killed process loses the rows since the last write."""
 STEP_TIME_EVERY_S = 1.0
 MOST_ROWS = 100_000
-"""Most rows that wait to be written: a function that logs faster has to wait."""
+"""Largest number of rows that wait to be written: the function blocks when it is reached."""
 HOLD_S = 5.0
-"""Longest wait of the function; after it, rows are dropped until there is room."""
+"""Longest time, in seconds, that the function blocks; then rows are dropped until there is room."""
 RETURNED_S, RAISED_S = 10.0, 0.5
-"""Time for arrays to become ready after the function has returned, or raised: after an error they
-may never be ready."""
+"""Seconds for arrays to become ready after the function has returned, or raised: after an error
+they may never be ready."""
 
 
 class MetricRow(NamedTuple):
@@ -80,7 +80,7 @@ class Sender:
         """Queue a row, or drop it if too many wait."""
         if len(self._rows) >= MOST_ROWS and not self._await_room():
             self.say(
-                f"{MOST_ROWS} rows wait to be written, so new rows are dropped. Log less often."
+                f"{MOST_ROWS} calls wait to be written, so new values are lost. Log less often."
             )
             return
         self._rows.append(row)
@@ -92,8 +92,8 @@ class Sender:
             _thread.start_new_thread(self._run, ())
 
     def _await_room(self) -> bool:
-        """Wait until half of the rows are written, at most `HOLD_S` seconds; return True if there
-        is room for a row. After waiting in vain, do not wait again until rows are written."""
+        """Wait up to `HOLD_S` seconds until half of the rows are written; return True if there is
+        room for a row. If none was written, do not wait again until there is room."""
         until = time.monotonic() + (0.0 if self._is_stuck else HOLD_S)
         while len(self._rows) >= MOST_ROWS // 2 and time.monotonic() < until:
             time.sleep(0.005)
@@ -110,9 +110,10 @@ class Sender:
                     break
                 time.sleep(0.005)
             if self._rows:
+                calls = "call" if len(self._rows) == 1 else f"{len(self._rows)} calls"
                 self.say(
-                    f"the last {len(self._rows)} rows are dropped: JAX had not computed their "
-                    "values when the function ended."
+                    f"the values of the last {calls} are lost, because JAX had not computed them "
+                    "when the function ended."
                 )
                 self._rows.clear()
             self._write_rows(self._steps.take(is_last=True))

@@ -97,7 +97,7 @@ def enter(mounts: Sequence[Mount], *, scratch: str) -> None:
 
 
 def _guard(mounts: Sequence[Mount]) -> None:
-    """Make read-only mounts for root; permissions protect the data from all other users."""
+    """Make the read-only mounts if the user is root. For others, permissions protect the data."""
     if os.geteuid() != 0:
         return
     try:
@@ -137,8 +137,8 @@ def _enter_user_namespace() -> None:
 
 
 def _separate() -> None:
-    """Receive the machine's new mounts from now on, but do not propagate those of this
-    namespace."""
+    """Let later mounts of the machine appear in this namespace, but not those of this namespace on
+    the machine."""
     _mount(None, "/", _MS_SLAVE | _MS_REC)
 
 
@@ -241,7 +241,7 @@ def bind(source: str, target: str) -> None:
 
 
 def _bind_all(mounts: Sequence[Mount]) -> None:
-    # Opened before the first mount, which may hide the others' sources.
+    # Open all sources before the first mount, which may hide some.
     sources = [os.open(mount.source, os.O_PATH | os.O_CLOEXEC) for mount in mounts]
     try:
         for source, mount in zip(sources, mounts, strict=True):

@@ -54,7 +54,7 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
     try:
         _init_process(channel, out, err, stacks_fd, parent_pid)
         channel.send({"event": WorkerEvent.ARMED})
-        for name in PRELOADED:  # For unpickling, while the gang gathers.
+        for name in PRELOADED:  # Import early, while other hosts start.
             importlib.import_module(name)
         is_first = True
         while (message := channel.receive()) is not None:
@@ -76,7 +76,8 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
             _report_own_failure(channel, error)
         else:  # The function has broken this process; the agent reports its exit code.
             with contextlib.suppress(BaseException):
-                streams.say(f"kinetic: the function broke its process: {text_of(error)}")
+                words = f"{type(error).__name__}: {text_of(error)}"
+                streams.say(f"kinetic: the function broke its own process, which ends now: {words}")
     finally:
         streams.flush()
         os._exit(code)

@@ -25,9 +25,9 @@ from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
 from kinetic._store import files
 
 MOST = 200
-"""Most programs recorded in one attempt: a script that compiles more compiles in a loop."""
+"""Largest number of programs to record in one attempt: a script with more compiles in a loop."""
 _SMALL = (1 << 18, 12)
-"""Bytes and equations below which a program counts as a single operation."""
+"""Limits, in bytes and equations, below which a program counts as a single operation."""
 _SMALL_OF_JAX = (1 << 26, 64)
 """The same limits for functions of JAX itself: every chip has room for them even if the compiler
 pads them to its tiles a hundredfold."""
@@ -53,8 +53,8 @@ def record(folder: Path, tree: str, accelerator: str) -> None:
 
 
 class Recorder:
-    """Records each program once. Its own errors cost the program's record, but never fail the
-    function."""
+    """Records each program once. If that fails, the program has no record, and the function goes
+    on."""
 
     def __init__(self, folder: Path, tree: str = "", family: str = "v6e") -> None:
         self._folder = folder
@@ -113,7 +113,7 @@ class Recorder:
         with self._lock:
             number = getattr(self._skipped, which) + 1
             self._skipped = replace(self._skipped, **{which: number})
-            if number & (number - 1) == 0:  # 1, 2, 4, ...: few writes, and a lower bound is enough
+            if number & (number - 1) == 0:  # at 1, 2, 4, …: a lower bound is enough
                 self._save_skipped()
 
     def _save_skipped(self) -> None:
@@ -122,9 +122,9 @@ class Recorder:
 
 
 def _is_operation(closed: Any, weight: int) -> bool:
-    """True if a program is not the user's own, and so small that it fits on every chip: it makes
-    parameters, for example, or is a function of JAX that was called outside of `jax.jit`. False if
-    it has a kernel, which was written for the chip."""
+    """True if a program is not the user's own, and so small that it fits on every chip. For
+    example, it makes parameters, or is a function of JAX called outside of `jax.jit`. False if it
+    has a kernel, because kernels are written for one kind of chip."""
     name, source = lowering.find_origin(closed)
     if origins.is_own(name, source):
         return False

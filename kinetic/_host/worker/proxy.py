@@ -17,9 +17,9 @@ from kinetic._host.worker.virtual_slices import VirtualSlices
 
 MISSING = "Add pathwaysutils to the project's requirements or to the image."
 POLL_S = 10.0
-"""Interval between two probes of the slices. A probe computes something on each of them."""
+"""Seconds between two probes of the slices. A probe computes something on each slice."""
 VIRTUAL_POLL_S = 0.25
-"""Interval between two probes of virtual slices."""
+"""Seconds between two probes of virtual slices."""
 
 
 def register(world: World, slices: ElasticSlices | None) -> bool:

@@ -1,8 +1,8 @@
 """The worker's last message to the agent: the function's value or exception as a pickle, the rest
 as text.
 
-The user's objects run their own code in this module (`__str__`, `__repr__`, `__reduce__`), which
-may raise anything, including SystemExit.
+This module calls methods of the user's objects (`__str__`, `__repr__`, `__reduce__`), which may
+raise anything, including SystemExit.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _DECORATED_NAMES = frozenset({"run_async", "run_async_map", "aio", "plan", "loca
 BROKEN_CODE = 70
 """Exit code of a worker whose own code failed, for example without Python's builtins."""
 ENCLOSED_BYTES = 1 << 16
-"""Largest pickle that is sent in the message itself, which needs no free descriptor, disk space or
-write permission."""
+"""Largest pickle, in bytes, that is sent in the message itself. That needs no free descriptor, disk
+space or write permission."""
 ENCLOSED_AT_MOST_BYTES = 64 << 20
-"""Largest pickle that may be sent in the message if no file can be written: the agent copies it in
-memory."""
+"""Largest pickle, in bytes, to send in the message if no file can be written: the agent has to hold
+it in memory."""
 SENT_CODE = "<kinetic>"
 """File name of the code that `kinetic run` sends to start a program."""
 _OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
@@ -76,7 +76,7 @@ def report_value(value: Any, start: Start) -> Message:
             " and others" if len(threads) > THREADS_NAMED else ""
         )
         streams.say(
-            f"kinetic: still running after the function returned, and ended: threads {names}"
+            f"kinetic: threads still running after the function returned were ended: {names}"
         )
     is_first = jaxworld.process_index(start.world) == 0
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads, "is_first": is_first}
@@ -123,7 +123,7 @@ def has_succeeded(error: BaseException | None) -> bool:
 def report_error(error: BaseException, start: Start) -> Message:
     """Return the message about an exception, `sys.exit` and `kinetic.reform` included."""
     if isinstance(error, Leaving):
-        return {"event": Exit.REFORMED, "detail": "The function left, to make room for a slice."}
+        return {"event": Exit.REFORMED, "detail": "The function ended, so that a slice can join."}
     if isinstance(error, SystemExit) and not isinstance(error, Terminated):
         return _report_exit(error, start)
     if isinstance(error, Terminated):
@@ -243,7 +243,7 @@ def traceback_of(error: BaseException) -> str:
 def save(start: Start, name: str, data: bytes) -> str:
     """Write a file into the host's folder, which the function may have removed; return its path."""
     path = Path(start.scratch) / name
-    # Without parents: a job must not recreate a removed store.
+    # Not its parents: a job must not create a removed store anew.
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     # The function may have set a umask with which not even the agent could read the file.
@@ -264,8 +264,8 @@ def _enclose_pickle(start: Start, name: str, data: bytes) -> Message:
 
 
 def ends_with(error: BaseException | None, value: object) -> Message:
-    """Return the message that is sent before any code of the user's objects runs, because that code
-    may end the process."""
+    """Return the message that the function is ending. It is sent before methods of the user's
+    objects are called, which may end the process."""
     return {
         "event": WorkerEvent.ENDING,
         "raised": error is not None,
@@ -329,7 +329,7 @@ def _drop_own_frames(error: BaseException) -> None:
     """Remove kinetic's frames above the user's code from the exception and from all its causes,
     contexts and group members."""
     errors, visited = [error], {id(error)}
-    for linked in errors:  # Grows during the loop.
+    for linked in errors:  # The loop appends linked exceptions.
         linked.with_traceback(_without_own(linked.__traceback__))
         members = linked.exceptions if isinstance(linked, BaseExceptionGroup) else ()
         for other in (*members, linked.__cause__, linked.__context__):

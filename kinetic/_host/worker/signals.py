@@ -3,7 +3,7 @@ its end, and forks of the function do not inherit these handlers.
 
 Python runs a signal's handler only when the main thread next runs Python code. A child that blocks
 in `sem_wait` never does, and `Pool.terminate` would wait for it forever. So forks drop the
-handlers. A child begins with its parent's handlers, so signals are blocked during the fork.
+handlers. Signals are blocked during the fork, until the child has dropped its handlers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 AGAIN_S = 0.05
-"""Delay after which a SIGTERM whose exception Python dropped is sent again."""
+"""Seconds until a SIGTERM is sent again, if Python has dropped its exception."""
 _DEFAULT = (signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 _SILENCED = (
     signal.SIGINT,

@@ -34,10 +34,10 @@ def renew() -> None:
 def keep_order(out: TextIO, err: TextIO) -> None:
     """Keep the order of writes that alternate between two streams, each with its own pipe.
 
-    One reader reads both pipes, so a writer that changes streams first waits until the pipe of the
-    previous stream is empty. Further writes to the same stream cost nothing: only the `write` of
-    the other stream is replaced. The wait is bounded, and happens only once for a reader that does
-    not read. A descriptor that is no longer the pipe is ignored.
+    One reader reads both pipes. A write to one stream first waits until the other stream's pipe is
+    empty, if the previous write went there; a second write to the same stream does not wait. A
+    wait takes at most `READER_S`, and if nobody reads, only the first write waits. A descriptor
+    that is no longer the pipe is ignored.
     """
     pipes = {id(stream): _Pipe(stream.fileno()) for stream in (out, err)}
 
@@ -97,7 +97,7 @@ def _file_of(fd: int) -> tuple[int, int] | None:
 
 
 def flush() -> None:
-    """Flush the function's streams, the ones that it replaced, and the C library's."""
+    """Flush `sys.stdout` and `sys.stderr`, also replaced ones, and the C library's streams."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(BaseException):  # The function's own stream may raise anything.
             stream.flush()  # type: ignore[union-attr]

@@ -28,11 +28,11 @@ from kinetic._host.worker.joining import JoinError, World
 from kinetic._system import pipes
 
 PATIENCE_S = 0.2
-"""Time for which a sweep waits until no thread uses an array, before it is tried again."""
+"""Seconds to wait until no thread uses an array, before arrays are replaced."""
 SWEEP_S = 0.02
-"""Interval between two sweeps for arrays on lost slices."""
+"""Seconds between two searches for arrays on lost slices."""
 STARTING_S = 1.0
-"""Shortest time for which a lost slice is away: real machines have to start."""
+"""Least number of seconds for which a lost slice is away: real machines have to start."""
 _LOST = "_kinetic_lost"
 """Attribute of a replaced array: its former content, which lives as long as the array."""
 
@@ -99,8 +99,8 @@ class VirtualSlices:
 
 
 class _Turns:
-    """Lets arrays be replaced only while no thread uses one in JAX's native code, which runs
-    without the interpreter's lock and would continue to use an array after it was freed."""
+    """A lock: arrays are replaced only while no thread uses one in JAX's native code. That runs
+    without the GIL, and would go on to use an array after it was freed."""
 
     def __init__(self) -> None:
         self._begin()
@@ -162,7 +162,7 @@ def _replace(array: Any, lost: Collection[int]) -> None:
         transfer.make_error_array(like, f"DATA_LOSS: slice {names} is down (simulated)")
         for _ in range(2)
     )
-    # Views into the array's memory (NumPy has them) must stay valid.
+    # Keep the content: NumPy arrays may be views into it.
     content._replace_with(array)
     setattr(content, _LOST, True)
     array._replace_with(error)

@@ -17,7 +17,7 @@ _RUNNER = "AsyncRunner"
 """Class that runs the saves of Orbax's newer interface, each in its own thread."""
 _POLL_S = 0.002
 _SAVES_S, _SAY_AFTER_S = 3600.0, 10.0
-"""Longest time for saves after the function has returned, and time until they are logged."""
+"""Seconds that saves may take after the function has returned, and until a notice names them."""
 SAVERS = ("async_save", "save_finalize")
 """Orbax's threads that write checkpoints, by name."""
 WRITERS = (
@@ -55,19 +55,19 @@ def _wait_for_savers() -> None:
     while any(each.name in SAVERS and not each.daemon for each in threading.enumerate()):
         waited_s = time.monotonic() - began
         if waited_s >= _SAY_AFTER_S and not has_said:
-            streams.say("kinetic: the function has returned, and a checkpoint is still being saved")
+            streams.say("kinetic: the function has returned, but a checkpoint is still being saved")
             has_said = True
         if waited_s >= _SAVES_S:
-            streams.say("kinetic: a checkpoint is still being saved after an hour, and is cut off")
+            streams.say("kinetic: a checkpoint is incomplete: its save was ended after an hour")
             return
         time.sleep(_POLL_S)
 
 
 def settle(limit_s: float) -> bool:
     """Wait until no thread of this process writes a checkpoint; return False after `limit_s`
-    seconds. Without the other hosts no checkpoint can be committed."""
+    seconds. If other hosts are lost, a save may never end."""
     deadline = time.monotonic() + limit_s
-    # Not by `join`: Python counts a thread as ended if an exception interrupted another `join`.
+    # Not by `join`: after an interrupted `join`, Python takes a running thread for ended.
     while any(map(_is_writer, threading.enumerate())):
         if time.monotonic() >= deadline:
             return False
@@ -89,4 +89,4 @@ def _is_writer(thread: threading.Thread) -> bool:
         return False
     import asyncio
 
-    return bool(asyncio.all_tasks(runner._loop))  # The thread lives on until its result is read.
+    return bool(asyncio.all_tasks(runner._loop))  # The thread ends when its result is read.

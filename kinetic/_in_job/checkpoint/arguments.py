@@ -66,8 +66,8 @@ def persistent_folder(path: str | os.PathLike[str] | None) -> str:
 
 
 def folder_in_memory(path: str | os.PathLike[str] | None, directory: str) -> Path | None:
-    """Return this host's local-tier folder for the persistent folder `directory`. None where no
-    memory survives an attempt: outside jobs, and in a single controller on a cluster."""
+    """Return this host's local-tier folder: below `path`, or below the job's folder in memory. None
+    without either: outside jobs, and in a single controller on a cluster."""
     if path is None:
         memory = slices.read_variable("KINETIC_LOCAL_DIR")
     else:
@@ -155,7 +155,7 @@ def check_cadence(every: object, at_least_every: Duration | None, local_every: o
         steps = _check_steps("every", every)
     else:
         interval_s = _parse_seconds("every", every)
-        assert interval_s is not None  # every=None has taken the branch above.
+        assert interval_s is not None  # It would be None only for every=None.
         steps, every_s = None, interval_s
     return Cadence(steps, every_s, _check_steps("local_every", local_every))
 

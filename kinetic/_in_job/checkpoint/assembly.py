@@ -1,7 +1,7 @@
 """Restore a state from the pieces in the hosts' local tiers.
 
-In: a complete step, the current state as a pattern. Out: that state with the saved content, in the
-current layout; the damaged pieces. If any piece is damaged, the result must be discarded.
+A piece is a part of one array, stored on one host. The result has the layout of the current state,
+whatever layout was saved. If any piece is damaged, the caller must discard the result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kinetic._in_job.peers import Peers
 from kinetic.errors import CheckpointError
 
 _ROOM_BYTES = 1 << 24
-"""Size of one broadcast, which every device holds for a moment."""
+"""Largest broadcast, in bytes, which every device holds for a moment."""
 _LEAST_ROOM = 1 << 12
 
 
 class LocalRestore:
-    """Assembles one step from all hosts' pieces; collective.
+    """Assembles one step from all hosts' pieces. All hosts must call it together.
 
     Args:
         tier: This host's local tier.
@@ -40,7 +40,7 @@ class LocalRestore:
 
     Attributes:
         received_from: Hosts that have sent a piece to this one.
-        damaged: Reasons why pieces that this host has read are damaged, by (host, part).
+        damaged: For each damaged piece that this host has read, the reason, by (host, part).
     """
 
     def __init__(self, tier: LocalTier, peers: Peers, whole: CompleteStep) -> None:
@@ -54,8 +54,7 @@ class LocalRestore:
         self.damaged: dict[tuple[int, Region], str] = {}
 
     def fetch(self, state: TreeState) -> None:
-        """Receive the pieces that this host lacks in the current layout; send other hosts the
-        pieces that they lack."""
+        """Exchange pieces, so that each host has all that `state` needs in its current layout."""
         needed: list[Mapping[int, set[Box]]] = [{} for _ in self._whole.leaves]
         for number, value in state.arrays():
             needed[self._numbers[state.leaves[number].name]] = list_boxes(value)
@@ -91,8 +90,8 @@ class LocalRestore:
                 )
 
     def _read_piece(self, piece: Piece) -> Any:
-        """Read a piece of this host. For a damaged one, note it and return zeros: other hosts wait
-        for the broadcast, and the result is discarded."""
+        """Read a piece of this host. If it is damaged, record that and return zeros: the broadcast
+        must take place, because other hosts wait for it."""
         import numpy as np
 
         assert self._own is not None
@@ -121,7 +120,7 @@ class LocalRestore:
         return jax.make_array_from_callback(saved.shape, like.sharding, make_part)
 
     def _fill_box(self, number: int, saved: Leaf, wanted: Box) -> Any:
-        """Assemble a part of a leaf from its pieces, in new memory."""
+        """Return the box `wanted` of leaf `number`, assembled from pieces in new memory."""
         import numpy as np
 
         dtype = np.dtype(saved.dtype)

@@ -29,6 +29,7 @@ class KerasMetrics(library.callbacks.Callback):  # type: ignore[misc]
             at the end of an epoch.
 
     Example:
+        <!-- not run: Keras takes seconds to import -->
         ```python
         model.fit(x, y, callbacks=[kinetic.keras.Metrics()])
         ```
@@ -84,6 +85,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
         verify: Save digests and check them on restore.
 
     Example:
+        <!-- not run: Keras takes seconds to import -->
         ```python
         model.fit(x, y, epochs=10, callbacks=[kinetic.keras.Checkpointer()])
         ```
@@ -121,7 +123,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the newest checkpoint."""
         if self._checkpointer is not None:
-            self._checkpointer._give_up(waits=True)  # The previous `fit` has raised.
+            self._checkpointer._give_up(waits=True)  # A previous `fit` has raised.
         self._checkpointer = self._make_checkpointer().__enter__()
         model = self.model
         if not model.optimizer.built:
@@ -132,7 +134,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
             for name, variables in self._variables().items():
                 for variable, value in zip(variables, state[name], strict=True):
                     variable.assign(value)
-            model._initial_epoch = self._epoch  # As Keras's BackupAndRestore does.
+            model._initial_epoch = self._epoch  # `fit` starts at this epoch.
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the epoch."""
@@ -155,7 +157,7 @@ class KerasCheckpointer(library.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self, epoch: int, logs: dict[str, Any] | None = None, *, force: bool = False) -> None:
         assert self._checkpointer is not None  # Keras calls on_train_begin first
-        # Make the state only if a save is due: reading the variables costs Keras time.
+        # Pass a function, so that variables are read only if a save is due: it takes Keras long.
         step, self._step = self._step, self._step + 1
         self._checkpointer._save(step, lambda: self._state(epoch), metrics=logs, force=force)
 

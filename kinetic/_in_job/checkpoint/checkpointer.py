@@ -49,7 +49,7 @@ from kinetic.errors import (
 S = TypeVar("S")
 _log = logging.getLogger(__name__)
 _AFTER_AN_ERROR_S = 10.0
-"""Time for saves in progress to end after the function has raised."""
+"""Seconds to wait for saves in progress after the function has raised."""
 
 
 class Checkpointer:
@@ -123,13 +123,13 @@ class Checkpointer:
         self._local_saves: LocalSaves | None = None
         self._numbers = itertools.count()
         self._last = -1  # The last step saved or restored.
-        self._finished = -1  # The step that restore() has completed in the persistent tier.
+        self._finished = -1  # A local step that restore() copied to the persistent tier.
         self._pattern: list[Leaf] | None = None  # The leaves of the state given to restore().
         self._before: list[Leaf] | None = None  # The leaves of the previous save since restore().
-        self._has_iterator = False  # restore() had data=.
-        self._casts = False  # restore() had cast=True.
+        self._has_iterator = False  # restore() was called with data=.
+        self._casts = False  # restore() was called with cast=True.
         self._is_closed = self._has_stepped = False
-        self._owner = 0  # The process that has opened the tiers: its forks must not use them.
+        self._owner = 0  # Id of the process that opened the tiers: forks must not use them.
         self.restored: Restored | None = None
 
     @property
@@ -273,7 +273,7 @@ class Checkpointer:
                 step=step,
             )
         if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
-            self._say(f"first step after {time.monotonic() - float(lost_at):.1f} s.")
+            self._say(f"first step again after {time.monotonic() - float(lost_at):.1f} s.")
         self._has_stepped = True
         is_asked = force or requested is not None
         to = {
@@ -337,7 +337,7 @@ class Checkpointer:
         elif not self._is_forked():
             self._give_up(waits=self._peers.count == 1 or kind.__name__ not in opening.ECHOES)
 
-    # -- beginning and end -------------------------------------------------------------------------
+    # -- opening, checks, closing ------------------------------------------------------------------
 
     def _open(self) -> Opened:
         self._check_usable()
@@ -369,8 +369,8 @@ class Checkpointer:
         job = slices.job_id()
         if job and (fault := memory_folder.fault_of(job, "local")):
             self._warn(
-                f"there are no local checkpoints: this machine has no folder in memory for its "
-                f"hosts ({fault}). Remove the obstacle, set local_directory= to a folder, or set "
+                f"local checkpoints are off, because no folder in memory could be created for them "
+                f"({fault}). Remove the obstacle, set local_directory= to a folder, or set "
                 "local_every=None."
             )
 
@@ -379,7 +379,7 @@ class Checkpointer:
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            raise UsageError("This Checkpointer is closed: make a new one.")
+            raise UsageError("This Checkpointer is closed. Make a new one.")
         if self._is_forked():
             raise UsageError(
                 f"This Checkpointer belongs to process {self._owner}, and this process is a fork: "
@@ -398,7 +398,7 @@ class Checkpointer:
             )
 
     def _check_structure(self, due: Due) -> None:
-        """Check that a restart could restore this save: raise for the first save, warn later."""
+        """Check that `restore` will accept this save: raise for the first save, later only warn."""
         before, leaves = self._before, due.state.leaves
         if before is None and self._pattern is not None:
             self._check_first(due, self._pattern)
@@ -416,8 +416,8 @@ class Checkpointer:
         tree.check_same(due.state.leaves, pattern, where, cast=self._casts)
         if due.position is None and self._has_iterator:
             raise CheckpointMismatch(
-                "restore() was called with data= and save() without: the position of the iterator "
-                "would not be saved. Give data= to save(), too."
+                "restore() was called with data=, but save() was not, so the position of the "
+                "iterator would not be saved. Give data= to save(), too."
             )
         if due.position is not None and elastic.could_shrink():
             name = f"first-positions/{due.number}"
@@ -426,20 +426,20 @@ class Checkpointer:
                 self._warn(positions.NOT_SHARED)
 
     def _say(self, words: str) -> None:
-        """Print a notice to the job's output, from one host. Called on all hosts."""
+        """Print a notice to the job's output. All hosts call this; only host 0 prints."""
         _log.info(words)
         if slices.is_shown() and slices.job_id():
             streams.say(f"kinetic: {words}")
 
     def _warn(self, words: str) -> None:
-        """Print a warning to the job's output, from one host. Called on all hosts."""
+        """Print a warning to the job's output. All hosts call this; only host 0 prints."""
         if not slices.job_id():
             _log.warning(words)
         elif slices.is_shown():
             streams.say(f"kinetic: warning: {words}")
 
     def _give_up(self, *, waits: bool) -> None:
-        """Release everything after an error; with `waits`, let saves in progress end first."""
+        """Close after an error; if `waits`, wait a few seconds for saves in progress first."""
         try:
             if waits:
                 self._wait_a_moment()
@@ -452,7 +452,7 @@ class Checkpointer:
                 self.wait()
             with contextlib.suppress(Exception):
                 if self._opened is not None and self._peers.count == 1:
-                    self._opened.persistent.close()  # The process may live on after the error.
+                    self._opened.persistent.close()  # The process may run on.
 
         threading.Thread(target=wait, name="kinetic-checkpoint-end", daemon=True).start()
         if not worlds.settle(_AFTER_AN_ERROR_S):
@@ -467,15 +467,15 @@ class Checkpointer:
             self._opened.lease.release()
 
     def _free_memory(self, opened: Opened) -> None:
-        """Remove the local tier if the persistent tier has its last step. Otherwise its memory
-        would stay in use until the job is cleaned up."""
+        """Remove the local checkpoints, which occupy memory until the job is cleaned up, if the
+        persistent tier has the last step."""
         if opened.local is None or not self._has_job_folder or self._last < 0:
             return
         if isinstance(opened.persistent, Persistent) and opened.persistent.has(self._last):
             opened.local.remove()
 
     def _leave(self, why: SyncRequest | None, step: int) -> None:
-        """Wait until the step that all hosts have saved is committed, then end the function."""
+        """Wait until all hosts have committed this step, then end the function."""
         self.wait()
         self._peers.wait_at_barrier("left", opening.LIMIT_S)
         if why is SyncRequest.REFORM:
@@ -484,11 +484,11 @@ class Checkpointer:
         self._say(f"step {step} is saved on all hosts, which end now.")
         preemption.end_function()
 
-    # -- the tiers ---------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------
 
     def _finish_save(self, opened: Opened, saved: SavedState, metrics: Any) -> None:
-        """Complete the persistent save of a restored step, which was due when its attempt ended. If
-        it is the last step of the training, no later save replaces it."""
+        """Save a step restored from the local tier to the persistent tier: its attempt ended before
+        that save was complete, and after a training's last step no other save follows."""
         state = tree.take_apart(saved.state)
         due = Due(next(self._numbers), self._last, state, None, metrics)
         try:
@@ -496,10 +496,13 @@ class Checkpointer:
         except CheckpointInUse:
             raise
         except CheckpointError as error:
-            self._warn(f"{_name_step(self._last)} is not saved to the persistent tier: {error}")
+            self._warn(
+                f"{_name_step(self._last)} exists only as a local checkpoint, because it could not "
+                f"be saved to {self._directory}: {error}"
+            )
 
     def _save_persistent(self, opened: Opened, due: Due, data: list[Any]) -> bool:
-        """Save to the persistent tier. `data` has the positions of iterators, by host."""
+        """Save to the persistent tier. `data` has the iterators' positions, by host."""
         if opened.lease is not None:
             opened.lease.check()
         record = {

@@ -30,7 +30,7 @@ def digest_of(content: Any) -> str:
 
 
 def sign(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to a JSON object its own digest; without xxhash, return it unchanged."""
+    """Return a JSON object with its digest as a field; unchanged if xxhash is not installed."""
     if not is_available():
         return dict(record)
     return {_NAME: digest_of(json.dumps(record).encode()), **record}
@@ -45,7 +45,7 @@ def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in record.items() if name != _NAME}
     digest = record.get(_NAME)
     if digest is not None and is_available() and digest != digest_of(json.dumps(rest).encode()):
-        raise CorruptRecord("its record differs from what was written")
+        raise CorruptRecord("the checkpoint's record differs from what was written")
     return rest
 
 
@@ -59,7 +59,7 @@ class Digesting:
         self._thread = threading.Thread(target=self._run, name="kinetic-digests", daemon=True)
 
     def add(self, content: Any) -> None:
-        """Queue a content."""
+        """Queue bytes, or an array of bytes, to be digested."""
         self._contents.put(content)
 
     def finish(self) -> list[str]:

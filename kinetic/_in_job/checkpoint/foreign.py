@@ -14,8 +14,8 @@ from kinetic.errors import CheckpointError, NotFound
 
 
 def is_foreign(directory: str) -> bool:
-    """True if a folder has checkpoints of other programs and none of kinetic's, or is itself a
-    single checkpoint, so that no step can be added to it."""
+    """True if a folder must only be read: it has checkpoints of other programs and none of
+    kinetic's, or is itself a single checkpoint."""
     return bool(Checkpoints(directory).program)
 
 
@@ -42,9 +42,9 @@ class Guest:
             raise CheckpointError(str(error)) from error
         if not steps and self._checkpoints.program not in ("", ORBAX):
             raise CheckpointError(
-                f"{self._directory} has checkpoints of {self._checkpoints.program}, which are not "
-                "in the format of Orbax: kinetic leaves them alone. Read them with that program, "
-                "and give this training another folder, with directory= or output_dir=."
+                f"kinetic cannot read the checkpoints in {self._directory}, which "
+                f"{self._checkpoints.program} wrote. Read them with that program, and give this "
+                "training another folder, with directory= or output_dir=."
             )
         return steps
 
@@ -57,7 +57,7 @@ class Guest:
 
         Args:
             step: A committed step.
-            now: The current state, as a pattern.
+            now: The current state, with the structure and layout of the result.
             cast: Allow casts that lose precision.
 
         Returns:
@@ -87,7 +87,7 @@ class Guest:
             names = list(now.in_files())
             saved = [Leaf.from_json(leaf) for leaf in guest_step.leaves]
         else:
-            is_array = now.joined == [""] and len(files.names) == 1  # A bare array has no key.
+            is_array = now.joined == [""] and len(files.names) == 1  # One array has no name.
             names = files.names if is_array else now.joined
             own = dict(zip(names, now.leaves, strict=True))
             described = zip(files.names, files.about, strict=True)
@@ -111,8 +111,8 @@ class Guest:
         """
         program = self._checkpoints.program or "another training"
         raise CheckpointError(
-            f"{self._directory} has checkpoints of {program}: kinetic reads them, and writes "
-            "nothing beside them. Give this training another folder, with directory= or "
+            f"{self._directory} has checkpoints of {program}: kinetic can read them, but does not "
+            "save to their folder. Give this training another folder, with directory= or "
             "output_dir=, and start from these checkpoints with "
             f"restore(state, start_from={self._directory!r})."
         )
@@ -144,8 +144,8 @@ def _explain_unclear_item(step: Step, path: str) -> str:
 
 
 def _make_leaf(name: str, about: Any, now: Mapping[str, Leaf]) -> Leaf:
-    """Return the leaf that Orbax's metadata describe. `now` has the current leaves by Orbax's
-    names: Orbax stores a typed key as a plain array, so only the current state identifies it."""
+    """Make a leaf from `about`, Orbax's metadata of a saved leaf, and from the leaf of this name
+    in the current state `now`: Orbax does not record that an array was a typed key."""
     import numpy as np
 
     dtype, like = np.dtype(about.dtype), now.get(name, Leaf(name))

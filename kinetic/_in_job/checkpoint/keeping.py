@@ -70,8 +70,8 @@ def make_policy(keep: Keep, foreign_steps: list[int], policies: Any) -> Any:
 
 
 class Undamaged:
-    """Policy that applies another one to the undamaged steps, and keeps a damaged step only until
-    a newer undamaged one exists."""
+    """Orbax policy that applies `policy` to undamaged steps. A damaged step is removed once a newer
+    undamaged one exists, unless all steps are kept."""
 
     def __init__(
         self,

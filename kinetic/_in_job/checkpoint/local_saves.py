@@ -70,7 +70,7 @@ class LocalSaves:
         self._is_idle.set()
 
     def prepare(self, state: TreeState) -> None:
-        """Reserve memory for the first save of such a state, in the background."""
+        """Reserve memory for the first save of a state of this size, in the background."""
         self._start(self._prepare, measure_size(state))
 
     def begin(self, due: Due) -> None:
@@ -98,8 +98,8 @@ class LocalSaves:
         Raises:
             CheckpointError: The step could not be written.
         """
-        # An event, not `Thread.join`: after a signal interrupts a join, the next one returns at
-        # once.
+        # Not `Thread.join`: once a signal has interrupted a join, later joins return before the
+        # thread has ended.
         self._is_idle.wait()
         if self._error is not None:
             raise self._error
@@ -135,9 +135,9 @@ class LocalSaves:
             self._mark.clear()
 
     def _is_committed(self, failed: str) -> bool:
-        """True if all hosts have committed this step. `failed` is this host's reason if not."""
+        """True if all hosts have committed this step. `failed`: why this host has not; else ""."""
         number = next(self._numbers)
-        # Two folders in turn: a host may be at the next save while another host still reads.
+        # Alternate between two folders: a host may begin its next save while others still read.
         folder = f"local-failed/{number % 2}"
         if failed:
             self._peers.set(f"{folder}/{self._peers.index}", f"{number} {failed}")
@@ -157,11 +157,11 @@ class LocalSaves:
         try:
             self._tier.prepare(size_bytes)
         except CheckpointError as error:
-            _log.debug("%s", error)  # The next save tries again.
+            _log.debug("%s", error)  # The next save allocates the memory itself.
 
 
 def gather_positions(hosts: Peers, name: str, position: Any) -> list[Any]:
-    """Return the iterator positions of all hosts; empty without an iterator. Collective."""
+    """Return the iterator positions of all hosts, which must all call it; [] without iterators."""
     if position is None:
         return []
     values = [json.loads(text) for text in opening.exchange(hosts, name, json.dumps(position))]

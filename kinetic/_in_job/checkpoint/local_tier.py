@@ -35,7 +35,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 class LocalSaveFailed(CheckpointError):
-    """No room for a local checkpoint, or its folder was removed: the next save may succeed."""
+    """A local save failed for lack of room, or its folder was removed. A later one may succeed."""
 
 
 def measure_size(state: TreeState) -> int:
@@ -216,11 +216,11 @@ class LocalTier:
                 self._recycle(path)
 
     def withdraw(self, step: int) -> None:
-        """Drop a step that another host could not commit; the previous step stays."""
+        """Drop this step because another host could not commit it; the previous step stays."""
         self._recycle(self._folder / str(step))
 
     def _recycle(self, path: Path) -> None:
-        """Reuse the memory of a step for the next save."""
+        """Keep the file of a dropped step, so that the next save reuses its memory."""
         try:
             path.rename(self._folder / _WRITING)
         except OSError:  # `writing` exists already.
@@ -240,8 +240,8 @@ class LocalTier:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def keep_only(self, whole: CompleteStep | None) -> None:
-        """Remove every step but this one: pieces of an earlier run must not be mixed with those
-        that this run writes."""
+        """Remove all steps but the restored one, or all if None: an earlier run's steps must not be
+        mixed with those of this run."""
         names = {
             str(local.step)
             for local in self.list_committed()
@@ -296,9 +296,9 @@ def _read_committed(path: Path) -> Local:
     local = Local.from_json(digests.check_signed(json.loads((path / _INDEX).read_text())))
     size = (path / _DATA).stat().st_size
     if path.name != str(local.step):
-        raise CorruptRecord(f"its index is that of step {local.step}")
+        raise CorruptRecord(f"its index is that of another step ({local.step})")
     if size < max((piece.offset + piece.size_bytes for piece in local.pieces), default=0):
-        raise CorruptRecord("its data are shorter than its index says")
+        raise CorruptRecord("the file with its data is shorter than its index says")
     return local
 
 
@@ -309,7 +309,7 @@ def _explain_error(
     failure = f"The {what} could not be written to {folder}"
     if error.errno in _FULL:
         return LocalSaveFailed(
-            f"{failure}: no space is left for {in_gigabytes(size_bytes)}. The local tier needs "
+            f"{failure}: no space is left for {in_gigabytes(size_bytes)}. Local checkpoints need "
             f"twice that on each host: request at least {in_gigabytes(room_for(size_bytes))} of "
             f'memory (on a cluster: local_storage="{quantity(room_for(size_bytes))}"), or set '
             "local_every=None.",

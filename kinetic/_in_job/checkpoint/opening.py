@@ -32,12 +32,12 @@ from kinetic.errors import CheckpointError, CheckpointInUse, CheckpointMismatch,
 
 _log = logging.getLogger(__name__)
 LIMIT_S = 600.0
-"""Time that hosts wait for each other; the loss of a host ends the attempt much sooner."""
+"""Seconds that hosts wait for each other. If a host is lost, the attempt ends much sooner."""
 _SHARED_WITHIN_S = 5.0
-"""Time until all hosts must see a file that host 0 has written."""
+"""Seconds within which all hosts must see a file that host 0 has written."""
 _IN_TRAINING = "/"
 ECHOES = ("JaxRuntimeError", "XlaRuntimeError")
-"""Errors of a host whose peer is lost: no save can be committed, and the gang reports the cause."""
+"""Types of errors that only follow from the loss of another host, which the leader reports."""
 unclosed: dict[object, Callable[[], object]] = {}
 """The `wait` of each open checkpointer in a job: saves are committed, and their errors raised, even
 if the function returns without closing it."""
@@ -51,7 +51,7 @@ class Opened:
 
     Attributes:
         lease: Lease on the folder, on host 0; None on other hosts.
-        writer: Id of the training and of this run, stored with local checkpoints.
+        writer: Id of the training and of this run; each local checkpoint records its writer.
         persistent: The persistent tier; a `Guest` if the folder belongs to another program.
         local: The local tier, or None.
         verify: True if digests are stored and checked.
@@ -65,7 +65,8 @@ class Opened:
 
 
 def exchange(peers: Peers, name: str, text: str) -> list[str]:
-    """Return the texts of all hosts, by index; collective. Use each name only once."""
+    """Send `text` to all hosts and return all hosts' texts, by index. All hosts must call this,
+    with a `name` that was never used before."""
     peers.set(f"{name}/{peers.index}", text)
     peers.wait_at_barrier(name, LIMIT_S)
     texts = peers.get_all(name)
@@ -73,10 +74,10 @@ def exchange(peers: Peers, name: str, text: str) -> list[str]:
 
 
 def agree(peers: Peers, name: str, act: Callable[[], str]) -> list[str]:
-    """Call `act` on every host, and return all answers, by index; collective.
+    """Call `act` on every host and return all results, by index. All hosts must call this.
 
     Raises:
-        KineticError: `act` failed on a host: all hosts raise the error of the first one.
+        KineticError: `act` failed on a host. All hosts raise the error of the first such host.
     """
     failed: KineticError | None = None
     try:
@@ -107,7 +108,7 @@ def open_checkpoints(
     verify: bool,
     warn: Callable[[str], None],
 ) -> Opened:
-    """Open both tiers; collective.
+    """Open both tiers. All hosts must call this.
 
     Args:
         directory: Path or URI of the persistent tier.
@@ -124,8 +125,8 @@ def open_checkpoints(
     if verify and not digests.is_available():
         verify = False
         warn(
-            "Without the package xxhash on the hosts, damage to a checkpoint may go unnoticed: "
-            "install it there, or set verify=False."
+            "The package xxhash is not installed on the hosts, so damage to a checkpoint may go "
+            "unnoticed. Install it there, or set verify=False to do without the check."
         )
     token = os.urandom(8).hex()
     leases: list[Lease] = []
@@ -182,7 +183,7 @@ def _identify_training(directory: str) -> str:
 
 
 def _check_shared(directory: str, token: str) -> None:
-    """Check that this host sees the lease that host 0 has written.
+    """Check that this host sees the lease with this token, which host 0 has written.
 
     Raises:
         CheckpointError: The folder is not shared between hosts.
@@ -205,7 +206,7 @@ def _check_shared(directory: str, token: str) -> None:
 def list_checkpoints(
     opened_: Opened, peers: Peers
 ) -> tuple[list[int], list[list[Local]], dict[tuple[int, int], str]]:
-    """List the checkpoints in both tiers; all hosts return the same lists. Collective.
+    """List the checkpoints in both tiers. All hosts must call this, and get the same lists.
 
     Returns:
         The steps of the persistent tier, the local checkpoints of each host, and why damaged local
@@ -230,8 +231,8 @@ def list_checkpoints(
 
 
 def _wait_for_unclosed(returned: bool) -> None:
-    """Wait for all open checkpointers, even after one has failed. May be called again after an
-    interruption."""
+    """Wait for all open checkpointers if the function returned, even if one fails; then raise the
+    first error. If a signal interrupts this, it may be called again."""
     failed: list[KineticError] = []
     for checkpointer, wait in list(unclosed.items()):
         try:

@@ -30,21 +30,21 @@ STATE, RECORD, DIGESTS = "state", "kinetic", "digests"
 """Names of a checkpoint's items: the state, kinetic's record of it, and the digests of its
 parts."""
 _BROKEN, _ENDED = "JaxRuntimeError", "CANCELLED"
-"""Name of the error, and start of its text, that a waiting host gets when its world ends."""
+"""Type and first word of the error that a waiting host gets when another host is lost."""
 _COMMITTED = "commit_success.txt"
 """File that marks a step in a bucket as complete."""
 _SYSTEMIC_ERRORS = (
     "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED"
 )
 _LIMIT_S = 600
-"""Time that Orbax lets the hosts wait for each other."""
+"""Seconds that Orbax lets the hosts wait for each other."""
 
 
 _ORBAX = "/orbax/checkpoint/"
 _ENDS_SAVES = "save_finalize"
 """Prefix of the name of Orbax's thread that finishes a save."""
 _REMOVED = "kinetic-removed.json"
-"""File next to the steps that lists kinetic's steps being removed: a kill may leave parts."""
+"""File with the numbers of the steps being removed. If the process is killed, parts remain."""
 _log = logging.getLogger(__name__)
 
 
@@ -56,8 +56,8 @@ class StepReading(NamedTuple):
     """The leaves of a step that one process has read.
 
     Attributes:
-        values: Values of all leaves; None for a leaf that other processes have read for this one.
-        shared: Sources of the leaves that a few processes read for all, by number of the leaf.
+        values: Values of all leaves; None for a leaf that another process reads and will send.
+        shared: By number of the leaf, the source of each leaf that a few processes read for all.
     """
 
     values: list[Any]
@@ -69,7 +69,8 @@ class StepReading(NamedTuple):
         return frozenset(reader for source in self.shared.values() for reader in source.readers)
 
     def spread(self, now: TreeState, process: int) -> list[Any]:
-        """Return the values of all leaves, laid out like those of `now`; collective."""
+        """Send shared leaves to all processes, which must all call this. Return the values of all
+        leaves, laid out like those of `now`."""
         values = [*self.values]
         likes = [now.values[n] for n in self.shared]
         read = [values[n] if process in s.readers else None for n, s in self.shared.items()]
@@ -85,7 +86,7 @@ class OrbaxTree:
 
     Args:
         path: Folder of the pytree.
-        like: A pytree with the same nodes, if known: reading them from the metadata takes time.
+        like: A pytree of the same structure, if known: reading that from the metadata takes time.
 
     Attributes:
         names: Orbax's names of the leaves.
@@ -105,8 +106,8 @@ class OrbaxTree:
         self.about = [about for _, about in with_paths]
 
     def read(self, wanted: Mapping[str, Any]) -> list[Any]:
-        """Return all leaves, typed keys as plain arrays. `wanted` maps Orbax's names to the layout
-        of each leaf, or to Orbax's placeholder for a leaf not to be read."""
+        """Return all leaves; typed JAX keys as plain arrays. `wanted` maps Orbax's names to the
+        layout of each leaf, or to Orbax's placeholder to skip the leaf."""
         import jax
 
         if not wanted:
@@ -124,8 +125,8 @@ class OrbaxTree:
 
 
 class Persistent:
-    """Orbax's manager of a folder. Every method is collective, except `steps`, `has`, `record`,
-    `digests` and those that read.
+    """Wrapper of Orbax's manager of a folder. All hosts must call each method, except `steps`,
+    `has`, `record`, `digests`, `read` and `read_alone`.
 
     Args:
         directory: Path or URI of the folder.
@@ -184,8 +185,8 @@ class Persistent:
             return digests.check_signed(orbax().JsonCheckpointHandler().restore(folder) or {})
 
     def continue_after(self, step: int) -> None:
-        """Continue a training after this step, because newer steps are damaged. A damaged step is
-        removed only when the training reaches it again."""
+        """Note that newer steps than this one are damaged. Each stays until the training saves it
+        again, or a later step."""
         steps = self.steps()
         self._damaged.update(newer for newer in steps if newer > step)
         self._newest = max((older for older in steps if older <= step), default=-1)
@@ -240,7 +241,7 @@ class Persistent:
         self.wait()
         self._saving = step
         with self._explain_writing():
-            # force: Orbax would refuse a step that is older than a damaged one.
+            # force=True: otherwise Orbax refuses a step older than a damaged one.
             args = ocp.args.Composite(**items)
             self._mark.set(step)
             try:
@@ -251,8 +252,8 @@ class Persistent:
         return True
 
     def read(self, step: int, now: TreeState, process: int) -> StepReading:
-        """Read the leaves that this process needs, and those that it reads for others. Not
-        collective: one process may find damage while others do not.
+        """Read the leaves that this process needs or will send to others. It sends nothing yet: one
+        process may find damage while others do not.
 
         Raises:
             StepUnreadable: The step is damaged.
@@ -271,7 +272,7 @@ class Persistent:
             return StepReading(self._read_tree(step, now, wanted), shared)
 
     def read_alone(self, step: int, now: TreeState, saved: Leaf) -> Any:
-        """Return one leaf as it was saved, in this process's memory; None if it is damaged."""
+        """Read the leaf `saved` as a NumPy array, in its saved shape and type; None if damaged."""
         import numpy as np
 
         wanted = dict.fromkeys(now.in_files(), orbax().PLACEHOLDER)
@@ -287,7 +288,7 @@ class Persistent:
         path = self._manager.directory / str(step) / STATE
         try:
             return OrbaxTree(path, now.plain()).read(wanted)
-        except ValueError:  # The nodes without leaves may have changed since the save.
+        except ValueError:  # Empty containers may differ from the saved ones.
             return OrbaxTree(path).read(wanted)
 
     def _note_removal(self, steps: list[int]) -> None:
@@ -295,14 +296,14 @@ class Persistent:
             (self._manager.directory / _REMOVED).write_text(json.dumps(steps))
 
     def has(self, step: int) -> bool:
-        """True if a step is committed, as far as this process can see."""
+        """True if this process sees that a step is committed."""
         with contextlib.suppress(OSError):
             folder = self._manager.directory / str(step)
             return bool((folder / _COMMITTED if is_bucket(self._directory) else folder).exists())
         return False
 
     def check(self) -> None:
-        """Raise the error of a save in the background, if it has failed."""
+        """Raise the error of a save that has failed in the background."""
         with self._explain_writing():
             self._manager.check_for_errors()
 
@@ -318,7 +319,7 @@ class Persistent:
 
     @contextlib.contextmanager
     def _explain_writing(self) -> Iterator[None]:
-        """Add the step that is being saved to errors."""
+        """Name the step being saved in errors raised within this block."""
         action = "written" if self._saving is None else f"written (step {self._saving})"
         try:
             with explain_errors(action, self._directory):
@@ -330,8 +331,8 @@ class Persistent:
 
 
 def _wait_at_barrier(*, key: str, timeout_ms: int) -> None:
-    """Wait at Orbax's barrier. A host whose save has failed raises its error instead, because the
-    other hosts wait at an earlier barrier until its time limit and never reach this one."""
+    """Wait at Orbax's barrier; but raise the error of a failed save at once, because other hosts
+    wait at an earlier barrier until a time limit, and never reach this one."""
     error = sys.exc_info()[1]
     if error is not None and threading.current_thread().name.startswith(_ENDS_SAVES):
         raise error
@@ -341,9 +342,8 @@ def _wait_at_barrier(*, key: str, timeout_ms: int) -> None:
 def is_news(record: logging.LogRecord) -> bool:
     """Filter Orbax's log: True for records to keep.
 
-    Records about saves that failed because the hosts' world has ended are dropped: the leader
-    reports the cause. Tracebacks are reduced to one line: whoever waits for the save gets the full
-    error.
+    Drop records about saves that failed because another host was lost: the leader reports that.
+    Reduce tracebacks to one line: the caller that waits for the save gets the full error.
     """
     error = raised = record.exc_info[1] if record.exc_info else None
     while error is not None:
@@ -386,8 +386,8 @@ def _is_installed(module: str) -> bool:
 
 
 def _parse_flags() -> None:
-    """Mark absl's flags as parsed. Otherwise Orbax raises on some hosts only, and the others hang.
-    A program can still parse them."""
+    """Mark absl's flags as parsed. Otherwise Orbax raises on some hosts, and other hosts wait for
+    them forever. A program can still parse its flags."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
@@ -399,7 +399,7 @@ def _name_file(process: int) -> str:
 
 
 def _make_registry(process: int) -> Any:
-    """Return Orbax's handlers and one for digests, with which each process writes its own file."""
+    """Return Orbax's handlers and one for digests: each process writes a file with its digests."""
     ocp = orbax()
 
     class DigestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc, name-defined]
@@ -425,7 +425,7 @@ def _remove_empty_steps(directory: str) -> None:
     """Remove empty folders of steps, which Orbax would take for checkpoints."""
     for folder in Path(directory).glob("[0-9]*"):
         if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # It is not empty.
+            with contextlib.suppress(OSError):  # A folder with files cannot be removed.
                 folder.rmdir()
 
 
@@ -444,7 +444,7 @@ def _replace_damaged_metrics(directory: str) -> None:
             is_damaged = True
         if is_damaged:
             _log.warning(
-                "the metrics of step %s in %s are damaged: they are ignored", step.name, directory
+                "the metrics of step %s in %s are damaged and were removed", step.name, directory
             )
             file.write_text("{}")
 
@@ -468,8 +468,8 @@ def _list_foreign_steps(directory: str) -> list[int]:
 
 @contextlib.contextmanager
 def explain_errors(action: str, directory: str, step: int | None = None) -> Iterator[None]:
-    """Turn Orbax's errors into kinetic's. `step` is a step being read: errors that could be damage
-    raise `StepUnreadable`."""
+    """Turn Orbax's errors into kinetic's. If `step` is being read, errors that may come from damage
+    become `StepUnreadable`."""
     try:
         yield
     except (CheckpointError, PreflightError):
@@ -480,7 +480,7 @@ def explain_errors(action: str, directory: str, step: int | None = None) -> Iter
         ) from error
     except Exception as error:
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and _is_echo(error):
-            raise  # A peer is lost: the gang reports the cause.
+            raise  # Another host is lost: the leader reports the cause.
         advice = _advise(error)
         if step is not None and not _is_systemic(error):
             raise StepUnreadable(
@@ -499,7 +499,7 @@ def _explain_unreadable(step: int | None, directory: str, why: str) -> str:
 
 
 def _is_systemic(error: BaseException) -> bool:
-    """True if reading any other step would fail too: the step is not damaged."""
+    """True if the error would hit any step, such as a lack of permission: no sign of damage."""
     kinds = (ImportError, MemoryError, PermissionError, ConnectionError, TimeoutError)
     return isinstance(error, kinds) or re.search(_SYSTEMIC_ERRORS, str(error)) is not None
 

@@ -16,7 +16,7 @@ from kinetic.errors import CorruptRecord
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Start and shape of a part of an array."""
 Region = tuple[int, Box]
-"""Number of a leaf, and a part of it."""
+"""Number of a leaf in the state, and a box of its array."""
 
 
 class Piece(NamedTuple):
@@ -90,7 +90,7 @@ class Local:
         """
         try:
             if data["format"] != 1:
-                raise CorruptRecord(f"The local checkpoint has format {data['format']!r}.")
+                raise CorruptRecord(f"its index has the unknown format {data['format']!r}")
             return cls(
                 int(data["step"]),
                 str(data["writer"]),
@@ -104,7 +104,7 @@ class Local:
                 data.get("metrics"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptRecord(f"The local checkpoint's index is damaged: {error!r}.") from error
+            raise CorruptRecord(f"its index has a missing or wrong field: {error!r}") from error
 
 
 class CompleteStep(NamedTuple):
@@ -112,7 +112,7 @@ class CompleteStep(NamedTuple):
 
     Attributes:
         step: Step of the training.
-        on: The local checkpoint of each host that has a part, by host.
+        on: Local checkpoints of this step, by index of their host.
     """
 
     step: int
@@ -202,7 +202,7 @@ def _is_whole(locals_: Iterable[Local]) -> bool:
 
 
 def differ(one: Sequence[Leaf], other: Sequence[Leaf]) -> bool:
-    """True if two hosts describe different states. Values that are not arrays may differ."""
+    """True if names, shapes or types of two lists of leaves differ, whatever their values."""
     return [(leaf.name, leaf.shape, leaf.dtype) for leaf in one] != [
         (leaf.name, leaf.shape, leaf.dtype) for leaf in other
     ]
@@ -243,7 +243,7 @@ class Transfer(NamedTuple):
 def plan_transfers(
     whole: CompleteStep, needed: Sequence[Mapping[int, set[Box]]], hosts: int
 ) -> list[Transfer]:
-    """Return the transfers that bring each host the pieces it needs, in the same order everywhere.
+    """Plan the transfers that bring each host the pieces it needs. All hosts get the same plan.
 
     Args:
         whole: The step, with the pieces of each host.

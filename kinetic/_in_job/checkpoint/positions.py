@@ -36,7 +36,7 @@ def check(data: Any) -> None:
 
 
 def is_elastic(data: Any) -> bool:
-    """True if the iterator's position is valid on any number of hosts, like that of Grain's."""
+    """True for Grain's `ElasticIterator`, whose position is valid on any number of hosts."""
     return any(kind.__name__ == "ElasticIterator" for kind in type(data).__mro__)
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 _AT_ONCE_BYTES = 1 << 28
-"""Size of one transfer, on each device, which holds it twice for a moment."""
+"""Largest transfer, in bytes per device. While it runs, each device holds it twice."""
 _LEAST_BYTES = 1 << 20
-"""Size below which every host reads an array itself, because that is faster than sending."""
+"""Smallest array to send, in bytes: every host reads smaller ones itself, which is faster."""
 _SIZE = re.compile(r"\d+")
 
 
@@ -80,12 +80,12 @@ def _list_processes(devices: Any) -> frozenset[int]:
 def spread_arrays(
     likes: Sequence[Any], sources: Sequence[ArraySource], read: Sequence[Any]
 ) -> list[Any]:
-    """Return the arrays on all their devices; collective.
+    """Send arrays to all their devices and return them. All hosts must call this.
 
     Args:
         likes: Arrays, or descriptions, with the layout of the result.
-        sources: The source of each.
-        read: What this process has read of each, or None. The arrays are freed.
+        sources: For each array, the replica that was read.
+        read: For each array, its part that this process has read, or None. These are freed.
     """
     arrays: list[Any] = []
     for start, end in _group_arrays(likes, sources):
@@ -99,7 +99,7 @@ def spread_arrays(
 def _group_arrays(
     likes: Sequence[Any], sources: Sequence[ArraySource]
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each run of arrays to send together: on one mesh, bounded in size."""
+    """Yield (start, stop) of arrays to send in one transfer: on one mesh, of limited size."""
     start = size = 0
     for number, (like, _) in enumerate(zip(likes, sources, strict=True)):
         more = like.dtype.itemsize * math.prod(like.sharding.shard_shape(like.shape))
@@ -128,7 +128,7 @@ def _spread_group(
 
 
 def _strip_axis_types(sharding: Any) -> Any:
-    """Return the sharding on the same mesh without axis types, such as explicit axes."""
+    """Return the same sharding on a mesh whose axes have no types, such as `Explicit`."""
     import jax
 
     mesh = jax.sharding.Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
@@ -136,8 +136,8 @@ def _strip_axis_types(sharding: Any) -> Any:
 
 
 def _stack_replicas(like: Any, source: ArraySource, read: Any) -> Any:
-    """Stack all replicas along a new first axis: the replica that was read, and zeros for the
-    rest."""
+    """Stack the replica that was read, and zeros in place of all others, along a new first
+    axis."""
     import jax
     import numpy as np
 
@@ -167,7 +167,7 @@ def _sum_replicas(stacked: Any) -> Any:
 
 
 def _find_integer_type(dtype: Any) -> Any:
-    """Return the integer type with as many bits; None for types that every host reads itself."""
+    """Return the integer type of equal size; None for types that are never sent, like complex."""
     import numpy as np
 
     types = {"bool": np.uint8, "8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}

@@ -49,11 +49,11 @@ class SavedState(NamedTuple):
     Attributes:
         state: The state, in the current layout.
         data: Positions of iterators, by host.
-        restored: The checkpoint that it comes from.
+        restored: The checkpoint that the state comes from.
         where: Description of that checkpoint for messages.
         whole: The local step; None if the state comes from the persistent tier.
         is_start: True if another training or program has saved it, in another folder.
-        unfinished: The local step, if it was due in the persistent tier as well and its hosts were
+        unfinished: The local step, if it should also be in the persistent tier, but its hosts were
             lost before that save ended.
     """
 
@@ -67,7 +67,7 @@ class SavedState(NamedTuple):
 
 
 class Restoring:
-    """Restores a state; collective.
+    """Restores a state. All hosts must call each method.
 
     Args:
         opened: Both tiers.
@@ -122,11 +122,11 @@ class Restoring:
             if saved is not None:
                 for (host, step), text in faults.items():
                     if step >= saved.restored.step:  # Damage to older steps does not matter.
-                        self._warn(f"host {host}: {text}. It is not used.")
+                        self._warn(f"host {host}: {text}. This checkpoint is not used.")
                 self._opened.persistent.continue_after(saved.restored.step)
                 return saved
             self._warn(reason)
-            reasons.append(reason)
+            reasons.append(reason.removesuffix(_NEXT).rstrip())
         reasons += [f"On host {host} {text}." for (host, _), text in faults.items()]
         if reasons:
             raise CheckpointError(
@@ -137,14 +137,17 @@ class Restoring:
     def _restore_foreign(self, directory: str, now: TreeState, cast: bool) -> SavedState:
         guest = foreign.Guest(directory)
         if not (steps := guest.steps()):
-            raise CheckpointError(f"start_from={directory!r} has no checkpoint.")
+            raise CheckpointError(
+                f"The folder of start_from={directory!r} has no checkpoint. Correct the path, or "
+                "omit start_from=."
+            )
         state, where = guest.restore(max(steps), now, cast=cast)
         return SavedState(state, [], Restored(max(steps), "persistent"), where, is_start=True)
 
     def _restore_local(
         self, whole: CompleteStep, now: TreeState, cast: bool
     ) -> tuple[SavedState | None, dict[tuple[int, Region], str]]:
-        """Return the step, or None and the reasons why pieces of it are damaged."""
+        """Return the restored state, or None and the damaged pieces with the reason for each."""
         assert self._opened.local is not None
         tree.check_same(whole.leaves, now.leaves, f"of step {whole.step} in memory", cast=cast)
         now.make_room()
@@ -161,7 +164,7 @@ class Restoring:
     def _merge_damage(
         self, damaged: dict[tuple[int, Region], str]
     ) -> dict[tuple[int, Region], str]:
-        """Return the damaged pieces that all hosts together have noticed."""
+        """Exchange the damaged pieces that each host has found; return all, with reasons."""
         own = [[host, *region, why] for (host, region), why in damaged.items()]
         union = {}
         for rows in self._exchange(json.dumps(own)):
@@ -172,7 +175,7 @@ class Restoring:
     def _restore_persistent(
         self, step: int, now: TreeState, cast: bool
     ) -> tuple[SavedState | None, str]:
-        """Return the step, or None and the reason why it cannot be read."""
+        """Return the restored state, or None and the reason why the step cannot be read."""
         persistent, me = self._opened.persistent, self._peers.index
         reading: StepReading | None = None
         saved: list[Leaf] = []
@@ -228,8 +231,8 @@ class Restoring:
 
 
 def _is_unfinished(whole: CompleteStep, steps: list[int], now: TreeState) -> bool:
-    """True if a step was due in the persistent tier and is missing there. False if the restore
-    casts its arrays, because the restored numbers differ from the saved ones."""
+    """True if a local step must still be saved to the persistent tier. Not if the restore casts
+    arrays: their numbers would differ from the saved ones."""
     leaves = now.as_saved(whole.leaves).leaves
     is_cast = any(one.dtype != was.dtype for one, was in zip(leaves, whole.leaves, strict=True))
     return whole.metrics is not None and whole.step not in steps and not is_cast
@@ -246,9 +249,5 @@ def _explain_damage(
         return ""
     (host, (leaf, _)), why = next(iter(sorted(damaged.items())))
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    action = (
-        "A copy of another host is used."
-        if has_copy
-        else "No other host has a copy: the newest remaining step is restored."
-    )
+    action = "A copy of another host is used." if has_copy else f"No other host has a copy. {_NEXT}"
     return f"host {host}: {why.rstrip('.')} (leaf {whole.leaves[leaf].name}{more}). {action}"

@@ -1,8 +1,8 @@
-"""Agreement on the call of `save` at which all hosts fulfil a request of one of them.
+"""Agreement between hosts to act at the same call of `save`, after one of them has requested it.
 
 A collective at every step would be too slow. Instead a thread of each host waits for a request in
-the coordination service. Then all hosts publish how many calls of `save` they have begun, while
-`save` blocks, and the request is fulfilled at the call after the highest of these numbers.
+JAX's coordination service. On a request, `save` blocks while all hosts publish how often it was
+called. All hosts fulfil the request at the call after the highest of these numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kinetic._in_job.peers import Peers
 _log = logging.getLogger(__name__)
 _POLL_S = 10.0
 _LIMIT_S = 60.0
-"""Time for all hosts to publish their calls: a lost host must not hold up the others for longer."""
+"""Seconds for all hosts to publish their numbers of calls: a lost host blocks others so long."""
 
 
 class SyncRequest(StrEnum):
-    """A request of a host. If several hosts make requests in one round, the last one counts; the
-    others are repeated in the next round."""
+    """A host's request to all hosts. If several hosts make requests at once, the last one counts,
+    and the others are made again later."""
 
     TIME = "time"
-    """A persistent checkpoint is due by time."""
+    """Save to the persistent tier: `every` or `at_least_every` has passed."""
     PREEMPTED = "preempted"
     """A host will be taken away: save, then end."""
     REFORM = "reform"
@@ -35,14 +35,14 @@ class SyncRequest(StrEnum):
 
 
 def find_request() -> SyncRequest | None:
-    """Return the request of this host for all hosts to end the attempt, or None."""
+    """Return this host's request to end the attempt, after a preemption or for a slice; or None."""
     if preemption.preempted():
         return SyncRequest.PREEMPTED
     return SyncRequest.REFORM if elastic.is_slice_back() else None
 
 
 class SyncPoints:
-    """Agrees on the calls at which requests are fulfilled.
+    """Lets all hosts fulfil a request at the same call of `save`.
 
     Args:
         peers: The hosts.
@@ -98,7 +98,7 @@ class SyncPoints:
             return request
 
     def _publish(self, request: SyncRequest) -> None:
-        """Publish a request, once per round: it may be too late for the current one."""
+        """Publish a request once per round: the current round may already be over."""
         round_ = self._round
         if self._announcement != (request, round_):
             self._peers.set(f"request/{round_}", request)
@@ -136,7 +136,8 @@ class SyncPoints:
                 self._agreed = self._agree(round_)
             except TimeoutError as error:
                 _log.warning(
-                    "a checkpoint was requested (%s), but not all hosts have answered: %s",
+                    "a checkpoint was requested (%s), but the hosts did not agree on a step in "
+                    "time: %s",
                     request,
                     error,
                 )
@@ -148,8 +149,8 @@ class SyncPoints:
         self._fulfilled.wait()
 
     def _agree(self, round_: int) -> tuple[int, SyncRequest]:
-        """Return the call, and the request fulfilled at it. Host 0 decides: hosts may make
-        different requests at once."""
+        """Return the number of the call, and the request to fulfil at it. Host 0 chooses one, since
+        hosts may make different requests at once."""
         folder = f"calls/{round_}"
         self._peers.set(f"{folder}/{self._peers.index}", str(self._calls))
         self._peers.wait_at_barrier(folder, _LIMIT_S)

@@ -22,7 +22,7 @@ _WEAK, _SCALAR = "weak", "scalar"
 
 @dataclass(frozen=True)
 class Leaf:
-    """The description of a leaf, the same on all hosts.
+    """Description of an array or other value in the pytree, the same on all hosts.
 
     Attributes:
         name: Path in the pytree, for example "['params']['w']".
@@ -85,7 +85,7 @@ class TreeState(NamedTuple):
         placed: Shardings of process-local arrays, by number of the leaf; None for arrays that JAX
             may move ("uncommitted"), such as `jnp.zeros(3)`.
         joined: Orbax's names of the leaves.
-        described: The arrays that the descriptions in `values` stand for.
+        described: The arrays that `values` has only as descriptions.
     """
 
     leaves: list[Leaf]
@@ -96,7 +96,7 @@ class TreeState(NamedTuple):
     described: Sequence[Any] = ()
 
     def is_abstract(self) -> bool:
-        """True if some descriptions stand for arrays that do not exist."""
+        """True if the user gave descriptions (`jax.ShapeDtypeStruct`) in place of arrays."""
         return len(self.described) < sum(hasattr(value, "sharding") for value in self.values)
 
     def make_room(self) -> None:
@@ -110,8 +110,8 @@ class TreeState(NamedTuple):
                 array.delete()
 
     def list_clashing(self) -> list[str]:
-        """Return the names of leaves that Orbax would write under one name, such as "a.b", and "b"
-        below "a"."""
+        """Return the names of leaves to which Orbax gives one name, such as key "a.b", and key "b"
+        in a dict "a"."""
         counts = collections.Counter(self.joined)
         return [
             leaf.name
@@ -122,9 +122,9 @@ class TreeState(NamedTuple):
     def plain(self) -> Any:
         """Return the pytree as Orbax saves it.
 
-        Typed keys are plain arrays, empty arrays and states are zeros, and a bare array is in a
-        dict: Orbax cannot save these. If Orbax's names of leaves clash, it is a dict by kinetic's
-        names.
+        Orbax cannot save everything: typed keys become plain arrays, an empty array or state
+        becomes a zero, and a single array becomes a dict. So does a pytree in which Orbax would
+        give two leaves one name.
         """
         import jax
         import numpy as np
@@ -156,10 +156,10 @@ class TreeState(NamedTuple):
         ]
 
     def as_saved(self, leaves: Sequence[Leaf]) -> TreeState:
-        """Return this state with scalars of the kind that was saved.
+        """Return this state, with each scalar of the kind that was saved.
 
-        A Python number in the first state is an array of shape () after a compiled step, and JAX
-        computes with it in another precision. The same goes for weakly typed arrays.
+        A Python number in the initial state is an array of shape () after a compiled step. JAX
+        computes with these in different precisions, as it does with weakly typed arrays.
         """
         import numpy as np
 
@@ -198,7 +198,7 @@ class TreeState(NamedTuple):
             else:
                 new = jnp.zeros(like.shape, like.dtype, device=where)
             if isinstance(new, np.ndarray) and isinstance(like, np.ndarray):
-                new = new.astype(like.dtype, copy=False)  # The byte order may differ.
+                new = new.astype(like.dtype, copy=False)  # It may have another byte order.
             if number in self.placed:
                 where = self.placed[number]
                 new = jnp.asarray(np.asarray(new)) if where is None else jax.device_put(new, where)
@@ -232,7 +232,7 @@ def take_apart(state: Any, *, describes: bool = False) -> TreeState:
     names = collections.Counter(leaf.name for leaf in leaves)
     if duplicates := [name for name, count in names.items() if count > 1]:
         raise CheckpointError(
-            f"The state has two leaves of the name {duplicates[0]}, so a checkpoint cannot tell "
+            f"The state has two leaves with the name {duplicates[0]}, so a checkpoint cannot tell "
             "them apart. Let the pytree node that they belong to give each its own key."
         )
     placed = {
@@ -422,8 +422,9 @@ def check_same(
         types = ", shapes and types" if loses else " and shapes"
         allow = "; cast=True allows a cast that loses precision" if loses else ""
         raise CheckpointMismatch(
-            f"The checkpoint {where} does not fit: {'; '.join(faults)}. Give restore() a state of "
-            f"the same structure{types}{allow}, or choose another folder for a new training."
+            f"The checkpoint {where} does not fit the state: {'; '.join(faults)}. Give restore() "
+            f"a state of the same structure{types}{allow}, or choose another folder for a new "
+            "training."
         )
 
 

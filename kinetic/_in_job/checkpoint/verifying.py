@@ -1,10 +1,10 @@
 """Digests of all shards in the persistent tier: computed when a state is saved, checked when it is
 restored on any devices.
 
-The process with the first replica of a shard digests it in the background, from the host copy that
-Orbax writes as well. The regions are those of the mesh at saving: each host checks those that lie
-within its part of the current arrays. A region that no host has completely is read a second time,
-by one host.
+The process with the first replica of a shard digests it in the background, from the copy in the
+host's memory that Orbax writes as well. So each digest is for a region of the mesh at saving. A
+host checks the regions that lie within its part of the current arrays. One host reads regions that
+no host has completely a second time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _digest(content: Any) -> str:
 
 
 class Verification:
-    """Compares a step with its digests; collective.
+    """Compares a step with its digests. All hosts must call it together.
 
     Args:
         peers: The hosts.

@@ -32,7 +32,7 @@ _NUMBERS = ("CHIPS", "HOSTS", "CHIPS/HOST", "$/HOUR", "SPOT")
 
 _WIDE = 90
 _LEFT_OUT = {"KIND": _WIDE, "CHIPS/HOST": 70}
-"""Columns that others imply, with the terminal width below which they are hidden."""
+"""Columns that repeat others, with the terminal width, in columns, below which they are hidden."""
 
 _HELP = """List the accelerators that jobs can use.
 

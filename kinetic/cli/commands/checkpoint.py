@@ -257,7 +257,7 @@ def rm(
         )
     missing = [n for n in numbers if n not in {step.step for step in steps}]
     if missing:
-        checkpoints.step(missing[0])  # Raises with the list of steps.
+        checkpoints.step(missing[0])  # Raises an error that lists the steps.
     chosen = [
         step
         for step in steps
@@ -284,7 +284,7 @@ def rm(
         raise UsageError(f"This would remove {action}. Add --yes to confirm.")
     if not yes:
         click.confirm(f"Remove {action}?", abort=True, err=True)
-    # Take no lease in another program's folder: it would leave a file behind.
+    # Do not take the lease in another program's folder: it would leave a file there.
     if force or (program and not checkpoints.has_owner):
         checkpoints.remove(chosen)
     else:

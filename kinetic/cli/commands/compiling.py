@@ -74,7 +74,10 @@ code."""
     help="With --fit: maximum number of sizes to try. [default: 12]",
 )
 @click.option(
-    "--within", type=DURATION, default="1h", help="With --fit: time limit for all. [default: 1h]"
+    "--within",
+    type=DURATION,
+    default="1h",
+    help="With --fit: time limit for all sizes. [default: 1h]",
 )
 @click.option(
     "--timeout", type=DURATION, default="10m", help="Time limit for one size. [default: 10m]"
@@ -123,7 +126,7 @@ def find_function(reference: str) -> Callable[[], Any]:
     """Import the function that FILE.py:FUNCTION or MODULE:FUNCTION names.
 
     Raises:
-        UsageError: it does not exist.
+        UsageError: the file, module or function does not exist.
     """
     place, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():

@@ -188,7 +188,7 @@ def list_jobs(
     if more:
         output.notice("There are more jobs: --all lists all of them.")
     for why in dict.fromkeys(standing.reason for _, standing in jobs if standing.state == UNKNOWN):
-        output.notice(f"Some states are unknown: {why}")
+        output.notice(f"The states of some jobs are unknown. The error: {why}")
     return None
 
 
@@ -298,7 +298,7 @@ def _cost_document(cost: Cost, so_far_usd: float) -> dict[str, Any]:
 
 
 def _members(app: AppContext, ref: JobRef) -> list[HostLine]:
-    """Return the activity of a running job's hosts; [] if it is unknown."""
+    """Return one line for each host of a running job; [] if the hosts' activity is unknown."""
     from kinetic._client.activity_watch import ActivityWatch
 
     with ActivityWatch(app, {ref.job_id}) as watch:

@@ -255,7 +255,7 @@ def _lines(refs: list[JobRef], limit: int | None) -> list[str]:
 def _try_remove(
     app: AppContext, ref: JobRef, unreachable: dict[Place, str]
 ) -> dict[str, Any] | None:
-    """Remove one job; return a failure instead of raising, so that the other jobs are removed too.
+    """Remove one job; return a failure instead of raising it, so that other jobs are removed too.
 
     If a backend does not answer, it is added to `unreachable` and its other jobs are skipped,
     because each would time out.
@@ -384,7 +384,7 @@ def debug(app: AppContext, /, *, job_id: str, port: int, working_dir: str | None
     try:
         forward = handle.debug_attach(port, working_dir)
         forward.wait()
-    except KeyboardInterrupt:  # Maybe while still waiting for the debugger.
+    except KeyboardInterrupt:  # Also while the command still waits for the debugger.
         if forward is not None:
             forward.terminate()
         output.notice(

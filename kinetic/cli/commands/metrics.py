@@ -378,7 +378,7 @@ def _print_rows(
 def _new_series(
     app: AppContext, watched: Sequence[_ShownJob], choice: _Choice
 ) -> Iterator[tuple[_ShownJob, Series]]:
-    """Yield the values of each job as they arrive."""
+    """Yield the new values of each job as they arrive, as series."""
     from kinetic._core.metrics import Recording
 
     for job, chunk in _chunks(app, watched):

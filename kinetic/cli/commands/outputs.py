@@ -61,7 +61,8 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
     if folder is not None:
         if existing := [name for name in files if (folder / name).exists()]:
             raise UsageError(
-                f"{folder / existing[0]} exists, so nothing was fetched. Choose another folder."
+                f"{folder / existing[0]} already exists, so nothing was fetched. Choose another "
+                "folder."
             )
 
         def fetch(name: str) -> None:

@@ -1,4 +1,4 @@
-"""`kinetic profile`: settings of clusters under names, one of which is current."""
+"""`kinetic profile`: named settings of clusters, one of which is current."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def _check_readers(path: Path, values: Mapping[str, str]) -> None:
     if fits or path.parent.name != ".kinetic":
         return
     raise UsageError(
-        f"keras-kinetic also reads {path}, so each profile in it needs project, zone and cluster, "
-        "and may have only a namespace besides. To use a separate file, copy it to "
-        "~/.config/kinetic/profiles.json."
+        f"keras-kinetic also reads {path}, so each profile in that file needs project, zone and "
+        "cluster, and may add only a namespace. For other profiles, copy the file to "
+        "~/.config/kinetic/profiles.json, which only kinetic reads."
     )
 
 
@@ -176,7 +176,7 @@ def _collect_values(options: dict[str, str | None]) -> dict[str, str]:
 
 
 def _format_setting(value: object) -> str:
-    """Return a setting in the format of profiles."""
+    """Return a setting as text, as profiles store it: prices as "v6e=2.1,l4=0.5"."""
     if not isinstance(value, dict):
         return str(value)
     return ",".join(f"{name}={amount}" for name, amount in value.items())

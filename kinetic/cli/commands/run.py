@@ -222,7 +222,7 @@ def run(
     if as_json and not dry_run:
         raise UsageError("--json needs --dry-run: without it, the program's output is printed.")
     if form is not None and (as_json or not dry_run):
-        raise UsageError(f"-o {form} needs --dry-run and excludes --json.")
+        raise UsageError(f"-o {form} works only with --dry-run and without --json.")
     function = programs.make_function(program, current_folder())
     if dry_run:
         view = app.plan(function, _arguments(program, options))
@@ -379,7 +379,7 @@ def _report_failure(
 
     first = outcome.first
     if first is not None and first.exit is Exit.SYS_EXIT:
-        # The program has printed the reason, maybe on a host whose output was not printed here.
+        # The program has printed the reason, but perhaps on a host whose output was not shown here.
         where = (
             "" if len(outcome.reports) == 1 else f" on host {first.host} of {len(outcome.reports)}"
         )

@@ -38,7 +38,7 @@ class Admission:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.refusals: list[str] = []
-        """Messages with which a webhook refuses the next pods; the Job controller retries."""
+        """Messages with which a webhook refuses the next pods; the Job controller tries again."""
 
     def create_pod(self, pod: Object) -> Object:
         """Create a pod for the Job controller."""
@@ -154,7 +154,7 @@ def _required(expressions: list[Object], topology: str) -> Object:
 
 
 def _usage(resource: Resource, obj: Object) -> dict[str, float]:
-    """Return the amounts that count against quotas for an object, by resource name."""
+    """Return the amounts of an object that count against quotas, by resource name."""
     usage = {COUNTED[resource]: 1.0} if resource in COUNTED else {}
     if resource is PODS:
         for container in obj["spec"]["containers"]:

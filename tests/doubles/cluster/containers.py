@@ -24,7 +24,7 @@ from typing import Any
 from doubles.cluster.objects import nano_stamp
 
 LINE_LIMIT, BYTE_LIMIT = 80, 2048
-"""The largest part of a failed container's log in its message: lines and bytes."""
+"""Limits of the part of a failed container's log that its message has: lines and bytes."""
 READ_BYTES = 1 << 16
 CHECK_S = 0.2
 ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -167,12 +167,12 @@ _shims = {True: _Shims("numpy", "jax"), False: _Shims()}
 
 
 def has_jax(env: dict[str, str]) -> bool:
-    """True for a host of a gang of several: only such a host may import JAX in advance."""
+    """True if a container is one of several hosts: only such a host may import JAX in advance."""
     return int(env.get("KINETIC_HOSTS", "1")) > 1 or "KINETIC_CREDENTIALS" in env
 
 
 class Program:
-    """A host that was forked from a shim, with the interface of `subprocess.Popen`."""
+    """A host forked from a shim (see `shim`), with the interface of `subprocess.Popen`."""
 
     def __init__(self, wanted: dict[str, Any], output: int, fds: tuple[int, ...]) -> None:
         blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
@@ -247,7 +247,7 @@ class Runtime:
         """End all containers."""
         for wire in self._wires.values():
             wire.shutdown(socket.SHUT_WR)
-            wire.recv(1)  # Returns when the other end is closed.
+            wire.recv(1)  # This returns when the other end is closed.
             wire.close()
         os.close(self._waker)
         self._thread.join()
@@ -303,5 +303,5 @@ class Runtime:
         else:
             container.signal = int(news["signal"])
             container.exit = int(news["exit"])
-            return False  # Reported once the output is complete.
+            return False  # The end is reported once the output is complete.
         return True

@@ -1,7 +1,7 @@
 """The thread in which all controllers handle their items, one after the other.
 
-An item that is waiting is not added a second time. An item that is added while it is being handled
-is handled once more.
+An item names an object to check. If it is added while it waits, nothing changes; if it is added
+while it is being handled, it is handled once more.
 """
 
 from __future__ import annotations

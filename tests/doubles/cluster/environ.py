@@ -27,8 +27,8 @@ class NotReady(Exception):
 
 
 class Addresses:
-    """The loopback address of each pod, by host name, assigned before the pod runs. A name can have
-    several pods: if earlier ones still run, `lead` chooses among all addresses, oldest first."""
+    """The loopback address of each pod, by host name, assigned before the pod runs. Several pods
+    may have one name: `lead` then chooses one of their addresses, which are sorted oldest first."""
 
     def __init__(self) -> None:
         self._next = [random.randrange(16, 250), random.randrange(256), 1]
@@ -42,7 +42,7 @@ class Addresses:
         return self._named(pod, host, subdomain)
 
     def with_addresses(self, pod: Object, value: str, lead: Lead) -> str:
-        """Replace host names of pods of the same subdomain in a value by their addresses."""
+        """Replace host names of pods in the same subdomain by addresses, in a variable's value."""
         subdomain = pod["spec"].get("subdomain")
         if not subdomain or f".{subdomain}" not in value:
             return value

@@ -80,7 +80,7 @@ class FakeCluster:
             timings: the delays of the cluster.
             job_sets: install JobSet.
             environ: variables of the image; pods get nothing else of this process's environment.
-            deaf: ignore SIGTERM in processes that do not handle it, as PID 1 does.
+            deaf: processes without a handler ignore SIGTERM, as PID 1 of a container does.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=os.environ.get("TMPDIR")))
         self.kubeconfig = self.folder / "kubeconfig"
@@ -89,8 +89,8 @@ class FakeCluster:
         self.store = Store()
         self.engine = Engine()
         self.recorder = Recorder(self.store)
-        # Listeners act in this order: a pod gets its node before its Job is handled again, and the
-        # JobSet controller handles every state of its Jobs.
+        # Listeners are called in this order. A pod must get its node before its Job is handled
+        # again, and the JobSet controller must see every state of its Jobs.
         self.scheduler = Scheduler(self.store, self.engine, self.recorder)
         self.collector = Collector(self.store, self.engine)
         self.admission = Admission(self.store)
@@ -297,7 +297,7 @@ class FakeCluster:
         self.store.create(QUOTAS, {"metadata": meta, "spec": {"hard": hard}})
 
     def admit_with(self, check: Callable[[Resource, Object], None]) -> None:
-        """Call `check` with each object that clients create, to change or refuse the object."""
+        """Call `check` with each object that clients create. It may change or refuse the object."""
         self.api.admitting.append(check)
 
     # --- reading
@@ -481,7 +481,7 @@ class FakeCluster:
         self.store.remove(NODES, "", name)
 
     def hold_back(self, prefix: str) -> None:
-        """Leave pods whose names match the pattern unscheduled, without a reason."""
+        """Do not schedule pods whose names match the pattern, and report no reason."""
         self.scheduler.held.add(prefix)
 
     def let_go(self, prefix: str) -> None:

@@ -17,7 +17,7 @@ ALL = "*"
 
 @dataclass
 class Rule:
-    """A rule: the requests that it applies to, how many of them fail, and how they fail."""
+    """A rule that makes some requests fail: which requests, how many, and in which way."""
 
     verb: str
     resource: str
@@ -31,7 +31,7 @@ class Rule:
 
 @dataclass
 class Break:
-    """A break of an open stream: a proper end, or one within a line or a chunk of the transfer."""
+    """A point at which to break an open stream: properly, within a line, or within a chunk."""
 
     where: str = "end"
 

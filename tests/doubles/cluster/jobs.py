@@ -95,7 +95,7 @@ class _Sync:
     # --- the pass
 
     def run(self) -> None:
-        for outcome in ("succeeded", "failed"):  # Noted in the last pass, no finalizer now.
+        for outcome in ("succeeded", "failed"):  # The last pass noted these pods.
             if uids := self.uncounted.pop(outcome, None):
                 self.counted_now = True
                 self.status[outcome] = self.status.get(outcome, 0) + len(uids)
@@ -279,7 +279,7 @@ class _Sync:
         if wait_s > 0:
             self._jobs._engine.add("job", self.key, wait_s)
             return False
-        batch = wanted if self.active else wanted[:1]  # Slow start: one, then the rest.
+        batch = wanted if self.active else wanted[:1]  # Slow start: first one pod, then the rest.
         for index in batch:
             try:
                 pod = self._jobs._admission.create_pod(self._pod(index))

@@ -276,7 +276,7 @@ def check_update(name: str, before: Object, after: Object) -> None:
 
 
 def _as_before(jobs: list[Object], before: list[Object]) -> None:
-    """Undo the changes in pods that are allowed while a JobSet is suspended."""
+    """Undo those changes in `jobs` that are allowed while a JobSet is suspended."""
     old = {job["name"]: job for job in before}
     for job in jobs:
         if job["name"] not in old:

@@ -1,7 +1,7 @@
 """Kueue: a workload in a queue is suspended until all of its resources fit in the quota.
 
-A Workload object has the reason for which its job waits; when it is admitted, the job is resumed.
-Queues have one flavor and a quota, without borrowing or preemption.
+A Workload object has the reason why its job waits. When it is admitted, the job is resumed. Queues
+have a quota of each resource, without borrowing or preemption.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The life of an object: the sequence of its states, reduced to what is the same in every run.
 
 In: rows of (resource, event type, object) in order. Out: for each object the sequence of its
-states, without names, times, numbers that depend on timing, and repetitions.
+states, without names, times, repetitions, and numbers that depend on timing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PASSING = ("Pulling", "Pulled")
 
 
 def lives(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Return the states of each object in order, by a name that does not differ between runs."""
+    """Return the states of each object in order, by a name that is the same in every run."""
     by_name: dict[str, list[str]] = {}
     uids: dict[str, dict[str, str]] = {}
     for plural, kind, obj in rows:

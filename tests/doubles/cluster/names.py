@@ -1,7 +1,7 @@
-"""Relays for a host name that two pods have: DNS resolves it to the older pod until that pod ends.
+"""Relays for a host name that two pods have. Like DNS, they lead to the older pod until it ends.
 
-A pod that starts while an earlier pod with the name is still ending gets the address of a relay.
-All other pods get the address of the pod itself.
+A pod that looks up the name while the older pod is still ending gets the address of a relay.
+Otherwise it gets the address of the pod itself.
 """
 
 from __future__ import annotations

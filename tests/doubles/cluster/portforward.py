@@ -1,4 +1,4 @@
-"""`pods/portforward` over a WebSocket: channel 0 has a port's bytes, channel 1 its errors."""
+"""`pods/portforward` over a WebSocket: channel 0 carries a port's bytes, channel 1 errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _relay(client: socket.socket, port: int) -> None:
     except OSError as error:
         _send(client, b"\1" + str(error).encode())
         with contextlib.suppress(OSError):
-            while _receive(client) is not None:  # Until the client closes.
+            while _receive(client) is not None:  # Wait until the client closes.
                 pass
         return
     with far:

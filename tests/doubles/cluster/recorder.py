@@ -1,4 +1,4 @@
-"""Events, in the two formats that components use. A repeated event raises the first one's count."""
+"""Event objects, in the two formats that components use. A repeated event only adds to a count."""
 
 from __future__ import annotations
 

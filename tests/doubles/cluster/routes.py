@@ -456,7 +456,7 @@ class Api:
         return Answer(201, success())
 
     def disrupt(self, namespace: str, name: str, reason: str, message: str) -> None:
-        """Set the condition, with a reason, that a pod will soon be removed."""
+        """Set the condition of a pod which says that the pod will soon be removed, and why."""
 
         def change(obj: Object) -> None:
             set_condition(

@@ -88,7 +88,7 @@ class Server:
             request_queue_size = 512
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                pass  # The client has disconnected. Crashes are answered with 500.
+                pass  # The client has disconnected.
 
         self._listener = Listener(("127.0.0.1", self.port), Handler)
         self.port = self._listener.server_address[1]
@@ -197,9 +197,9 @@ class Server:
         half = piece[: max(len(piece) // 2, 1)] or b'{"type":"MODI'
         if where == "end":
             connection.sendall(b"0\r\n\r\n")
-        elif where == "line":  # A complete chunk with half a line, then a proper end.
+        elif where == "line":  # Send half a line, then end properly.
             connection.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(half), half))
-        elif where == "chunk":  # The transfer itself is cut off.
+        elif where == "chunk":  # Cut off the transfer itself.
             connection.sendall(b"%x\r\n%b" % (len(half) * 2 + 10, half))
         if where == "reset":
             _reset(connection)

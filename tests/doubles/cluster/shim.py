@@ -1,9 +1,9 @@
 """The container runtime: programs that `containers.Runtime` starts, and that start containers.
 
-Messages on the first socket bring the socket of a cluster. Each message on a cluster's socket is
-the path of a JSON file (argv, env, cwd) with two pipes, for output and for news. The program writes
-lines of JSON to the second pipe: `{"pid": n}` or `{"error": text}`, then `{"exit": code, "signal":
-n}`. A message on the first socket with more than a socket requests a host: see `start`.
+A message on the first socket has the socket of a cluster, or requests a host: see `start`. Each
+message on a cluster's socket is the path of a JSON file (argv, env, cwd) with two pipes, for output
+and for news. The program writes lines of JSON to the second pipe: `{"pid": n}` or `{"error":
+text}`, then `{"exit": code, "signal": n}`.
 
 Each cluster has a process, and each container has a small one that adopts all its descendants. They
 all end with the container's first process, as in a pid namespace, or if the tests are killed. This
@@ -65,7 +65,7 @@ def import_ahead(modules):
     for module in PRELOADED:
         importlib.import_module(module)
     jaxworld.preload(modules)
-    setproctitle.getproctitle()  # Finds the space for titles before variables are set.
+    setproctitle.getproctitle()  # This must run before variables are set.
     assert jaxworld.is_fork_safe()
     gc.freeze()
 
@@ -88,8 +88,8 @@ def serve(wire):
 
 
 def start(wanted, output, news, *kept):
-    """Become the host that `containers.Program` requests. This process is not a container: if it is
-    killed, its descendants stay alive."""
+    """Become the host that `containers.Program` requests. Unlike in a container, descendants stay
+    alive if this process is killed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, wanted["blocked"])
     os.write(news, str(os.getpid()).encode())
     become(wanted, output, news, kept)
@@ -135,7 +135,7 @@ def become(wanted, output, failing, kept=()):
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
                 signal.signal(number, signal.SIG_DFL)
-        if wanted["deaf"]:  # As PID 1 of a container, for which signals have no default effect.
+        if wanted["deaf"]:  # Signals have no default effect for PID 1.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.chdir(wanted["cwd"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -155,14 +155,14 @@ def become(wanted, output, failing, kept=()):
 
 
 def needs_no_interpreter(wanted):
-    """True for a host of kinetic that needs only the modules that this program has imported."""
+    """True for a host of kinetic that can be a fork of this program, with its imported modules."""
     is_host = wanted["argv"] == [sys.executable, "-m", RUNNER]
     rest = dict(wanted["env"].items() - OBEYED)
     return is_host and not any(name.startswith(READ_AT_IMPORT) for name in rest)
 
 
 def run_here(wanted):
-    """Run the command like a newly started interpreter."""
+    """Run the command in this process, as a newly started interpreter would."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)

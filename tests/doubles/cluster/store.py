@@ -43,7 +43,7 @@ class Change:
     _line: bytes | None = field(default=None, repr=False)
 
     def line(self) -> bytes:
-        """Return the event as a line of a watch; encoded only once for all watches."""
+        """Return the event as a line of a watch. It is encoded once, for all watches."""
         if self._line is None:
             self._line = event_line(self.type, self.object)
         return self._line

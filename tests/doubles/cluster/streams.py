@@ -1,4 +1,4 @@
-"""Watches and logs, sent in pieces. While nothing happens, empty pieces are sent."""
+"""Watches and logs, sent in pieces. Now and then a piece is empty, to find lost clients."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def watch(
 
 
 def _line(change: Change, concerns: Test) -> bytes | None:
-    """Return the event as a watch with these selectors sees it, or None."""
+    """Return the line that a watch with these selectors gets for a change; None for no line."""
     now = concerns(change.object)
     before = change.before is not None and concerns(change.before)
     if change.type == "MODIFIED" and now != before:

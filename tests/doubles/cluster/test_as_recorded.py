@@ -1,4 +1,4 @@
-"""A request causes the same states on the double as on a real control plane.
+"""The double goes through the same states after a request as a real control plane.
 
 Requests and the states that followed were recorded with Kubernetes 1.36 and JobSet 0.12. The tests
 send the requests with short programs instead of the recorded ones, and compare the states.
@@ -92,7 +92,7 @@ def gone(run: Run) -> None:
 def running(count: int) -> Step:
     def step(run: Run) -> None:
         run.until(lambda: [p["status"]["phase"] for p in run.pods()].count("Running") == count)
-        if ENDLESS in json.dumps(run.request):  # Its signal handlers are set then.
+        if ENDLESS in json.dumps(run.request):  # Wait until its signal handlers are set.
             run.until(
                 lambda: all(
                     run.cluster.log(p["metadata"]["name"])
@@ -189,7 +189,7 @@ class Case:
     change: dict[str, Any] = field(default_factory=dict)
     deaf: bool = False
     without: str = ""
-    """States and Events that contain this text are not compared, because they depend on speed."""
+    """Text of states and Events that are not compared, because they depend on speed."""
     pools: tuple[NodePool, ...] = (CPU_POOL, V6E_4X4)
     quota: dict[str, str] = field(default_factory=dict)
 
@@ -267,8 +267,8 @@ CASES = {
 
 
 TRIES = 10
-"""Number of attempts: on a busy machine, two programs may end at the same moment, so that a
-recorded state between their ends does not occur."""
+"""Number of times to play a recording. On a busy machine, two programs may end at once, and the
+recorded state between their ends is missing."""
 
 
 @contextmanager

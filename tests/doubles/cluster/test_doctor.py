@@ -77,7 +77,7 @@ def test_jobset_is_tried_out(configured: FakeCluster) -> None:
     assert configured.objects("jobsets") == []
     configured.api.job_set_controller = False
     level, detail = examined()["JobSet"]
-    assert (level, "only their definition is installed" in detail) == ("problem", True)
+    assert (level, "only the definition of JobSets is installed" in detail) == ("problem", True)
     configured.api.job_set_controller = True
     configured.api.webhook_down = True
     level, detail = examined()["JobSet"]
@@ -91,7 +91,10 @@ def test_the_queue_that_settings_name(
     assert examined()["Kueue"][0] == "problem"
     configured.install_kueue({"team-b": {"cpu": "4"}})
     level, detail = examined()["Kueue"]
-    assert (level, "no queue team-a in namespace default" in detail) == ("problem", True), detail
+    assert (level, "The queue 'team-a' does not exist in namespace" in detail) == (
+        "problem",
+        True,
+    ), detail
     monkeypatch.setenv("KINETIC_QUEUE", "team-b")
     assert examined()["Kueue"] == ("ok", "is installed; the queue team-b admits jobs")
 

@@ -1,4 +1,4 @@
-"""A child forked from a process that follows jobs can also use the cluster."""
+"""A process that follows jobs forks a child: the child, too, can use the cluster."""
 
 from __future__ import annotations
 

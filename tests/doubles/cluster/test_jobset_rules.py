@@ -191,7 +191,7 @@ def test_unknown_fields_are_found_at_any_depth(api: HttpApi, path: str) -> None:
         api.create(JOBSETS, document)
 
 
-# -- later -----------------------------------------------------------------------------------------
+# -- updates ---------------------------------------------------------------------------------------
 
 POD = "replicatedJobs.0.template.spec.template."
 CHANGES = [

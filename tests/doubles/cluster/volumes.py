@@ -15,7 +15,7 @@ def make_volumes(
     obj: Object, container: Object, env: dict[str, str], folder: Path, store: Store
 ) -> dict[str, str]:
     """Create a folder for each emptyDir and Secret of a pod. Return the container's variables that
-    name mount paths, with these folders instead, because pods share this machine's file system."""
+    name mount paths, with the folders in their place: pods share this machine's file system."""
     volumes = {v["name"]: v for v in obj["spec"].get("volumes") or ()}
     led = {}
     own_names = {entry["name"] for entry in container.get("env") or ()}

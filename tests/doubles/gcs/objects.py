@@ -178,7 +178,7 @@ class Buckets:
             return objects[name]
 
     def grow_old(self, bucket: str, age_s: float) -> None:
-        """Make all objects older."""
+        """Make all objects of a bucket older by `age_s` seconds."""
         with self._lock:
             objects = self._of(bucket)
             for name, existing in objects.items():

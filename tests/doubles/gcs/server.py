@@ -251,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _start(self) -> None:
         resource = json.loads(self._body() or b"{}")
         self.name = str(resource.get("name") or self.query.get("name", ""))
-        self.double.buckets.resource(self.bucket)  # Preconditions are checked at the end.
+        self.double.buckets.resource(self.bucket)  # Check preconditions at the end of the upload.
         kind = self.headers.get("X-Upload-Content-Type", "")
         upload = Upload(self.bucket, self.name, self.query, resource, kind)
         upload_id = secrets.token_urlsafe(20)

@@ -90,7 +90,7 @@ class Double:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Count a request as being handled during the `with` block."""
+        """Count one request more as being handled while the block runs; `idle` waits for these."""
         with self._lock:
             self._busy += 1
         try:

@@ -1,4 +1,4 @@
-"""Makes this interpreter look like one on macOS: what only Linux has is gone.
+"""Make this interpreter look like one on macOS, without the features that only Linux has.
 
 In: a PYTHONPATH that begins with this folder. Out: `sys.platform` and `os.uname` of a Mac, no
 system call and constant that macOS lacks, no /proc and /sys, few open files, and no way to fork,
@@ -41,7 +41,7 @@ ONLY_ON_LINUX = {
     resource: r"prlimit|RUSAGE_THREAD|RLIMIT_(MSGQ|NICE|RT|SIGP)",
     mmap: r"MADV_(DO|HUGE|MERGE|REMOVE)|MAP_POPULATE",
 }
-"""By module, the beginnings of names that typeshed has for Linux and not for macOS."""
+"""Patterns for beginnings of names that Linux has and macOS lacks (as in typeshed), by module."""
 KEPT = {"F_GETFD", "F_GETFL", "F_GETLK", "F_GETOWN"}
 CALLS = {"prctl", "tgkill", "unshare", "setns", "mount", "umount2", "pivot_root", "capset"}
 OPEN_FILES = 256
@@ -83,7 +83,7 @@ def without_proc(name: str) -> None:
 
 
 def become_a_mac() -> None:
-    sysconfig.get_config_vars()  # of this build, whose file is named for its platform
+    sysconfig.get_config_vars()  # Load them while the platform is Linux.
     sys.platform = "darwin"
     release = "Darwin Kernel Version 23.5.0: RELEASE_ARM64_T6000"
     names = os.uname_result(("Darwin", "mac.local", "23.5.0", release, "arm64"))
@@ -104,7 +104,7 @@ def become_a_mac() -> None:
     sys.modules["appnope"] = naps
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
-    ctypes.CDLL(None)  # before nothing may be opened
+    ctypes.CDLL(None)  # Load it before /proc cannot be opened.
     sys.addaudithook(refuse)
 
 

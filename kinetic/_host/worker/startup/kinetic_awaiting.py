@@ -42,7 +42,7 @@ _awaited: dict[str, list[Callable[[], object]]] = {}
 
 def act_when_imported(name: str, act: Callable[[], object]) -> None:
     """Call `act` once a module has been imported. All callbacks of a module share one finder: two
-    finders would find each other."""
+    finders would call each other without end."""
 
     def act_all() -> None:
         while _awaited[name]:
