@@ -16,7 +16,7 @@ from kinetic._backends.base import Backend, Document, Kills, LogRequest, Status
 from kinetic._core import layout
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.ref import JobRef
-from kinetic._core.session import CANCELLED_WAITING
+from kinetic._core.session import CANCELLED_WAITING, are_alike
 from kinetic._core.state import JobStatus
 from kinetic._store import index
 from kinetic._store.base import Store, folder_of
@@ -25,6 +25,7 @@ from kinetic.errors import NotFound, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from kinetic._backends.attempt_logs import Pause
+    from kinetic._core.accelerators.topology import Topology
     from kinetic._core.log_format import LogChunk
     from kinetic._core.plan import Plan
 
@@ -199,19 +200,25 @@ def check_fit(plan: Plan, held: Plan) -> None:
         held: the session's plan.
 
     Raises:
-        UsageError: the call needs something that the session does not have.
+        PreflightError: the call needs something that the session does not have.
     """
     name = "" if held.holds is None else held.holds.name
     fault = find_misfit(plan, held)
     if fault:
-        raise UsageError(f"The call of {plan.name} cannot run on the session {name}: {fault}")
+        raise PreflightError(f"The call of {plan.name} cannot run on the session {name}: {fault}")
+
+
+def _name_shape(topology: Topology) -> str:
+    number = topology.hosts
+    return f"{topology.name} ({number} host{'' if number == 1 else 's'})"
 
 
 def find_misfit(plan: Plan, held: Plan) -> str:
     """Return why a call cannot run on a session, as the end of a sentence; "" if it can."""
     wanted, own = plan.options, held.options
-    if plan.topology != held.topology:
-        return f"it holds {held.topology.name}, and the call needs {plan.topology.name}."
+    if not are_alike(plan.topology, held.topology):
+        own_shape, shape = _name_shape(held.topology), _name_shape(plan.topology)
+        return f"it holds {own_shape}, and the call needs {shape}."
     if wanted.most_slices != own.most_slices:
         return f"it holds {own.most_slices} slices, and the call needs {wanted.most_slices}."
     if plan.versions.python != held.versions.python:

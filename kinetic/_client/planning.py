@@ -28,6 +28,7 @@ from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import BUCKETS, Blob, Cell, Cost, Limits, Plan, Versions, needs_jax
 from kinetic._core.ref import new_job_id
+from kinetic._core.session import are_alike
 from kinetic._core.spec import name_of
 from kinetic._core.values import dataclass
 from kinetic._core.variables import looks_secret, select_start_variables
@@ -148,8 +149,8 @@ def _find_session(options: Options, settings: Settings, store: Store) -> JobRef 
     """
     entered = _entered.get()
     if options.session is None and entered is not None:
-        shape = options.topology, options.most_slices
-        return entered.ref if shape == (entered.topology, entered.slices) else None
+        fits = are_alike(options.topology, entered.topology)
+        return entered.ref if fits and options.most_slices == entered.slices else None
     if not settings.session:
         return None
     from kinetic._store import sessions

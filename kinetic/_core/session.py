@@ -6,7 +6,13 @@ store; each call is a job with an id, records and a verdict of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from kinetic._core.values import dataclass
+
+if TYPE_CHECKING:
+    from kinetic._core.accelerators.topology import Topology
 
 IDLE_S, LIFETIME_S = 1800.0, 12 * 3600.0
 """Default limits of a session: time without a call, and time in all."""
@@ -26,3 +32,8 @@ class Session:
     name: str
     idle_timeout_s: float = IDLE_S
     max_lifetime_s: float = LIFETIME_S
+
+
+def are_alike(one: Topology, other: Topology) -> bool:
+    """True if two slices differ in nothing but whether their machines are preemptible."""
+    return replace(one, name="", spot=False) == replace(other, name="", spot=False)

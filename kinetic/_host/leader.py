@@ -59,6 +59,8 @@ FIRST_SIGN_S = 60.0
 TO_JOIN_S = 10.0
 """Time that is left for started hosts to join when others do not come up in time."""
 _SILENT = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
+_MOST_BEGINNINGS = 3
+"""Attempts of a call of which one follows if a host dies before all are there."""
 
 
 class Leader:
@@ -461,7 +463,13 @@ class Leader:
 
     def _repeats(self, call: Call, outcome: Outcome) -> bool:
         """True if another attempt of the call follows; its policy is at that attempt then."""
-        if self._gang.unwanted or not call.policy.may_repeat(outcome):
+        if self._gang.unwanted:
+            return False
+        first = outcome.first
+        was_lost = first is not None and first.exit is Exit.AGENT_LOST and not self._gang.ready
+        if was_lost and call.policy.attempt < _MOST_BEGINNINGS:
+            call.policy.retries_left += 1  # A host had died before the call, unnoticed.
+        elif not call.policy.may_repeat(outcome):
             return False
         now = time.monotonic()
         call.policy.note_repeat(outcome, (), now)

@@ -6,17 +6,19 @@ import json
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from doubles.cluster.fake import FakeCluster
 from doubles.cluster.nodes import CPU_POOL, V6E_4X4
 
-from kinetic._backends.base import LogRequest
+from kinetic._backends.base import LogRequest, phase_of
 from kinetic._backends.kubernetes import kubeconfig
 from kinetic._backends.kubernetes.backend import KubernetesBackend
 from kinetic._backends.kubernetes.connection import HttpApi
 from kinetic._backends.kubernetes.pods import PodSettings
 from kinetic._backends.local.backend import LocalBackend
+from kinetic._backends.session import SessionBackend
 from kinetic._config.settings import worker_environ
 from kinetic._core import layout
 from kinetic._core.accelerators.resolve import resolve
@@ -25,6 +27,8 @@ from kinetic._core.options import Options
 from kinetic._core.place import Place
 from kinetic._core.plan import Blob, Plan
 from kinetic._core.ref import JobRef, new_job_id
+from kinetic._core.session import Session
+from kinetic._core.state import JobStatus
 from kinetic._pickling import call
 from kinetic._pickling.modules import Shipped
 from kinetic._store.local import LocalStore
@@ -62,8 +66,31 @@ def kubernetes(store):
     return KubernetesBackend("gke", store, pods, lambda: HttpApi(access, variables))
 
 
+SESSIONS: dict[str, str] = {}
+"""Ids of the sessions that run the calls of a store, by the store's address."""
+
+
+@contextmanager
+def beside_session(path):
+    """Open a store in a folder, with a session that the local backend holds."""
+    with folder(path) as store:
+        holder = local(store)
+        plan = planned(store, speak, slices=(1, 1), max_failures=9)
+        session = submit(holder, store, replace(plan, holds=Session("s")))
+        SESSIONS[store.uri] = session.job_id
+        yield store
+        holder.cancel(session)
+        assert phase_at_end(holder, session) is JobStatus.CANCELLED
+        del SESSIONS[store.uri]
+
+
+def on_session(store):
+    return SessionBackend(SESSIONS[store.uri], store, local(store))
+
+
 BACKENDS = [
     pytest.param((local, folder), id="local"),
+    pytest.param((on_session, beside_session), id="session"),
     pytest.param((kubernetes, beside_cluster), id="kubernetes", marks=pytest.mark.kubernetes),
 ]
 """For each backend: a function that makes it from a store, and one that opens the store."""
@@ -97,7 +124,10 @@ def ref_of(plan, backend, store):
 
 
 def submitted(backend, store, func, **more):
-    plan = planned(store, func, **more)
+    return submit(backend, store, planned(store, func, **more))
+
+
+def submit(backend, store, plan):
     ref = ref_of(plan, backend, store)
     store.put(layout.JobKeys(plan.job_id).ref, json.dumps(ref.to_json()).encode())
     store.put(layout.JobKeys(plan.job_id).plan, json.dumps(plan.to_json()).encode())
@@ -107,6 +137,12 @@ def submitted(backend, store, func, **more):
 
 def read(backend, ref, **request):
     return [chunk for chunk in backend.logs(ref, LogRequest(**request)) if chunk is not None]
+
+
+def phase_at_end(backend, ref):
+    """Read a job's output until it ends; return its phase then."""
+    read(backend, ref)
+    return phase_of(backend, ref)
 
 
 def text(chunks, stream=STDOUT):

@@ -23,6 +23,16 @@ SHOWN_BY = {
     ],
     "bad input fails here": ["test_bad_input.py::test_faults_of_a_program_create_nothing"],
     "attempts": ["test_attempts.py::test_a_retry_leaves_everything_of_the_attempts_before"],
+    "sessions": [
+        "test_sessions.py::test_each_call_is_a_job_of_its_own_in_new_processes",
+        "test_sessions.py::test_kept_calls_share_a_process_until_it_dies",
+        "test_sessions.py::test_the_world_of_jax_stays_until_a_host_of_it_dies",
+        "test_sessions.py::test_a_script_on_a_named_session_traces_once_and_imports_changes",
+        "test_sessions.py::test_calls_wait_in_order_and_can_be_cancelled",
+        "test_sessions.py::test_a_session_with_calls_is_stopped_only_by_force",
+        "test_sessions.py::test_a_host_that_dies_is_replaced",
+        "test_sessions.py::test_the_death_of_the_leader_ends_the_calls_and_the_session",
+    ],
     "preemption": [
         "test_preemption.py::test_all_hosts_save_and_another_attempt_follows_that_does_not_count"
     ],

@@ -157,14 +157,15 @@ def test_kept_calls_share_a_process_until_it_dies(session):
 
 
 def test_a_kept_process_that_dies_between_calls_is_missed_by_none(session):
-    """The next call runs in a new process, and its log says what is lost."""
+    """The next call runs in a new process, and its log says what is lost, even if the call came
+    before anyone noticed the death."""
     kept = call(count_calls, keep=True)
-    pid = kept()[0]
-    kill(pid)
-    handle = kept.run_async()
-    assert handle.result()[1:] == (1, 1)
-    assert GONE in handle.logs()
-    assert call(describe_process)()[0] != pid
+    for pause_s in (0.0, 0.3):
+        kill(kept()[0])
+        time.sleep(pause_s)
+        handle = kept.run_async()
+        assert handle.result()[1:] == (1, 1)
+        assert GONE in handle.logs()
 
 
 def test_the_world_of_jax_stays_until_a_host_of_it_dies(hold):
@@ -190,7 +191,7 @@ def test_the_world_of_jax_stays_until_a_host_of_it_dies(hold):
 
 PROJECT = {
     "layers.py": "WIDTH = 1\n",
-    "model.py": "import layers\nbuilt = []\ndef size(): return layers.WIDTH\n",
+    "model.py": "from layers import WIDTH\nbuilt = []\ndef size(): return WIDTH\n",
     "other.py": "seen = []\n",
     "script.py": """
         import json, os, sys, threading

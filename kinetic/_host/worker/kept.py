@@ -6,9 +6,11 @@ Arrays on devices, compiled functions, `kinetic.kept` and the state of unchanged
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import signal
 import sys
 from collections.abc import Mapping
@@ -38,6 +40,11 @@ def end_call(tree: str) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
     signals.reset()
+    note_modules(tree)
+
+
+def note_modules(tree: str) -> None:
+    """Note the files of the project's modules that have been imported since the last call."""
     for name, file in _find_modules(tree).items():
         if name not in _digests:
             with contextlib.suppress(OSError):
@@ -67,8 +74,13 @@ def drop_changed_modules(tree: str) -> list[str]:
     """
     modules = _find_modules(tree)
     stale = {name for name in _digests if name in modules and _has_changed(name, modules[name])}
+    if not stale:
+        return []
+    imports = {name: _read_imports(name, file) for name, file in modules.items()}
     while more := {
-        name for name in modules if name not in stale and _uses(sys.modules[name], stale)
+        name
+        for name in modules
+        if name not in stale and (imports[name] & stale or _uses(sys.modules[name], stale))
     }:
         stale |= more
     for name in stale:
@@ -77,9 +89,8 @@ def drop_changed_modules(tree: str) -> list[str]:
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
             vars(sys.modules[parent]).pop(child, None)
-    if stale:
-        functions.clear()
-        importlib.invalidate_caches()
+    functions.clear()
+    importlib.invalidate_caches()
     return sorted(stale)
 
 
@@ -104,10 +115,32 @@ def _digest(file: Path) -> bytes:
     return hashlib.sha256(file.read_bytes()).digest()
 
 
+def _read_imports(name: str, file: Path) -> set[str]:
+    """Return the names that a module imports when it runs: modules, and what is in them. Imports
+    within functions are left out: the next call of the function repeats them."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    names: set[str] = set()
+    with contextlib.suppress(OSError, SyntaxError, ValueError, ImportError):
+        nodes: list[ast.AST] = [ast.parse(file.read_bytes())]
+        while nodes:
+            node = nodes.pop()
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                nodes += ast.iter_child_nodes(node)
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                relative = "." * node.level + (node.module or "")
+                source = importlib.util.resolve_name(relative, package)
+                names |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
+    return names
+
+
 def _uses(module: ModuleType, names: set[str]) -> bool:
-    """True if a module has imported one of these modules, or something that they define."""
+    """True if a module has one of these modules, or something that they define, as a variable. Of a
+    package, the variables that importing its own modules sets do not count."""
     return any(
-        (isinstance(value, ModuleType) and value.__name__ in names)
-        or getattr(value, "__module__", None) in names
-        for value in list(vars(module).values())
+        value.__name__ in names and value.__name__ != f"{module.__name__}.{variable}"
+        if isinstance(value, ModuleType)
+        else getattr(value, "__module__", None) in names
+        for variable, value in list(vars(module).items())
     )
