@@ -27,7 +27,7 @@ def patterns() -> set[str]:
     kinds = (JobKeys, AttemptKeys, HostKeys, GroupKeys)
     keys = {key.pattern for kind in kinds for key in vars(kind).values() if isinstance(key, Key)}
     keys |= {make("{digest}") for make in (layout.pack, layout.tree)}
-    keys.add(f"{layout.data('{digest}')}/")
+    keys |= {f"{layout.data('{digest}')}/", layout.session("{name}")}
     return {re.sub(r"\{(\w+)\}", lambda m: f"<{NAMES.get(m[1], m[1])}>", key) for key in keys}
 
 
@@ -53,7 +53,9 @@ def is_named(pattern: str, listed: set[str]) -> bool:
 def test_the_page_names_every_key():
     listed = page()
     assert {key for key in patterns() if not is_named(key, listed)} == {
-        "jobs/<job_id>/local/fetching"  # lies in the local backend's own folder
+        # These lie in the local backend's own folder.
+        "jobs/<job_id>/local/bell",
+        "jobs/<job_id>/local/fetching",
     }
 
 
