@@ -11,6 +11,7 @@ import re
 from kinetic import errors
 from kinetic._core.exits import Exit
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict, name_hosts, name_of
+from kinetic._core.session import KEPT_IS_GONE
 from kinetic._core.values import dataclass
 from kinetic.errors import JobFailed
 
@@ -119,7 +120,8 @@ def _add_notes(original: BaseException, evidence: Evidence, first: HostReport) -
     if first.error.consequence:
         _add_note(original, _explain_echo(evidence, first.error))
         _cut_to_own(original)
-    for note in (*_name_others(evidence, first), *_quote(evidence, first), _hint(evidence, first)):
+    explanations = (*_name_others(evidence, first), *_name_loss(evidence), *_quote(evidence, first))
+    for note in (*explanations, _hint(evidence, first)):
         _add_note(original, note)
     return original
 
@@ -184,7 +186,7 @@ def _build_message(evidence: Evidence, first: HostReport | None) -> list[str]:
             _indent_lines(_shorten_lines(evidence.stacks.rstrip(), _STACK_LINES)),
         ]
         lines += [f"Full stacks: kinetic jobs stacks {evidence.job_id}"]
-    lines += [*_name_others(evidence, first), *_quote(evidence, first)]
+    lines += [*_name_others(evidence, first), *_name_loss(evidence), *_quote(evidence, first)]
     return [*lines, _hint(evidence, first)]
 
 
@@ -273,6 +275,10 @@ def _name_others(evidence: Evidence, first: HostReport) -> list[str]:
     more = len(others) - len(texts)
     rest = [f"{more} more host{'s' if more > 1 else ''}"] if more else []
     return [f"Also failed: {'; '.join([*texts, *rest])}."]
+
+
+def _name_loss(evidence: Evidence) -> list[str]:
+    return [KEPT_IS_GONE] if evidence.outcome.ends_world else []
 
 
 def _shorten(line: str) -> str:

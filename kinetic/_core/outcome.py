@@ -152,6 +152,7 @@ class Outcome(Record, called="The outcome of the job"):
         attempt: the last attempt, from 1.
         given_up: why an elastic job was given up, with all its failures; "" for other jobs.
         explained: True if the backend was asked why the blamed host was lost.
+        ends_world: True if the session has lost what it kept between calls.
     """
 
     verdict: Verdict
@@ -165,6 +166,7 @@ class Outcome(Record, called="The outcome of the job"):
     attempt: int = 1
     explained: bool = False
     given_up: str = ""
+    ends_world: bool = False
 
     def __repr__(self) -> str:
         hosts = f"{len(self.reports)} {'host' if len(self.reports) == 1 else 'hosts'}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 IDLE_S, LIFETIME_S = 1800.0, 12 * 3600.0
 """Default limits of a session: time without a call, and time in all."""
+KEPT_IS_GONE = "What the session kept between calls is gone."
 CANCELLED_WAITING = "The call was cancelled before it began."
 
 

@@ -37,7 +37,7 @@ from kinetic._core.gang.policy import (
 )
 from kinetic._core.outcome import HostReport, Outcome, Verdict, name_hosts
 from kinetic._core.plan import Plan
-from kinetic._core.session import CANCELLED_WAITING
+from kinetic._core.session import CANCELLED_WAITING, KEPT_IS_GONE
 from kinetic._host import verdicts
 from kinetic._host.agents import import_gang_modules
 from kinetic._host.calls import Call, CallQueue
@@ -59,6 +59,8 @@ FIRST_SIGN_S = 60.0
 TO_JOIN_S = 10.0
 """Time that is left for started hosts to join when others do not come up in time."""
 _SILENT = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
+_ASKS_S = 1.0
+"""Time that agents have to ask for the next call after a failed one."""
 _MOST_BEGINNINGS = 3
 """Attempts of a call of which one follows if a host dies before all are there."""
 
@@ -438,17 +440,23 @@ class Leader:
             await runtime.pause(finished)
         self._hosts.end_attempt()
         outcome = verdicts.judge_gang(self._gang)
-        if place.world and any(report.exit.kind.fatal for report in outcome.reports):
-            gone = "What the session kept between calls is gone."
-            outcome = replace(outcome, reason=f"{outcome.reason} {gone}")
-            outcome = outcome.add_detail(outcome.blamed[0], gone) if outcome.blamed else outcome
         if dead := self._find_dead():
             self._policy.note_failure(Loss(dead, first_line(outcome.reason)), time.monotonic())
             self._end(dead)
         else:
             self._policy.note_departure(time.monotonic())
         self._policy.hold()
+        if place.world and not outcome.ok and not await self._keeps(place.world, indices, runtime):
+            return replace(outcome, reason=f"{outcome.reason} {KEPT_IS_GONE}", ends_world=True)
         return outcome
+
+    async def _keeps(self, world: int, indices: Sequence[int], runtime: LeaderRuntime) -> bool:
+        """True if all hosts keep a world after a failed call. Their agents say so when they ask for
+        the next one, a moment later."""
+        room, until = self._hosts.waiting_room, time.monotonic() + _ASKS_S
+        while not (room.is_complete(indices) or self._hosts.dead) and time.monotonic() < until:
+            await runtime.pause()
+        return not self._hosts.dead and self._hosts.find_common_world(indices) == world
 
     def _choose_world(self, call: Call, indices: Sequence[int]) -> dict[str, Any]:
         """Return the world in which a call runs, as fields of the assignments: that of the last

@@ -34,7 +34,7 @@ def count_calls(how=""):
     return os.getpid(), kinetic.kept.calls, len(state)
 
 
-def gather_pids(dies=-1):
+def gather_pids(dies=-1, raises=-1):
     """Return the pids of all hosts by a collective of JAX, and what this host has kept."""
     import jax
     import numpy as np
@@ -42,6 +42,8 @@ def gather_pids(dies=-1):
 
     if jax.process_index() == dies:
         os._exit(4)
+    if jax.process_index() == raises:
+        raise ValueError("while host 0 waits")
     pids = multihost_utils.process_allgather(np.array([os.getpid()]))
     before = getattr(kinetic.kept, "array", None)
     kinetic.kept.array = jax.numpy.zeros(3) + (0 if before is None else before[0] + 1)

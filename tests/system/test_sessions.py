@@ -26,6 +26,7 @@ from on_sessions import (
 
 import kinetic
 from kinetic._core.exits import Exit
+from kinetic._core.session import KEPT_IS_GONE
 from kinetic.errors import (
     HostLost,
     JobCancelled,
@@ -36,7 +37,6 @@ from kinetic.errors import (
 )
 
 GONE = "what the session kept is gone"
-KEPT_IS_GONE = "What the session kept between calls is gone"
 
 
 @pytest.fixture
@@ -141,10 +141,11 @@ def test_kept_calls_share_a_process_until_it_dies(session):
     kept = call(count_calls, keep=True)
     pid, calls, _ = kept()
     assert (calls, kept()) == (1, (pid, 2, 2))
-    with pytest.raises(KeyError, match="own"):
+    with pytest.raises(KeyError, match="own") as caught:
         kept("raise")
+    assert KEPT_IS_GONE not in caught.value.__notes__
     assert kept() == (pid, 4, 4)
-    with pytest.raises(HostLost, match=f"exit code 3.*{KEPT_IS_GONE}"):
+    with pytest.raises(HostLost, match=f"(?s)exit code 3.*{KEPT_IS_GONE}"):
         kept("exit")
     handle = kept.run_async()
     other, calls, seen = handle.result()
@@ -187,6 +188,10 @@ def test_the_world_of_jax_stays_until_a_host_of_it_dies(hold):
         newer, before = kept()
         assert before is None
         assert not {*new} & {*newer}
+        with pytest.raises(ValueError, match="while host 0 waits") as caught:
+            kept(raises=1)
+        assert KEPT_IS_GONE in caught.value.__notes__
+        assert not {*newer} & {*kept()[0]}
 
 
 PROJECT = {
@@ -402,7 +407,7 @@ def test_a_worker_that_is_killed_in_a_kept_call_is_replaced(session, tmp_path):
     """SIGKILL of the function's process costs what was kept, and the call's error says so."""
     handle, _ = begin(tmp_path, keep=True)
     kill(worker_of(agent_of(session)))
-    with pytest.raises(HostLost, match=f"SIGKILL.*{KEPT_IS_GONE}"):
+    with pytest.raises(HostLost, match=f"(?s)SIGKILL.*{KEPT_IS_GONE}"):
         handle.result()
     assert call(count_calls, keep=True)()[1:] == (1, 1)
 
