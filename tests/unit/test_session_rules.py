@@ -16,7 +16,7 @@ from laptop_fakes import FakeBackend, plan, put_ref, ref
 
 import kinetic
 from kinetic._backends import registry
-from kinetic._backends.session import SessionBackend, find_misfit, waiting_calls
+from kinetic._backends.session import SessionBackend, find_misfit, list_waiting_calls
 from kinetic._core import layout
 from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit
@@ -148,7 +148,7 @@ def test_calls_come_in_order_and_leave_with_a_verdict(store, queue):
         queue.conclude(call, Outcome(Verdict.SUCCEEDED))
         taken.append(call.job_id)
     assert taken == [*IDS]
-    assert waiting_calls(store, HELD) == []
+    assert list_waiting_calls(store, HELD) == []
     assert all(outcome_of(store, job_id).ok for job_id in IDS)
 
 
@@ -164,7 +164,7 @@ def test_calls_that_cannot_run_leave_the_queue(store, queue):
     call = queue.take(1)
     assert call is not None
     assert call.job_id == ids[4]
-    assert waiting_calls(store, HELD) == [ids[4]]
+    assert list_waiting_calls(store, HELD) == [ids[4]]
     assert outcome_of(store, ids[0]).verdict is Verdict.CANCELLED
     assert not store.has(layout.JobKeys(ids[1]).outcome)
     assert store.get(layout.JobKeys(ids[2]).outcome) == b"kept as it is"
@@ -177,7 +177,7 @@ def test_calls_that_wait_when_the_session_ends_fail_and_say_why(store, queue):
     outcome = outcome_of(store, IDS[0])
     assert outcome.verdict is Verdict.FAILED
     assert outcome.reason == "The call did not begin. The session s was stopped."
-    assert waiting_calls(store, HELD) == []
+    assert list_waiting_calls(store, HELD) == []
 
 
 # -- the backend of calls --------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_cancelled_call_that_waits_has_its_verdict_at_once(store, backend):
         put_call(store, job_id, number)
     backend.cancel(ref(IDS[1]))
     assert outcome_of(store, IDS[1]).verdict is Verdict.CANCELLED
-    assert waiting_calls(store, HELD) == [IDS[0], IDS[2]]
+    assert list_waiting_calls(store, HELD) == [IDS[0], IDS[2]]
     assert backend.why_waiting(ref(IDS[2])) == f"it waits for {IDS[0]} on its session"
 
 
