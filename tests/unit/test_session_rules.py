@@ -17,6 +17,7 @@ from laptop_fakes import FakeBackend, plan, put_ref, ref
 import kinetic
 from kinetic._backends import registry
 from kinetic._backends.session import SessionBackend, find_misfit, list_waiting_calls
+from kinetic._client import sessions as client_sessions
 from kinetic._core import layout
 from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit
@@ -266,6 +267,7 @@ def test_a_session_on_spot_machines_runs_calls_that_do_not_ask_for_them():
 def fake(home, monkeypatch, tmp_path):
     """A local backend that holds slices without processes."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client_sessions, "_started", {})  # No notice at exit.
     fake = FakeBackend(LocalStore(home))
     with registry.substitute_backend("local", lambda *_: fake):
         yield fake
