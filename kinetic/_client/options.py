@@ -204,7 +204,7 @@ def _check_compile(options: Options) -> None:
         )
     if options.elastic is not None or options.controller == "single":
         raise UsageError(
-            "compile_check= needs a fixed number of slices with a process on each host. Remove "
+            "compile_check= does not work for elastic jobs or with a single controller. Remove "
             "compile_check=, or give slices= as one number and no controller=."
         )
     if options.joins_jax == "program":

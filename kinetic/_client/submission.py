@@ -258,7 +258,8 @@ def _undo(ref: JobRef, backend: Backend, store: Store, *raised: Any) -> None:
     _remove(store, ref.job_id)
     if not isinstance(error, KineticError):
         raise SubmitError(
-            f"{ref.job_id} could not be created, and its records were removed. The error: {error}"
+            f"{ref.job_id} could not be created, and its records were removed. Submit it again. "
+            f"The error: {error}"
         ) from error
 
 

@@ -22,7 +22,7 @@ _DETAIL_CHARS = 2000
 _OTHERS, _OTHER_CHARS = 5, 200
 _NOT_PREPARED, _NOT_LOADED = (
     "The host could not be prepared: ",
-    "The function could not be rebuilt on this host: ",
+    "The function cannot be unpickled on this host: ",
 )
 """Prefixes of a host's detail that are cut off in the headline, which says the same."""
 _NOISE = re.compile(
@@ -38,7 +38,7 @@ _CONTROL_FLOW = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Exceptions that would end the caller's process or loop if they were raised again there."""
 
 
-_NO_CLASS = "its class cannot be rebuilt here"
+_NO_CLASS = "its class cannot be unpickled here"
 
 
 @dataclass(frozen=True)

@@ -393,7 +393,7 @@ def unpack(
             when_imported(state.library, state.apply)  # Imports may have set up logging.
     except BaseException as error:  # Unpickling imports and runs the user's modules.
         why = envelope.explain_failure(error, header.versions, versions)
-        raise SetupFailed(f"The function could not be rebuilt on this host: {why}") from error
+        raise SetupFailed(f"The function cannot be unpickled on this host: {why}") from error
     return func, args, kwargs
 
 

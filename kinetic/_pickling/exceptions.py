@@ -57,7 +57,7 @@ def describe(
     if nodes[0]["body"] is None:
         name = nodes[0]["type"]
         raise PicklingError(
-            f"The exception {name} cannot be pickled. Its message: {nodes[0]['text']}",
+            f"The function raised {name}, which cannot be pickled. Its message: {nodes[0]['text']}",
             component=f"the exception ({name})",
         )
     return nodes
@@ -261,7 +261,7 @@ def _make_exception(
     except (Exception, SystemExit) as caught:  # noqa: BLE001 (unpickling imports and runs the user's modules)
         problem = caught
     failed = UserCodeFailed(
-        f"{summary}\n(Its class could not be rebuilt here: {type(problem).__name__}: {problem}.)"
+        f"{summary}\n(Its class cannot be unpickled here: {type(problem).__name__}: {problem}.)"
     )
     if must:
         raise failed from problem

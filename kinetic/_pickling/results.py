@@ -43,7 +43,9 @@ def unpack_value(data: bytes) -> Any:
         return _loads(memoryview(data)[header.body_offset :], header.versions)
     except (Exception, SystemExit) as error:  # Unpickling imports and runs the user's modules.
         why = envelope.explain_failure(error, header.versions, envelope.read_versions())
-        raise ResultUnavailable(f"The value could not be rebuilt here: {why}") from error
+        raise ResultUnavailable(
+            f"The function returned, but its value cannot be unpickled here: {why}"
+        ) from error
 
 
 def pack_exception(error: BaseException, *, source_map: tuple[str, str] | None = None) -> bytes:

@@ -280,7 +280,9 @@ class AgentClient:
                 has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
                 if has_broken and not self._caller.closed.is_set():
                     logger.warning(
-                        "host %d reconnects to the coordinator: %s", self._host, error.details()
+                        "host %d has lost its connection to the leader and connects again: %s",
+                        self._host,
+                        error.details(),
                     )
             except ValueError:
                 return  # `close` has closed the channel.

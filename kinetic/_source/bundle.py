@@ -198,13 +198,14 @@ def build_data(
             note,
             clock_ns,
             lambda: walk.scan(top, walk.ScanOptions(left_out, everything=True)),
-            _data_warnings,
+            functools.partial(_data_warnings, path),
         )
     top = os.path.realpath(path.parent)
     note = cache.snapshot_path(
         cache_dir, f"data:{top}/{path.name}:{os.path.realpath(path)}", (), False
     )
-    return _pack_if_changed(top, note, clock_ns, lambda: _scan_file(path), _data_warnings)
+    warnings = functools.partial(_data_warnings, path)
+    return _pack_if_changed(top, note, clock_ns, lambda: _scan_file(path), warnings)
 
 
 def _scan_file(path: Path) -> walk.Scan:
@@ -291,12 +292,12 @@ def _tree_of(data: bytes) -> Tree:
     return Tree(blob, len(files), sum(file.size_bytes for file in files))
 
 
-def _data_warnings(scan: walk.Scan) -> tuple[str, ...]:
+def _data_warnings(path: Path, scan: walk.Scan) -> tuple[str, ...]:
     """Render the warnings about declared data. Raise if a part of it cannot be read, because
     incomplete data must not be sent."""
     if scan.unreadable:
         raise UsageError(
-            "The data cannot be sent, because these paths in it cannot be read: "
+            f"The data {path} cannot be sent, because these files or folders in it cannot be read: "
             f"{_name_some(scan.unreadable)}. Make them readable, or remove them."
         )
     texts = (

@@ -246,7 +246,7 @@ def test_what_fails_before_the_function_is_in_the_log_too() -> None:
     log = job.tail()
     assert "ZeroDivisionError: division by zero\n" in log
     assert "in inner" in log
-    assert "The function could not be rebuilt on this host" in log.splitlines()[-1]
+    assert "The function cannot be unpickled on this host" in log.splitlines()[-1]
     assert OURS not in log
 
 

@@ -464,7 +464,7 @@ def test_an_option_that_was_removed_says_what_to_do_instead(world: World, capsys
     for words in (["--survivors", "keep"], ["--survivors=keep"]):
         assert world("run", "-a", "cpu", *words, "train.py") == 2
         err = " ".join(capsys.readouterr().err.split())
-        assert "--survivors was removed: every attempt starts new processes" in err
+        assert "kinetic run no longer has --survivors: every attempt starts new processes" in err
         assert "Remove it." in err
     assert world("run", "-a", "cpu", "--no-such-option", "train.py") == 2
     assert "No such option" in capsys.readouterr().err

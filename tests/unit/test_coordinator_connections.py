@@ -163,9 +163,9 @@ def test_what_breaks_a_connection_is_told(serve, opened, caplog):
     served.gang.mark_connected = lambda host, now: (connected(host, now), is_connected.set())
     network.cut()
     assert is_connected.wait(PATIENCE_S)
-    (message,) = [r.getMessage() for r in caplog.records if "reconnects" in r.getMessage()]
+    (message,) = [r.getMessage() for r in caplog.records if "connects again" in r.getMessage()]
     before, why = message.split(": ", 1)
-    assert before == "host 0 reconnects to the coordinator"
+    assert before == "host 0 has lost its connection to the leader and connects again"
     assert why
 
 

@@ -270,7 +270,7 @@ def test_a_value_that_cannot_be_rebuilt_here_names_its_job(store, job, handle):
     put_success(store, job, Unbuildable())
     with pytest.raises(
         errors.ResultUnavailable,
-        match=rf"{job.job_id}\): The value could not be rebuilt here.*no number",
+        match=rf"{job.job_id}\): The function returned, but .* unpickled here.*no number",
     ) as caught:
         handle.result()
     assert caught.value.job_id == job.job_id

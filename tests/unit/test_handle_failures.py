@@ -350,4 +350,4 @@ def test_an_exception_that_another_version_wrote_is_called_so(store, job, handle
     store.put(report.error.key, data.replace(b'"schema": 3', b'"schema": 1', 1))
     with pytest.raises(errors.UserCodeFailed, match="another version of kinetic wrote it") as info:
         handle.result()
-    assert "class cannot be rebuilt" not in str(info.value)
+    assert "class cannot be unpickled" not in str(info.value)

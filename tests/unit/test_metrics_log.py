@@ -248,7 +248,7 @@ def test_rows_are_dropped_while_the_disk_takes_none_and_the_function_goes_on(
     metrics._finish(True)
     kinetic.log(step=5_000, loss=2.0)
     assert logged.rows()[-1] == (5_000, {"loss": 2.0})
-    assert "calls wait to be written" in capfd.readouterr().err
+    assert "calls of kinetic.log wait until" in capfd.readouterr().err
     assert held
 
 

@@ -479,7 +479,10 @@ class Checkpointer:
         self.wait()
         self._peers.wait_at_barrier("left", opening.LIMIT_S)
         if why is SyncRequest.REFORM:
-            self._say(f"step {step} is saved on all hosts, which restart on all slices.")
+            self._say(
+                f"step {step} is saved on all hosts. A slice is back, so the function is called "
+                "again on all slices."
+            )
             elastic.reform()
         self._say(f"step {step} is saved on all hosts, which end now.")
         preemption.end_function()

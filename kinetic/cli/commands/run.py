@@ -81,7 +81,9 @@ class _RunCommand(click.Command):
             from kinetic._client.options import REMOVED
 
             if why := REMOVED.get(unknown.option_name.lstrip("-").replace("-", "_")):
-                raise UsageError(f"{unknown.option_name} was removed: {why}") from unknown
+                raise UsageError(
+                    f"kinetic run no longer has {unknown.option_name}: {why}"
+                ) from unknown
             raise
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
