@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from gangs import PATIENCE_S
@@ -11,6 +12,7 @@ from test_kubernetes_following import site  # noqa: F401 - a fixture
 import kinetic
 from kinetic._store import index
 from kinetic._store.open import open_store
+from kinetic.errors import JobCancelled
 
 pytest.importorskip("kubernetes")
 pytest.importorskip("google.cloud.storage")
@@ -44,3 +46,28 @@ def test_calls_run_on_held_pods(site):  # noqa: F811
     site.cluster.wait_for(lambda: not site.cluster.left_over())
     store = open_store("gs://bucket/jobs")
     assert len(index.list_refs(store)) == 4
+
+
+@pytest.mark.long
+@pytest.mark.settles_within(90)
+def test_calls_run_on_held_hosts_of_ray(ray_cluster, home, monkeypatch):
+    """Plain and kept calls run on hosts that Ray has started once."""
+    for name, value in {
+        "KINETIC_ADDRESS": ray_cluster.address,
+        "KINETIC_STORE": str(home),
+        "KINETIC_POD_PYTHON": sys.executable,
+        "KINETIC_POD_SIMULATED": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    run = kinetic.run("tpu-v6e-16")(name_process)
+    session = kinetic.session("tpu-v6e-16", name="dev", idle_timeout="10m")
+    with session:
+        first = run.run_async(1).result(timeout=PATIENCE_S)
+        kept = run.with_options(keep=True)
+        second, third = (kept.run_async(n).result(timeout=PATIENCE_S) for n in (2, 3))
+    session.stop()
+    assert [first[0], second[0], third[0]] == [1, 2, 3]
+    assert second[1] == third[1] != first[1]
+    assert (second[2], third[2]) == (1, 2)
+    with pytest.raises(JobCancelled):
+        session.job.result(timeout=PATIENCE_S)
