@@ -20,6 +20,7 @@ from kinetic._core.values import dataclass
 from kinetic._host.story import Story
 from kinetic._store import attempts, index
 from kinetic._store.base import Store
+from kinetic._system import memory_folder
 from kinetic.errors import CorruptRecord, NotFound, UnsupportedVersion
 
 
@@ -108,6 +109,7 @@ class CallQueue:
         call.story.close()
         index.write_outcome(self._store, call.job_id, outcome, if_absent=True)
         self._store.delete(call.key)
+        memory_folder.remove_unused(call.job_id)  # On this machine; its hosts are all here.
 
     def close(self, reason: str) -> None:
         """Fail all calls that still wait, because the session has ended for this reason."""
