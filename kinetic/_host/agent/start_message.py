@@ -62,7 +62,7 @@ def start_message(
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
-        compiled="" if plan.elastic_gang is None else compiled,
+        compiled=compiled if plan.elastic_gang is not None or identity.session else "",
     )
     return {
         "attempt": identity.attempt,
