@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kinetic._backends.base import Backend, Document, Kills, LogRequest, Status
 from kinetic._core import layout
+from kinetic._core.gang.policy import count_slices
 from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.ref import JobRef
 from kinetic._core.session import CANCELLED_WAITING, are_alike
@@ -220,7 +221,8 @@ def find_misfit(plan: Plan, held: Plan) -> str:
         own_shape, shape = _name_shape(held.topology), _name_shape(plan.topology)
         return f"it holds {own_shape}, and the call needs {shape}."
     if wanted.most_slices != own.most_slices:
-        return f"it holds {own.most_slices} slices, and the call needs {wanted.most_slices}."
+        held_slices, slices = count_slices(own.most_slices), count_slices(wanted.most_slices)
+        return f"it holds {held_slices}, and the call needs {slices}."
     if plan.versions.python != held.versions.python:
         return (
             f"it runs Python {held.versions.python}, and this is Python {plan.versions.python}. "

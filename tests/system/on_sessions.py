@@ -58,6 +58,13 @@ def touch_and_wait(mark, value=None):
     return value
 
 
+def wait_for_mark(mark):
+    """Touch a file for this host, and wait for ever."""
+    Path(f"{mark}-{os.environ['KINETIC_HOST_INDEX']}").touch()
+    while True:
+        time.sleep(0.01)
+
+
 def fail_at_first():
     """Fail in the first attempt, return the process id in the second."""
     if kinetic.attempt() == 1:

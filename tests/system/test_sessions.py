@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gangs import PATIENCE_S, kill, start_script, wait_until, worker_of
+from gangs import PATIENCE_S, children, is_titled, kill, start_script, wait_until, worker_of
 from on_sessions import (
     append,
     count_calls,
@@ -22,6 +22,7 @@ from on_sessions import (
     fail_at_first,
     gather_pids,
     touch_and_wait,
+    wait_for_mark,
 )
 
 import kinetic
@@ -410,6 +411,42 @@ def test_a_worker_that_is_killed_in_a_kept_call_is_replaced(session, tmp_path):
     with pytest.raises(HostLost, match=f"(?s)SIGKILL.*{KEPT_IS_GONE}"):
         handle.result()
     assert call(count_calls, keep=True)()[1:] == (1, 1)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_any_process_of_a_gang_may_die(hold, tmp_path, keep):
+    """Whichever process of a host is killed, in a call or between two, the next call runs on all
+    hosts. Only the call that ran fails, at once."""
+    with hold("gang", "tpu-v6e-8") as session:
+        describe = call(describe_process, "tpu-v6e-8", keep=keep, all_hosts=True)
+        wait = call(wait_for_mark, "tpu-v6e-8", keep=keep)
+        victims = [(agent_of, 0), (agent_of, 1), (find_worker, 1), (find_fork_server, 0)]
+        for number, (find, host) in enumerate(victims[: 3 if keep else 4]):
+            describe()
+            kill(find(session, host))
+            assert len(describe.run_async().results()) == 2
+            marks = [tmp_path / f"{number}-{host}" for host in (0, 1)]
+            handle = wait.run_async(str(tmp_path / f"{number}"))
+            wait_until(lambda marks=marks: all(mark.exists() for mark in marks), "not begun")
+            kill(find(session, host))
+            begun = time.monotonic()
+            if find is not find_fork_server:
+                with pytest.raises(HostLost, match=f"host {host} of 2"):
+                    handle.result()
+                assert time.monotonic() - begun < 30
+            else:
+                handle.cancel()
+            assert len(describe.run_async().results()) == 2
+        assert not has_ended(session)
+
+
+def find_worker(session, host):
+    return worker_of(agent_of(session, host))
+
+
+def find_fork_server(session, host):
+    agent = agent_of(session, host)
+    return next(pid for pid in children(agent) if is_titled(pid, "kinetic-forks"))
 
 
 def test_the_death_of_the_leader_ends_the_calls_and_the_session(hold, tmp_path):

@@ -18,6 +18,7 @@ import kinetic
 from kinetic._backends import registry
 from kinetic._backends.session import SessionBackend, find_misfit, list_waiting_calls
 from kinetic._client import sessions as client_sessions
+from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit
@@ -32,7 +33,7 @@ from kinetic._host.calls import CallQueue
 from kinetic._host.worker import kept
 from kinetic._store import sessions
 from kinetic._store.local import LocalStore
-from kinetic.errors import NotFound, PreflightError, UsageError
+from kinetic.errors import NotFound, PreflightError, SubmitError, UsageError
 
 HELD = "job-0000005e"
 IDS = ("job-00000003", "job-00000001", "job-00000002")
@@ -75,6 +76,21 @@ def test_a_slice_that_is_lost_while_held_is_restarted(held):
     assert held.decide(1e5 + 59) is None
     held.note_ready(1)
     assert held.decide(1e5 + 59) == Form((0, 1))
+
+
+def test_a_slice_that_is_lost_now_and_then_comes_back_at_once(held):
+    """Only losses without a call between them make the pauses longer."""
+    for hour in range(5):
+        now = 3600.0 * hour
+        held.lose_slice(1, "its host died", now)
+        assert held.decide(now) == Restart((1,))
+        held.note_ready(1)
+        held.release(now)
+        assert held.decide(now) == Form((0, 1))
+        held.note_departure(now)
+        held.hold()
+        for which in (0, 1):
+            held.note_ready(which)
 
 
 def test_hosts_that_do_not_come_back_after_a_call_are_lost(held):
@@ -242,7 +258,7 @@ SESSION = replace(plan(HELD, "cpu:2"), holds=Session("s"))
     [
         (plan(accelerator="cpu:2"), ""),
         (plan(accelerator="tpu-v6e-8"), r"holds cpu:2 \(1 host\), .* needs tpu-v6e-8 \(2 hosts\)"),
-        (plan(accelerator="cpu:2", options={"slices": 2}), "holds 1 slices, .* needs 2"),
+        (plan(accelerator="cpu:2", options={"slices": 2}), "holds 1 slice, .* needs 2 slices"),
         (plan(accelerator="cpu:2", versions=Versions("3.9", "3", "0")), "this is Python 3.9"),
         (plan(accelerator="cpu:2", options={"debug": True}), "debug=True does not work"),
         (plan(accelerator="cpu:2", secrets=("TOKEN",)), "the secret TOKEN was not given"),
@@ -298,7 +314,7 @@ def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake):
     calls = [*fake.calls]
     for options, words in (
         ({"accelerator": "cpu"}, "it holds cpu:2"),
-        ({"accelerator": "cpu:2", "slices": 2}, "needs 2"),
+        ({"accelerator": "cpu:2", "slices": 2}, "needs 2 slices"),
     ):
         with pytest.raises(PreflightError, match=f"session dev: {words}|session dev: .*{words}"):
             run(session="dev", **options)
@@ -310,15 +326,14 @@ def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake):
 def test_a_session_that_has_ended_is_not_used_again(fake):
     session = kinetic.session("cpu", name="dev")
     assert kinetic.session("cpu", name="dev").job.job_id == session.job.job_id
-    index_outcome(fake.store, session.job.job_id)
+    put_verdict(fake.store, session.job.job_id, Outcome(Verdict.CANCELLED, ended_at=time.time()))
     fake.phases[session.job.job_id] = JobStatus.FAILED
     with pytest.raises(PreflightError, match=r"The session dev \(job-.*\) has ended. Start it"):
         run(session="dev")
     assert kinetic.session("cpu", name="dev").job.job_id != session.job.job_id
 
 
-def index_outcome(store, job_id):
-    outcome = Outcome(Verdict.CANCELLED, ended_at=time.time())
+def put_verdict(store, job_id, outcome):
     store.put(layout.JobKeys(job_id).outcome, json.dumps(outcome.to_json()).encode())
 
 
@@ -347,6 +362,40 @@ def test_a_call_is_a_job_of_its_own_in_the_queue_of_its_session(fake):
     assert [h.ref.place.session for h in (*handles, other)] == [session.job.job_id] * 2 + [""]
     with pytest.raises(UsageError, match=f"runs {handles[0].job_id} and 1 more"):
         session.stop()
+
+
+def test_a_removed_session_is_named(fake):
+    """Its handle is still there, but nothing can run on it."""
+    session = kinetic.session("cpu", name="dev")
+    fake.store.delete(layout.JobKeys(session.job.job_id).plan)
+    with session, pytest.raises(PreflightError, match=f"{session.job.job_id} was removed"):
+        run()
+
+
+def test_waiting_for_a_session_that_ends_says_why(fake):
+    session = kinetic.session("cpu", name="dev")
+    job_id, reasons = session.job.job_id, []
+    fake.phases[job_id], fake.reasons[job_id] = JobStatus.PENDING, "it waits for machines"
+
+    def end(reason):
+        reasons.append(reason)
+        put_verdict(fake.store, job_id, Outcome(Verdict.FAILED, reason="no machines"))
+
+    with pytest.raises(SubmitError, match="The session dev has not started: no machines"):
+        session.wait_until_ready(end)
+    assert reasons == ["it waits for machines"]
+
+
+def test_a_job_starts_no_session(fake, monkeypatch):
+    """Nobody would end it."""
+    monkeypatch.setattr(configuration, "on_host", lambda: True)
+    with pytest.raises(UsageError, match="A job cannot hold a session"):
+        kinetic.session("cpu")
+
+
+def test_the_name_of_a_session_is_no_option_of_it(fake):
+    with pytest.raises(UsageError, match="Pass the name as name="):
+        kinetic.session("cpu", session="dev")
 
 
 # -- names -----------------------------------------------------------------------------------------

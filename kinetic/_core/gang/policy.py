@@ -225,8 +225,12 @@ class AttemptPolicy:
         self._standing = dict.fromkeys(self.slices, SliceState.TAKES_PART)
 
     def hold(self) -> None:
-        """Keep the slices ready, without forming an attempt, until `release`."""
+        """Keep the slices ready, without forming an attempt, until `release`. Slices that have just
+        taken part count as never lost."""
         self.is_held = True
+        for which, standing in self._standing.items():
+            if standing is not SliceState.AWAY:
+                self._early_losses[which] = 0
 
     def release(self, now: float) -> None:
         """Form the next attempt; the time limits for it count from now on."""
