@@ -325,7 +325,7 @@ class LoadedFunction(NamedTuple):
     calls refer, by their numbers in the pickle."""
 
     func: Callable[..., Any]
-    memo: Mapping[int, Any]
+    memo: Sequence[Any]
 
 
 def unpack(
@@ -369,12 +369,13 @@ def unpack(
     function_body = _read_function_body(header, function)
     known = (loaded or {}).get(header.function_digest)
     try:
-        from kinetic._pickling.unpickler import CallUnpickler
+        from kinetic._pickling.unpickler import CallUnpickler, write_memo
 
         settings: Sequence[Any] = ()
         if known is not None:
-            reader = CallUnpickler(io.BytesIO(body), main, source_map, external)
-            reader.memo = dict(known.memo)
+            whole = io.BytesIO(b"".join((write_memo(len(known.memo)), body)))
+            reader = CallUnpickler(whole, main, source_map, external, known.memo)
+            reader.load()
             func = known.func
             args, kwargs = reader.load()
         elif function_body is None:
@@ -387,7 +388,10 @@ def unpack(
             _, settings, _ = reader.load()
             func = reader.load()
             if loaded is not None and not external:
-                loaded[header.function_digest] = LoadedFunction(func, reader.memo.copy())
+                memo = reader.memo.copy()
+                loaded[header.function_digest] = LoadedFunction(
+                    func, [memo[index] for index in range(len(memo))]
+                )
             args, kwargs = reader.load()
         for state in settings:
             when_imported(state.library, state.apply)  # Imports may have set up logging.

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import operator
 import pickle
+import struct
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -160,6 +161,16 @@ def _refuse(method: str, name: str, *args: object, **kwargs: object) -> NoReturn
         )
 
 
+def write_memo(number: int) -> bytes:
+    """Return a pickle that puts so many objects of `CallUnpickler`'s `memo` into its memo. Unlike
+    assigning the memo of an unpickler, it works: CPython loses the content of a dict."""
+    objects = (
+        pickle.BININT + struct.pack("<i", ~index) + pickle.BINPERSID + pickle.MEMOIZE + pickle.POP
+        for index in range(number)
+    )
+    return pickle.PROTO + b"\x05" + b"".join(objects) + pickle.NONE + pickle.STOP
+
+
 class CallUnpickler(pickle.Unpickler):
     """An unpickler of calls.
 
@@ -170,6 +181,8 @@ class CallUnpickler(pickle.Unpickler):
         source_map: (folder on the caller, folder on this host): file names of code are moved
             from the first to the second.
         external: Objects that replace those left out of the pickle.
+        memo: Objects to which the pickle refers as if it had loaded them. The pickle must begin
+            with `write_memo` of their number.
     """
 
     def __init__(
@@ -178,9 +191,11 @@ class CallUnpickler(pickle.Unpickler):
         main: dict[str, Any] | None = None,
         source_map: tuple[str, str] | None = None,
         external: Sequence[object] = (),
+        memo: Sequence[object] = (),
     ) -> None:
         super().__init__(file)
         self._external = external
+        self._memo = memo
         self._main = main
         self._source_map = source_map
 
@@ -219,6 +234,8 @@ class CallUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> object:
         """Return the object that was left out of the pickle under this number."""
+        if -len(self._memo) <= pid < 0:
+            return self._memo[~pid]
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
                 f"The kinetic.Data with the number {pid} in the call is not on this host. Submit "

@@ -128,8 +128,10 @@ def test_limits_retries_and_batches_are_those_of_jobs(session, tmp_path):
     late = call(touch_and_wait, timeout=0.5).run_async(str(tmp_path / "late"))
     with pytest.raises(JobTimeout):
         late.result()
-    batch = call(describe_process).run_async_map([{}, {}])
+    batch = call(describe_process).run_async_map([{"fails": False}] * 2)
     assert len({pid for pid, _ in batch.results()}) == 2
+    batch = call(describe_process, keep=True).run_async_map([{"fails": False}] * 3)
+    assert len({pid for pid, _ in batch.results()}) == 1
     assert {job.ref.place.session for job in batch.jobs} == {session.job.job_id}
 
 

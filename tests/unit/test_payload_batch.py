@@ -57,6 +57,29 @@ def test_function_and_arguments_share_what_they_share_in_one_pickle():
     assert func(*args, **kwargs) == (True, True)
 
 
+def test_a_function_that_was_loaded_before_shares_the_same_with_its_arguments():
+    """A kept process rebuilds the function once. Later calls refer to objects of its record, and
+    their own objects do not stay."""
+    shared = [1]
+
+    def probe(value, kind, *others, word):
+        return value is shared, kind is Kind, others[0] is others[1], word
+
+    probe.__module__ = "__main__"
+    pickler, loaded, functions = batch_pickler(probe), {}, []
+    for number in range(3):
+        other = [number]
+        record = pickler.pack((shared, Kind, other, other), {"word": "shared"})
+        func, args, kwargs = payload.unpack(record.data, pickler.function.data, loaded=loaded)
+        assert func(*args, **kwargs) == (True, True, True, "shared")
+        assert args[2] == [number]
+        functions.append(func)
+    assert functions[0] is functions[1] is functions[2]
+    assert len(loaded) == 1
+    (function,) = loaded.values()
+    assert not any(value == [2] for value in function.memo)
+
+
 def test_calls_do_not_see_each_others_arguments():
     pickler = batch_pickler(print)
     first, second = [1], [2]
