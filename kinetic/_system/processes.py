@@ -200,20 +200,28 @@ def kill_thread(pid: int, thread: int, signum: int) -> bool:
 
 def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
     """Kill and reap all descendants of this process until none remains or the time is up, and
-    return the number that remains.
+    return the number that remains. Ended children of a process to `keep` do not count: only that
+    process can reap them.
 
     The caller must have called `adopt_orphans`, so that orphans stay among the descendants.
     """
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:
-        remaining = [pid for pid in descendants(os.getpid()) if pid not in spared]
+        below = [pid for pid in descendants(os.getpid()) if pid not in spared]
+        remaining = [pid for pid in below if not _is_left_by(spared, pid)]
         if not remaining or time.monotonic() > deadline:
             return len(remaining)
         for pid in remaining:
             kill(pid, signal.SIGKILL)
         _reap(remaining)
         time.sleep(0.001)
+
+
+def _is_left_by(parents: set[int], pid: int) -> bool:
+    """True if a process has ended, and one of these parents has not reaped it."""
+    fields = _read_stat(pid)
+    return len(fields) > 1 and fields[0] in "ZX" and int(fields[1]) in parents
 
 
 def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:

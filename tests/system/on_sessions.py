@@ -6,6 +6,8 @@ Hosts import this module instead of the tests: importing pytest would take longe
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -32,6 +34,13 @@ def count_calls(how=""):
     if how == "exit":
         os._exit(3)
     return os.getpid(), kinetic.kept.calls, len(state)
+
+
+def leave_behind():
+    """Leave a process and a thread running; return the process id of this process."""
+    subprocess.Popen(["sleep", "60"])
+    threading.Thread(target=time.sleep, args=(60,), name="straggler").start()
+    return os.getpid()
 
 
 def gather_pids(dies=-1, raises=-1):

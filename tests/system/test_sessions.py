@@ -21,6 +21,7 @@ from on_sessions import (
     describe_process,
     fail_at_first,
     gather_pids,
+    leave_behind,
     touch_and_wait,
     wait_for_mark,
 )
@@ -170,6 +171,21 @@ def test_a_kept_process_that_dies_between_calls_is_missed_by_none(session):
         handle = kept.run_async()
         assert handle.result()[1:] == (1, 1)
         assert GONE in handle.logs()
+
+
+def test_what_a_kept_call_leaves_running_holds_up_no_later_call(session):
+    """The child process is ended, and its parent never reaps it; the thread stays. The log of the
+    call that started the thread names it, the logs of later calls do not."""
+    first = call(leave_behind, keep=True).run_async()
+    pid = first.result()
+    wait_until(lambda: "sleep" in first.logs(), "the process is not named")
+    assert "stay with the kept process: straggler" in first.logs()
+    began, handles = time.monotonic(), []
+    for _ in range(3):
+        handles.append(call(count_calls, keep=True).run_async())
+        assert handles[-1].result()[0] == pid
+    assert time.monotonic() - began < 4
+    assert [handle.logs() for handle in handles] == ["", "", ""]
 
 
 def test_the_world_of_jax_stays_until_a_host_of_it_dies(hold):

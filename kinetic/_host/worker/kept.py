@@ -13,12 +13,13 @@ import importlib
 import importlib.util
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kinetic._host.worker import signals, streams
+from kinetic._host.worker import report, signals, streams
 
 MOST_FUNCTIONS = 32
 functions: dict[str, Any] = {}
@@ -37,6 +38,7 @@ def end_call(tree: str) -> None:
     metrics: Any = sys.modules.get("kinetic._in_job.metrics")
     if metrics is not None:
         metrics.forget()
+    report.earlier_threads.update(threading.enumerate())
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
     signals.reset()

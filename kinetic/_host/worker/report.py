@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
@@ -41,6 +42,8 @@ ENCLOSED_AT_MOST_BYTES = 64 << 20
 it in memory."""
 SENT_CODE = "<kinetic>"
 """File name of the code that `kinetic run` sends to start a program."""
+earlier_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that earlier calls have left in this kept process."""
 _OWN_CODE = (str(Path(__file__).parents[2]) + "/", SENT_CODE)
 """Files of kinetic's own code, left out of users' tracebacks."""
 _MACHINERY = (*_OWN_CODE, str(Path(os.__file__).parent / "asyncio") + "/", "<frozen ")
@@ -75,9 +78,8 @@ def report_value(value: Any, start: Start) -> Message:
         names = ", ".join(threads[:THREADS_NAMED]) + (
             " and others" if len(threads) > THREADS_NAMED else ""
         )
-        streams.say(
-            f"kinetic: threads still running after the function returned were ended: {names}"
-        )
+        fate = "stay with the kept process" if start.keeps else "were ended"
+        streams.say(f"kinetic: threads still running after the function returned {fate}: {names}")
     is_first = jaxworld.process_index(start.world) == 0
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads, "is_first": is_first}
     if not is_first and not start.all_hosts:
@@ -274,11 +276,13 @@ def ends_with(error: BaseException | None, value: object) -> Message:
 
 
 def leftover_threads() -> list[str]:
-    """List the threads for which a script would wait at its end, except those of idle pools."""
+    """List the threads for which a script would wait at its end, except those of idle pools and of
+    earlier calls."""
     others = [
         t
         for t in threading.enumerate()
         if t is not threading.main_thread() and t.is_alive() and not t.daemon
+        if t not in earlier_threads
     ]
     return [t.name for t in others if not _is_idle(t)]
 
