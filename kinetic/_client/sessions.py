@@ -294,7 +294,10 @@ def _find_live(store: Store, name: str, wanted: Options) -> SessionHandle | None
     """Return the session with this name if it has not ended."""
     if (ref := sessions.find(store, name)) is None:
         return None
-    handle = open_handle(ref, store)
+    try:
+        handle = open_handle(ref, store)
+    except NotFound:  # Somebody has removed its records by hand.
+        return None
     if handle._read_standing().status.ended:
         return None
     held = handle._plan.options
@@ -374,7 +377,11 @@ def find_session(name: str, store: Store | None = None) -> SessionHandle:
 def list_sessions(store: Store | None = None) -> list[SessionHandle]:
     """Return all sessions of the store that have not been removed, in the order of names."""
     store = store or _own_store()
-    return [open_handle(ref, store) for ref in sessions.list_sessions(store)]
+    handles = []
+    for ref in sessions.list_sessions(store):
+        with contextlib.suppress(NotFound):  # Somebody has removed its records by hand.
+            handles.append(open_handle(ref, store))
+    return handles
 
 
 def _own_store() -> Store:

@@ -105,9 +105,11 @@ class CallQueue:
         return self._store.has(layout.JobKeys(job_id).cancellation)
 
     def conclude(self, call: Call, outcome: Outcome) -> None:
-        """Store the verdict on a call, and remove it from the queue."""
+        """Store the verdict on a call, unless its records were removed, and remove it from the
+        queue."""
         call.story.close()
-        index.write_outcome(self._store, call.job_id, outcome, if_absent=True)
+        if self._store.has(layout.JobKeys(call.job_id).plan):
+            index.write_outcome(self._store, call.job_id, outcome, if_absent=True)
         self._store.delete(call.key)
         memory_folder.remove_unused(call.job_id)  # On this machine; its hosts are all here.
 

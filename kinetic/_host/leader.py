@@ -385,8 +385,12 @@ class Leader:
             self._policy.hold()
             self._call = None
         call.story.write(verdicts.end_event(outcome))
-        await runtime.ask_until_done(partial(queue.conclude, call, outcome))
+        await runtime.ask_until_done(partial(self._conclude, call, outcome, queue))
         return verdict
+
+    def _conclude(self, call: Call, outcome: Outcome, queue: CallQueue) -> None:
+        if not self._removed:  # Nobody could read the verdict.
+            queue.conclude(call, outcome)
 
     async def _form_for_call(self, call: Call, runtime: LeaderRuntime) -> Outcome | None:
         """Wait until all slices are ready. Return the call's outcome if it does not begin."""

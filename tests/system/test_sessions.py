@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -491,3 +492,23 @@ def test_a_host_that_stands_still_between_calls_is_replaced_or_goes_on(session):
     time.sleep(0.3)
     os.kill(agent, signal.SIGCONT)
     assert handle.result()[1] == handle.job_id
+
+
+@pytest.mark.parametrize("removed", ["session", "call"])
+def test_removed_records_end_what_they_are_of(hold, home, tmp_path, removed):
+    """Without its own records a session ends, also in a call, and its name is free. Without the
+    records of the call that runs, it goes on with the next call."""
+    session = hold()
+    with session:
+        handle, go = begin(tmp_path)
+        waiting = call(describe_process).run_async()
+        supervisor = supervisor_of(session)
+        shutil.rmtree(home / "jobs" / {"session": session.job, "call": handle}[removed].job_id)
+        go.touch()
+        if removed == "call":
+            assert waiting.result()[1] == waiting.job_id
+            return
+    wait_until(lambda: not Path(f"/proc/{supervisor}").exists(), "the supervisor has not ended")
+    with hold() as again:
+        assert call(describe_process)()[0] > 0
+        assert again.job.job_id != session.job.job_id
