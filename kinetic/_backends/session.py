@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -83,21 +83,27 @@ class SessionBackend:
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """Return the status of calls, from their verdicts, the queue, and the session's status."""
-        return {ref.job_id: self._status(ref) for ref in refs}
+        list_waiting, read_held = (
+            functools.cache(self._list_waiting),
+            functools.cache(self._read_held),
+        )
+        return {ref.job_id: self._status_of(ref, list_waiting, read_held) for ref in refs}
 
     def _status(self, ref: JobRef) -> Status:
+        return self.status([ref])[ref.job_id]
+
+    def _status_of(
+        self, ref: JobRef, list_waiting: Callable[[], list[str]], read_held: Callable[[], Status]
+    ) -> Status:
         from kinetic._backends import stored
 
         if (verdict := stored.read_verdict(self._store, ref)) is not None:
             return verdict
-        waiting = self._list_waiting()
+        waiting = list_waiting()
         if ref.job_id not in waiting:  # The leader removes a request after the verdict.
             verdict = stored.read_verdict(self._store, ref)
             return verdict or Status(JobStatus.NOT_FOUND)
-        try:
-            held = self._holder.status([self._session])[self._session_id]
-        except NotFound:
-            held = Status(JobStatus.NOT_FOUND)
+        held = read_held()
         if held.phase.ended:
             verdict = stored.read_verdict(self._store, ref)
             return verdict or Status(JobStatus.FAILED, "its session has ended")
@@ -106,6 +112,12 @@ class SessionBackend:
         if (place := waiting.index(ref.job_id)) > 0:
             return Status(JobStatus.PENDING, f"it waits for {waiting[place - 1]} on its session")
         return Status(JobStatus.PENDING, held.reason)
+
+    def _read_held(self) -> Status:
+        try:
+            return self._holder.status([self._session])[self._session_id]
+        except NotFound:
+            return Status(JobStatus.NOT_FOUND)
 
     def why_waiting(self, ref: JobRef) -> str | None:
         """Return why the call does not run yet; None if it runs or has ended."""

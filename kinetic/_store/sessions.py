@@ -14,7 +14,7 @@ from kinetic._core.state import STARTING_S
 from kinetic._store import index
 from kinetic._store.base import Store, Swaps, folder_of
 from kinetic._system import locks
-from kinetic.errors import CorruptRecord, NotFound, StoreError
+from kinetic.errors import CorruptRecord, NotFound
 
 
 class Claim(NamedTuple):
@@ -82,8 +82,7 @@ def release(store: Store, name: str, job_id: str) -> None:
 def _swap(store: Store, key: str, old: bytes, new: bytes) -> bool:
     """Write `new` if the content of the key is `old`; return whether this call wrote."""
     if (root := folder_of(store)) is None:
-        if not isinstance(store, Swaps):
-            raise StoreError(f"Sessions cannot be started in {store.uri}: it cannot swap records.")
+        assert isinstance(store, Swaps)
         return store.swap(key, old, new)
     folder = os.open(root / layout.SESSIONS, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -78,6 +78,8 @@ def beside_session(path):
         plan = planned(store, speak, slices=(1, 1), max_failures=9)
         session = submit(holder, store, replace(plan, holds=Session("s")))
         SESSIONS[store.uri] = session.job_id
+        while phase_of(holder, session) is JobStatus.PENDING:  # It writes records meanwhile.
+            time.sleep(0.01)
         yield store
         holder.cancel(session)
         assert phase_at_end(holder, session) is JobStatus.CANCELLED

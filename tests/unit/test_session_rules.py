@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import sys
 import threading
@@ -225,6 +226,17 @@ def test_a_waiting_call_says_what_it_waits_for(store, holder, backend):
     ]
 
 
+def test_the_queue_is_read_once_for_many_calls(store, holder, backend):
+    """A batch asks for hundreds of calls at once."""
+    ids = [f"job-{number:08x}" for number in range(30)]
+    for number, job_id in enumerate(ids):
+        put_call(store, job_id, number)
+    store.forget_calls()
+    assert len(backend.status([ref(job_id) for job_id in ids])) == 30
+    assert store.calls["list"] == 1
+    assert len(holder.asked) == 1
+
+
 def test_a_cancelled_call_that_waits_has_its_verdict_at_once(store, backend):
     """Nobody waits for the calls before it."""
     for number, job_id in enumerate(IDS):
@@ -384,6 +396,19 @@ def test_waiting_for_a_session_that_ends_says_why(fake):
     with pytest.raises(SubmitError, match="The session dev has not started: no machines"):
         session.wait_until_ready(end)
     assert reasons == ["it waits for machines"]
+
+
+def test_a_script_that_ends_names_the_sessions_that_it_started(fake, capsys):
+    """Held slices cost money. Sessions that have ended are not named."""
+    kinetic.session("cpu:2", name="dev")
+    ended = kinetic.session("cpu", name="ended").job.job_id
+    put_verdict(fake.store, ended, Outcome(Verdict.SUCCEEDED))
+    capsys.readouterr()
+    client_sessions._name_held(os.getpid())
+    assert capsys.readouterr().err == (
+        "kinetic: the session dev still holds cpu:2; it ends after 30 min without a call. kinetic "
+        "session stop dev ends it now.\n"
+    )
 
 
 def test_a_job_starts_no_session(fake, monkeypatch):
