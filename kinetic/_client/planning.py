@@ -158,8 +158,9 @@ def _find_session(options: Options, settings: Settings, store: Store) -> JobRef 
     ref = sessions.find(store, settings.session)
     if ref is None:
         source = settings.setting("session").source
+        where = "" if source == configuration.FLAG else f" (from {source})"
         raise NotFound(
-            f"There is no session {settings.session!r} (from {source}) in {store.uri}. Start it: "
+            f"There is no session {settings.session!r}{where} in {store.uri}. Start it: "
             f"`kinetic session start {options.topology.name} --name {settings.session}`."
         )
     return ref
