@@ -92,7 +92,10 @@ def map(
             cluster=cluster,
         )
     if not callable(submit_fn):
-        raise UsageTypeError(f"map must be given a function that submits jobs; got {submit_fn!r}.")
+        raise UsageTypeError(
+            "submit_fn= must be a decorated function, or a function that submits a job with "
+            f"run_async; got {submit_fn!r}."
+        )
     batch_rules = launch.check_rules(
         max_concurrent=max_concurrent,
         fail_fast=fail_fast,

@@ -191,7 +191,7 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     if not saved and (request.get("split") or request.get("config_name")):
         raise StoreError(
             _REQUIRED.format(source=source, name="datasets")
-            + f" Without it, only the whole hf://{request['repo']} is available, as plain files."
+            + f" Without the package, use hf://{request['repo']}: it has all files, as they are."
         )
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -201,7 +201,8 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
         info = api.dataset_info(request["repo"], revision=request.get("revision"))
     except RevisionNotFoundError as error:
         raise NotFound(
-            f"hf://{request['repo']} has no revision {request.get('revision')!r}. Check ?revision=."
+            f"The data set hf://{request['repo']} has no revision {request.get('revision')!r}. "
+            "Name one of its branches, tags or commits in ?revision=."
         ) from error
     except RepositoryNotFoundError as error:
         raise NotFound(

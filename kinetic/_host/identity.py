@@ -194,7 +194,8 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Identity:
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"A KINETIC_* variable of python -m kinetic.runner is malformed: {error}."
+            f"A KINETIC_* variable of python -m kinetic.runner is malformed: {error}. Do not start "
+            "it yourself: kinetic starts it on each host of a job."
         ) from error
 
 

@@ -137,7 +137,7 @@ class Story:
     def tell_of_next(self, form: Form, before: int) -> None:
         """Write that the next attempt has fewer slices than the last one, which had `before`."""
         if len(form.slices) < before:
-            self._say(f"shrinking to {count_slices(len(form.slices))} until lost slices return.")
+            self._say(f"continuing on {count_slices(len(form.slices))} until lost slices return.")
 
     def tell_of_recovery(self) -> None:
         """Write that all hosts are ready again, if a slice was lost."""

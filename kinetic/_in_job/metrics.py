@@ -51,8 +51,8 @@ class _Log:
             return True
         if self.sender is not None:
             self.sender.say(
-                f"more than {MOST_NAMES} metrics were logged, so metrics with further names are "
-                "dropped. Give a metric the same name at all steps."
+                f"more than {MOST_NAMES} names of metrics are in use, so metrics with further "
+                "names are dropped. Give a metric the same name at all steps."
             )
         return False
 
@@ -67,6 +67,7 @@ class _Log:
 
 
 _log: _Log | None = None
+_ACCEPTED = "Log an int, a float, or an array with one element."
 _STEPS = 1 << 63
 """Upper bound of steps, which are stored as signed 64-bit integers."""
 
@@ -214,10 +215,14 @@ def _choose_converter(name: str, value: Any) -> _Converter:
         convert = _fetch_item
     elif isinstance(value, Real) or (hasattr(value, "__float__") and not hasattr(value, "__len__")):
         convert = _make_float
+    elif hasattr(value, "__len__"):
+        raise UsageTypeError(
+            f"kinetic.log({name}=…): {_describe(value)} is not a number. Log each of its numbers "
+            "under a name of its own."
+        )
     else:
         raise UsageTypeError(
-            f"kinetic.log({name}=…): {_describe(value)} is not a number. Log each number under a "
-            'name of its own, as in kinetic.log(step=step, **{"train/loss": loss}).'
+            f"kinetic.log({name}=…): {_describe(value)} is not a real number. {_ACCEPTED}"
         )
     convert(name, value)  # Raises for a bad value, before its type is remembered.
     if len(_CONVERTERS) < 1000:  # A program may create types without end.
@@ -255,7 +260,9 @@ def _fetch_item(name: str, value: Any) -> float:
         _refuse_shape(name, tuple(value.shape))
     item = value.item()
     if isinstance(item, (str, bytes, complex)):
-        raise UsageTypeError(f"kinetic.log({name}=…): {_describe(item)} is not a real number.")
+        raise UsageTypeError(
+            f"kinetic.log({name}=…): {_describe(item)} is not a real number. {_ACCEPTED}"
+        )
     return _make_float(name, item)
 
 

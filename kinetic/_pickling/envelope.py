@@ -138,8 +138,7 @@ def verify_record(data: bytes, kind: str) -> Header:
     header = read_header(data)
     if header.kind != kind:
         raise CorruptRecord(
-            f"The stored record has the kind {header.kind!r} instead of {kind!r}. Submit the job "
-            "again."
+            f"The store has a {header.kind!r} in place of the job's {kind}. Submit the job again."
         )
     if hashlib.sha256(memoryview(data)[header.body_offset :]).hexdigest() != header.body_digest:
         raise CorruptRecord(

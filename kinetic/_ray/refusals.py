@@ -97,7 +97,10 @@ def explain_refusal(
     if status < 400 or (status < 500 and is_page):
         return explain_wrong_server(address)
     if status == 404 or "file is not found" in message.lower() or "no such file" in message.lower():
-        return NotFound(f"The Ray cluster at {address} does not have this object: {message}.")
+        return NotFound(
+            f"The Ray cluster at {address} does not know the requested job or file ({message}). If "
+            "the cluster was restarted, its earlier jobs are lost: submit the job again."
+        )
     if 400 <= status < 500 or "already exists" in message:
         return SubmitError(f"The Ray cluster at {address} refused the request: {message}.")
     return BackendUnavailable(

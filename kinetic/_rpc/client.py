@@ -88,7 +88,7 @@ class _Caller:
             try:
                 return codec.read(data, method.reply)
             except CorruptRecord as error:
-                raise CoordinatorLost(f"The coordinator's answer is unusable. {error}") from error
+                raise CoordinatorLost(f"The leader's answer is unusable. {error}") from error
 
         return read
 
@@ -116,25 +116,25 @@ class _Caller:
     def explain_loss(self, error: grpc.RpcError) -> CoordinatorLost:
         """Return the error for a coordinator that does not answer."""
         return CoordinatorLost(
-            f"The process that coordinates the hosts, at {self.target}, has not answered for "
-            f'{self.give_up_s:g} s ("{error.details()}"). It has ended, or cannot be reached.'
+            f"The leader of the hosts, at {self.target}, has not answered for {self.give_up_s:g} s "
+            f'("{error.details()}"). Its process has ended, or cannot be reached.'
         )
 
     def translate(self, method: codec.Method, error: grpc.RpcError) -> Exception:
         """Return the error for a call that the coordinator refused."""
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-            return UsageError(error.details() or f"The coordinator refused {method.name}.")
+            return UsageError(error.details() or f"The leader refused {method.name}.")
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             return CoordinatorLost(
-                f'The coordinator at {self.target} refused this host, saying "{error.details()}"'
+                f"The leader at {self.target} refused this host: {error.details()}"
             )
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return CoordinatorLost(
-                f"The coordinator at {self.target} refused the token of this host: it belongs to "
+                f"The leader at {self.target} refused the token of this host: it belongs to "
                 "another job."
             )
         return CoordinatorLost(
-            f"The coordinator at {self.target} failed to answer {method.name} "
+            f"The leader at {self.target} failed to answer {method.name} "
             f"({error.code().name}): {error.details()}."
         )
 
@@ -156,7 +156,7 @@ def _open(endpoint: Endpoint) -> Any:
         return grpc.insecure_channel(endpoint.target, options=codec.CHANNEL_OPTIONS)
     if not endpoint.certificate:
         raise UsageError(
-            f"The coordinator at {endpoint.target} cannot be called without the certificate of "
+            f"The leader at {endpoint.target} cannot be called without the certificate of "
             f"{endpoint.job_id}, because every TCP connection uses TLS."
         )
     trust = grpc.ssl_channel_credentials(root_certificates=endpoint.certificate.encode())
@@ -280,7 +280,7 @@ class AgentClient:
                 has_broken = last.version >= 0 and pause_s == _FIRST_PAUSE_S and not is_renewal
                 if has_broken and not self._caller.closed.is_set():
                     logger.warning(
-                        "host %d has lost its connection to the leader and connects again: %s",
+                        "host %d has lost its connection to the leader and opens a new one: %s",
                         self._host,
                         error.details(),
                     )

@@ -357,7 +357,7 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
     target = endpoint.target
     if not endpoint.is_unix and not (endpoint.certificate and key):
         raise UsageError(
-            f"The coordinator of {endpoint.job_id} cannot listen on {target} without a certificate "
+            f"The leader of {endpoint.job_id} cannot listen on {target} without a certificate "
             "and its key, because every TCP connection uses TLS."
         )
     try:
@@ -368,7 +368,7 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
     except RuntimeError as error:
         why = _explain_refusal(Path(target.removeprefix("unix:"))) if endpoint.is_unix else ""
         raise SubmitError(
-            f"The coordinator of {endpoint.job_id} cannot listen on {target}{why}."
+            f"The leader of {endpoint.job_id} cannot listen on {target}{why}."
         ) from error
 
 

@@ -135,7 +135,7 @@ def open_tree(store: Store, tree: Tree) -> Iterator[StoredTree]:
         sizes = [entry.size_bytes for entry in manifest.list_files(data)]
         if (len(sizes), sum(sizes)) != (tree.files, tree.size_bytes):
             raise CorruptRecord(
-                f"{_LIST} does not match the job's plan: it has another number or size of files. "
+                f"{_LIST} is that of another job: the number or the size of the files differs. "
                 "Submit the job again."
             )
         yield stored

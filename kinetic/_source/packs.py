@@ -155,7 +155,7 @@ class TreeRecord:
             document = json.loads(data)
             if document["schema"] != _SCHEMA:
                 raise CorruptRecord(
-                    "The record of the job's files was written by another version of kinetic."
+                    "The stored index of the job's files was written by another version of kinetic."
                 )
             texts: dict[str, tuple[str, ...]] = {}
             for name in _TEXTS:
@@ -168,7 +168,9 @@ class TreeRecord:
             return cls(packs, blobs, base_list, texts["removed"], texts["changed"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             why = f"it has no field {error}" if isinstance(error, KeyError) else error
-            raise CorruptRecord(f"The record of the job's files is damaged: {why}.") from error
+            raise CorruptRecord(
+                f"The stored index of the job's files is damaged: {why}."
+            ) from error
 
 
 _TEXTS = ("packs", "blobs", "removed", "changed")

@@ -204,8 +204,9 @@ def _check_index(where: str, url: str) -> None:
     password = urlsplit(url).password
     if password and "${" not in password:
         raise UsageError(
-            f"{where}: the address contains a password, which would be stored with the job. Write "
-            "${NAME} in place of the password and set NAME in the image."
+            f"{where}: the address of the index {urlsplit(url).hostname} contains a password, "
+            "which would be stored with the job. Write ${NAME} in place of the password and set "
+            "NAME in the image."
         )
 
 

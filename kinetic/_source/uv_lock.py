@@ -81,7 +81,10 @@ def read_lines(
     )
     if export.returncode:
         message = " ".join(export.stderr.split())
-        raise UsageError(f"{uv} cannot read {lock}: {message.removeprefix('error: ')}")
+        raise UsageError(
+            f"{uv} cannot read {lock}: {message.removeprefix('error: ').rstrip('.')}. If the file "
+            "is damaged or out of date, write it again with `uv lock`."
+        )
     for line in export.stdout.splitlines():
         if line and not line.lstrip().startswith(("#", "-e ")):
             yield from requirements_txt.check_requirement(str(lock), line, lock.parent, editable)

@@ -187,7 +187,7 @@ def check_key(key: str) -> list[str]:
     parts = key.split("/")
     if not {"\0", "\n", "\r"}.isdisjoint(key) or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
-            f"{key!r} is not a valid key of the store. A key has names with one '/' between them, "
-            "without '.', '..', a leading '/' and line ends."
+            f"{key!r} is not a valid key of the store. A key consists of names with '/' between "
+            "them; no name may be empty, '.' or '..', or have a line end."
         )
     return parts

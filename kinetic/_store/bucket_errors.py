@@ -90,7 +90,9 @@ def translate_error(error: BaseException, doing: str, permission: str, bucket: s
             "the key of a service account."
         )
     advice = " The request was retried for a while." if cause is not error else ""
-    if status in (429, 500, 502, 503, 504):
+    if "match calculated" in text:
+        advice += " The content was damaged on its way: try again."
+    elif status in (429, 500, 502, 503, 504):
         advice += " This is usually temporary: try again later."
     elif not status and is_broken_connection(cause):
         advice += (

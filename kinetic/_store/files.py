@@ -137,7 +137,7 @@ def write_atomically(path: Path, *, sha256: str = "") -> Iterator[Sink]:
             yield sink
         if sha256 and (digest := sink.digest.hexdigest()) != sha256:
             raise CorruptRecord(
-                f"The content of {path.name} in the store is not what was sent: its SHA-256 is "
+                f"The content of {path.name!r} in the store is not what was sent: its SHA-256 is "
                 f"{digest}, not {sha256}. Submit the job again."
             )
         try:

@@ -267,7 +267,7 @@ def _read_if_sound(store: Store, key: str) -> JobRef | None:
     except CorruptRecord as damage:
         import logging  # needed only here
 
-        logging.getLogger("kinetic.storage").warning("%s is skipped. %s", key, damage)
+        logging.getLogger("kinetic.storage").warning("%s is skipped. %s", _id(key), damage)
         return None
 
 

@@ -118,7 +118,9 @@ class LocalStore:
             raise self._not_found(key) from error
 
     def _not_found(self, key: str) -> NotFound:
-        return NotFound(f"The store {self._text} has no object {key!r}.")
+        return NotFound(
+            f"{key!r} is missing from the store {self._text}: it was removed, or never written."
+        )
 
     def put(
         self, key: str, data: bytes | Path | Iterator[bytes], *, if_absent: bool = False

@@ -210,7 +210,7 @@ class ObjectLog:
                 segments.append(Segment.decode(begin, contents[key]))
             except CorruptRecord as damage:
                 if begin not in self._damaged:
-                    _log.warning("%s: output is skipped. %s", self._log_key, damage)
+                    _log.warning("a part of the output in %s is skipped. %s", self._log_key, damage)
                 self._damaged.add(begin)
                 return segments, begin
         return segments, None

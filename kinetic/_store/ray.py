@@ -132,7 +132,9 @@ class RayStore:
                     write(part)
             exists = exists or self.has(key)
         if not exists:
-            raise NotFound(f"The store {self._uri} has no object {key!r}.")
+            raise NotFound(
+                f"{key!r} is missing from the store {self._uri}: it was removed, or never written."
+            )
         if len(self._existing) >= _MOST_EXISTING:
             self._existing.clear()
         self._existing.add(key)

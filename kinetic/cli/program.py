@@ -95,7 +95,10 @@ def check(program: Program | None) -> Program:
     if program.kind is ProgramKind.SCRIPT:
         program = Program(program.kind, _find_script(program.target), program.args)
     if any("\0" in word for word in (program.target, *program.args)) or not program.target:
-        raise UsageError(f"{program.target!r} is not a valid name of a {program.kind}.")
+        raise UsageError(
+            f"The {program.kind} {program.target!r} cannot be run: its name is empty, or a NUL "
+            "byte is in the name or in an argument."
+        )
     return program
 
 

@@ -194,7 +194,9 @@ def _click_failed(problem: BaseException) -> int:
     if isinstance(problem, click.exceptions.Exit):
         return problem.exit_code
     if isinstance(problem, click.exceptions.Abort):
-        output.notice("Nothing was done.")
+        output.notice(
+            "Nothing was done, because you interrupted the command or did not confirm it."
+        )
         return exit_codes.INTERRUPTED
     return _report_misuse(problem)
 

@@ -83,7 +83,9 @@ class MemoryStore:
         with self._space.lock:
             content = self._space.objects.get(key)
         if content is None:
-            raise NotFound(f"The store {self.uri} has no object {key!r}.")
+            raise NotFound(
+                f"{key!r} is missing from the store {self.uri}: it was removed, or never written."
+            )
         return content
 
     def fetch(self, key: str, path: Path, *, sha256: str = "") -> None:

@@ -43,7 +43,7 @@ def test_it_waits_for_a_lost_slice_and_goes_on_with_the_same_mesh(begin, victim)
     )
     assert waiting == f"waiting for slice {which} to return, for at most 300 s (slice_timeout)."
     assert begins == "attempt 2 of 11 begins on all 2 slices."
-    assert re.fullmatch(r"function called again after [\d.]+ s\.", recovered)
+    assert re.fullmatch(r"the function runs again, [\d.]+ s after the interruption\.", recovered)
     assert job.slices() == [(0, 1), (0, 1)]
 
 
@@ -56,7 +56,7 @@ def test_it_shrinks_at_once_also_without_the_first_slice(begin, victim, monkeypa
     which = victim // 2
     lost, shrinking, begins, _ = job.story()
     assert lost.startswith(f"slice {which} lost")
-    assert shrinking == "shrinking to 1 slice until lost slices return."
+    assert shrinking == "continuing on 1 slice until lost slices return."
     assert begins == f"attempt 2 of 11 begins on slice {1 - which} of 2."
     assert job.slices() == [(0, 1), (1 - which,)]
     status = subprocess.run(

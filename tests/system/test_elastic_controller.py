@@ -105,9 +105,9 @@ def test_it_waits_for_the_slice_and_trains_on_as_if_nothing_had_happened(
     assert re.match(r"slice 1 lost \(failure 1 of at most 10\): .*DATA_LOSS: slice 1 is down", lost)
     assert waiting == "waiting for slice 1 to return, for at most 300 s (slice_timeout)."
     assert second == "attempt 2 of 11 begins on all 3 slices."
-    assert re.fullmatch(r"function called again after [\d.]+ s\.", recovered)
+    assert re.fullmatch(r"the function runs again, [\d.]+ s after the interruption\.", recovered)
     assert re.fullmatch(r"step 1[01] is restored from the hosts' memory\.", restored)
-    assert re.fullmatch(r"first step again after [\d.]+ s\.", stepped)
+    assert re.fullmatch(r"the training has reached its next step, [\d.]+ s after .*", stepped)
 
 
 @pytest.mark.long

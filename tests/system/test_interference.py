@@ -103,7 +103,8 @@ def test_a_stopped_agent_is_told_of_and_waited_for(home):
     agent = find_process_of(handle, "agent")
     stop(agent)
     notice = (
-        "kinetic: host 1 of 2: no sign of life for 10 s: no processor is free, or it is stopped."
+        "kinetic: host 1 of 2: no sign of life for 10 s: all processors are busy, or its process "
+        "is stopped."
     )
     wait_until(lambda: notice in handle.logs(), "nothing is said")
     os.kill(agent, signal.SIGCONT)

@@ -270,7 +270,7 @@ def test_a_script_on_a_named_session_traces_once_and_imports_changes(hold, tmp_p
     assert values[:2] == [[2.0, 1, 1, 1, 1], [4.0, 1, 1, 2, 2]]
     assert [value[2:] for value in values[2:]] == [[23, 1, 3], [23, 2, 4]]
     assert values[2][1] == values[3][1], "not traced again"
-    assert "imported anew, as their files have changed: layers, model\n" in log
+    assert "modules imported again, because their files have changed: layers, model\n" in log
     assert place == session.job.job_id
 
 

@@ -173,7 +173,7 @@ def test_a_job_that_would_go_to_another_store_than_its_batch_is_refused(
 
 
 def test_map_tells_what_does_not_submit(backend):
-    with pytest.raises(errors.UsageTypeError, match="must be given a function"):
+    with pytest.raises(errors.UsageTypeError, match="submit_fn= must be a decorated function"):
         collections.map(3, [1])
     results = collections.map(lambda x: x, [1]).results(timeout=PATIENCE_S, return_exceptions=True)
     assert isinstance(results[0], errors.UsageTypeError)

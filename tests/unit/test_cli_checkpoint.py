@@ -88,7 +88,7 @@ def test_checkpoints_are_listed_by_output_folder_and_by_job_id(
     assert list_steps(world, capsys, "job-0000000a") == [(7, True)]
     world.job("job-0000000b")
     assert world("checkpoint", "ls", "job-0000000b") == 3
-    assert "Name the folder" in capsys.readouterr().err
+    assert "Give the path or URI" in capsys.readouterr().err
 
 
 def test_the_newest_is_inspected(world: World, saved: Any, capsys: Capture) -> None:
@@ -288,7 +288,7 @@ def test_checkpoints_of_others_are_shown_and_left_as_they_are(
     before = list(store.list(""))
     assert list_steps(world, capsys, where) == [(4, True), (20, True)]
     assert world("checkpoint", "ls", where) == 0
-    assert "checkpoints of Orbax" in capsys.readouterr().err
+    assert "were written by Orbax" in capsys.readouterr().err
     assert world("checkpoint", "inspect", where) == 0
     out = capsys.readouterr().out
     assert "Program     Orbax\nItems       items\n" in out
@@ -330,7 +330,7 @@ def test_numbered_folders_beside_checkpoints_are_the_users(
     where, store = saved
     put(store, "1/log.txt", {})
     assert world("checkpoint", "rm", where, "--all", "--yes") == 0
-    assert "Skipped" in capsys.readouterr().err or where.startswith("gs://")
+    assert "Checkpoints skipped" in capsys.readouterr().err or where.startswith("gs://")
     above = open_store(where.rpartition("/")[0])
     put(above, "0/log.txt", {})
     put(above, "1/log.txt", {})

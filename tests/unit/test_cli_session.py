@@ -112,7 +112,7 @@ def test_start_says_what_is_held_and_how_to_use_and_stop_it(
     }
     assert world("session", "start", "tpu-v6e-16", "--name", "dev", "--detach") == 0
     out, err = capsys.readouterr()
-    assert "The session dev is held already (job-0000005e)" in err
+    assert "The session dev exists already (job-0000005e)" in err
     assert out.startswith("The session dev will hold 2 slices")
 
 
@@ -133,8 +133,8 @@ def test_while_hosts_are_awaited_each_reason_is_one_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "kinetic: the session dev: no quota",
-        "kinetic: the session dev: nodes start",
+        "kinetic: waiting for the session dev: no quota",
+        "kinetic: waiting for the session dev: nodes start",
         "",
         "The session dev keeps starting (job-0000005e). To see it: kinetic session status dev",
         "To stop it: kinetic session stop dev",

@@ -94,7 +94,7 @@ print(call(train, shrinks=True), room.exists())
     assert lines == ["2 1 2 6.0", "3 2 4 6.0", "done False"]
     lost, shrinking, second, _, back, third, _ = story
     assert lost.startswith("kinetic: slice 1 lost (failure 1 of at most 3): DATA_LOSS: ")
-    assert shrinking == "kinetic: shrinking to 1 slice until lost slices return."
+    assert shrinking == "kinetic: continuing on 1 slice until lost slices return."
     assert second == "kinetic: attempt 2 of 4 begins on slice 0 of 2."
     assert back == "kinetic: slice 1 is back: the next attempt begins with more slices."
     assert third == "kinetic: attempt 3 of 4 begins on all 2 slices."

@@ -84,7 +84,9 @@ def test_a_host_that_is_gone_is_blamed_before_those_whose_collective_broke():
 # -- where the death of a process is seen ----------------------------------------------------------
 
 
-SILENT = "host 1 of 3: no sign of life for 10 s: no processor is free, or it is stopped."
+SILENT = (
+    "host 1 of 3: no sign of life for 10 s: all processors are busy, or its process is stopped."
+)
 
 
 def notices(gang, now):
@@ -163,9 +165,9 @@ def test_what_breaks_a_connection_is_told(serve, opened, caplog):
     served.gang.mark_connected = lambda host, now: (connected(host, now), is_connected.set())
     network.cut()
     assert is_connected.wait(PATIENCE_S)
-    (message,) = [r.getMessage() for r in caplog.records if "connects again" in r.getMessage()]
+    (message,) = [r.getMessage() for r in caplog.records if "opens a new one" in r.getMessage()]
     before, why = message.split(": ", 1)
-    assert before == "host 0 has lost its connection to the leader and connects again"
+    assert before == "host 0 has lost its connection to the leader and opens a new one"
     assert why
 
 

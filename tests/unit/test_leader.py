@@ -316,7 +316,7 @@ def test_a_slice_that_dies_while_it_waits_is_not_counted_on(hosts):
 
 @pytest.mark.parametrize(
     ("slices", "text"),
-    [((0,), ["kinetic: shrinking to 1 slice until lost slices return."]), ((0, 1), [])],
+    [((0,), ["kinetic: continuing on 1 slice until lost slices return."]), ((0, 1), [])],
 )
 def test_only_a_job_that_shrinks_is_said_to(slices, text):
     """No shrinking is announced if the lost slice returned before the next attempt was formed."""

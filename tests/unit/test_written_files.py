@@ -284,7 +284,7 @@ def test_outputs_of_a_batch_are_below_the_numbers_of_its_inputs(world, capfd):
     assert world("jobs", "outputs", "--json", "grp-0000000b") == 0
     out, err = capfd.readouterr()
     assert json.loads(out) == {"0/a": 1, "1/a": 1}
-    assert "$KINETIC_OUTPUT_DIR of job-b0000001 is gs://bucket/out." in err
+    assert "job-b0000001 wrote to $KINETIC_OUTPUT_DIR are in gs://bucket/out;" in err
 
 
 def test_the_status_names_them(world, capfd):

@@ -264,11 +264,15 @@ def test_a_host_without_a_copy_gets_it_from_another_one(tmp_path):
     [
         ({"a": 1}, {"a": 1, "b": 2}, r"the checkpoint has no \['b'\]"),
         ({"a": 1, "b": 2}, {"a": 1}, r"the state of restore\(\) has no \['b'\]"),
-        ({"a": np.ones(3)}, {"a": np.ones(4)}, r"\['a'\] was \(3,\) and is \(4,\)"),
-        ({"a": np.ones(3)}, {"a": 1}, r"\['a'\] was \(3,\) and is a number"),
+        ({"a": np.ones(3)}, {"a": np.ones(4)}, r"\['a'\] is .* \(3,\) .*but .*\(4,\)"),
+        ({"a": np.ones(3)}, {"a": 1}, r"\['a'\] is .* \(3,\) .*but a number"),
         ({str(n): n for n in range(9)}, {}, "and 6 more"),
-        ({"a": jax.random.key(0)}, {"a": np.ones(2, np.uint32)}, "a key of threefry2x32 and is"),
-        ({"a": jax.random.key(0)}, {"a": 1}, "a key of threefry2x32 and is a number"),
+        (
+            {"a": jax.random.key(0)},
+            {"a": np.ones(2, np.uint32)},
+            "a key of threefry2x32 in .*but an array",
+        ),
+        ({"a": jax.random.key(0)}, {"a": 1}, "a key of threefry2x32 in .*but a number"),
     ],
 )
 def test_a_state_that_does_not_fit(saved, now, words):

@@ -210,7 +210,10 @@ class Gang:
         if self.spec.sees_deaths:  # A silent agent is alive: no loss unless it hangs for too long.
             hosts = tuple(sorted(host for _, host in silent))
             if hosts and hosts != self._silent:
-                why = f"no sign of life for {limit_s:g} s: no processor is free, or it is stopped."
+                why = (
+                    f"no sign of life for {limit_s:g} s: all processors are busy, or its process "
+                    "is stopped."
+                )
                 self._send_notice(f"{stops.name_by_slice(hosts, self.spec)}: {why}", hosts)
             self._silent = hosts
             limit_s = max(limit_s, self.spec.hang_timeout_s or math.inf)

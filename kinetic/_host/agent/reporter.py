@@ -111,7 +111,10 @@ class Reporter:
     def announce_recovery(self, began: float) -> None:
         """Log for how long an elastic job did not run, on the leader only."""
         if self._lost_at and not self._where[2]:
-            self._log.say(f"kinetic: function called again after {began - self._lost_at:.1f} s.")
+            paused_s = began - self._lost_at
+            self._log.say(
+                f"kinetic: the function runs again, {paused_s:.1f} s after the interruption."
+            )
 
     def notice(self, text: str) -> None:
         """Log the coordinator's notice of a stall, on the leader only."""

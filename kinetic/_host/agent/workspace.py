@@ -109,7 +109,7 @@ def prepare(
         home = prepare_home(identity, plan)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(
-            f"The source of the job could not be unpacked: {error}", job_id=plan.job_id
+            f"The files of the job could not be unpacked on this host: {error}", job_id=plan.job_id
         ) from error
     try:
         output_dir = _output_dir(store, plan)

@@ -219,7 +219,8 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
 def _drop_changed_modules(start: Start) -> None:
     changed = kept.drop_changed_modules(start.tree)
     if changed and start.world.process == 0:
-        streams.say(f"kinetic: imported anew, as their files have changed: {', '.join(changed)}")
+        names = ", ".join(changed)
+        streams.say(f"kinetic: modules imported again, because their files have changed: {names}")
 
 
 def _keep_programs(start: Start) -> None:

@@ -109,7 +109,7 @@ class Controller:
         _say(f"attempt {number} begins on {on}.")
         took_s = time.monotonic() - self._lost_at
         self._tell({"KINETIC_LOST_AT": str(self._lost_at)})
-        _say(f"function called again after {took_s:.1f} s.")
+        _say(f"the function runs again, {took_s:.1f} s after the interruption.")
         self._lost_at = 0.0
 
     def _goes_on(self, error: Exception) -> bool:
@@ -138,7 +138,7 @@ class Controller:
         """Wait for the slices that the next call needs; give up if too few return."""
         if len(answering) >= decision.wanted:
             if len(answering) < self._rules.most:
-                _say(f"shrinking to {count_slices(len(answering))} until lost slices return.")
+                _say(f"continuing on {count_slices(len(answering))} until lost slices return.")
             return decision
         away = [each for each in range(self._rules.most) if each not in answering]
         limit_s = self._rules.slice_timeout_s

@@ -69,7 +69,10 @@ def serve(channel: Channel, port: int, window_s: float, folder: str, job_id: str
     try:
         import debugpy
     except ImportError as error:
-        raise SetupFailed("debug=True needs debugpy on the hosts: pip install debugpy.") from error
+        raise SetupFailed(
+            "debug=True needs the package debugpy on the hosts. Add it to the project's "
+            "requirements, or to the image; for a simulated slice run `pip install debugpy` here."
+        ) from error
     try:
         # subProcess=False: otherwise debugpy would stop each child of the function, too. Its
         # adapter accepts any connection, and clients can run code: the guard checks the user.
@@ -137,7 +140,8 @@ def hold(channel: Channel) -> None:
     channel.send({"event": WorkerEvent.DEBUGGER_HELD})
     if channel.receive() is None:
         raise SetupFailed(
-            "The function did not start: its agent, the process that watches it, has died."
+            "The function did not start: its agent, the process that watches it, has died. Submit "
+            "the job again."
         )
 
 

@@ -80,8 +80,8 @@ class Sender:
         """Queue a row, or drop it if too many wait."""
         if len(self._rows) >= MOST_ROWS and not self._await_room():
             self.say(
-                f"{MOST_ROWS} calls of kinetic.log wait until their values are written, so the "
-                "values of new calls are lost. Log less often."
+                f"calls come faster than their values can be written ({MOST_ROWS} are waiting), so "
+                "the values of new calls are lost. Log less often."
             )
             return
         self._rows.append(row)

@@ -77,7 +77,10 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
         else:  # The function has broken this process; the agent reports its exit code.
             with contextlib.suppress(BaseException):
                 words = f"{type(error).__name__}: {text_of(error)}"
-                streams.say(f"kinetic: the function broke its own process, which ends now: {words}")
+                streams.say(
+                    "kinetic: this process ends now, because of an error outside the call of the "
+                    f"function, perhaps in a hook that it has set: {words}"
+                )
     finally:
         streams.flush()
         os._exit(code)

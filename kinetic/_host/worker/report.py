@@ -79,7 +79,10 @@ def report_value(value: Any, start: Start) -> Message:
             " and others" if len(threads) > THREADS_NAMED else ""
         )
         fate = "stay with the kept process" if start.keeps else "were ended"
-        streams.say(f"kinetic: threads still running after the function returned {fate}: {names}")
+        streams.say(
+            f"kinetic: threads that still ran when the function had returned {fate}: {names}. Join "
+            "threads before returning."
+        )
     is_first = jaxworld.process_index(start.world) == 0
     message: Message = {"event": Exit.RETURNED, "leftover_threads": threads, "is_first": is_first}
     if not is_first and not start.all_hosts:

@@ -55,10 +55,16 @@ def _wait_for_savers() -> None:
     while any(each.name in SAVERS and not each.daemon for each in threading.enumerate()):
         waited_s = time.monotonic() - began
         if waited_s >= _SAY_AFTER_S and not has_said:
-            streams.say("kinetic: the function has returned, but a checkpoint is still being saved")
+            streams.say(
+                "kinetic: the function has returned, but a checkpoint is still being saved: "
+                "waiting for at most an hour"
+            )
             has_said = True
         if waited_s >= _SAVES_S:
-            streams.say("kinetic: a checkpoint is incomplete: its save was ended after an hour")
+            streams.say(
+                "kinetic: a checkpoint is incomplete: its save was ended, because it had not "
+                "finished an hour after the function returned"
+            )
             return
         time.sleep(_POLL_S)
 

@@ -268,12 +268,15 @@ class Checkpointer:
         requested = sync_points.call()
         if step <= self._last and not (step == self._last and (force or requested)):
             raise CheckpointError(
-                f"Step {step} was saved or restored before (the last step is {self._last}). "
-                "Continue with the step that restore() returns.",
+                f"Step {step} cannot be saved: step {self._last} was saved or restored before, and "
+                "steps must increase. Continue with the step that restore() returns.",
                 step=step,
             )
         if not self._has_stepped and (lost_at := slices.read_variable(slices.LOST_AT)):
-            self._say(f"first step again after {time.monotonic() - float(lost_at):.1f} s.")
+            paused_s = time.monotonic() - float(lost_at)
+            self._say(
+                f"the training has reached its next step, {paused_s:.1f} s after the interruption."
+            )
         self._has_stepped = True
         is_asked = force or requested is not None
         to = {
@@ -370,8 +373,8 @@ class Checkpointer:
         if job and (fault := memory_folder.fault_of(job, "local")):
             self._warn(
                 f"local checkpoints are off, because no folder in memory could be created for them "
-                f"({fault}). Remove the obstacle, set local_directory= to a folder, or set "
-                "local_every=None."
+                f"({fault}). Remove that file or folder, set local_directory= to another folder, "
+                "or set local_every=None."
             )
 
     def _is_forked(self) -> bool:

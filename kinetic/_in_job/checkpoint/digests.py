@@ -45,7 +45,7 @@ def check_signed(record: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in record.items() if name != _NAME}
     digest = record.get(_NAME)
     if digest is not None and is_available() and digest != digest_of(json.dumps(rest).encode()):
-        raise CorruptRecord("the checkpoint's record differs from what was written")
+        raise CorruptRecord("its metadata differs from what was written")
     return rest
 
 

@@ -136,8 +136,8 @@ class SyncPoints:
                 self._agreed = self._agree(round_)
             except TimeoutError as error:
                 _log.warning(
-                    "a checkpoint was requested (%s), but the hosts did not agree on a step in "
-                    "time: %s",
+                    "the requested checkpoint (%s) is not saved, because the hosts did not agree "
+                    "on a step in time: %s",
                     request,
                     error,
                 )

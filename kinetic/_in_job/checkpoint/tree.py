@@ -408,7 +408,8 @@ def check_same(
         faults.append(f"the checkpoint has no {name_some(added, _MOST_NAMED)}")
     pairs = [(old[name], leaf) for name, leaf in new.items() if name in old]
     faults += _join_first(
-        f"{leaf.name} was {_describe_shape(was)} and is {_describe_shape(leaf)}"
+        f"{leaf.name} is {_describe_shape(was)} in the checkpoint, but {_describe_shape(leaf)} in "
+        "the state of restore()"
         for was, leaf in pairs
         if (was.key, was.shape) != (leaf.key, leaf.shape)
     )
@@ -417,14 +418,17 @@ def check_same(
         for was, leaf in ([] if cast else pairs)
         if was.dtype and leaf.dtype and can_lose(was.dtype, leaf.dtype)
     ]
-    faults += _join_first(f"{leaf.name} was {was.dtype} and is {leaf.dtype}" for was, leaf in loses)
+    faults += _join_first(
+        f"{leaf.name} is {was.dtype} in the checkpoint, but {leaf.dtype} in the state of restore()"
+        for was, leaf in loses
+    )
     if faults:
         types = ", shapes and types" if loses else " and shapes"
         allow = "; cast=True allows a cast that loses precision" if loses else ""
         raise CheckpointMismatch(
-            f"The checkpoint {where} does not fit the state: {'; '.join(faults)}. Give restore() "
-            f"a state of the same structure{types}{allow}, or choose another folder for a new "
-            "training."
+            f"The checkpoint {where} does not fit the state of restore(): {'; '.join(faults)}. "
+            f"Give restore() a state of the same structure{types}{allow}, or choose another folder "
+            "for a new training."
         )
 
 
@@ -439,7 +443,7 @@ def _describe_shape(leaf: Leaf) -> str:
         return f"a key of {leaf.key}"
     if not leaf.dtype:
         return "a number"
-    return f"{leaf.shape}" if leaf.shape else "an array of shape ()"
+    return f"an array of shape {leaf.shape}"
 
 
 def can_lose(saved: str, now: str) -> bool:

@@ -100,7 +100,9 @@ def _find_folder(app: AppContext, name: str) -> str:
     if re.fullmatch(r"job-[0-9a-f]+", name) and not os.path.exists(name):  # noqa: PTH110
         folder = app.find(name).output_dir
         if not folder:
-            raise NotFound(f"{name} has no recorded output folder. Name the folder instead.")
+            raise NotFound(
+                f"{name} has no output folder. Give the path or URI of the checkpoints instead."
+            )
         return folder
     return name
 
@@ -132,7 +134,7 @@ def ls(app: AppContext, /, *, uri: str, as_json: bool) -> None:
         output.notice(f"{checkpoints.where} has no checkpoints of kinetic or Orbax{others}.")
         return
     if program := checkpoints.program:
-        output.notice(f"These are checkpoints of {program}.")
+        output.notice(f"The checkpoints in {checkpoints.where} were written by {program}.")
     now = time.time()
     output.table(_COLUMNS, [_row(step, now) for step in steps], right=_NUMBERS, cut="METRICS")
 
@@ -266,7 +268,9 @@ def rm(
     others = [step for step in chosen if step.is_committed and step.layout.program == ANOTHER]
     if others:
         names = ", ".join(step.name for step in others)
-        output.notice(f"Skipped, because kinetic or Orbax did not write them: {names}.")
+        output.notice(
+            f"Checkpoints skipped, because neither kinetic nor Orbax wrote them: {names}."
+        )
         chosen = [step for step in chosen if step not in others]
     if not chosen:
         output.notice(f"{checkpoints.where} has no checkpoints to remove.")

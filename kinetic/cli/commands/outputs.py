@@ -56,7 +56,10 @@ def outputs(app: AppContext, /, *, job_id: str, folder: Path | None, as_json: bo
         prefix = f"{ref.group_index}/" if job_id.startswith(BATCH) else ""
         files |= {f"{prefix}{name}": entry for name, entry in _list_files(app.store, ref.job_id)}
         if ref.output_dir and not ref.output_dir.endswith(layout.JobKeys(ref.job_id).outputs):
-            output.notice(f"$KINETIC_OUTPUT_DIR of {ref.job_id} is {ref.output_dir}.")
+            output.notice(
+                f"The files that {ref.job_id} wrote to $KINETIC_OUTPUT_DIR are in {ref.output_dir}"
+                "; this command does not list or fetch them."
+            )
     total = text.size(sum(entry.size_bytes for entry in files.values()))
     if folder is not None:
         if existing := [name for name in files if (folder / name).exists()]:

@@ -141,13 +141,13 @@ def start(
     handle, is_new = app.hold(accelerator, {"name": name, **options})
     if not is_new:
         output.notice(
-            f"The session {name} is held already ({handle.job.job_id}), and keeps the options of "
-            "its start."
+            f"The session {name} exists already ({handle.job.job_id}), and keeps the options with "
+            "which it was started."
         )
     if not detach:
         try:
             handle.wait_until_ready(
-                lambda reason: output.notice(f"kinetic: the session {name}: {reason}")
+                lambda reason: output.notice(f"kinetic: waiting for the session {name}: {reason}")
             )
         except KeyboardInterrupt:
             output.notice(
@@ -189,7 +189,7 @@ def list_sessions(app: AppContext, /, *, show_all: bool, as_json: bool) -> None:
         return output.notice(
             "There are no sessions yet."
             if show_all
-            else "No session holds slices. To start one: kinetic session start ACCELERATOR --name "
+            else "No session is running. To start one: kinetic session start ACCELERATOR --name "
             "NAME"
         )
     cells = [_cells(status, total) for status, total in zip(statuses, totals, strict=True)]
