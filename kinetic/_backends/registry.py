@@ -95,7 +95,8 @@ def make(place: Place, store: Store) -> Backend:
     if place.backend in _makers:
         return _makers[place.backend](place, store)
     raise PreflightError(
-        f"This version of kinetic has no backend {place.backend!r}, only {', '.join(_makers)}."
+        f"This version of kinetic has no backend {place.backend!r}, only {', '.join(_makers)}. "
+        "Update kinetic, or use one of these."
     )
 
 

@@ -180,7 +180,10 @@ class SessionBackend:
     ) -> tuple[int, ...]:
         """Send a signal to the hosts of the session, if they run this call now."""
         if not isinstance(self._holder, Kills):
-            raise UsageError(f"The hosts of the session {self._session_id} cannot be killed.")
+            raise UsageError(
+                f"Hosts of the session {self._session_id} cannot be killed: its backend does not "
+                "support that. To end all its hosts, use `kinetic session stop --force NAME`."
+            )
         if self._status(ref).phase is not JobStatus.RUNNING:
             return ()
         return self._holder.kill(self._session, hosts, signum, agents=agents)
@@ -231,10 +234,16 @@ def find_misfit(plan: Plan, held: Plan) -> str:
     wanted, own = plan.options, held.options
     if not are_alike(plan.topology, held.topology):
         own_shape, shape = _name_shape(held.topology), _name_shape(plan.topology)
-        return f"it holds {own_shape}, and the call needs {shape}."
+        return (
+            f"the session holds {own_shape}, but the call needs {shape}. Call the function without "
+            "session=, or start another session."
+        )
     if wanted.most_slices != own.most_slices:
         held_slices, slices = count_slices(own.most_slices), count_slices(wanted.most_slices)
-        return f"it holds {held_slices}, and the call needs {slices}."
+        return (
+            f"the session holds {held_slices}, but the call needs {slices}. Change slices= of the "
+            "call, or start another session."
+        )
     if plan.versions.python != held.versions.python:
         return (
             f"it runs Python {held.versions.python}, and this is Python {plan.versions.python}. "

@@ -124,7 +124,10 @@ class PortForward:
         try:
             far = self._connect()
         except (OSError, KineticError) as error:
-            _log.warning("cannot connect to the job's debugger; try again. The error: %s", error)
+            _log.warning(
+                "cannot connect to the job's debugger; attach your editor again. The error: %s",
+                error,
+            )
             near.close()
             return
         self._open |= {near, far}

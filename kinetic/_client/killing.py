@@ -56,8 +56,8 @@ def name_machines(ref: JobRef, hosts: Sequence[int], *, of_all: bool = False) ->
 def _check_index(ref: JobRef, noun: str, value: object, count: int, where: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
         valid = f"{noun}s 0 to {count - 1}" if count > 1 else f"only {noun} 0"
-        has = "" if count == _MANY else f": {ref.job_id} has {valid}{where}"
-        raise UsageError(f"There is no {noun} {value!r}{where}{has}.")
+        has = f"has {valid}{where}" if count != _MANY else f"counts its {noun}s from 0"
+        raise UsageError(f"There is no {noun} {value!r}{where}: {ref.job_id} {has}.")
     return value
 
 

@@ -66,8 +66,12 @@ def kinetic_magic(line: str) -> None:
         settings.choose_session(names[0])
     setting = settings.load().setting("session")
     by = "" if setting.source == settings.FLAG else f" (from {setting.source})"
-    on = f"the session {setting.value}{by}" if setting.value else "no session"
-    console.notice(f"kinetic: calls run on {on}.", repeat=True)
+    console.notice(
+        f"kinetic: calls run on the session {setting.value}{by}."
+        if setting.value
+        else "kinetic: no session is in use, so each call gets its own machines.",
+        repeat=True,
+    )
 
 
 def cell_title(file: str) -> str:

@@ -391,7 +391,7 @@ def plan_function(
         )
     if options.keep and not place.session:
         raise UsageError(
-            "keep=True keeps the processes of a session, but this call runs on none. Name a "
+            "keep=True works only for calls on a session, but this call runs on none. Name a "
             "session with session=, or remove keep=."
         )
     captured, secrets = _read_environment(options)

@@ -146,43 +146,60 @@ def render(profiles: Profiles) -> bytes:
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
-def parse(data: bytes) -> Profiles:
-    """Parse the content of the file.
+def parse(data: bytes, path: str | Path = "profiles.json") -> Profiles:
+    """Parse the content of the file; `path` is its path in errors.
 
     Raises:
         CorruptRecord: the content is damaged, or an edit made it invalid.
     """
-    document = _load_document(data)
+    document = _load_document(data, path)
     try:
-        return _build_profiles(document)
+        return _build_profiles(document, path)
     except UsageError as error:
-        raise CorruptRecord(str(error)) from error
+        raise CorruptRecord(
+            f"The file of profiles {path} cannot be used. {error} {_advise_repair(path)}"
+        ) from error
 
 
-def _load_document(data: bytes) -> dict[str, Any]:
+def _advise_repair(path: str | Path) -> str:
+    return f"Repair the file, or start over: mv {path} {path}.damaged"
+
+
+def _load_document(data: bytes, path: str | Path) -> dict[str, Any]:
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CorruptRecord(f'The file of profiles is not JSON: "{error}".') from error
-    if not isinstance(document, dict):
-        raise CorruptRecord("The file of profiles is not a JSON object.")
-    if document.keys() - _KEYS:
         raise CorruptRecord(
-            f"The file of profiles has an unknown key {min(document.keys() - _KEYS)!r}. Its keys "
-            "are 'current' and 'profiles'."
+            f'The file of profiles {path} is not JSON: "{error}". {_advise_repair(path)}'
+        ) from error
+    if not isinstance(document, dict):
+        raise CorruptRecord(
+            f"The file of profiles {path} is not a JSON object. {_advise_repair(path)}"
+        )
+    if document.keys() - _KEYS:
+        unknown = min(document.keys() - _KEYS)
+        raise CorruptRecord(
+            f"The file of profiles {path} has the unknown key {unknown!r}; its keys are 'current' "
+            f"and 'profiles'. {_advise_repair(path)}"
         )
     return document
 
 
-def _build_profiles(document: Mapping[str, Any]) -> Profiles:
+def _build_profiles(document: Mapping[str, Any], path: str | Path) -> Profiles:
     stored, current = document.get("profiles", {}), document.get("current")
     if not isinstance(stored, dict) or not all(
         isinstance(values, dict) for values in stored.values()
     ):
-        raise CorruptRecord('In the file of profiles, "profiles" must be an object of objects.')
+        raise CorruptRecord(
+            f'In the file of profiles {path}, "profiles" must map names to objects of settings. '
+            f"{_advise_repair(path)}"
+        )
     by_name = {check_name(name): _check_values(name, values) for name, values in stored.items()}
     if current is not None and (not isinstance(current, str) or current not in by_name):
-        raise CorruptRecord(f"The current profile {current!r} is not in the file of profiles.")
+        raise CorruptRecord(
+            f"The file of profiles {path} has no profile {current!r}, but names it as current. "
+            f"{_advise_repair(path)}"
+        )
     return Profiles(by_name, current)
 
 
@@ -194,18 +211,13 @@ def read(path: str | Path) -> Profiles:
         StoreError: the file cannot be read.
     """
     try:
-        return parse(files.content(path))
+        return parse(files.content(path), path)
     except (FileNotFoundError, NotADirectoryError):
         return Profiles()
     except OSError as error:
         raise StoreError(
             f"The file of profiles {path} cannot be read: {error.strerror}. {_WAY_OUT}"
         ) from error
-    except CorruptRecord as damage:
-        raise CorruptRecord(
-            f"{path} cannot be used. {damage} Repair the file, or start over: mv {path} "
-            f"{path}.damaged"
-        ) from None
 
 
 _WAY_OUT = "Change the file's owner or mode, or set KINETIC_PROFILES_FILE to another file."

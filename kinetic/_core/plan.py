@@ -307,7 +307,8 @@ class Plan(Record, called="The plan of the job"):
         version = data.get("schema_version") if isinstance(data, dict) else SCHEMA_VERSION
         if version is not None and version != SCHEMA_VERSION:
             raise UnsupportedVersion(
-                f"The plan of {data.get('job_id')} has format {version!r}, but this kinetic reads "
-                f"format {SCHEMA_VERSION}. Use the version of kinetic that submitted the job."
+                f"{data.get('job_id')} was submitted with another version of kinetic: its plan has "
+                f"format {version!r}, and this version reads format {SCHEMA_VERSION}. Use the "
+                "version that submitted the job."
             )
         return super().from_json(data)

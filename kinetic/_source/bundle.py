@@ -318,7 +318,11 @@ def _source_warnings(scan: walk.Scan) -> tuple[str, ...]:
         ),
         (scan.kept_back, "Files left out because they look like keys or passwords: {}."),
         (scan.broken, "Broken links are left out: {}."),
-        (scan.unreadable, "Paths left out because they cannot be read: {}."),
+        (
+            scan.unreadable,
+            "Not sent with the job, because they cannot be read: {}. Make them readable if the job "
+            "needs them.",
+        ),
         (scan.loops, "Links to a folder that contains them are left out: {}."),
         (scan.special, "Paths left out because they are neither files nor folders: {}."),
         (

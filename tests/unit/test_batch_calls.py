@@ -158,7 +158,7 @@ def test_only_the_job_of_the_call_belongs_to_the_batch(backend):
     results = collections.map(lambda x: other, [1]).results(
         timeout=PATIENCE_S, return_exceptions=True
     )
-    assert "is not in the batch" in str(results[0])
+    assert "must submit a new job in each call" in str(results[0])
 
 
 def test_a_job_that_would_go_to_another_store_than_its_batch_is_refused(

@@ -165,8 +165,8 @@ def test_a_batch_without_a_job_and_one_that_is_not_there(world: World, capsys: C
     words = " ".join(capsys.readouterr().out.split())
     assert words == (
         "Batch: a sweep (grp-00000001) Inputs: 5 Jobs: none Failed: 5 inputs without a job. "
-        "Input 0 of grp-00000001 was not submitted: the process that submitted the batch ended "
-        "first."
+        "Input 0 of grp-00000001 was not submitted, because the process that submitted the batch "
+        "ended first. To run this input, submit it again."
     )
     assert world("jobs", "status", "--json", "grp-00000001") == 0
     assert json.loads(capsys.readouterr().out) == {

@@ -229,7 +229,7 @@ def test_a_plugin_may_bring_a_certificate(tmp_path: Path) -> None:
     ("script", "words"),
     [
         ("echo please log in >&2; exit 3", "failed with exit code 3: please log in"),
-        ("echo hello", "its output is not an ExecCredential"),
+        ("echo hello", "did not print the login data"),
         ("echo '{\"status\": {}}'", "no token and no certificate"),
         ('echo \'{"status": {"clientCertificateData": "c"}}\'', "no token and no certificate"),
     ],
@@ -271,7 +271,7 @@ def test_a_plugin_that_must_ask_its_user_needs_a_terminal(
     command = plugin(tmp_path / "login", f"printf '%s' '{credential('abc')}'")
     variables = {"PATH": os.defpath}
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(PreflightError, match="asks for input in a terminal"):
+    with pytest.raises(PreflightError, match="must ask for input"):
         log_in(access_with(command, interactiveMode="Always"), variables)
     user = log_in(access_with(command, interactiveMode="IfAvailable"), variables)
     assert user == {"token": "abc"}

@@ -54,7 +54,7 @@ REFUSALS: list[tuple[tuple[str, str], KineticError, str]] = [
     (
         ("create", "resourceclaimtemplates"),
         NotInstalled("The cluster does not know them."),
-        "does not know them. Ask an administrator for node pools with GKE's managed DRANET",
+        r"has no resourceclaimtemplates.* \(v1\)\. Ask an administrator for node pools with GKE's",
     ),
     (("get", "kinetic"), NotFound("no"), "service account 'kinetic' does not exist in"),
     (("get", "localqueues"), NotInstalled("no"), "has no Kueue, so the job would start at once"),

@@ -136,7 +136,7 @@ def test_the_magic_selects_a_session_for_later_calls(session_dev, capsys, monkey
     notebook.kinetic_magic("session")
     assert capsys.readouterr().err.splitlines() == [
         "kinetic: calls run on the session dev.",
-        "kinetic: calls run on no session.",
+        "kinetic: no session is in use, so each call gets its own machines.",
         "kinetic: calls run on the session big (from environment KINETIC_SESSION).",
     ]
 

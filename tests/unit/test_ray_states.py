@@ -245,7 +245,7 @@ def test_what_fits(accelerator, nodes):
         (
             "gpu-l4",
             [node({})],
-            "1 GPU each: none of the cluster's nodes (1) has GPU",
+            "1 GPU: none of its nodes has GPU",
         ),
         (
             "tpu-v6e-16",
@@ -254,7 +254,7 @@ def test_what_fits(accelerator, nodes):
         ),
         ("tpu-v6e-16", [*slice_of(2), *slice_of(2, "t")], "is too small for"),
         ("tpu-v6e-32", slice_of(8), "8 hosts"),
-        ("cpu", [replace(node({}), is_alive=False)], "none of the cluster's nodes (0) has CPU"),
+        ("cpu", [replace(node({}), is_alive=False)], "no node of the cluster runs"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, words):
@@ -267,11 +267,11 @@ def test_what_does_not_fit_is_refused_with_what_there_is(accelerator, nodes, wor
     ("options", "fits", "words"),
     [
         ({"cpu": "8", "memory": "2Gi"}, True, ""),
-        ({"cpu": "9"}, False, "with 9 CPU each: the cluster's nodes (1) are 1 of CPU (8 on each)"),
+        ({"cpu": "9"}, False, "with 9 CPU: the cluster's nodes (1) are 1 of CPU (8 on each)"),
         (
             {"memory": "64Gi"},
             False,
-            "with 1 CPU and 64 GiB each: the cluster's nodes (1) are",
+            "with 1 CPU and 64 GiB: the cluster's nodes (1) are",
         ),
     ],
 )

@@ -316,7 +316,7 @@ def test_a_call_on_no_session_of_this_name_says_how_to_start_it(fake, monkeypatc
 
 
 def test_keep_needs_a_session(fake):
-    with pytest.raises(UsageError, match="keep=True keeps the processes of a session"):
+    with pytest.raises(UsageError, match="keep=True works only for calls on a session"):
         run(keep=True)
     assert fake.calls == []
 
@@ -325,7 +325,7 @@ def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake):
     kinetic.session("cpu:2", name="dev")
     calls = [*fake.calls]
     for options, words in (
-        ({"accelerator": "cpu"}, "it holds cpu:2"),
+        ({"accelerator": "cpu"}, "the session holds cpu:2"),
         ({"accelerator": "cpu:2", "slices": 2}, "needs 2 slices"),
     ):
         with pytest.raises(PreflightError, match=f"session dev: {words}|session dev: .*{words}"):

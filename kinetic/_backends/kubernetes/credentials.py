@@ -107,8 +107,9 @@ def _run_plugin(
     mode = plugin.get("interactiveMode")
     if mode == "Always" and not has_terminal:
         raise PreflightError(
-            f"The kubeconfig's context {access.context!r} logs in with {command}, which asks for "
-            "input in a terminal. Run kinetic in a terminal, or log in another way."
+            f"The kubeconfig's context {access.context!r} logs in with {command}, which must ask "
+            "for input, but kinetic does not run in a terminal. Start kinetic in a terminal, or "
+            "set cluster= to a context that logs in another way."
         )
     spec: dict[str, Any] = {"interactive": has_terminal and mode != "Never"}
     if plugin.get("provideClusterInfo"):
@@ -143,8 +144,9 @@ def _run_plugin(
         status = dict(json.loads(ended.stdout)["status"])
     except (ValueError, KeyError, TypeError) as error:
         raise PreflightError(
-            f"Logging in to the cluster with {command} failed: its output is not an ExecCredential "
-            "with a status. Update the program, or log in another way."
+            f"Logging in to the cluster with {command} failed: the program did not print the "
+            "login data that Kubernetes expects (an ExecCredential with a status). Update the "
+            "program, or log in another way."
         ) from error
     if token := status.get("token"):
         return {"token": str(token).strip()}
@@ -208,11 +210,14 @@ def find_google_credentials() -> Any:
         raise _explain_google(error) from error
 
 
-def _explain_google(why: object) -> PreflightError:
-    return PreflightError(
-        f'Logging in to Google Cloud failed: "{" ".join(str(why).split())}". Install '
-        "gke-gcloud-auth-plugin, or log in with `gcloud auth application-default login`."
+def _explain_google(why: Exception) -> PreflightError:
+    advice = (
+        "Install gke-gcloud-auth-plugin, or log in with `gcloud auth application-default login`."
     )
+    if type(why).__name__ == "TransportError":  # of google.auth, which may not be installed
+        advice = "Check the network and your proxy (HTTPS_PROXY, NO_PROXY), then try again."
+    cause = " ".join(str(why).split())
+    return PreflightError(f'Logging in to Google Cloud failed: "{cause}". {advice}')
 
 
 def _request_by_proxy(url: str, *args: Any, **more: Any) -> Any:

@@ -155,7 +155,9 @@ def _quote_failure(workload: Document) -> JobDiagnosis:
         text = f"Pathways' workers ended too often. The cluster says: {message}."
         return JobDiagnosis(JobCause.HOST_FAILED, text, True)
     return JobDiagnosis(
-        JobCause.HOST_FAILED, f"The cluster says that the job failed: {message}.", True
+        JobCause.HOST_FAILED,
+        f"The cluster says that the job failed: {message}. `kinetic jobs logs` may show why.",
+        True,
     )
 
 
@@ -223,7 +225,8 @@ def _check_config(observed: Observed, pod: Pod) -> JobDiagnosis | None:
     if reason == "CreateContainerConfigError":
         return _find_missing(observed, message) or JobDiagnosis(
             JobCause.START_ERROR,
-            f"{pod.called.capitalize()} cannot be set up: {_shorten_text(message)}.",
+            f"{pod.called.capitalize()} cannot be set up: {_shorten_text(message)}. Correct the "
+            "pod's settings, or the secrets and config maps that they name.",
             any(words in message for words in _HOPELESS_CONFIG),
         )
     if reason in ("CreateContainerError", "RunContainerError", "CrashLoopBackOff"):

@@ -166,7 +166,7 @@ def error_of(call: ApiCall, status: int, body: bytes | str) -> KineticError:
     if status == 403:
         return _explain_forbidden(call, message, quote)
     if status == 404:
-        return _explain_missing(call, detail, message)
+        return _explain_missing(call, detail, quote)
     # A new object cannot have changed, so a conflict other than AlreadyExists is about a quota.
     is_busy = status == 409 and call.verb == "create" and detail.get("reason") != "AlreadyExists"
     if status == 409 and not is_busy:
@@ -221,14 +221,15 @@ def _explain_forbidden(call: ApiCall, message: str, quote: str) -> KineticError:
     )
 
 
-def _explain_missing(call: ApiCall, detail: dict[str, Any], message: str) -> KineticError:
+def _explain_missing(call: ApiCall, detail: dict[str, Any], quote: str) -> KineticError:
     if not detail:  # The answer is plain text if the path is not that of a resource.
         return NotInstalled(not_installed(call.resource))
     about = (detail.get("details") or {}).get("kind")
     if about == "namespaces" and call.resource.plural != "namespaces":
         return Refused(no_namespace(call.namespace))
     return NotFound(
-        f"Could not {call}, because the object does not exist{f': {message}' if message else '.'}"
+        f"Could not {call}, because it does not exist. If it should exist, check namespace= and "
+        f"cluster=.{quote}"
     )
 
 

@@ -97,7 +97,10 @@ class GoogleCalls:
                 "application-default login`."
             ) from error
         except urllib3.exceptions.HTTPError as error:
-            raise BackendUnavailable(f'{address} does not answer: "{error}".') from error
+            raise BackendUnavailable(
+                f'{address} does not answer: "{error}". Check the network and your proxy '
+                "(HTTPS_PROXY, NO_PROXY), then try again."
+            ) from error
         code = int(response.status)
         if code in allowed:
             return code, {}

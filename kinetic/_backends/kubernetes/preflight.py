@@ -127,7 +127,8 @@ def _try_to_create(api: Api, document: Document) -> None:
     except NotInstalled as error:
         if resource == CLAIM_TEMPLATES:
             raise PreflightError(
-                f"The cluster does not support network_devices=. {error} {_ENABLE_NETWORKS}"
+                f"The cluster does not support network_devices=: it has no {resource.full_name} "
+                f"({resource.version}). {_ENABLE_NETWORKS}"
             ) from error
         raise
     except Refused as error:

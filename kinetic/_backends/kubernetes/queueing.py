@@ -64,7 +64,7 @@ def why_suspended(
 def _add_position(finding: JobDiagnosis, position: int | None) -> JobDiagnosis:
     if position is None or finding.hopeless:
         return finding
-    before = {0: "The job is next", 1: "One other job comes first"}
+    before = {0: "This job is the next to start", 1: "One other job comes first"}
     text = before.get(position, f"{position} other jobs come first")
     return JobDiagnosis(
         finding.kind, f"{finding.sentence} {text}.", finding.hopeless, finding.hosts

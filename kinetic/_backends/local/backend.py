@@ -127,7 +127,8 @@ class LocalBackend:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SubmitError(
-                f"The folder of {ref.job_id} cannot be created: {folder}: {error.strerror}."
+                f"The folder {folder} of {ref.job_id} cannot be created: {error.strerror}. Correct "
+                "this, or set KINETIC_HOME to a folder elsewhere."
             ) from error
         request = {
             "store": self._store.uri,

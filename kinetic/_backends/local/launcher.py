@@ -58,10 +58,12 @@ class Zygote:
         except OSError as error:
             ours.close()
             self._errors.close()
-            limit = f" ({processes.find_limit()})" if isinstance(error, BlockingIOError) else ""
+            limit, advice = "", "Repair this Python environment"
+            if isinstance(error, BlockingIOError):
+                limit, advice = f" ({processes.find_limit()})", "End other programs"
             raise SubmitError(
-                f"Python ({error.filename or sys.executable}) could not be started: "
-                f"{error.strerror}{limit}."
+                f"The Python that runs simulated hosts, {error.filename or sys.executable}, could "
+                f"not be started: {error.strerror}{limit}. {advice}, then try again."
             ) from error
         finally:
             theirs.close()

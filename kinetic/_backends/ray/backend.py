@@ -232,7 +232,8 @@ def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) 
     noun = "host" if hosts == 1 else "hosts"
     share = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
     need = "need" if slices > 1 else "needs"
-    return f"{many}{topology.name}, which {need} {hosts} {noun} with {share} each"
+    each = " each" if hosts > 1 else ""
+    return f"{many}{topology.name}, which {need} {hosts} {noun} with {share}{each}"
 
 
 def _describe_amount(name: str, amount: float) -> str:
@@ -247,7 +248,7 @@ def _describe_cluster(needed: Mapping[str, float], nodes: Sequence[RayNode]) -> 
         if node.resources.get(unit)
     )
     if not kinds:
-        return f"none of the cluster's nodes ({len(nodes)}) has {unit}"
+        return f"none of its nodes has {unit}" if nodes else "no node of the cluster runs"
     text = ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
     return f"the cluster's nodes ({len(nodes)}) are {text}"
 

@@ -22,7 +22,10 @@ def error_of(view: BatchView, index: int) -> BaseException | None:
     if state is InputState.FAILED and job is not None:
         return job.error()
     if state is InputState.SKIPPED:
-        return SubmitError(f"Input {index} of {batch.group_id} was not submitted: {view.stopped}.")
+        return SubmitError(
+            f"Input {index} of {batch.group_id} was not submitted, because {view.stopped}. To run "
+            "this input, submit it again."
+        )
     if index in view.errors:
         return view.errors[index]
     return NotFound(

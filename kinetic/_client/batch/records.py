@@ -287,7 +287,10 @@ def _read_record(store: Store, key: str) -> dict[str, Any]:
     try:
         return record.parse(data)
     except CorruptRecord as error:
-        raise CorruptRecord(f"The record {key} in the store is damaged: {error}.") from error
+        raise CorruptRecord(
+            f"The file {key} in the store {store.uri} is damaged: {error}. Restore the file, or "
+            "run the batch again."
+        ) from error
 
 
 def _json(document: Mapping[str, Any] | Sequence[Any]) -> bytes:

@@ -314,7 +314,8 @@ class AttachedView(BatchView):
                 self.enter_job(index, JobHandle(ref, store=store if is_own else None))
             elif states[index] is InputState.REFUSED:
                 why = reading.refusals.get(index) or (
-                    f"Input {index} of {batch.group_id} was not submitted: {SUBMITTER_ENDED}."
+                    f"Input {index} of {batch.group_id} was not submitted, because "
+                    f"{SUBMITTER_ENDED}. To run this input, submit it again."
                 )
                 self.end_input(index, InputState.REFUSED, SubmitError(why))
             elif states[index].final:
@@ -443,7 +444,10 @@ class BatchSubmitter:
             why = f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
             self._refuse(
                 index,
-                SubmitError(f"The submission of input {index} of {group_id} was ended by {why}."),
+                SubmitError(
+                    f"Input {index} of {group_id} was not submitted, because {why} interrupted the "
+                    "submission. Submit the input again."
+                ),
             )
             if not isinstance(error, SystemExit):
                 raise

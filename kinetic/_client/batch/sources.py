@@ -148,13 +148,15 @@ class CallingFunction:
             handle = self._func(*call.args, **call.kwargs)
         if not isinstance(handle, JobHandle):
             raise UsageTypeError(
-                "The function passed to map must return the handle of a job; it returned "
-                f"{a_type(handle)}. Pass a function decorated with @kinetic.run, or its run_async."
+                "The function passed to map must submit a job with run_async and return its "
+                f"handle; it returned {a_type(handle)}. Pass a function decorated with "
+                "@kinetic.run, or return what run_async returns."
             )
         if handle.job_id != job_id:
             raise UsageError(
-                "The function passed to map must submit a job with run_async and return its "
-                f"handle; it returned the handle of {handle.job_id}, which is not in the batch."
+                "The function passed to map must submit a new job in each call and return its "
+                f"handle; it returned the handle of another job, {handle.job_id}. Call run_async "
+                "in the function, and return the first handle that you get."
             )
         return handle
 

@@ -62,14 +62,14 @@ def probe(
         warn(
             "records",
             f"{path} cannot be read: {fault}",
-            "Remove the file, unless you want to recover its content.",
+            "Copy the file if you want to recover its content, then remove it.",
         )
         for path, fault in damaged
     ]
     local = [ref for ref in refs if ref.backend == LOCAL.backend]
     ended, orphans = _find_ended(store, local, now)
     if orphans:
-        text = f"{_count(len(orphans), 'job')} ended without a result: a supervising process was "
+        text = f"{_count(len(orphans), 'job')} ended without a result, because the supervisor was "
         findings.append(
             warn(
                 "orphans",
@@ -83,11 +83,11 @@ def probe(
         if process.job_id in ended and process.age_s >= SETTLED_S
     ]
     if strays:
-        named = [f"{p.role} of {p.job_id}, process {p.pid}" for p in strays]
+        named = [f"{p.role} of {p.job_id} (process {p.pid})" for p in strays]
         findings.append(
             problem(
                 "processes",
-                f"Processes of jobs that have ended still run: {name_some(named, _NAMED_AT_MOST)}.",
+                f"Processes of ended jobs are still running: {name_some(named, _NAMED_AT_MOST)}.",
                 f"kill -9 {' '.join(str(p.pid) for p in strays)}",
             )
         )

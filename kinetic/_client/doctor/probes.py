@@ -366,7 +366,8 @@ def store(folder: StoreFolder, remote_store: str = "") -> list[Finding]:
         findings.append(
             warn(
                 "permissions",
-                f"Other users can read {folder.path} (mode {folder.mode & 0o777:o}).",
+                f"Other users can read {folder.path}, where your jobs are stored (mode "
+                f"{folder.mode & 0o777:o}).",
                 f"chmod 700 {folder.path}",
             )
         )
@@ -425,7 +426,7 @@ def configuration(settings_fault: str, profiles_fault: str, profile: str | None)
             problem(
                 "profiles",
                 profiles_fault,
-                "Correct the file: commands that need settings fail until then.",
+                "Correct this: commands that need settings fail until then.",
             )
         )
     if not findings:

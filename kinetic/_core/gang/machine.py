@@ -90,7 +90,9 @@ class Gang:
         incarnation; another incarnation means that the first agent has died."""
         member = self._hosts[host]
         if not incarnation:
-            raise UsageError("The incarnation, the name of an agent's start, must not be empty.")
+            raise UsageError(
+                f"The agent of host {host} joined without an incarnation, its name for this start."
+            )
         self._advance(now)
         member.heard_at = self._watched
         if not member.joined:
