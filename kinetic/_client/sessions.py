@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from contextvars import Token
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -28,7 +29,7 @@ from kinetic._core.ref import JobRef
 from kinetic._core.session import IDLE_S, LIFETIME_S, Session
 from kinetic._core.state import JobStanding, JobStatus
 from kinetic._core.tracebacks import hide_frames
-from kinetic._store import sessions
+from kinetic._store import cancellation, sessions
 from kinetic._store.open import open_store
 from kinetic.errors import KineticError, NotFound, SubmitError, UsageError
 
@@ -169,7 +170,8 @@ class SessionHandle:
                 f"stop(force=True), `kinetic session stop --force {self.name}`."
             )
         _started.pop(self.job.job_id, None)
-        self.job.cancel(cleanup_timeout=0)
+        stop = partial(self.job.cancel, cleanup_timeout=0)
+        cancellation.request(self._store, self.job.job_id, stop)
 
     def describe_slices(self) -> str:
         """Return what the session holds, with its price: "tpu-v6e-16 ($43.20 an hour)"."""
@@ -291,14 +293,15 @@ def hold(
 
 
 def _find_live(store: Store, name: str, wanted: Options) -> SessionHandle | None:
-    """Return the session with this name if it has not ended."""
+    """Return the session with this name if it has not ended, and nobody has stopped it."""
     if (ref := sessions.find(store, name)) is None:
         return None
     try:
         handle = open_handle(ref, store)
     except NotFound:  # Somebody has removed its records by hand.
         return None
-    if handle._read_standing().status.ended:
+    is_stopped = store.has(layout.JobKeys(ref.job_id).cancellation)
+    if is_stopped or handle._read_standing().status.ended:
         return None
     held = handle._plan.options
     if (held.topology, held.most_slices) != (wanted.topology, wanted.most_slices):

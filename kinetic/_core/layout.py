@@ -57,7 +57,8 @@ class JobKeys:
     outcome = Key("jobs/{job_id}/outcome.json")
     """The verdict."""
     cancellation = Key("jobs/{job_id}/cancelled.json")
-    """The record that a user cancelled a job on a cluster, see `_store.cancellation`."""
+    """The record that a user cancelled a job on a cluster, a session or one of its calls, see
+    `_store.cancellation`."""
     wait_note = Key("jobs/{job_id}/waiting.json")
     """The reason for which the leader of a job that does not run yet waits."""
     events = Key("jobs/{job_id}/events.jsonl")

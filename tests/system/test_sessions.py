@@ -509,3 +509,13 @@ def test_removed_records_end_what_they_are_of(hold, home, tmp_path, removed):
     with hold() as again:
         assert call(describe_process)()[0] > 0
         assert again.job.job_id != session.job.job_id
+
+
+def test_the_name_of_a_stopped_session_is_free_at_once(hold, tmp_path):
+    """A session that is started while the stopped one still ends is another one."""
+    with hold() as session:
+        begin(tmp_path)
+        session.stop(force=True)
+    with hold() as again:
+        assert again.job.job_id != session.job.job_id
+        assert call(describe_process)()[0] > 0
