@@ -511,6 +511,43 @@ def test_removed_records_end_what_they_are_of(hold, home, tmp_path, removed):
         assert again.job.job_id != session.job.job_id
 
 
+def fail_between_collectives(_):
+    """Launch a collective on host 0 alone, and keep its result; raise on host 1."""
+    import jax
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    multihost_utils.sync_global_devices("begin")
+    mesh = jax.make_mesh((jax.device_count(),), ("d",))
+    make = jax.jit(lambda: jax.numpy.ones(8), out_shardings=NamedSharding(mesh, PartitionSpec("d")))
+    kinetic.kept.sum = None
+    ones = make()
+    if jax.process_index():
+        raise ValueError("no")
+    kinetic.kept.sum = jax.jit(
+        lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec())
+    )(ones)
+    time.sleep(60)
+
+
+def sum_ones():
+    import jax
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.process_allgather(jax.numpy.ones(1)).sum())
+
+
+def test_a_collective_that_one_host_never_joins_costs_the_kept_world(hold):
+    """The next call begins in new processes, instead of waiting for the collective for ever."""
+    with hold("gang", "tpu-v6e-8"):
+        kept = kinetic.run("tpu-v6e-8", keep=True)
+        with pytest.raises(ValueError, match="no"):
+            kept(fail_between_collectives)(0)
+        handle = kept(sum_ones).run_async()
+        assert handle.result(timeout=PATIENCE_S) == 2
+        assert GONE in handle.logs()
+
+
 def test_the_name_of_a_stopped_session_is_free_at_once(hold, tmp_path):
     """A session that is started while the stopped one still ends is another one."""
     with hold() as session:

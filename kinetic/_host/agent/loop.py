@@ -353,7 +353,9 @@ class Agent:
             Act.KILL: worker.kill,
             Act.REAP: self._reap,
             Act.EXIT: lambda: worker.channel.send({"exit": True, "leave": True}),
-            Act.KEEP: lambda: worker.channel.send({"keep": True}),
+            Act.KEEP: lambda: worker.channel.send(
+                {"keep": True, "has_failed": not self._machine.all_done}
+            ),
             Act.RUN_EXIT_HANDLERS: lambda: worker.channel.send({"exit": True}),
             Act.REQUEST_REFORM: lambda: workspace.request_reform(self._workspace),
             Act.SAY_LATE: lambda: reporter.tell_of_late_exit(worker.stacks()),

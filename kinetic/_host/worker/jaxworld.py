@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -238,6 +239,17 @@ def leave() -> None:
         import jax
 
         jax.distributed.shutdown()
+
+
+def await_computations() -> None:
+    """Wait for the computations that a failed call has launched. If one waits for a host that will
+    never launch its part, this never returns, and the agent ends the process."""
+    bridge, jax = sys.modules.get("jax._src.xla_bridge"), sys.modules.get("jax")
+    if jax is None or bridge is None or not bridge.backends_are_initialized():
+        return
+    for array in jax.live_arrays():
+        with contextlib.suppress(Exception):
+            array.block_until_ready()
 
 
 def process_index(world: World) -> int:

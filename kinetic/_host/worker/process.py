@@ -65,6 +65,8 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
                 code = _end(reply)
                 break
             call, is_first = None, False
+            if reply.get("has_failed"):
+                jaxworld.await_computations()
             kept.end_call(start.tree)
             channel.send({"event": WorkerEvent.KEPT})
     except SystemExit as stopped:
