@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,17 +128,19 @@ class EnteredSession(NamedTuple):
     slices: int
 
 
-_entered: ContextVar[EnteredSession | None] = ContextVar("kinetic_session", default=None)
+_entered: list[EnteredSession] = []
+"""The sessions of open `with` blocks, the innermost last. All threads share them, because a pool of
+threads that makes the calls would otherwise run them elsewhere."""
 
 
-def enter_session(session: EnteredSession | None) -> Token[EnteredSession | None]:
-    """Run calls on this session from now on if their accelerators fit; None for no session."""
-    return _entered.set(session)
+def enter_session(session: EnteredSession) -> None:
+    """Run calls on this session from now on if their accelerators fit."""
+    _entered.append(session)
 
 
-def leave_session(token: Token[EnteredSession | None]) -> None:
+def leave_session(session: EnteredSession) -> None:
     """Undo `enter_session`."""
-    _entered.reset(token)
+    _entered.remove(session)
 
 
 def _find_session(options: Options, settings: Settings, store: Store) -> JobRef | None:
@@ -147,8 +149,8 @@ def _find_session(options: Options, settings: Settings, store: Store) -> JobRef 
     Raises:
         NotFound: no session has the name that the option or the setting gives.
     """
-    entered = _entered.get()
-    if options.session is None and entered is not None:
+    if options.session is None and _entered:
+        entered = _entered[-1]
         fits = are_alike(options.topology, entered.topology)
         return entered.ref if fits and options.most_slices == entered.slices else None
     if not settings.session:

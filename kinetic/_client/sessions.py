@@ -8,7 +8,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
-from contextvars import Token
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -92,15 +91,12 @@ class SessionHandle:
         self.name = ref.session_name
         self._plan = plan
         self._store = store
-        self._tokens: list[Token[EnteredSession | None]] = []
 
     def __repr__(self) -> str:
         return f"<SessionHandle {self.name}: {self.job.job_id} on {self._plan.topology.name}>"
 
     def __enter__(self) -> Self:
-        plan = self._plan
-        entered = EnteredSession(self.job.ref, plan.topology, plan.options.most_slices)
-        self._tokens.append(planning.enter_session(entered))
+        planning.enter_session(self._entered())
         return self
 
     def __exit__(
@@ -109,7 +105,11 @@ class SessionHandle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        planning.leave_session(self._tokens.pop())
+        planning.leave_session(self._entered())
+
+    def _entered(self) -> EnteredSession:
+        slices = self._plan.options.most_slices
+        return EnteredSession(self.job.ref, self._plan.topology, slices)
 
     def _read_standing(self) -> JobStanding:
         return self.job.read_standings([self.job.ref])[self.job.job_id]
