@@ -104,7 +104,7 @@ class CompileSlice:
         Raises:
             UsageError: The function cannot be lowered for a TPU.
         """
-        _check_callable("compile", function, "and its arguments")
+        _check_callable("compile", function, "to compile")
         has_chips = any(map(os.path.exists, _CHIPS))
         with self, contextlib.nullcontext() if has_chips else topologies.hide_machine():
             lowered = lowering.lower(self._target, function, args, kwargs)
@@ -207,7 +207,8 @@ def _name_build(build: Callable[[], Built]) -> str:
 def _check_callable(method: str, value: object, rest: str) -> None:
     if not callable(value):
         raise UsageTypeError(
-            f"{method}() takes a function {rest}, not {type(value).__name__} {value!r:.60}."
+            f"The first argument of {method}() must be a function {rest}; got "
+            f"{type(value).__name__} {value!r:.60}."
         )
 
 

@@ -167,6 +167,8 @@ def explain_failure(error: BaseException, theirs: Versions, ours: Versions) -> s
         )
     elif theirs != ours:
         reason += " The versions differ: install the same ones on both sides."
+    else:
+        reason += " Correct the class or module that raises this."
     if theirs == ours:
         return reason
     return f"{reason} Made with {_format_versions(theirs)}; here: {_format_versions(ours)}."

@@ -367,9 +367,9 @@ def test_nothing_is_said_of_chips_that_are_not_here() -> None:
 @pytest.mark.parametrize("what", [3, None])
 def test_what_is_no_function_is_refused_in_a_sentence(what: Any) -> None:
     target = slice_to_compile_for()
-    with pytest.raises(UsageTypeError, match="takes a function"):
+    with pytest.raises(UsageTypeError, match="must be a function"):
         target.compile(what)
-    with pytest.raises(UsageTypeError, match="takes a function"):
+    with pytest.raises(UsageTypeError, match="must be a function"):
         target.find_fit(what)
 
 

@@ -128,7 +128,7 @@ class Roster:
     def __getitem__(self, host: int) -> Member:
         if not 0 <= host < len(self._members):
             raise UsageError(
-                f"There is no host {host} in this job of {len(self._members)} hosts: they are 0 to "
+                f"There is no host {host} in this job, which has hosts 0 to "
                 f"{len(self._members) - 1}."
             )
         return self._members[host]
