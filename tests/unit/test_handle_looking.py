@@ -187,9 +187,7 @@ def test_attach_by_prefix(store, backend, job):
     put_ref(store, ref("job-12345999"))
     assert attach("job-0").job_id == "job-00000001"
     assert attach(" 123456 ").job_id == "job-12345678"
-    with pytest.raises(
-        errors.UsageError, match=r"2 job ids begin .* job-12345678, job-12345999"
-    ):
+    with pytest.raises(errors.UsageError, match=r"2 job ids begin .* job-12345678, job-12345999"):
         attach("job-1234")
     with pytest.raises(errors.NotFound, match="Did you mean") as caught:
         attach("job-12345688")

@@ -189,7 +189,7 @@ def ask_google() -> str:
     try:
         login.refresh(_request_by_proxy)
     except GoogleAuthError as error:
-        raise _explain_google(error) from error
+        raise explain_google(error) from error
     return str(login.token)
 
 
@@ -203,17 +203,19 @@ def find_google_credentials() -> Any:
         import google.auth
         from google.auth.exceptions import GoogleAuthError
     except ImportError as error:
-        raise _explain_google(error) from error
+        raise explain_google(error) from error
     try:
         return google.auth.default(scopes=_SCOPES)[0]
     except GoogleAuthError as error:
-        raise _explain_google(error) from error
+        raise explain_google(error) from error
 
 
-def _explain_google(why: Exception) -> PreflightError:
-    advice = (
-        "Install gke-gcloud-auth-plugin, or log in with `gcloud auth application-default login`."
-    )
+def explain_google(
+    why: Exception,
+    advice: str = "Install gke-gcloud-auth-plugin, or log in with `gcloud auth "
+    "application-default login`.",
+) -> PreflightError:
+    """Return the error for a failed login; `advice` is for any cause but the network."""
     if type(why).__name__ == "TransportError":  # of google.auth, which may not be installed
         advice = "Check the network and your proxy (HTTPS_PROXY, NO_PROXY), then try again."
     cause = " ".join(str(why).split())

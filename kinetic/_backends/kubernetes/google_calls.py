@@ -92,9 +92,8 @@ class GoogleCalls:
                 retries=retries,
             )
         except google.auth.exceptions.GoogleAuthError as error:
-            raise PreflightError(
-                f'Logging in to Google Cloud failed: "{error}". Log in with `gcloud auth '
-                "application-default login`."
+            raise credentials.explain_google(
+                error, "Log in with `gcloud auth application-default login`."
             ) from error
         except urllib3.exceptions.HTTPError as error:
             raise BackendUnavailable(
