@@ -238,8 +238,8 @@ class CallUnpickler(pickle.Unpickler):
             return self._memo[~pid]
         if not 0 <= pid < len(self._external):
             raise SetupFailed(
-                f"The kinetic.Data with the number {pid} in the call is not on this host. Submit "
-                "the job again."
+                f"The data of a kinetic.Data in the call (number {pid}) is missing on this host. "
+                "Submit the job again."
             )
         return self._external[pid]
 

@@ -366,7 +366,11 @@ def _bind(server: aio.Server, endpoint: Endpoint, key: str) -> int:
         pair = (key.encode(), endpoint.certificate.encode())
         return int(server.add_secure_port(target, grpc.ssl_server_credentials([pair])))
     except RuntimeError as error:
-        why = _explain_refusal(Path(target.removeprefix("unix:"))) if endpoint.is_unix else ""
+        why = (
+            _explain_refusal(Path(target.removeprefix("unix:")))
+            if endpoint.is_unix
+            else ": the port is in use, or the address is not this machine's"
+        )
         raise SubmitError(
             f"The leader of {endpoint.job_id} cannot listen on {target}{why}."
         ) from error

@@ -80,7 +80,9 @@ def decode(data: bytes) -> tuple[Entry, ...]:
         entries = [_parse_row(*row) for row in _parse_rows(data.split(b"\n") if data else ())]
         _verify(entries)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptRecord(f"The stored list of the job's files is damaged: {error!r}.") from error
+        raise CorruptRecord(
+            f"The stored list of the job's files is damaged: {error!r}. Submit the job again."
+        ) from error
     return tuple(entries)
 
 

@@ -101,7 +101,8 @@ class Lease:
             return self._acquire()
         except OSError as error:
             raise CheckpointError(
-                f"The {self._target} cannot be written to: {error.strerror or error}."
+                f"The {self._target} cannot be written to: {error.strerror or error}. Choose a "
+                "folder to which you may write."
             ) from error
 
     def _acquire(self) -> Owner | None:

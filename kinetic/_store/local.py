@@ -293,7 +293,10 @@ def _translate_errors(doing: str, root: str, *, writes: bool = False) -> Iterato
             ) from error
         why = error.strerror or error
         if error.errno in _DENIED:
-            raise StoreError(f"Could not {doing} in the store {root}: {why}. {_REMEDY}") from None
+            raise StoreError(
+                f"Could not {doing} in the store {root}: {why}. Change the permissions. If this is "
+                f"the store of your jobs, you can instead {_REMEDY.replace('Set', 'set')}"
+            ) from None
         raise StoreError(f"Could not {doing} in the store {root}: {why}.") from error
 
 

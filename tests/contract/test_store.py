@@ -172,7 +172,7 @@ def test_a_fetch_that_fails_leaves_the_file_as_it_was(store, tmp_path):
     assert os.listdir(folder) == []
     store.put("a", b"one")
     target.write_bytes(b"old")
-    with pytest.raises(CorruptRecord, match="digest"):
+    with pytest.raises(CorruptRecord, match="SHA-256"):
         store.fetch("a", target, sha256="0" * 64)
     assert target.read_bytes() == b"old"
     assert os.listdir(folder) == ["there"]

@@ -91,9 +91,10 @@ def _encode_value(value: Any) -> Any:
     if hasattr(value, "dtype") and hasattr(value, "tobytes") and value.dtype != object:
         raw = base64.b64encode(value.tobytes()).decode()
         return {_ARRAY: [value.dtype.name, list(value.shape), raw]}
+    keys = " with keys that are not text" if isinstance(value, dict) else ""
     raise UsageTypeError(
-        f"The iterator's get_state() contains {a_type(value)}. A checkpoint can hold numbers, "
-        "text, bytes, arrays, and lists, tuples and dicts (with text as keys) of them."
+        f"The iterator's get_state() contains {a_type(value)}{keys}. A checkpoint can hold "
+        "numbers, text, bytes, arrays, and lists, tuples and dicts (with text as keys) of them."
     )
 
 
