@@ -167,7 +167,7 @@ def test_a_call_that_cannot_be_pickled_has_no_data_and_says_why_when_it_is_packe
 
 def test_data_that_a_host_was_not_given_is_told(folder):
     packed = call.pack(len, (Data(folder),), {}, env_vars={}, external=Data)
-    with pytest.raises(SetupFailed, match="not on this host"):
+    with pytest.raises(SetupFailed, match="missing on this host"):
         call.unpack(packed.data)
 
 

@@ -273,7 +273,7 @@ def test_garbage_is_no_list(data):
 def test_a_tree_of_another_size_is_refused(root, place):
     write(root, {"a": "1"})
     built, store = sent(root, place)
-    with pytest.raises(CorruptRecord, match="does not match the job"):
+    with pytest.raises(CorruptRecord, match="is that of another job"):
         unpack(store, Tree(built.tree.manifest, 2, 1), place / "dest")
 
 

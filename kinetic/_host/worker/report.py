@@ -80,7 +80,7 @@ def report_value(value: Any, start: Start) -> Message:
         )
         fate = "stay with the kept process" if start.keeps else "were ended"
         streams.say(
-            f"kinetic: threads that still ran when the function had returned {fate}: {names}. Join "
+            f"kinetic: threads still running after the function returned {fate}: {names}. Join "
             "threads before returning."
         )
     is_first = jaxworld.process_index(start.world) == 0
