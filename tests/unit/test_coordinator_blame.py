@@ -160,7 +160,7 @@ def test_the_gist_names_who_holds_up_and_what_the_others_wait_in():
 
 
 def test_the_gist_says_who_did_not_answer_and_who_said_something_else():
-    assert summarize_groups({0: "", 1: "its process is stopped", 2: OTHER}, (0, 1)) == (
+    assert summarize_groups({0: "", 1: "it is stopped", 2: OTHER}, (0, 1)) == (
         "host 0:\n  (no answer)\nhost 1:\n  it is stopped\n"
         "host 2 is at data.py:8 in parse:\n  /w/train.py:5 in <module>\n  /w/data.py:8 in parse\n"
     )
