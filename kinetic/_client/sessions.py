@@ -81,8 +81,9 @@ class SessionHandle:
 
     Example:
         ```python
-        with kinetic.session("tpu-v6e-16", name="dev"):
+        with kinetic.session("tpu-v6e-16", name="dev") as session:
             loss = train(1000)
+        session.stop()
         ```
     """
 
@@ -96,7 +97,7 @@ class SessionHandle:
         return f"<SessionHandle {self.name}: {self.job.job_id} on {self._plan.topology.name}>"
 
     def __enter__(self) -> Self:
-        planning.enter_session(self._entered())
+        planning.enter_session(self._describe_entry())
         return self
 
     def __exit__(
@@ -105,9 +106,9 @@ class SessionHandle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        planning.leave_session(self._entered())
+        planning.leave_session(self._describe_entry())
 
-    def _entered(self) -> EnteredSession:
+    def _describe_entry(self) -> EnteredSession:
         slices = self._plan.options.most_slices
         return EnteredSession(self.job.ref, self._plan.topology, slices)
 
@@ -219,8 +220,9 @@ def session(
 
     Example:
         ```python
-        with kinetic.session("cpu:2", name="dev"):
+        with kinetic.session("cpu:2", name="dev") as session:
             loss = train(1000)
+        session.stop()
         ```
     """
     handle, is_new = hold(

@@ -109,7 +109,7 @@ def test_a_host_can_be_killed_with_its_agent_and_the_job_fails(backend, talking)
 def test_a_shape_that_no_node_has_is_refused_with_what_there_is(backend, store):
     with pytest.raises(PreflightError) as refused:
         backend.preflight(planned(store, speak, "tpu-v5e-16"))
-    assert "tpu-v5litepod-16 has 4 hosts with 4 TPU each" in str(refused.value)
+    assert "tpu-v5litepod-16, which needs 4 hosts with 4 TPU each" in str(refused.value)
     assert "4 of v6e-16 4x4 (4 on each)" in str(refused.value)
     backend.preflight(planned(store, speak, "tpu-v6e-16"))
 
