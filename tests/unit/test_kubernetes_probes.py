@@ -105,7 +105,7 @@ def test_a_jobset_that_is_refused_says_why(cluster: ClusterAnswers, error: Kinet
     finding = examined(cluster)["JobSet"]
     assert (finding.level, finding.detail) == (
         Level.PROBLEM,
-        f"accepts no jobs of several hosts: {error}",
+        f'the cluster refuses a JobSet. Its answer: "{error}"',
     )
 
 

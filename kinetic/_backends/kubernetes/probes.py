@@ -78,8 +78,8 @@ def _probe_jobset(api: Api, _needs: Needs) -> Iterable[Finding]:
     except KineticError as error:
         fault = str(error)
     if fault:
-        remedy = "Show this to an administrator: jobs of several hosts cannot run."
-        yield problem("JobSet", f"accepts no jobs of several hosts: {fault}", remedy)
+        remedy = "Jobs of several hosts cannot run. Show the answer to an administrator."
+        yield problem("JobSet", f'the cluster refuses a JobSet. Its answer: "{fault}"', remedy)
     else:
         yield ok("JobSet", "is installed, and takes jobs of several hosts")
 

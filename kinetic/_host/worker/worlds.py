@@ -62,8 +62,8 @@ def _wait_for_savers() -> None:
             has_said = True
         if waited_s >= _SAVES_S:
             streams.say(
-                "kinetic: a checkpoint is incomplete: its save was ended, because it had not "
-                "finished an hour after the function returned"
+                "kinetic: a checkpoint was still being saved an hour after the function returned, "
+                "so the save was ended. That checkpoint is incomplete; earlier ones are whole."
             )
             return
         time.sleep(_POLL_S)

@@ -125,9 +125,9 @@ def _check_readers(path: Path, values: Mapping[str, str]) -> None:
     if fits or path.parent.name != ".kinetic":
         return
     raise UsageError(
-        f"keras-kinetic also reads {path}, so each profile in that file needs project, zone and "
-        "cluster, and may add only a namespace. For other profiles, copy the file to "
-        "~/.config/kinetic/profiles.json, which only kinetic reads."
+        f"The profile was not created. keras-kinetic also reads {path}, so a profile in it needs "
+        "project, zone and cluster, and may add only a namespace. To add other settings, copy the "
+        "file to ~/.config/kinetic/profiles.json, which only kinetic reads, and try again."
     )
 
 
