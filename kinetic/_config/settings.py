@@ -262,8 +262,8 @@ def load(
         StoreError: the file of profiles is damaged or cannot be read.
     """
     env = os.environ if environ is None else environ
-    given = {n: v for n, v in _check_names("flag", flags or {}).items() if v is not None}
-    from_code = {"log_level": _log_level, "session": _session, **given}
+    present_flags = {n: v for n, v in _check_names("flag", flags or {}).items() if v is not None}
+    from_code = {"log_level": _log_level, "session": _session, **present_flags}
     chosen: dict[str, Setting] = {}
     file = _pick("profiles_file", env, from_code, _Profile({})) or _default_profiles_file(env)
     used = (

@@ -20,7 +20,7 @@ class WorkerEvent(StrEnum):
     """The worker is ready to start the function."""
     STANDS_BY = "stands_by"
     """The message names the thread that takes the signal for stacks."""
-    KEPT = "kept"
+    IDLE = "idle"
     """The worker of a session waits for the next call."""
     STARTED = "started"
     """The worker is about to call the function."""

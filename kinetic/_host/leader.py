@@ -125,7 +125,7 @@ class Leader:
         self._call: Call | None = None
         self._is_call_cancelled = False
         self._end_reason, self._end_verdict = "", Verdict.CANCELLED
-        """Why the session must end, and its verdict then; "" while it goes on."""
+        """Reason for which the session must end, and its verdict; "" while it goes on."""
         self._held_since = self._idle_since = 0.0
         self._worlds = 0
         """Number of the worlds that calls have kept."""
@@ -470,8 +470,8 @@ class Leader:
         if world := self._hosts.find_common_world(indices):
             return {"world": world}
         self._worlds += 1
-        gone = "what the session kept is gone: this call begins in new processes."
-        return {"world": self._worlds, "notice": gone if self._worlds > 1 else ""}
+        loss = "what the session kept is gone: this call begins in new processes."
+        return {"world": self._worlds, "notice": loss if self._worlds > 1 else ""}
 
     def _repeats(self, call: Call, outcome: Outcome) -> bool:
         """True if another attempt of the call follows; its policy is at that attempt then."""

@@ -367,16 +367,16 @@ def unpack(
         )
     body = memoryview(data)[header.body_offset :]
     function_body = _read_function_body(header, function)
-    known = (loaded or {}).get(header.function_digest)
+    earlier = (loaded or {}).get(header.function_digest)
     try:
         from kinetic._pickling.unpickler import CallUnpickler, write_memo
 
         settings: Sequence[Any] = ()
-        if known is not None:
-            whole = io.BytesIO(b"".join((write_memo(len(known.memo)), body)))
-            reader = CallUnpickler(whole, main, source_map, external, known.memo)
+        if earlier is not None:
+            whole = io.BytesIO(b"".join((write_memo(len(earlier.memo)), body)))
+            reader = CallUnpickler(whole, main, source_map, external, earlier.memo)
             reader.load()
-            func = known.func
+            func = earlier.func
             args, kwargs = reader.load()
         elif function_body is None:
             reader = CallUnpickler(io.BytesIO(body), main, source_map, external)

@@ -104,8 +104,8 @@ def _remove_strange(before: UnpackedTree, entries: list[manifest.Entry]) -> set[
     while folders:
         folder = folders.pop()
         with os.scandir(before.path / folder) as scan:
-            found = list(scan)
-        for item in found:
+            items = list(scan)
+        for item in items:
             path = f"{folder}/{item.name}" if folder else item.name
             entry = wanted.get(path)
             if item.name == _CACHE and entry is None:

@@ -44,7 +44,7 @@ LINES = {
 """Lines that define a name. A line may use the names before it."""
 IDS = {'"job-1a2b3c4d"': "job.job_id", '"grp-1a2b3c4d"': "batch.group_id"}
 STATE = "step, loss, state = 1, 0.5, {'step': 0}\nsave, train_step = print, dict\n"
-"""What a function that trains has."""
+"""Variables of a function that trains."""
 SLICES = {"make_mesh": '"tpu-v6e-16", slices=2, controller="single"'}
 """Options of jobs that need more than a processor, by the name that the example explains."""
 

@@ -1,4 +1,4 @@
-"""What a type checker sees of the public names. Checked by test_typing, never run."""
+"""Uses of the public names, for a type checker. test_typing checks them; they never run."""
 
 from __future__ import annotations
 

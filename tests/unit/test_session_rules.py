@@ -31,7 +31,7 @@ from kinetic._core.plan import Versions
 from kinetic._core.session import Session
 from kinetic._core.state import JobStatus
 from kinetic._host.calls import CallQueue
-from kinetic._host.worker import kept
+from kinetic._host.worker import kept_state
 from kinetic._store import sessions
 from kinetic._store.local import LocalStore
 from kinetic.errors import NotFound, PreflightError, SubmitError, UsageError
@@ -501,11 +501,11 @@ def tree(tmp_path, monkeypatch):
     for name in FILES:
         if "__init__" not in name:
             importlib.import_module(name.removesuffix(".py").replace("/", "."))
-    kept.note_modules(str(tmp_path))
+    kept_state.note_modules(str(tmp_path))
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("kn_")]:
         del sys.modules[name]
-    kept._digests.clear()
+    kept_state._digests.clear()
 
 
 @pytest.mark.parametrize(
@@ -523,44 +523,44 @@ def test_a_changed_module_is_imported_anew_with_those_that_use_it(tree, changed,
     before = dict(sys.modules)
     if changed:
         (tree / changed).write_text(f"{FILES[changed]}# changed\n")
-    assert kept.drop_changed_modules(str(tree)) == anew
+    assert kept_state.drop_changed_modules(str(tree)) == anew
     assert before.keys() - sys.modules.keys() == {*anew}
     for name in anew:
         assert importlib.import_module(name) is not before[name]
-    assert kept.drop_changed_modules(str(tree)) == []
+    assert kept_state.drop_changed_modules(str(tree)) == []
 
 
 def test_a_removed_module_is_forgotten(tree):
     (tree / "kn_other.py").unlink()
-    assert kept.drop_changed_modules(str(tree)) == ["kn_other"]
+    assert kept_state.drop_changed_modules(str(tree)) == ["kn_other"]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("kn_other")
 
 
 def test_a_touched_module_stays(tree):
     (tree / "kn_other.py").write_text(FILES["kn_other.py"])
-    assert kept.drop_changed_modules(str(tree)) == []
+    assert kept_state.drop_changed_modules(str(tree)) == []
 
 
 def test_a_function_runs_with_the_main_module_that_it_was_loaded_with(monkeypatch):
     """Old functions are forgotten, so that a kept process does not grow."""
-    monkeypatch.setattr(kept, "functions", {})
-    monkeypatch.setattr(kept, "_mains", {})
+    monkeypatch.setattr(kept_state, "functions", {})
+    monkeypatch.setattr(kept_state, "_mains", {})
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
     first = sys.modules["__main__"]
-    kept.choose_main("first")
-    kept.functions["first"] = len
+    kept_state.choose_main("first")
+    kept_state.functions["first"] = len
     sys.modules["__main__"] = other = type(sys)("__main__")
-    kept.choose_main("second")
-    kept.functions["second"] = len
-    kept.choose_main("first")
+    kept_state.choose_main("second")
+    kept_state.functions["second"] = len
+    kept_state.choose_main("first")
     assert sys.modules["__main__"] is first
-    kept.choose_main("second")
+    kept_state.choose_main("second")
     assert sys.modules["__main__"] is other
-    for number in range(2 * kept.MOST_FUNCTIONS):
-        kept.choose_main(f"{number}")
-        kept.functions[f"{number}"] = len
-    assert len(kept.functions) <= kept.MOST_FUNCTIONS
-    assert len(kept._mains) <= kept.MOST_FUNCTIONS
-    assert "first" not in kept.functions
+    for number in range(2 * kept_state.MOST_FUNCTIONS):
+        kept_state.choose_main(f"{number}")
+        kept_state.functions[f"{number}"] = len
+    assert len(kept_state.functions) <= kept_state.MOST_FUNCTIONS
+    assert len(kept_state._mains) <= kept_state.MOST_FUNCTIONS
+    assert "first" not in kept_state.functions

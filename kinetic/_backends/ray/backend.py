@@ -233,8 +233,8 @@ def _describe_job(topology: Topology, needed: Mapping[str, float], slices: int) 
     noun = "host" if hosts == 1 else "hosts"
     share = " and ".join(_describe_amount(name, amount) for name, amount in needed.items())
     need = "need" if slices > 1 else "needs"
-    each = " each" if hosts > 1 else ""
-    return f"{many}{topology.name}, which {need} {hosts} {noun} with {share}{each}"
+    per_host = " each" if hosts > 1 else ""
+    return f"{many}{topology.name}, which {need} {hosts} {noun} with {share}{per_host}"
 
 
 def _describe_amount(name: str, amount: float) -> str:

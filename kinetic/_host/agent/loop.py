@@ -229,7 +229,7 @@ class Agent:
             self._reporter.announce_recovery(self._began)
         elif event == WorkerEvent.ENDING:
             self._ending = message
-        elif event == WorkerEvent.KEPT:
+        elif event == WorkerEvent.IDLE:
             self._worker.is_kept = True
             for tee in self._tees:
                 tee.drain()

@@ -15,7 +15,16 @@ from typing import Any
 
 from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
-from kinetic._host.worker import breakpoints, forks, home, jaxworld, kept, report, signals, streams
+from kinetic._host.worker import (
+    breakpoints,
+    forks,
+    home,
+    jaxworld,
+    kept_state,
+    report,
+    signals,
+    streams,
+)
 from kinetic._host.worker import call as calling
 from kinetic._host.worker.call import Call
 from kinetic._host.worker.interpreter import customize
@@ -90,7 +99,7 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
         captured |= _move_in(start)
         _start_stacks_thread(channel)
     _join_world(start, captured, is_first=is_first)
-    kept.choose_main(header.function_digest)
+    kept_state.choose_main(header.function_digest)
     try:
         call: Call = forks.run(
             payload.unpack,
@@ -100,7 +109,7 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
             source_map=_map_source(start),
             external=start.places,
             when_imported=act_when_imported,
-            loaded=kept.functions if start.keeps else None,
+            loaded=kept_state.functions if start.keeps else None,
         )
     except CorruptRecord as error:  # The payload was verified, so the function's record is damaged.
         digest = envelope.read_header(data).function_digest
@@ -217,7 +226,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
 
 
 def _drop_changed_modules(start: Start) -> None:
-    changed = kept.drop_changed_modules(start.tree)
+    changed = kept_state.drop_changed_modules(start.tree)
     if changed and start.world.process == 0:
         names = ", ".join(changed)
         streams.say(f"kinetic: modules imported again, because their files have changed: {names}")

@@ -22,7 +22,7 @@ from kinetic._host.worker import (
     forks,
     interpreter,
     jaxworld,
-    kept,
+    kept_state,
     report,
     signals,
     streams,
@@ -67,8 +67,8 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
             call, is_first = None, False
             if reply.get("has_failed"):
                 jaxworld.await_computations()
-            kept.end_call(start.tree)
-            channel.send({"event": WorkerEvent.KEPT})
+            kept_state.end_call(start.tree)
+            channel.send({"event": WorkerEvent.IDLE})
     except SystemExit as stopped:
         if call is None:
             code = stopped.code if isinstance(stopped.code, int) else code
