@@ -25,7 +25,7 @@ from kinetic._core.duration import Duration
 from kinetic._core.options import Options
 from kinetic._core.plan import Plan
 from kinetic._core.ref import JobRef
-from kinetic._core.session import IDLE_S, LIFETIME_S, Session
+from kinetic._core.session import DEFAULT_NAME, IDLE_S, LIFETIME_S, Session
 from kinetic._core.state import JobStanding, JobStatus
 from kinetic._core.tracebacks import hide_frames
 from kinetic._store import cancellation, sessions
@@ -35,7 +35,6 @@ from kinetic.errors import KineticError, NotFound, SubmitError, UsageError
 if TYPE_CHECKING:
     from kinetic._store.base import Store
 
-DEFAULT_NAME = "default"
 _MOST_LOSSES = 1000
 """Number of lost slices that end a session."""
 _POLL_S = 0.2

@@ -14,6 +14,8 @@ from kinetic._core.values import dataclass
 if TYPE_CHECKING:
     from kinetic._core.accelerators.topology import Topology
 
+DEFAULT_NAME = "default"
+"""Name of a session that was started without one."""
 IDLE_S, LIFETIME_S = 1800.0, 12 * 3600.0
 """Default limits of a session: time without a call, and time in all."""
 KEPT_IS_GONE = "What the session kept between calls is gone."

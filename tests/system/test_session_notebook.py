@@ -127,7 +127,7 @@ def test_a_notebook_develops_a_step_on_one_session(notebook, home):
     notebook.run(changed)
     value, output, _ = notebook.run("train(1)")
     assert value == "(3, 20.0)"
-    assert "imported anew, as their files have changed: rule" in output
+    assert "imported again, because their files have changed: rule" in output
 
     *_, error = notebook.run("train(9, limit=1000)", fails=True)
     assert error.splitlines()[-1].startswith("More: "), error

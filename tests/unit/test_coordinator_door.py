@@ -106,7 +106,7 @@ def test_the_socket_is_ours_alone(serve, tmp_path):
 
 def test_nonsense_is_refused_with_a_reason(serve, opened):
     served = serve(2)
-    with pytest.raises(UsageError, match="no host 7 in this job of 2"):
+    with pytest.raises(UsageError, match="no host 7 in this job, which has hosts 0 to 1"):
         opened(Agent(served.endpoint, 7)).join("a", "x")
     with pytest.raises(UsageError, match="no host 7"):
         opened(Agent(served.endpoint, 0)).heartbeat(Heartbeat(7))

@@ -254,7 +254,7 @@ def test_hosts_outside_the_gang_are_refused(host):
         lambda: gang.stacks(host, 1, "", 0.0),
         lambda: gang.view(host),
     ):
-        with pytest.raises(UsageError, match=r"no host .* job of 2"):
+        with pytest.raises(UsageError, match=r"no host .* in this job, which has hosts 0 to 1"):
             call()
 
 

@@ -303,7 +303,7 @@ def test_the_profiles_of_keras_kinetic_are_known_where_there_are_no_others(tmp_p
     loaded = settings.load(env)
     assert (loaded.profile, loaded.cluster, loaded.project) == ("team", "c", "p")
     assert settings.profiles_file(env) == loaded.profiles_file == theirs
-    with pytest.raises(UsageError, match="in that file needs project, zone and cluster"):
+    with pytest.raises(UsageError, match="a profile in it needs project, zone and cluster"):
         _check_readers(theirs, {"cluster": "c", "store": "gs://b"})
     _check_readers(theirs, profile)
     _check_readers(Path(kept_in(tmp_path)["KINETIC_PROFILES_FILE"]), {"store": "gs://b"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic._client.board import text
-from kinetic._core.session import IDLE_S, LIFETIME_S
+from kinetic._core.session import DEFAULT_NAME, IDLE_S, LIFETIME_S
 from kinetic.cli import exit_codes, output
 from kinetic.cli.commands.run import table_options
 from kinetic.cli.context import AppContext, pass_app
@@ -104,7 +104,13 @@ _name_argument = click.argument("name", shell_complete=complete_with("sessions")
 
 @click.command("start", help=_START_HELP)
 @click.argument("accelerator", shell_complete=complete_with("accelerators"))
-@click.option("--name", metavar="NAME", required=True, help="Name of the session.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    default=DEFAULT_NAME,
+    show_default=True,
+    help="Name of the session.",
+)
 @click.option(
     "--idle-timeout",
     metavar="DURATION",
