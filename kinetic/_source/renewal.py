@@ -2,7 +2,7 @@
 
 The function of the last call may have changed, removed or added anything in the tree. A file counts
 as unchanged if its size, its time of modification and its inode are those after it was written.
-Python's caches of compiled modules stay: Python compares them with their sources.
+Python's caches of compiled modules stay, except those of files that are written.
 """
 
 # ruff: noqa: PTH102, PTH108, PTH115, PTH116, PTH211
@@ -73,6 +73,7 @@ def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
                 os.symlink(entry.target, at)
             else:
                 download.write_file(stored, entry, str(before.path))
+                _remove_compiled(before.path / entry.path)
         for entry in entries:
             if isinstance(entry, manifest.Folder) and entry.path in stale:
                 (before.path / entry.path).chmod(entry.mode | 0o700)
@@ -84,6 +85,13 @@ def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
         if _is_file(entry)
     }
     return UnpackedTree(tree, before.path, entries, marks)
+
+
+def _remove_compiled(file: Path) -> None:
+    """Remove what Python has compiled of a module: it compares times in whole seconds, and would
+    take the old code for that of a file of equal size that was written in the same second."""
+    for compiled in (file.parent / _CACHE).glob(f"{file.stem}.*"):
+        compiled.unlink()
 
 
 def _is_file(entry: manifest.Entry) -> bool:

@@ -144,5 +144,5 @@ def test_a_notebook_develops_a_step_on_one_session(notebook, home):
     value, output, _ = notebook.run(GO_ON)
     assert (value, "cancelled\n" in output) == ("(7, 200000.0)", True)
 
-    assert "calls run on no session." in notebook.run("%kinetic session off")[1]
+    assert "no session is in use" in notebook.run("%kinetic session off")[1]
     notebook.run("session.stop()")
