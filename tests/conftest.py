@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import gc
 import itertools
-import logging
 import os
 import shutil
 import signal
@@ -118,10 +117,6 @@ def home(request: pytest.FixtureRequest, playground: Path) -> Iterator[Path]:
         # TMPDIR reaches every process, even those that get no KINETIC_ variable.
         "TMPDIR": str(playground / "tmp"),
     }
-    # Jobs copy their caller's logging handlers, and a library in another test may have added one.
-    for handler in logging.root.handlers[:]:
-        if not type(handler).__module__.startswith("_pytest"):
-            logging.root.removeHandler(handler)
     yield folder / "home"
     if not folder.is_relative_to(playground):
         for job in folder.glob("*/jobs/*"):

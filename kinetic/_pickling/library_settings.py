@@ -77,12 +77,12 @@ class LoggingState:
         while _added:
             earlier = _added.pop()
             earlier.logger.removeHandler(earlier)
+        for handler in [h for h in logging.root.handlers if h.name == _IMPORTED_AHEAD]:
+            logging.root.removeHandler(handler)
         for state in self.loggers:
             logger = logging.getLogger(state.name)
             logger.setLevel(state.level)
             logger.propagate = state.propagates
-            for handler in [h for h in logger.handlers if h.name == _IMPORTED_AHEAD]:
-                logger.removeHandler(handler)
             _added.extend(HostHandler(logger, each) for each in state.handlers)
 
 

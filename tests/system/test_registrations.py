@@ -386,6 +386,26 @@ print(train())
 
 
 @pytest.mark.long
+def test_a_library_that_hosts_import_early_does_not_format_their_output(tmp_path: Path) -> None:
+    """Orbax gives a handler to a root logger that has none. The script's root logger has one, so
+    Orbax adds none there, and must add none on hosts, which are forked after its import."""
+    main = """
+import logging
+logging.root.addHandler(logging.NullHandler())
+import kinetic, orbax.checkpoint
+
+@kinetic.run(accelerator="tpu-v6e-8")
+def warn():
+    logging.getLogger("mine").warning("plain")
+
+job = warn.run_async()
+job.result()
+print(repr(job.logs()))
+"""
+    assert lines(run(tmp_path, {"main.py": main})) == [repr("plain\n")]
+
+
+@pytest.mark.long
 def test_the_configuration_of_jax_is_that_of_the_script(tmp_path: Path) -> None:
     main = """
 import jax, kinetic

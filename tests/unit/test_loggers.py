@@ -161,6 +161,22 @@ def test_what_a_library_left_before_the_fork_writes_nothing_twice(
     ]
 
 
+def test_a_handler_left_before_the_fork_goes_where_the_script_has_none(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    """A script that logs to a file alone has no handler that is sent, but its host has the root
+    handler of a library that was imported early: it must not format the function's lines."""
+    logging.root.addHandler(logging.FileHandler(tmp_path / "log", delay=True))
+
+    def leave() -> None:
+        logging.root.handlers.append(logging.StreamHandler())
+        logging.root.handlers[-1].setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+        library_settings.mark_handlers()
+
+    send(work, leave)
+    assert capsys.readouterr().err == "level 30\n"
+
+
 def test_what_writes_elsewhere_stays_here(
     log: logging.Logger, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:

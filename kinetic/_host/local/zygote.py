@@ -102,6 +102,7 @@ def serve(caller: socket.socket, *, hurried: int) -> None:
             return  # The caller died while writing.
         if names := json.loads(line).get("import"):
             _import_libraries(names)
+            library_settings.mark_handlers()
             continue
         answer = _fork_supervisor(line, caller)
         with contextlib.suppress(OSError):  # The caller may have died; that does not stop the job.
