@@ -186,19 +186,19 @@ class AgentClient:
         self._watcher: threading.Thread | None = None
         self._stream: Any = None
 
-    def join(self, incarnation: str, address: str, ran_s: float = 0.0) -> HostView:
+    def join(self, incarnation: str, address: str, began: float = 0.0) -> HostView:
         """Join the gang.
 
         Args:
             incarnation: identifies this start of the agent.
             address: the host's address for other hosts.
-            ran_s: seconds that the function has run already; 0.0 if it has not started.
+            began: monotonic time at which the function began; 0.0 if it has not.
 
         Raises:
             CoordinatorLost: no answer for `join_timeout_s`, or the coordinator is another job's.
             UsageError: the gang has no host with this index.
         """
-        request = codec.JoinRequest(self._host, incarnation, address, ran_s)
+        request = codec.JoinRequest(self._host, incarnation, address, began)
         view: HostView = self._caller.call(codec.JOIN, request, give_up_s=self._join_timeout_s)
         self._patience.renew()
         return view

@@ -88,13 +88,14 @@ class JoinRequest:
         host: index in the gang.
         incarnation: identifies this start of the agent.
         address: the host's address for other hosts.
-        ran_s: seconds that the function has run already; 0.0 if it has not started.
+        began: monotonic time at which the function began; 0.0 if it has not. Only a host that is
+            alone begins before it joins, and its leader is on the same machine.
     """
 
     host: int
     incarnation: str
     address: str
-    ran_s: float = 0.0
+    began: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,9 @@ class Coordinator:
     # --- calls of agents --------------------------------------------------------------------------
 
     async def _join(self, request: codec.JoinRequest, context: Context) -> bytes:
-        host, ran_s = request.host, request.ran_s
-        self._gang.join(host, request.incarnation, request.address, self._clock(), ran_s=ran_s)
+        host, now = request.host, self._clock()
+        ran_s = now - request.began if request.began else 0.0
+        self._gang.join(host, request.incarnation, request.address, now, ran_s=ran_s)
         self.sweep()
         return self._view(host)
 

@@ -42,8 +42,7 @@ def test_an_attempt_lasts_as_long_as_its_function(home):
     with pytest.raises(LookupError):
         job.result()
     at = {event["kind"]: event["time"] for event in job.events()}
-    # A busy machine delays the host's join, and with it "ready", which then counts too late.
-    assert at["ended"] - at["ready"] >= 0.45
+    assert at["ended"] - at["ready"] >= 0.9
 
 
 def test_short_attempts_use_up_a_budget(home, monkeypatch):

@@ -69,18 +69,18 @@ class Link:
             self._orders.put(lambda client: client.watch(self._on_view, self._on_fault))
             self._thread.start()
 
-    def join(self, address: str, ran_s: Callable[[], float]) -> None:
+    def join(self, address: str, began: Callable[[], float]) -> None:
         """Join the gang. Heartbeats are sent as soon as the coordinator is reached; from now on a
         heartbeat that does not arrive ends the link.
 
         Args:
             address: where the other hosts reach this one.
-            ran_s: returns for how long the function has run; 0.0 before it begins.
+            began: returns the monotonic time at which the function began; 0.0 before that.
         """
         incarnation = os.urandom(8).hex()
 
         def join(client: AgentClient) -> None:
-            client.join(incarnation, address, ran_s())
+            client.join(incarnation, address, began())
             self._joined = True
 
         self._orders.put(join)

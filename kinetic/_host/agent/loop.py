@@ -128,7 +128,7 @@ class Agent:
             self._link.start()
         self._prepare()
         self._ports, self._address = _reserve_ports(identity)
-        self._link.join(self._address, self._ran_s)
+        self._link.join(self._address, lambda: self._began)
         self._tell(self._machine.on_prepared, failed=self._end is not None)
         try:
             while not self._machine.finished:
