@@ -346,14 +346,18 @@ def check_threads(number: int = 8) -> None:
     """
     import threading
 
-    gate = threading.Event()
+    gate, started = threading.Event(), []
     try:
         for _ in range(number):
-            threading.Thread(target=gate.wait, daemon=True).start()
+            thread = threading.Thread(target=gate.wait, daemon=True)
+            thread.start()
+            started.append(thread)
     except RuntimeError as error:
         raise BlockingIOError(errno.EAGAIN, name_limit(error)) from None
     finally:
         gate.set()
+        for thread in started:  # While they live, gRPC cannot have theirs, and crashes.
+            thread.join()
 
 
 STUCK_S = 30

@@ -106,6 +106,21 @@ def test_a_killed_supervisor_is_told_and_the_verdict_kept(store, backend):
     )
 
 
+def test_what_the_supervisor_had_said_before_it_was_killed_is_the_reason(store, backend):
+    """The leader had stopped the gang, because a host got no threads, and then crashed itself."""
+    job = put_ref(store, ref())
+    lines = [
+        {"kind": "stop", "attempt": 1, "time": NOW, "detail": "host 0: the limit is 14."},
+        {"kind": "finished", "attempt": 1, "time": NOW},
+    ]
+    data = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    store.put(layout.JobKeys(job.job_id).events, data)
+    backend.phases[job.job_id] = JobStatus.FAILED
+    (finished,) = follow(backend, store, job)
+    assert finished.outcome.supervisor_lost
+    assert finished.outcome.reason == "host 0: the limit is 14."
+
+
 def test_a_gang_that_had_returned_succeeds_although_its_supervisor_was_killed(store, backend):
     job = put_ref(store, ref())
     backend.phases[job.job_id] = JobStatus.FAILED

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -62,6 +63,14 @@ def may_be_nicer():
     code = "import os; os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 5)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     return done.returncode == 0
+
+
+def test_the_threads_of_the_check_have_ended_when_it_returns():
+    """Threads that still end would take the place of gRPC's, which then crashes."""
+    before = threading.active_count()
+    for _ in range(50):
+        processes.check_threads()
+        assert threading.active_count() == before
 
 
 def test_agents_run_before_the_threads_of_functions_which_run_as_their_caller_does():

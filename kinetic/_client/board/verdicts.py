@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from kinetic._backends.base import Backend, Explains, Status
-from kinetic._core import layout
+from kinetic._core import events, layout
+from kinetic._core.events import EventKind
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.outcome import HostReport, Outcome, judge, judge_leaderless, program_code
 from kinetic._core.plan import Plan
@@ -145,8 +146,18 @@ def _decide_orphan(
             # Blame no host: a living supervisor would have begun a new attempt after the loss.
             outcome = replace(outcome, blamed=())
     if not is_unknown and all(r.exit.kind.hearsay for r in outcome.reports):
-        outcome = replace(outcome, reason=_find_first_stop(outcome) or reason)
+        why = _read_stop(store, ref, outcome.attempt) or _find_first_stop(outcome)
+        outcome = replace(outcome, reason=why or reason)
     return outcome
+
+
+def _read_stop(store: Store, ref: JobRef, attempt: int) -> str:
+    """Return why the leader had stopped an attempt before it died itself; "" if it had not."""
+    with contextlib.suppress(NotFound, CorruptRecord):
+        for event in events.parse(store.get(layout.JobKeys(ref.job_id).events)):
+            if event.kind is EventKind.STOP and event.attempt == attempt:
+                return event.detail
+    return ""
 
 
 def _find_first_stop(outcome: Outcome) -> str:
