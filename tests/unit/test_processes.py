@@ -12,6 +12,8 @@ import threading
 
 import pytest
 
+from kinetic._system import processes
+
 pytestmark = pytest.mark.starts_processes
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
