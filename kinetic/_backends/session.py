@@ -19,7 +19,7 @@ from kinetic._core.outcome import Outcome, Verdict
 from kinetic._core.ref import JobRef
 from kinetic._core.session import CANCELLED_WAITING, are_alike
 from kinetic._core.state import JobStatus
-from kinetic._store import index
+from kinetic._store import cancellation, index
 from kinetic._store.base import Store, folder_of
 from kinetic._system import pipes
 from kinetic.errors import NotFound, PreflightError, UsageError
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kinetic._core.accelerators.topology import Topology
     from kinetic._core.log_format import LogChunk
     from kinetic._core.plan import Plan
-
-_CANCELLED = b'{"agreed": true}\n'
 
 
 class SessionBackend:
@@ -159,14 +157,13 @@ class SessionBackend:
     def cancel(self, ref: JobRef) -> None:
         """Ask the session's leader to end the call, or take a waiting call from the queue. The
         session goes on."""
-        self._store.put(layout.JobKeys(ref.job_id).cancellation, _CANCELLED)
+        cancellation.request(self._store, ref.job_id, self._ring)
         if self._status(ref).phase is JobStatus.PENDING:
             outcome = Outcome(Verdict.CANCELLED, reason=CANCELLED_WAITING, ended_at=time.time())
             index.write_outcome(self._store, ref.job_id, outcome, if_absent=True)
             for key in self._store.list(layout.JobKeys(self._session_id).calls):
-                if key.endswith(f"-{ref.job_id}"):
+                if layout.JobKeys.call_id_of(key) == ref.job_id:
                     self._store.delete(key)
-        self._ring()
 
     def cleanup(self, ref: JobRef) -> None:
         """Free the memory that the call's hosts left in use on this machine."""
@@ -199,7 +196,7 @@ class SessionBackend:
 def list_waiting_calls(store: Store, session_id: str) -> list[str]:
     """Return the ids of the calls in a session's queue, the one that runs first."""
     keys = sorted(store.list(layout.JobKeys(session_id).calls))
-    return [key.rpartition("/")[2].partition("-")[2] for key in keys]
+    return [layout.JobKeys.call_id_of(key) for key in keys]
 
 
 def _read_plan(store: Store, job_id: str) -> Plan:

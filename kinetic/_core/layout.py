@@ -81,6 +81,11 @@ class JobKeys:
         """Return the key of a call in the session's queue; keys sort in the order of calls."""
         return f"{self.calls}/{submitted_ns:020d}-{call_id}"
 
+    @staticmethod
+    def call_id_of(key: str) -> str:
+        """Return the id of the call that has this key in a session's queue."""
+        return key.rpartition("/")[2].partition("-")[2]
+
 
 class AttemptKeys:
     """The keys of one attempt of a job; attempts count from 1."""

@@ -111,7 +111,7 @@ class CallQueue:
         if self._store.has(layout.JobKeys(call.job_id).plan):
             index.write_outcome(self._store, call.job_id, outcome, if_absent=True)
         self._store.delete(call.key)
-        memory_folder.remove_unused(call.job_id)  # On this machine; its hosts are all here.
+        memory_folder.remove_unused(call.job_id)  # Hosts on other machines have their own.
 
     def close(self, reason: str) -> None:
         """Fail all calls that still wait, because the session has ended for this reason."""
@@ -120,7 +120,7 @@ class CallQueue:
 
     def _list_requests(self) -> Iterator[tuple[str, str]]:
         for key in sorted(self._store.list(self._prefix)):
-            yield key, key.rpartition("/")[2].partition("-")[2]
+            yield key, layout.JobKeys.call_id_of(key)
 
     def _refuse(self, key: str, job_id: str, verdict: Verdict, reason: str) -> None:
         outcome = Outcome(verdict, reason=reason, ended_at=time.time())

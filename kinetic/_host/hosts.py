@@ -76,8 +76,6 @@ class Hosts(ABC):
         """Hosts that have joined the current attempt."""
         self._places: Mapping[int, HostAssignment] = {}
         """Assignments of the current attempt, by index."""
-        self._worlds: dict[int, int] = {}
-        """Number of the world of JAX whose process each host keeps between calls; 0 for none."""
         self._listener: HostsListener
 
     @functools.cached_property
@@ -103,11 +101,6 @@ class Hosts(ABC):
         return not self.stay or (
             self.waiting_room.is_complete(indices) and self._dead.isdisjoint(indices)
         )
-
-    def find_common_world(self, indices: Collection[int]) -> int:
-        """Return the number of the world that all of these hosts keep; 0 if there is none."""
-        worlds = {self._worlds.get(index, 0) for index in indices}
-        return worlds.pop() if len(worlds) == 1 else 0
 
     def may_write(self, index: int) -> bool:
         """True if this host's agent may still write to the log of the last attempt."""
@@ -197,9 +190,8 @@ class Hosts(ABC):
 
     # -- callbacks of the waiting room -------------------------------------------------------------
 
-    def on_enter(self, index: int, world: int = 0) -> None:
-        """Handle a host that waits for its assignment, with the world that it keeps."""
-        self._worlds[index] = world
+    def on_enter(self, index: int) -> None:
+        """Handle a host that waits for its assignment."""
         self._listener.on_change()
 
     def on_start(self, index: int) -> None:
@@ -386,7 +378,7 @@ class RemoteHosts(Hosts):
         """Count the host as dead until a new start of it waits for an assignment."""
         self._dead.add(index)
 
-    def on_enter(self, index: int, world: int = 0) -> None:
+    def on_enter(self, index: int) -> None:
         """Count a host that waits for its assignment as alive."""
         self._dead.discard(index)
-        super().on_enter(index, world)
+        super().on_enter(index)

@@ -460,14 +460,14 @@ class Leader:
         room, until = self._hosts.waiting_room, time.monotonic() + _ASKS_S
         while not (room.is_complete(indices) or self._hosts.dead) and time.monotonic() < until:
             await runtime.pause()
-        return not self._hosts.dead and self._hosts.find_common_world(indices) == world
+        return not self._hosts.dead and room.find_common_world(indices) == world
 
     def _choose_world(self, call: Call, indices: Sequence[int]) -> dict[str, Any]:
         """Return the world in which a call runs, as fields of the assignments: that of the last
         call that was kept, if all hosts still have it."""
         if not (call.plan.options.keep or self._plan.options.keep):
             return {"world": 0}
-        if world := self._hosts.find_common_world(indices):
+        if world := self._hosts.waiting_room.find_common_world(indices):
             return {"world": world}
         self._worlds += 1
         loss = "what the session kept is gone: this call begins in new processes."

@@ -21,8 +21,8 @@ AWAY_S = 10.0
 class Listener(Protocol):
     """The listener to the events of a waiting room."""
 
-    def on_enter(self, index: int, world: int) -> None:
-        """Handle a host that begins to wait; `world` is that of its kept process, 0 for none."""
+    def on_enter(self, index: int) -> None:
+        """Handle a host that begins to wait."""
         ...
 
     def on_start(self, index: int) -> None:
@@ -55,7 +55,8 @@ class WaitingRoom:
         self._starts: dict[int, int] = {}
         self._past: defaultdict[int, set[int]] = defaultdict(set)
         self._asking: Counter[int] = Counter()
-        self._waiting: set[int] = set()
+        self._waiting: dict[int, int] = {}
+        """Hosts that wait, each with the number of the JAX world that it keeps; 0 for none."""
         self._assignments: dict[int, HostAssignment] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -63,7 +64,7 @@ class WaitingRoom:
     def expect_next(self, index: int) -> None:
         """Ignore requests of the host's current start: the leader is restarting the host."""
         self._starts[index] = self.start_of(index) + 1
-        self._waiting.discard(index)
+        self._waiting.pop(index, None)
         self._assignments.pop(index, None)
 
     def start_of(self, index: int) -> int:
@@ -72,16 +73,22 @@ class WaitingRoom:
 
     def is_complete(self, indices: Collection[int]) -> bool:
         """True if all of these hosts wait."""
-        return self._waiting.issuperset(indices)
+        return self._waiting.keys() >= {*indices}
 
     def waits(self, index: int) -> bool:
         """True if the host waits."""
         return index in self._waiting
 
+    def find_common_world(self, indices: Collection[int]) -> int:
+        """Return the number of the JAX world that all of these hosts keep; 0 if there is none."""
+        worlds = {self._waiting.get(index, 0) for index in indices}
+        return worlds.pop() if len(worlds) == 1 else 0
+
     def assign(self, assignments: Mapping[int, HostAssignment]) -> None:
         """Give these hosts their assignments; drop earlier ones that no host has fetched."""
         self._assignments = dict(assignments)
-        self._waiting -= assignments.keys()
+        for index in assignments:
+            self._waiting.pop(index, None)
         self._wake()
 
     def reassign(self, index: int, assignment: HostAssignment) -> None:
@@ -115,8 +122,8 @@ class WaitingRoom:
         loop = asyncio.get_running_loop()
         due = loop.time() + PATIENCE_S
         if index not in self._waiting and index not in self._assignments:
-            self._waiting.add(index)
-            self._listener.on_enter(index, world)
+            self._waiting[index] = world
+            self._listener.on_enter(index)
         while self._counts(index, start):
             if (assignment := self._assignments.pop(index, None)) is not None:
                 return assignment
@@ -141,7 +148,7 @@ class WaitingRoom:
         self._starts[index] = start
         if before is not None:
             self._past[index].add(before)
-            self._waiting.discard(index)
+            self._waiting.pop(index, None)
             self._listener.on_start(index)
 
     def _check_presence(self, index: int, start: int, repeats: int = 2) -> None:
@@ -153,7 +160,7 @@ class WaitingRoom:
             loop = asyncio.get_running_loop()
             loop.call_later(AWAY_S / 2, self._check_presence, index, start, repeats - 1)
             return
-        self._waiting.discard(index)
+        self._waiting.pop(index, None)
         self._listener.on_leave(index)
 
     def _wake(self) -> None:

@@ -1,7 +1,7 @@
 """Renew an unpacked source tree for the next call of a session: write only what differs.
 
 The function of the last call may have changed, removed or added anything in the tree. A file counts
-as unchanged if its size, its time of modification and its inode are those after it was written.
+as unchanged if its stamp is the one that it had after it was written.
 Python's caches of compiled modules stay, except those of files that are written.
 """
 
@@ -17,11 +17,10 @@ from pathlib import Path
 from kinetic._core.plan import Tree
 from kinetic._core.values import dataclass
 from kinetic._source import download, manifest
+from kinetic._source.walk import Stamp, stamp_of
 from kinetic._store.base import Store
 
 _CACHE = "__pycache__"
-Mark = tuple[int, int, int]
-"""Size, time of modification and inode of a file."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,19 @@ class UnpackedTree:
         tree: its digest and size.
         path: its folder.
         entries: its entries; folders come before their entries.
-        marks: the mark of each file, by path, after it was written.
+        stamps: the stamp of each file, by path, after it was written.
     """
 
     tree: Tree
     path: Path
     entries: list[manifest.Entry]
-    marks: Mapping[str, Mark]
+    stamps: Mapping[str, Stamp]
 
 
 def note(tree: Tree, path: Path, entries: list[manifest.Entry]) -> UnpackedTree:
     """Note the files of a tree that was just unpacked."""
-    marks = {e.path: _mark_of(os.stat(path / e.path)) for e in entries if _is_file(e)}
-    return UnpackedTree(tree, path, entries, marks)
+    stamps = {e.path: stamp_of(os.stat(path / e.path)) for e in entries if _is_file(e)}
+    return UnpackedTree(tree, path, entries, stamps)
 
 
 def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
@@ -77,14 +76,14 @@ def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
         for entry in entries:
             if isinstance(entry, manifest.Folder) and entry.path in stale:
                 (before.path / entry.path).chmod(entry.mode | 0o700)
-    marks = {
-        entry.path: _mark_of(os.stat(before.path / entry.path))
+    stamps = {
+        entry.path: stamp_of(os.stat(before.path / entry.path))
         if entry.path in stale
-        else before.marks[entry.path]
+        else before.stamps[entry.path]
         for entry in entries
         if _is_file(entry)
     }
-    return UnpackedTree(tree, before.path, entries, marks)
+    return UnpackedTree(tree, before.path, entries, stamps)
 
 
 def _remove_compiled(file: Path) -> None:
@@ -96,10 +95,6 @@ def _remove_compiled(file: Path) -> None:
 
 def _is_file(entry: manifest.Entry) -> bool:
     return not isinstance(entry, manifest.Folder | manifest.Symlink)
-
-
-def _mark_of(info: os.stat_result) -> Mark:
-    return info.st_size, info.st_mtime_ns, info.st_ino
 
 
 def _remove_strange(before: UnpackedTree, entries: list[manifest.Entry]) -> set[str]:
@@ -136,5 +131,5 @@ def _is_same(item: os.DirEntry[str], entry: manifest.Entry, before: UnpackedTree
     if isinstance(entry, manifest.Symlink):
         return item.is_symlink() and os.readlink(item.path) == entry.target
     return item.is_file(follow_symlinks=False) and (
-        _mark_of(item.stat(follow_symlinks=False)) == before.marks.get(entry.path)
+        stamp_of(item.stat(follow_symlinks=False)) == before.stamps.get(entry.path)
     )

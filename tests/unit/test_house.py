@@ -326,7 +326,7 @@ def test_who_is_there_is_kept_by_hosts_and_their_waiting_room_alone() -> None:
     }
     # Not states of hosts: files with the last output of agents, and open streams.
     processes = {"kinetic/_host/agents.py": 2, "kinetic/_rpc/server.py": 1}
-    assert counts == processes | {"kinetic/_host/hosts.py": 5, "kinetic/_rpc/waiting_room.py": 5}
+    assert counts == processes | {"kinetic/_host/hosts.py": 4, "kinetic/_rpc/waiting_room.py": 5}
 
 
 def test_functions_are_named_for_what_they_do() -> None:

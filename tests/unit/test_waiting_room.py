@@ -18,7 +18,7 @@ class EventRecorder:
     def __init__(self):
         self.events = []
 
-    def on_enter(self, index, world):
+    def on_enter(self, index):
         self.events.append(("enter", index))
 
     def on_start(self, index):

@@ -388,7 +388,7 @@ def test_a_long_save_is_told_and_not_waited_for_without_end(monkeypatch, capfd):
         goes_on.set()
     err = capfd.readouterr().err
     assert err.count("returned, but a checkpoint is still being saved") == 1
-    assert "its save was ended" in err
+    assert "so the save was ended" in err
 
 
 def test_what_is_saved_is_waited_for_where_the_function_returns(tmp_path):

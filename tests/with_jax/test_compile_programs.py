@@ -286,7 +286,7 @@ def test_a_folder_without_programs_is_an_empty_report(tmp_path: Path) -> None:
     [
         ({"accelerator": "gpu-l4"}, "gpu-l4 is not a TPU"),
         ({"accelerator": "cpu"}, "cpu is not a TPU"),
-        ({"accelerator": "tpu-v6e-8", "slices": (1, 2)}, "a fixed number of slices"),
+        ({"accelerator": "tpu-v6e-8", "slices": (1, 2)}, "does not work for elastic jobs"),
         ({"accelerator": "tpu-v6e-8", "joins_jax": "program"}, "Run a script or a module"),
     ],
 )

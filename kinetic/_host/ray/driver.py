@@ -162,11 +162,11 @@ class RayHosts(RemoteHosts):
         for thread in self._cleaning:
             thread.join()
 
-    def on_enter(self, index: int, world: int = 0) -> None:
+    def on_enter(self, index: int) -> None:
         """Count a waiting host as alive, unless its slice was freed, so that its actor will end."""
         start = self._starts.get(index // self._slice_hosts)
         if start is not None and start.runs:
-            super().on_enter(index, world)
+            super().on_enter(index)
 
     # -- draining nodes ----------------------------------------------------------------------------
 
