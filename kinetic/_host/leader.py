@@ -346,12 +346,12 @@ class Leader:
         holds, now = self._plan.holds, time.monotonic()
         if holds is None or not self._held_since:
             return None
-        limits = [(holds.max_lifetime_s, f"max_lifetime of {holds.max_lifetime_s:g} s")]
+        limits = [(holds.max_lifetime_s, f"max_lifetime of {holds.max_lifetime_s:g} s is over")]
         if self._plan.limits.budget_s is not None:
-            limits.append((self._plan.limits.budget_s, self._plan.limits.budget))
-        for limit_s, name in limits:
+            limits.append((self._plan.limits.budget_s, f"{self._plan.limits.budget} is used up"))
+        for limit_s, end in limits:
             if now - self._held_since >= limit_s:
-                self._end_reason = f"The session {holds.name} has ended: its {name} is over."
+                self._end_reason = f"The session {holds.name} has ended: its {end}."
                 self._end_verdict = Verdict.SUCCEEDED
                 return self._end_verdict
         if self._call is None and now - self._idle_since >= holds.idle_timeout_s:

@@ -387,6 +387,19 @@ def test_max_lifetime_cuts_off_a_call(hold, tmp_path):
         assert session.status().state == "SUCCEEDED"
 
 
+def test_a_budget_ends_a_session_and_its_call(hold, tmp_path, monkeypatch):
+    """At 3,600 dollars an hour, two dollars last for two seconds. The end names the budget."""
+    monkeypatch.setenv("KINETIC_PRICES", "cpu=3600")
+    with hold(budget="$2") as session:
+        running, _ = begin(tmp_path)
+        with pytest.raises(
+            JobFailed, match=r"session s has ended: its budget of \$2\.00 .* is used up\."
+        ):
+            running.result()
+        wait_until(lambda: has_ended(session), "the session has not ended")
+        assert session.status().state == "SUCCEEDED"
+
+
 def test_a_session_with_calls_is_stopped_only_by_force(session, tmp_path):
     """Without force, stopping is refused while a call runs. With it, every call gets a verdict."""
     running, _ = begin(tmp_path)
