@@ -45,6 +45,12 @@ MEMORY, PROCESSORS = "host/memory_bytes", "host/cpu_cores"
 """Memory of the function's process; processors that it and its children keep busy."""
 DEVICE_MEMORY, DEVICE_LIMIT = "host/device_memory_bytes", "host/device_memory_limit_bytes"
 """Memory in use, and its limit, on the host's fullest device, as JAX reports them."""
+SPAN_PREFIX = "host/span/"
+"""Prefix of metrics that only the goodput needs: seconds that ended at the time of the row."""
+STEPS_SPAN, COMPILING_SPAN = f"{SPAN_PREFIX}steps", f"{SPAN_PREFIX}compiling"
+RESTORING_SPAN, SAVING_SPAN = f"{SPAN_PREFIX}restoring", f"{SPAN_PREFIX}saving"
+STEP_COUNT = f"{SPAN_PREFIX}count"
+"""Number of steps in a span of steps, the last of which is the row's step."""
 STEP_TIME = "step_time_s"
 STEP_RATE = "steps_per_s"
 """Name of a metric that is computed from the step time, and not stored."""
@@ -246,6 +252,8 @@ class Recording:
     def add(self, host: int, attempt: int, rows: Rows) -> None:
         """Add rows that a host has logged."""
         for name, values in zip(rows.names, rows.values, strict=True):
+            if name.startswith(SPAN_PREFIX):
+                continue
             attempts = self._columns.get((name, host))
             if attempts is None:
                 self.names.setdefault(name)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kinetic._client.activity_watch import ActivityWatch
 from kinetic._client.board import activity, shape, text
 from kinetic._client.board.activity import HostLine
+from kinetic._client.goodput import GoodputReader
 from kinetic._core import layout
 from kinetic._core.exits import HostState
 from kinetic._core.state import JobStanding, JobStatus
@@ -88,6 +89,7 @@ class AttemptBar(NamedTuple):
         begin, ready, end: offsets of its beginning, of the function's start, and of its end.
         state: its state, which selects its colour.
         length: its duration; "" while it runs.
+        uses: the uses of its time; "" if no steps are recorded.
     """
 
     attempt: AttemptPicture
@@ -96,6 +98,7 @@ class AttemptBar(NamedTuple):
     end: int
     state: str
     length: str
+    uses: str = ""
 
 
 class JobScene(NamedTuple):
@@ -113,6 +116,7 @@ class JobScene(NamedTuple):
         cost: its cost, formatted; "" if unknown.
         started_at: when its function first started.
         ran: its run time in all attempts, once it has ended.
+        uses: the uses of its time; "" if no steps are recorded.
     """
 
     ref: JobRef
@@ -126,6 +130,7 @@ class JobScene(NamedTuple):
     cost: str = ""
     started_at: float | None = None
     ran: str = ""
+    uses: str = ""
 
     @property
     def state(self) -> str:
@@ -155,6 +160,7 @@ class JobCamera:
         self._ref = ref
         self._watch = ActivityWatch(access, {ref.job_id})
         self._step_watch = StepWatch(access.store, ref)
+        self._goodput = GoodputReader(access.board, ref)
         self._lines: list[HostLine] = []
         self._steps: Mapping[int, int] = {}
         self._cost = ""
@@ -179,8 +185,10 @@ class JobCamera:
         outcome = standing.outcome or (board.verdict(ref) if standing.ended_at else None)
         gang = board.gang(ref, outcome)
         attempts = gang.attempts
-        self._read_activity(gang, runs=outcome is None)
-        bars = draw_bars(attempts[-_BARS:], ref.created_at, standing.ended_at or self._access.now())
+        until = standing.ended_at or self._access.now()
+        self._read_activity(gang, until, runs=outcome is None)
+        uses = [each.describe(self._goodput.cost) for each in self._goodput.attempts]
+        bars = draw_bars(attempts[-_BARS:], ref.created_at, until, uses[-_BARS:])
         scene = JobScene(
             ref,
             standing,
@@ -193,6 +201,7 @@ class JobCamera:
             self._cost,
             gang.started_at,
             text.duration(gang.ran_s(self._access.now())) if gang.started_at and outcome else "",
+            self._goodput.describe(),
         )
         self._last = scene if outcome is not None else None
         return scene
@@ -201,13 +210,14 @@ class JobCamera:
         """Close the connection to the leader."""
         self._watch.__exit__()
 
-    def _read_activity(self, gang: GangPicture, *, runs: bool) -> None:
-        """Read the hosts' activity, steps and cost if an interval has passed."""
+    def _read_activity(self, gang: GangPicture, until: float, *, runs: bool) -> None:
+        """Read the hosts' activity, steps, goodput and cost if an interval has passed."""
         if not runs:
             self._lines = []
         if runs and time.monotonic() < self._ask_at:
             return
         self._ask_at = time.monotonic() + ACTIVITY_EVERY_S
+        self._goodput.read(gang, until)
         with contextlib.suppress(KineticError):
             if runs:
                 self._lines = [line for line in self._watch.poll() if line.host is not None]
@@ -316,7 +326,10 @@ def _describe_end(picture: HostPicture) -> str:
 
 
 def draw_bars(
-    attempts: Sequence[AttemptPicture], created_at: float, until: float
+    attempts: Sequence[AttemptPicture],
+    created_at: float,
+    until: float,
+    uses: Sequence[str] = (),
 ) -> tuple[AttemptBar, ...]:
     """Return the attempts as bars on a time line that ends at `until`."""
     begins = [attempt.began_at for attempt in attempts if attempt.began_at is not None]
@@ -340,6 +353,7 @@ def draw_bars(
                 max(place(end, until), ready + _LEAST),
                 "running" if end is None else str(attempt.verdict or "stopped"),
                 text.duration(end - attempt.began_at) if end and attempt.began_at else "",
+                uses[number] if number < len(uses) else "",
             )
         )
     return tuple(bars)

@@ -17,7 +17,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, SupportsFloat, SupportsIndex
 
-from kinetic._core.metrics import LONGEST_NAME_BYTES, VARIABLE
+from kinetic._core.metrics import LONGEST_NAME_BYTES, NO_STEP, VARIABLE
 from kinetic._core.tracebacks import hide_frames
 from kinetic._host.worker import metric_sender, streams, worlds
 from kinetic._host.worker.metric_sender import MetricRow, Sender
@@ -125,6 +125,14 @@ def mark_step(step: int) -> None:
     state = _log or _begin()
     if state.sender is not None:
         state.sender.add(MetricRow(_monotonic(), step, {}, False))
+
+
+def note_span(name: str, began_s: float) -> None:
+    """Record that something took from `began_s`, a monotonic time, until now; a no-op outside a
+    job."""
+    now, state = _monotonic(), _log or _begin()
+    if state.sender is not None and now - began_s >= metric_sender.SHORTEST_SPAN_S:
+        state.sender.add(MetricRow(now, NO_STEP, {name: now - began_s}, False))
 
 
 def send_now() -> None:

@@ -176,3 +176,22 @@ def log_now_and_then(steps):
         kinetic.log(step=step, loss=1.0)
         time.sleep(1)
     return "trained"
+
+
+def train_in_two_attempts(folder):
+    """Train 40 steps with a Checkpointer that saves every tenth; the first attempt raises after
+    step 25, and the second continues after step 20."""
+    import jax
+    import jax.numpy as jnp
+
+    with kinetic.Checkpointer(folder, every=10, local_every=None) as checkpointer:
+        state, start = checkpointer.restore({"w": jnp.zeros(1000)})
+        update = jax.jit(lambda state: {"w": jnp.sin(state["w"]) + 1})
+        for step in range(start, 40):
+            state = jax.block_until_ready(update(state))
+            time.sleep(0.05)
+            kinetic.log(step=step, loss=1.0)
+            checkpointer.save(step, state)
+            if step == 25 and kinetic.attempt() == 1:
+                raise ArithmeticError("the loss is no number")
+    return start

@@ -23,6 +23,7 @@ from on_logging_hosts import (
     log_while_jax_waits,
     save_steps,
     train_elastically,
+    train_in_two_attempts,
 )
 
 import kinetic
@@ -152,6 +153,29 @@ def test_a_checkpointer_alone_tells_the_time_of_steps(home, tmp_path):
     assert list(metrics["steps_per_s"].values) == [
         1 / value for value in metrics["step_time_s"].values
     ]
+
+
+def test_the_time_of_a_training_that_failed_once_is_divided(place, capsys):
+    """A training restores step 20 after a failure at step 25: `jobs status` shows how the time was
+    spent, with the lost steps, and the uses of both attempts sum to the time of the job."""
+    run = kinetic.run("cpu:2", retries=1)
+    handle = run(train_in_two_attempts).run_async(str(place.folder / "checkpoints"))
+    assert handle.result(timeout=LIMIT_S) == 21
+    assert call(["jobs", "status", "--json", handle.job_id]) == 0
+    job = json.loads(capsys.readouterr().out)
+    uses = job["goodput"]["spent_s"]
+    first, second = (attempt["spent_s"] for attempt in job["goodput"]["attempts"])
+    whole_s = job["ended_at"] - job["created_at"]
+    assert sum(uses.values()) == pytest.approx(whole_s, abs=0.1)
+    assert all(first[use] > 0 for use in ("steps", "compiling", "saving", "lost"))
+    assert all(second[use] > 0 for use in ("steps", "compiling", "restoring"))
+    assert first["lost"] > 5 * 0.05
+    assert (first["restoring"], second["lost"]) == (0, 0)
+    assert second["steps"] >= 18 * 0.05
+    assert set(handle.metrics()) & {"loss", "step_time_s"} == {"loss", "step_time_s"}
+    assert not [name for name in handle.metrics() if "span" in name]
+    assert call(["jobs", "status", handle.job_id]) == 0
+    assert " % steps, " in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import json
 import math
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core.plan import PROXY
-from kinetic._host.worker import joining
+from kinetic._host.worker import joining, metric_sender
 from kinetic._host.worker.joining import World
 from kinetic._host.worker.start import ElasticSlices
 from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
@@ -182,7 +181,11 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
         )
     if "jax" in sys.modules:
         _configure(world)
-    attach = functools.partial(joining.attach, world, automatic=joins == "lazy", owner=os.getpid())
+
+    def attach() -> None:
+        joining.attach(world, automatic=joins == "lazy", owner=os.getpid())
+        metric_sender.watch_compiles()
+
     if "jax.distributed" in sys.modules:
         attach()
     else:

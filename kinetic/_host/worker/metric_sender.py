@@ -22,10 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic._core.metrics import (
+    COMPILING_SPAN,
     DEVICE_LIMIT,
     DEVICE_MEMORY,
     NO_STEP,
+    STEP_COUNT,
     STEP_TIME,
+    STEPS_SPAN,
     FigureCadence,
     Rows,
 )
@@ -38,6 +41,9 @@ MOST_ROWS = 100_000
 """Largest number of rows that wait to be written: the function blocks when it is reached."""
 HOLD_S = 5.0
 """Longest time, in seconds, that the function blocks; then rows are dropped until there is room."""
+SHORTEST_SPAN_S = 1e-3
+_COMPILE_EVENTS = "/jax/core/compile/"
+"""Prefix of JAX's events for tracing, lowering and compiling, each with its duration."""
 RETURNED_S, RAISED_S = 10.0, 0.5
 """Seconds for arrays to become ready after the function has returned, or raised: after an error
 they may never be ready."""
@@ -57,6 +63,34 @@ class MetricRow(NamedTuple):
     step: Any
     values: Mapping[str, Any]
     waits: bool
+
+
+_compiles: deque[MetricRow] = deque(maxlen=MOST_ROWS // 10)
+"""Spans in which JAX compiled. A sender writes them, so jobs that log nothing do without them."""
+
+
+def watch_compiles() -> None:
+    """Note from now on when JAX compiles, with JAX's own events; call it once JAX is imported."""
+    import jax.monitoring
+
+    jax.monitoring.register_event_duration_secs_listener(_note_duration)
+
+
+def _note_duration(event: str, seconds: float, **_: object) -> None:
+    if event.startswith(_COMPILE_EVENTS) and seconds >= SHORTEST_SPAN_S:
+        now = time.monotonic()
+        with contextlib.suppress(IndexError):  # A sender may take rows meanwhile.
+            while _compiles[-1].time_s >= now - seconds:
+                _compiles.pop()  # Part of this span: JAX compiles functions within functions.
+        _compiles.append(MetricRow(now, NO_STEP, {COMPILING_SPAN: seconds}, False))
+
+
+def _take_compiles() -> list[MetricRow]:
+    rows = []
+    with contextlib.suppress(IndexError):
+        while True:
+            rows.append(_compiles.popleft())
+    return rows
 
 
 class Sender:
@@ -117,7 +151,7 @@ class Sender:
                     "when the function ended."
                 )
                 self._rows.clear()
-            self._write_rows(self._steps.take(is_last=True))
+            self._write_rows(self._steps.take(is_last=True) + _take_compiles())
 
     def wake(self) -> None:
         """Have the thread write now."""
@@ -137,9 +171,10 @@ class Sender:
             rows = list(self._take_ready())
             self._write_rows([row for row in rows if row.values])
             for row in rows:
-                self._steps.note(row)
+                if row.step != NO_STEP:
+                    self._steps.note(row)
             now = time.monotonic()
-            self._write_rows(self._steps.take())
+            self._write_rows(self._steps.take() + _take_compiles())
             if rows and self._devices.is_due(now):
                 self._write_rows(_sample_devices(now))
         except Exception as error:  # noqa: BLE001
@@ -235,14 +270,16 @@ class StepTimes:
             self._last = row.step, row.time_s
 
     def take(self, *, is_last: bool = False) -> list[MetricRow]:
-        """Return a row with the mean time of the steps since the last such row, if one is due."""
-        if self._first is None or self._last is None or self._is_named:
+        """Return a row with the time and the number of the steps since the last such row, if one is
+        due, and their mean time, unless the function logs that itself."""
+        if self._first is None or self._last is None:
             return []
         (kind, begin, began_s), (step, time_s) = self._first, self._last
         if step <= begin or not (is_last or time_s - began_s >= STEP_TIME_EVERY_S):
             return []
-        self._first = kind, step, time_s
-        return [MetricRow(time_s, step, {STEP_TIME: (time_s - began_s) / (step - begin)}, False)]
+        self._first, span_s, count = (kind, step, time_s), time_s - began_s, step - begin
+        mean = {} if self._is_named else {STEP_TIME: span_s / count}
+        return [MetricRow(time_s, step, mean | {STEPS_SPAN: span_s, STEP_COUNT: count}, False)]
 
 
 def _is_ready(row: MetricRow) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from kinetic._core.duration import Duration
+from kinetic._core.metrics import RESTORING_SPAN, SAVING_SPAN
 from kinetic._core.tracebacks import hide_frames
 from kinetic._host.worker import streams, worlds
 from kinetic._in_job import elastic, peers, preemption, slices
@@ -35,7 +36,7 @@ from kinetic._in_job.checkpoint.restoring import Restored, Restoring, SavedState
 from kinetic._in_job.checkpoint.sync_points import SyncPoints, SyncRequest, find_request
 from kinetic._in_job.checkpoint.tree import Leaf
 from kinetic._in_job.checkpoint.verifying import ShardDigests
-from kinetic._in_job.metrics import mark_step, send_now
+from kinetic._in_job.metrics import mark_step, note_span, send_now
 from kinetic._system import memory_folder
 from kinetic.errors import (
     CheckpointError,
@@ -177,6 +178,7 @@ class Checkpointer:
             CheckpointInUse: Another job writes to the folder.
             CheckpointError: The checkpoint cannot be read.
         """
+        began_s = time.monotonic()
         self._has_iterator, self._casts = data is not None, cast
         if self._has_iterator:
             positions.check(data)
@@ -198,6 +200,7 @@ class Checkpointer:
                 self._local_saves.prepare(tree.take_apart(result))
         if saved is None:
             return result, 0
+        note_span(RESTORING_SPAN, began_s)
         if saved.is_start:
             self.restored = saved.restored
             self._say(f"the training starts from {saved.where}.")
@@ -285,6 +288,7 @@ class Checkpointer:
         }
         opened.persistent.check()
         if any(to.values()):
+            began_s = time.monotonic()
             send_now()
             position = None if data is None else positions.take_position(data)
             numbers = arguments.read_metrics(metrics) if to["persistent"] else None
@@ -299,6 +303,7 @@ class Checkpointer:
                 is_new = self._save_persistent(opened, due, positions_of_hosts)
                 to["persistent"] = is_new or step == self._finished
             self._last = step
+            note_span(SAVING_SPAN, began_s)
         if requested in (SyncRequest.PREEMPTED, SyncRequest.REFORM):
             self._leave(requested, step)
         return tuple(tier for tier, is_due in to.items() if is_due)
@@ -309,10 +314,12 @@ class Checkpointer:
         Raises:
             CheckpointError: A save has failed.
         """
+        began_s = time.monotonic()
         if self._local_saves is not None:
             self._local_saves.wait()
         if self._opened is not None:
             self._opened.persistent.wait()
+        note_span(SAVING_SPAN, began_s)
 
     def close(self) -> None:
         """Wait until all saves are committed, and release the folder to other jobs. Idempotent.

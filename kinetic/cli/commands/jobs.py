@@ -101,7 +101,8 @@ Examples:
 _STATUS_HELP = """Show the state of a job.
 
 For a running job, show the activity of each host; for a job that has ended, how each host ended.
-If the job had several attempts, list each with its outcome.
+If the job had several attempts, list each with its outcome. If it logs steps, show how its time was
+spent.
 
 With the ID of a batch, count its jobs by state and show their total cost.
 
@@ -217,6 +218,8 @@ def _document(standing: JobStanding) -> dict[str, Any]:
 @pass_app
 def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     """Print the state of a job or a batch."""
+    from kinetic._client.goodput import GoodputReader  # Lists do not need it.
+
     if job_id.startswith(BATCH):
         return _print_batch(app, job_id, as_json=as_json)
     ref = app.find(job_id)
@@ -228,6 +231,8 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     else:
         standing = standing_of_verdict(outcome.to_json(), ref.created_at)
     standing = standing._replace(started_at=gang.started_at)
+    goodput = GoodputReader(app.board, ref)
+    goodput.read(gang, standing.ended_at or app.now())
     # The hosts of a session are shown with the call that they run.
     members = _members(app, ref) if outcome is None and not ref.session_name else []
     if as_json:
@@ -235,6 +240,7 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
             "members": [line.to_json() for line in members],
             "attempts": [attempt.to_json() for attempt in attempts],
             "cost": None if cost is None else _cost_document(*cost),
+            "goodput": goodput.to_json(),
         }
         return output.json_document(
             ref.attributes() | current | {"outcome": outcome.to_json() if outcome else None}
@@ -242,6 +248,8 @@ def status(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
     facts = _facts(app, ref, standing, outcome, gang)
     if cost is not None and not cost[0].is_simulated:
         facts.append(("Cost", text.describe_cost(*cost, is_over=outcome is not None)))
+    if spent := goodput.describe():
+        facts.append(("Time", spent))
     if outcome is None and (awaited := attempts[-1].awaited):
         facts.append(("Waiting for", f"slice {', '.join(map(str, awaited))}"))
     output.line(text.align_pairs(facts))
