@@ -61,16 +61,21 @@ class _AnswerPatience:
 
 
 class _Caller:
-    """Makes calls over one channel: metadata, retries, errors."""
+    """Makes calls over one channel: metadata, retries, errors. Closes the channel unless it was
+    given one."""
 
-    def __init__(self, endpoint: Endpoint, give_up_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, give_up_s: float, clock: Callable[[], float], channel: Any = None
+    ) -> None:
         self.target = endpoint.target
         self.give_up_s = give_up_s
         self.clock = clock
         self.closed = threading.Event()
         self._metadata = codec.metadata_of(endpoint)
-        self._channel = _open(endpoint)
+        self._is_own = channel is None
+        self._channel = open_channel(endpoint) if channel is None else channel
         self._calls: dict[str, Any] = {}
+        self._stream: Any = None
 
     def try_call(self, method: codec.Method, request: Any, timeout_s: float) -> Any:
         """Call once; return the reply, or an iterator of replies.
@@ -80,7 +85,12 @@ class _Caller:
             CoordinatorLost: the answer is damaged, or of another version.
         """
         reply = self._stub(method)(request, timeout=timeout_s, metadata=self._metadata)
-        return map(self._read(method), reply) if method.streams else self._read(method)(reply)
+        if not method.streams:
+            return self._read(method)(reply)
+        self._stream = reply
+        if self.closed.is_set():  # `close` may not have seen this stream.
+            reply.cancel()
+        return map(self._read(method), reply)
 
     def _read(self, method: codec.Method) -> Callable[[bytes], Any]:
         # Not in gRPC's deserializer, where the result None would count as a failure.
@@ -141,7 +151,10 @@ class _Caller:
     def close(self) -> None:
         """Abandon calls in progress."""
         self.closed.set()
-        self._channel.close()
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._is_own:
+            self._channel.close()
 
     def _stub(self, method: codec.Method) -> Any:
         if method.name not in self._calls:
@@ -150,8 +163,9 @@ class _Caller:
         return self._calls[method.name]
 
 
-def _open(endpoint: Endpoint) -> Any:
-    """Open a channel; over TCP always with TLS, trusting only the job's certificate."""
+def open_channel(endpoint: Endpoint) -> Any:
+    """Open a channel, which several clients may use one after the other; over TCP always with TLS,
+    trusting only the job's certificate."""
     if endpoint.is_unix:
         return grpc.insecure_channel(endpoint.target, options=codec.CHANNEL_OPTIONS)
     if not endpoint.certificate:
@@ -178,13 +192,13 @@ class AgentClient:
         unreachable_after_s: float = 30.0,
         join_timeout_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        channel: Any = None,
     ) -> None:
-        self._caller = _Caller(endpoint, unreachable_after_s, clock)
+        self._caller = _Caller(endpoint, unreachable_after_s, clock, channel)
         self._join_timeout_s = max(join_timeout_s, unreachable_after_s)
         self._host = host
         self._patience = _AnswerPatience(unreachable_after_s, _CALL_S + _LONGEST_PAUSE_S, clock)
         self._watcher: threading.Thread | None = None
-        self._stream: Any = None
 
     def join(self, incarnation: str, address: str, began: float = 0.0) -> HostView:
         """Join the gang.
@@ -341,7 +355,11 @@ class ControlClient:
 
 
 def request_assignment(
-    endpoint: Endpoint, request: codec.PlaceRequest, *, unreachable_after_s: float
+    endpoint: Endpoint,
+    request: codec.PlaceRequest,
+    *,
+    unreachable_after_s: float,
+    channel: Any = None,
 ) -> HostAssignment | None:
     """Wait for a host's assignment in the next attempt; None when no attempt follows.
 
@@ -349,11 +367,12 @@ def request_assignment(
         endpoint: the coordinator.
         request: index and start of this host.
         unreachable_after_s: time limit without an answer, in seconds.
+        channel: an open channel to the endpoint; None for a new one.
 
     Raises:
         CoordinatorLost: the coordinator has not answered within this limit.
     """
-    caller = _Caller(endpoint, unreachable_after_s, time.monotonic)
+    caller = _Caller(endpoint, unreachable_after_s, time.monotonic, channel)
     try:
         while True:
             assignment: HostAssignment | None = caller.call(

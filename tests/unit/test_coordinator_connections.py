@@ -19,6 +19,7 @@ from service_cases import PATIENCE_S, Agent
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang.machine import GangPhase, Heartbeat
+from kinetic._rpc.client import open_channel
 
 opened, serve = service_cases.opened, service_cases.serve
 
@@ -79,6 +80,23 @@ def test_a_host_that_is_gone_is_blamed_before_those_whose_collective_broke():
     gang.mark_disconnected(2, 1.1)
     let_pass(gang, 1.1, 4.0, beating=(0, 1))
     assert gang.first_failure == (2,)
+
+
+# -- a connection for several calls ----------------------------------------------------------------
+
+
+def test_a_client_leaves_the_channel_open_that_it_was_given(serve, opened):
+    """An agent joins for one call after the other on one channel. The end of a client ends its
+    stream at once, and nothing else."""
+    served = serve(1)
+    channel = opened(open_channel(served.endpoint))
+    for _ in range(2):
+        agent = Agent(served.endpoint, 0, channel=channel)
+        agent.listen()
+        agent.join("the same agent", "")
+        agent.hear(lambda view: view.ready)
+        agent.close()
+        assert not agent._watcher.is_alive()
 
 
 # -- where the death of a process is seen ----------------------------------------------------------

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kinetic._core import layout
 from kinetic._core.exits import ProgramCode
@@ -46,6 +47,8 @@ class AttemptLoop:
         self._alive_fd = alive_fd
         self._tree: UnpackedTree | None = None
         """The source tree of the last call on a session."""
+        self._channel: Any = None
+        """A channel to the leader that stays open: opening one starts many threads."""
         self._world = 0
         """Number of the world that the worker keeps between calls; 0 for none."""
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
@@ -80,6 +83,7 @@ class AttemptLoop:
                 logs=self._logs(identity),
                 alive_fd=self._alive_fd,
                 tree=self._tree,
+                channel=self._channel,
             )
             code = agent.run()
             if agent.nothing_follows:
@@ -140,11 +144,14 @@ class AttemptLoop:
 
             identity = self._identity
             request = codec.PlaceRequest(identity.assigned_index, identity.start, self._world)
+            endpoint = replace(identity.endpoint, attempt=0)
             try:
+                self._channel = self._channel or client.open_channel(endpoint)
                 place = client.request_assignment(
-                    replace(identity.endpoint, attempt=0),
+                    endpoint,
                     request,
                     unreachable_after_s=self._patience_s,
+                    channel=self._channel,
                 )
                 answers[0] = place, ProgramCode.DELIVERED
             except KineticError:

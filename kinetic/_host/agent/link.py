@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinetic._core.gang.messages import Heartbeat, HostView
 from kinetic._core.outcome import HostReport
@@ -51,8 +51,11 @@ def _hang_up(_: AgentClient) -> None:
 class Link:
     """Joins the gang, sends heartbeats and delivers reports; results come back as `Event`s."""
 
-    def __init__(self, identity: Identity, beat: Callable[[], Heartbeat]) -> None:
-        self._identity = identity
+    def __init__(
+        self, identity: Identity, beat: Callable[[], Heartbeat], channel: Any = None
+    ) -> None:
+        """Make the link; `channel` is an open one to the coordinator, or None."""
+        self._identity, self._channel = identity, channel
         self._beat = beat
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -159,6 +162,7 @@ class Link:
                     identity.host,
                     unreachable_after_s=identity.unreachable_after_s,
                     join_timeout_s=identity.join_timeout_s,
+                    channel=self._channel,
                 )
             with contextlib.closing(client):
                 self._serve(client)

@@ -63,8 +63,10 @@ class Agent:
         logs: tuple[Path, Path],
         alive_fd: int = -1,
         tree: UnpackedTree | None = None,
+        channel: Any = None,
     ) -> None:
-        """Make the agent; `tree` is that of the last call on a session."""
+        """Make the agent; `tree` is that of the last call on a session, `channel` an open one to
+        the coordinator."""
         self._identity, self.tree = identity, tree
         self._keeps = identity.assignment is not None and identity.assignment.world > 0
         self._plan = plan
@@ -81,6 +83,7 @@ class Agent:
             keeps_worker=self._keeps,
         )
         self._preemption = Preemption(identity, plan.options.env)
+        self._link = Link(identity, self._beat, channel)
         self._report: HostReport | None = None
         self._ending: Message | None = None
         self._end: Message | None = None
@@ -118,10 +121,9 @@ class Agent:
         )
         self._reporter.announce_attempt()
         self._stall = StallDetector(Sample(time.monotonic(), 0.0, None, 0))
-        self._link = Link(identity, self._beat)
         self._link_at: float | None = time.monotonic() + ALONE_S if self._alone else None
-        if self._worker.is_kept:
-            self._worker.is_kept = False
+        self._has_kept, self._worker.is_kept = self._worker.is_kept, False
+        if self._has_kept:
             self._tell(self._machine.on_armed)
         self._watch()
         if not self._alone:
@@ -165,10 +167,10 @@ class Agent:
         parent = self._supervisor if self._alive_fd >= 0 else 0
         try:
             with processes.dying_with(parent):
-                before = self.tree
-                if self._plan.tree is not None:
-                    self.tree = None
-                self._workspace = workspace.prepare(self._identity, self._plan, self._store, before)
+                before, self.tree = self.tree, None
+                self._workspace = workspace.prepare(
+                    self._identity, self._plan, self._store, before, is_kept=self._has_kept
+                )
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
 
@@ -483,8 +485,8 @@ class Agent:
         ):
             self._reporter.keep_files(self._workspace)  # With the files of exit handlers.
         if self._machine.activity is not Activity.PREPARING and self._identity.session:
-            self.tree = workspace.set_aside(self._workspace) or self.tree
-        if not self._is_swept_up():
+            self.tree = workspace.clear(self._workspace)
+        if self.tree is None and not self._is_swept_up():
             workspace.remove(Path(self._identity.scratch) / f"host-{self._identity.index}")
 
     def _is_swept_up(self) -> bool:

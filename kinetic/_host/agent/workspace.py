@@ -9,7 +9,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from kinetic._core import layout
@@ -33,6 +32,7 @@ REFORM_FILE = "reform-requested"
 """A file in the host's folder that asks the function of an elastic job to end its attempt."""
 KEPT_BYTES, MOST_KEPT = 1 << 30, 10_000
 """Limits on the bytes and files that a host keeps from its work folder."""
+_NEVER_KEPT = ignore.ALWAYS | ignore.DEFAULTS
 _NAMED = 3
 _MOST_LEVELS = 100
 """Depth to which nested folders are read: a program that nests deeper has a bug."""
@@ -77,10 +77,16 @@ class Workspace:
 
 
 def prepare(
-    identity: Identity, plan: Plan, store: Store, before: UnpackedTree | None = None
+    identity: Identity,
+    plan: Plan,
+    store: Store,
+    before: UnpackedTree | None = None,
+    *,
+    is_kept: bool = False,
 ) -> Workspace:
     """Make the host's folder: fetch, verify and unpack everything that the job has sent. `before`
-    is the tree of the last call on a session.
+    is the tree of the last call on a session. With `is_kept`, the worker is that of the last call,
+    and has a local folder.
 
     Raises:
         SetupFailed: the stored content is damaged or missing, or this host's disk is full.
@@ -89,8 +95,8 @@ def prepare(
     tree = root / "tree"
     cwd = tree / (plan.cwd_rel if plan.cwd_rel is not None else plan.entry_rel)
     try:
-        if root.exists():  # A killed agent has left it.
-            remove(root)
+        if (plan.tree is None or before is None) and root.exists():
+            remove(root)  # A killed agent has left it, or the last call, which had another tree.
         root.mkdir(mode=0o700, exist_ok=True)  # Without parents: the job may have been removed.
         unpacked = None
         if plan.tree is None or before is None:
@@ -99,14 +105,14 @@ def prepare(
             if plan.tree is not None and identity.session:
                 unpacked = renewal.note(plan.tree, tree, entries)
         else:
-            unpacked = renewal.renew(store, plan.tree, _move_tree(before, tree))
+            unpacked = renewal.renew(store, plan.tree, before)
             entries = unpacked.entries
         files.make_below(cwd, tree)
         payload = _file_of(store, plan.payload, root / "payload.pkl")
         function = (
             None if plan.function is None else _file_of(store, plan.function, root / "function.pkl")
         )
-        home = prepare_home(identity, plan)
+        home = None if is_kept else prepare_home(identity, plan)
     except (StoreError, LookupError, OSError) as error:
         raise SetupFailed(
             f"The files of the job could not be unpacked on this host: {error}", job_id=plan.job_id
@@ -139,21 +145,19 @@ def prepare(
     )
 
 
-def set_aside(space: Workspace) -> UnpackedTree | None:
-    """Move the tree out of the host's folder, so that the next call of the session can use it.
-    Return None if there is none, or if it cannot be moved."""
-    if space.unpacked is None:
+def clear(space: Workspace) -> UnpackedTree | None:
+    """Remove everything from the host's folder but the tree, which the next call of the session
+    renews. Return None if there is none, or if the function has left no such folder."""
+    if space.unpacked is None or space.tree.is_symlink() or not space.tree.is_dir():
         return None
     with contextlib.suppress(OSError):
-        target = space.root.with_name(f"tree-of-{space.root.name}")
-        remove(target)
-        return _move_tree(space.unpacked, target)
+        for path in space.root.iterdir():
+            if path.is_dir() and not path.is_symlink() and path != space.tree:
+                remove(path)
+            elif path != space.tree:
+                path.unlink()
+        return space.unpacked
     return None
-
-
-def _move_tree(unpacked: UnpackedTree, target: Path) -> UnpackedTree:
-    unpacked.path.rename(target)
-    return replace(unpacked, path=target)
 
 
 def request_reform(space: Workspace) -> None:
@@ -267,16 +271,15 @@ def _in_words(size_bytes: int) -> str:
 def _files(folder: str, levels: int = _MOST_LEVELS) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the regular files below the folder, except caches and environments."""
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
-        entries = [each for each in scan if each.name not in ignore.ALWAYS | ignore.DEFAULTS]
+        entries = [each for each in scan if each.name not in _NEVER_KEPT]
         if ignore.is_not_source({entry.name for entry in entries}, default_excludes=True):
             return
         for entry in entries:
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    if levels:
-                        yield from _files(entry.path, levels - 1)
-                elif entry.is_file(follow_symlinks=False):
+            if entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
                     yield entry.path, entry.stat()
+            elif levels and entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path, levels - 1)
 
 
 def _file_of(store: Store, blob: Blob, target: Path) -> Path:
