@@ -50,8 +50,8 @@ CLOSE_S = 5.0
 
 
 class HostLog:
-    """The two files of one host in one attempt. Their folder is created if need be, but not the
-    job's folder, `within`: the job may have been removed."""
+    """The two files of one host in one attempt, created by the first output. Their folder is
+    created if need be, but not the job's folder, `within`: the job may have been removed."""
 
     def __init__(
         self,
@@ -62,15 +62,22 @@ class HostLog:
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         _make_folder(log.parent, within)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._log = os.open(log, flags, 0o600)
-        self._index = os.open(index, flags, 0o600)
+        self._paths = log, index
+        self._log = self._index = -1
         self._clock_ns = clock_ns
-        self._end = os.fstat(self._log).st_size
-        self.lost_bytes = 0
+        self._end = self.lost_bytes = 0
+        if log.exists():
+            self._open()
+            self._end = os.fstat(self._log).st_size
         self._own_bytes = 0
         self._segments: SegmentWriter | None = None
         self._mirror: Mirror | None = None
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        if self._index < 0:  # The index first: readers take a log without one for plain bytes.
+            self._index = os.open(self._paths[1], flags, 0o600)
+        self._log = os.open(self._paths[0], flags, 0o600)
 
     def show_on(self, mirror: Mirror) -> None:
         """Repeat all output on the mirror from now on."""
@@ -109,6 +116,9 @@ class HostLog:
         """Append a chunk, as far as the disk has room, and the record that points at its end."""
         if self._mirror is not None:
             self._mirror.write(stream, data)
+        if self._log < 0:
+            with contextlib.suppress(OSError):  # The data is lost, as on a full disk.
+                self._open()
         written = self._append(self._log, data)
         self._end += written
         self.lost_bytes += len(data) - written
