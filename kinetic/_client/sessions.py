@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kinetic._backends import stored
+from kinetic._backends.attempt_logs import ASK_EVERY_S
 from kinetic._backends.session import list_waiting_calls
 from kinetic._client import planning, submission
 from kinetic._client.board import console, text
@@ -29,6 +30,7 @@ from kinetic._core.session import DEFAULT_NAME, IDLE_S, LIFETIME_S, Session
 from kinetic._core.state import JobStanding, JobStatus
 from kinetic._core.tracebacks import hide_frames
 from kinetic._store import cancellation, sessions
+from kinetic._store.base import is_near
 from kinetic._store.open import open_store
 from kinetic.errors import KineticError, NotFound, SubmitError, UsageError
 
@@ -146,7 +148,7 @@ class SessionHandle:
         while (standing := self._read_standing()).state == JobStatus.PENDING:
             if standing.reason not in ("", reason):
                 on_reason(reason := standing.reason)
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if is_near(self._store) else ASK_EVERY_S)
         if standing.state != JobStatus.RUNNING:
             why = standing.reason or f"it is {standing.state}"
             raise SubmitError(f"The session {self.name} has not started: {why}")

@@ -62,7 +62,7 @@ _SILENT = (Exit.AGENT_LOST, Exit.NEVER_JOINED)
 _ASKS_S = 1.0
 """Time that agents have to ask for the next call after a failed one."""
 _MOST_BEGINNINGS = 3
-"""Attempts of a call of which one follows if a host dies before all are there."""
+"""Attempts of a call of which one follows if a host dies before all are ready."""
 
 
 class Leader:
@@ -241,9 +241,10 @@ class Leader:
             self._give_places()
         while True:
             finished = asyncio.create_task(coordinator.wait_finished())
+            finished.add_done_callback(lambda _: runtime.wake())
             while not finished.done():
                 self._decide()
-                await runtime.pause(finished, is_due=self._hosts.stay)
+                await (runtime.pause() if self._hosts.stay else runtime.pause(None))
             before, ended = len(self._policy.slices), self._end_attempt()
             if not self._goes_on(ended.outcome):
                 return ended
@@ -436,12 +437,13 @@ class Leader:
         )
         self._hosts.give({index: replace(place, host=rank) for rank, index in enumerate(indices)})
         finished = asyncio.create_task(coordinator.wait_finished())
+        finished.add_done_callback(lambda _: runtime.wake())
         while not finished.done():
             self._decide()
             if self._judge_session() is not None:
                 self._gang.cancel(self._end_reason, time.monotonic())
                 self._sweep()
-            await runtime.pause(finished)
+            await runtime.pause()
         self._hosts.end_attempt()
         outcome = verdicts.judge_gang(self._gang)
         if dead := self._find_dead():
@@ -478,9 +480,9 @@ class Leader:
         if self._gang.unwanted:
             return False
         first = outcome.first
-        was_lost = first is not None and first.exit is Exit.AGENT_LOST and not self._gang.ready
-        if was_lost and call.policy.attempt < _MOST_BEGINNINGS:
-            call.policy.retries_left += 1  # A host had died before the call, unnoticed.
+        was_lost = first is not None and first.exit in (Exit.AGENT_LOST, Exit.SIGNAL)
+        if was_lost and not self._gang.ready and call.policy.attempt < _MOST_BEGINNINGS:
+            call.policy.retries_left += 1  # An agent or a worker had died before the call.
         elif not call.policy.may_repeat(outcome):
             return False
         now = time.monotonic()

@@ -153,26 +153,16 @@ class LeaderRuntime:
         """End the current or the next pause."""
         self._changed.set()
 
-    async def pause(
-        self, finished: asyncio.Task[None] | None = None, *, is_due: bool = True
-    ) -> None:
-        """Wait until `wake` is called or `finished` is done; with `is_due`, at most PAUSE_S
-        seconds."""
-        waking = asyncio.create_task(self._changed.wait())
-        awaited = {waking} if finished is None else {waking, finished}
-        await asyncio.wait(
-            awaited, timeout=PAUSE_S if is_due else None, return_when=asyncio.FIRST_COMPLETED
-        )
-        waking.cancel()
+    async def pause(self, limit_s: float | None = PAUSE_S) -> None:
+        """Wait until `wake` is called, but at most this many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
         self._changed.clear()
 
     async def pause_between_reads(self) -> None:
         """Wait until `wake` is called, or until a queue in the store should be read again."""
-        if is_near(self._store):
-            return await self.pause()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), QUEUE_S)
-        self._changed.clear()
+        await self.pause(PAUSE_S if is_near(self._store) else QUEUE_S)
 
     def stop_watching(self) -> None:
         """Stop polling the store."""

@@ -23,6 +23,7 @@ from kinetic._core.place import Place
 from kinetic._host.hosts import ForkedHosts, RemoteHosts
 from kinetic._host.leader import FIRST_SIGN_S, Leader
 from kinetic._host.leader_runtime import LeaderRuntime
+from kinetic._host.verdicts import judge_gang
 from kinetic._store.log_segments import ObjectLog
 
 PATIENCE_S = 100.0
@@ -327,3 +328,28 @@ def test_only_a_job_that_shrinks_is_said_to(slices, text):
     assert "slice 1 lost" in lost
     leader._story.tell_of_next(Form(slices), before=2)
     assert leader._story._lines[1:] == text
+
+
+@pytest.mark.parametrize(
+    ("exit_", "joins", "repeats"),
+    [
+        (Exit.AGENT_LOST, False, True),
+        (Exit.SIGNAL, False, True),
+        (Exit.SETUP_FAILED, False, False),
+        (Exit.SIGNAL, True, False),
+    ],
+)
+def test_a_call_begins_again_if_a_process_died_before_all_hosts_were_ready(exit_, joins, repeats):
+    """An agent or a kept worker that was killed while the session was idle costs no call. A death
+    while the function runs does, and so does a call that cannot be prepared."""
+    leader, now = leading(Forked().crew), time.monotonic()
+    plan = planned("cpu:2", place=Place("local"), slices=2)
+    call = SimpleNamespace(policy=make_policy(plan))
+    gang = leader._gang
+    for host in range(1 + joins):
+        gang.join(host, f"agent {host}", "", now)
+    gang.report(HostReport(1, exit_), now)
+    gang.report(HostReport(0, Exit.STOPPED), now)
+    gang.sweep(now)
+    assert leader._repeats(call, judge_gang(gang)) is repeats
+    assert call.policy.attempt == 1 + repeats
