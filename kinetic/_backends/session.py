@@ -137,7 +137,8 @@ class SessionBackend:
             return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
 
         def has_ended() -> bool:
-            return self._status(ref).phase.ended
+            has_verdict = self._store.has(layout.JobKeys(ref.job_id).outcome)
+            return has_verdict or self._status(ref).phase.ended
 
         return attempt_logs.read(
             self._store, ref, request, has_ended, functools.partial(self._watch, ref, request)

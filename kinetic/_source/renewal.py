@@ -42,7 +42,9 @@ class UnpackedTree:
 
 def note(tree: Tree, path: Path, entries: list[manifest.Entry]) -> UnpackedTree:
     """Note the files of a tree that was just unpacked."""
-    stamps = {e.path: stamp_of(os.stat(path / e.path)) for e in entries if _is_file(e)}
+    stamps = {
+        e.path: stamp_of(os.stat(path / e.path)) for e in entries if isinstance(e, manifest.File)
+    }
     return UnpackedTree(tree, path, entries, stamps)
 
 
@@ -81,7 +83,7 @@ def renew(store: Store, tree: Tree, before: UnpackedTree) -> UnpackedTree:
         if entry.path in stale
         else before.stamps[entry.path]
         for entry in entries
-        if _is_file(entry)
+        if isinstance(entry, manifest.File)
     }
     return UnpackedTree(tree, before.path, entries, stamps)
 
@@ -91,10 +93,6 @@ def _remove_compiled(file: Path) -> None:
     take the old code for that of a file of equal size that was written in the same second."""
     for compiled in (file.parent / _CACHE).glob(f"{file.stem}.*"):
         compiled.unlink()
-
-
-def _is_file(entry: manifest.Entry) -> bool:
-    return not isinstance(entry, manifest.Folder | manifest.Symlink)
 
 
 def _remove_strange(before: UnpackedTree, entries: list[manifest.Entry]) -> set[str]:
@@ -126,10 +124,9 @@ def _remove_strange(before: UnpackedTree, entries: list[manifest.Entry]) -> set[
 
 def _is_same(item: os.DirEntry[str], entry: manifest.Entry, before: UnpackedTree) -> bool:
     """True if an item of the folder is this entry, as it was written."""
+    if isinstance(entry, manifest.File):
+        info = item.stat(follow_symlinks=False)
+        return stamp_of(info) == before.stamps.get(entry.path)
     if isinstance(entry, manifest.Folder):
         return item.is_dir(follow_symlinks=False)
-    if isinstance(entry, manifest.Symlink):
-        return item.is_symlink() and os.readlink(item.path) == entry.target
-    return item.is_file(follow_symlinks=False) and (
-        stamp_of(item.stat(follow_symlinks=False)) == before.stamps.get(entry.path)
-    )
+    return item.is_symlink() and os.readlink(item.path) == entry.target

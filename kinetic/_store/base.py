@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from kinetic.errors import UsageError
 
@@ -126,12 +127,17 @@ class Files(Protocol):
 
 def folder_of(store: Store) -> Path | None:
     """Return the folder in which each key is the path of a file; None for other stores."""
-    return store.folder() if isinstance(store, Files) else None
+    return cast("Files", store).folder() if is_near(store) else None
 
 
 def is_near(store: Store) -> bool:
     """True if the store is a folder of this machine, so that calls take microseconds."""
-    return isinstance(store, Files)
+    return _is_folder(type(store))
+
+
+@functools.cache
+def _is_folder(kind: type) -> bool:
+    return issubclass(kind, Files)  # Checks of protocols are slow in Python 3.11.
 
 
 @runtime_checkable

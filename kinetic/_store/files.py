@@ -32,9 +32,15 @@ def make_below(folder: Path, base: Path) -> None:
     Raises:
         FileNotFoundError: the base does not exist.
     """
-    for name in folder.relative_to(base).parts:
-        base /= name
-        base.mkdir(exist_ok=True, mode=0o700)
+    if folder == base:
+        return
+    try:
+        folder.mkdir(exist_ok=True, mode=0o700)
+    except FileNotFoundError:
+        if folder.parent == base:
+            raise
+        make_below(folder.parent, base)
+        folder.mkdir(exist_ok=True, mode=0o700)
 
 
 def open_regular(path: str | Path) -> FileIO:

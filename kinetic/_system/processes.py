@@ -168,7 +168,7 @@ def children(pid: int) -> list[int]:
     pids: list[int] = []
     for thread in _list_threads(pid):
         with contextlib.suppress(OSError):
-            pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+            pids += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
     return pids
 
 
@@ -254,8 +254,14 @@ def read_start(pid: int) -> str:
 def _read_stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third on; [] if the process has been reaped."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
     return []
+
+
+def _read(path: str) -> bytes:
+    """Return the content of a file in /proc, in a third of the time of `Path.read_text`."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def name(pid: int) -> str:
@@ -453,7 +459,7 @@ def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
     thread runs a training loop, however busy the machine.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        ran, waited, *_ = (proc / f"{pid}/task/{pid}/schedstat").read_text().split()
+        ran, waited, *_ = _read(f"{proc}/{pid}/task/{pid}/schedstat").split()
         return int(ran) + int(waited)
     return None
 
@@ -463,5 +469,5 @@ def starved_s(pid: int) -> float:
     waited_ns = 0
     for thread in _list_threads(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            waited_ns += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1])
+            waited_ns += int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[1])
     return waited_ns / 1e9

@@ -506,6 +506,7 @@ def tree(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("kn_")]:
         del sys.modules[name]
     kept_state._digests.clear()
+    kept_state._noted.clear()
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,10 @@ class Reporter:
     def name_leftovers(self, own: Collection[int]) -> None:
         """Log the function's remaining processes, except those that end in time, the agent's `own`
         and those of pools, which a library ends with the interpreter."""
+        remaining = processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
         leftovers = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
-            for pid in processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
+            for pid in remaining
             if not ends_quietly(pid)
         ]
         if leftovers:
@@ -158,7 +159,11 @@ class Reporter:
             self._say_after_output(
                 f"kinetic: processes still running after the function ended were killed: {names}"
             )
-        elif (late := processes.await_leaving(POOLS_S, keep=own)) and self._plan.is_verbose:
+        elif (
+            remaining
+            and (late := processes.await_leaving(POOLS_S, keep=own))
+            and self._plan.is_verbose
+        ):
             pids = ", ".join(map(str, late))
             self._say_after_output(f"kinetic: processes of pools were killed: {pids}")
 

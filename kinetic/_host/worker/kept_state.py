@@ -14,7 +14,7 @@ import importlib.util
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,8 @@ _mains: dict[str, ModuleType] = {}
 """The `__main__` whose globals each of these functions has."""
 _digests: dict[str, bytes] = {}
 """Digest of the source of each module of the project, as it was imported, by name."""
+_noted: set[str] = set()
+"""Names of all imported modules that `note_modules` has examined."""
 
 
 def end_call(tree: str) -> None:
@@ -47,10 +49,11 @@ def end_call(tree: str) -> None:
 
 def note_modules(tree: str) -> None:
     """Note the files of the project's modules that have been imported since the last call."""
-    for name, file in _find_modules(tree).items():
-        if name not in _digests:
-            with contextlib.suppress(OSError):
-                _digests[name] = _digest(file)
+    new = sys.modules.keys() - _noted
+    for name, file in _find_modules(tree, new).items():
+        with contextlib.suppress(OSError):
+            _digests[name] = _digest(file)
+    _noted.update(new)
 
 
 def choose_main(digest: str) -> None:
@@ -74,10 +77,11 @@ def drop_changed_modules(tree: str) -> list[str]:
     Args:
         tree: folder of the project on this host, with the new files.
     """
-    modules = _find_modules(tree)
-    stale = {name for name in _digests if name in modules and _has_changed(name, modules[name])}
+    noted = _find_modules(tree, _digests)
+    stale = {name for name, file in noted.items() if _has_changed(name, file)}
     if not stale:
         return []
+    modules = _find_modules(tree, list(sys.modules))
     imports = {name: _read_imports(name, file) for name, file in modules.items()}
     while more := {
         name
@@ -91,16 +95,17 @@ def drop_changed_modules(tree: str) -> list[str]:
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
             vars(sys.modules[parent]).pop(child, None)
+    _noted.difference_update(stale)
     functions.clear()
     importlib.invalidate_caches()
     return sorted(stale)
 
 
-def _find_modules(tree: str) -> Mapping[str, Path]:
-    """Return the files of the imported modules below a folder, by the modules' names."""
+def _find_modules(tree: str, names: Iterable[str]) -> Mapping[str, Path]:
+    """Return the files of those of the imported modules that are below a folder, by name."""
     files: dict[str, Path] = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str) and file.startswith(f"{tree}/") and name != "__main__":
             files[name] = Path(file)
     return files
