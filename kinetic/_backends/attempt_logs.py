@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from kinetic._backends.base import LogRequest, Status
 from kinetic._core import layout
@@ -127,7 +129,10 @@ def read(
         log = open_stored_log(store, request.key(ref, attempt, host))
         return LogReader(log, host, attempt=attempt, failures=request.failures)
 
-    newest = request.attempt or attempts.find_newest(store, ref.job_id)
+    @cache
+    def find_newest() -> int:
+        return request.attempt or attempts.find_newest(store, ref.job_id)
+
     first = request.attempt or 1
     starts: dict[int, Position] = {}
     tail = None if request.follow else request.tail
@@ -136,15 +141,16 @@ def read(
         if host in request.after:
             starts[host] = request.after[host]
         elif request.tail is not None:
-            numbers = range(newest, first - 1, -1)
+            numbers = range(find_newest(), first - 1, -1)
             yield (begin := _find_tail(request.tail, (open_reader(n, host) for n in numbers)))
             starts[host] = begin.end
         else:
             starts[host] = Position(first)
-    for attempt in itertools.count(min(starts.values(), default=Position(newest)).attempt):
+    begin_at = min(starts.values()).attempt if starts else find_newest()
+    for attempt in itertools.count(begin_at):
 
         def is_over(attempt: int = attempt) -> bool:
-            return _is_repeated(store, ref, attempt) or has_ended()
+            return has_ended() or _is_repeated(store, ref, attempt)
 
         hosts = [host for host, start in starts.items() if start.attempt <= attempt]
         readers = [open_reader(attempt, host) for host in hosts]
@@ -177,11 +183,16 @@ def _limit(chunks: Iterator[LogChunk], lines: dict[int, int] | None) -> Iterator
 
 
 def read_of_cluster(
-    store: Store, ref: JobRef, request: LogRequest, status: AskStatus
+    store: Store,
+    ref: JobRef,
+    request: LogRequest,
+    status: AskStatus,
+    open_ending_fd: Callable[[], int | None] = lambda: None,
 ) -> Iterator[LogChunk | None]:
     """Read the output of a job on a cluster, like `read`. The job has ended if its verdict is
-    stored or `status` says so; `status` is called less often than the store is polled."""
-    ask_at, failed = 0.0, False
+    stored or `status` says so; `status` is called less often than the store is polled. The store is
+    polled at once when the descriptor that `open_ending_fd` returns becomes readable."""
+    ask_at, failed = time.monotonic() + ASK_EVERY_S, False
 
     def has_ended() -> bool:
         nonlocal ask_at, failed
@@ -200,7 +211,7 @@ def read_of_cluster(
         failed = False
         return ended
 
-    return read(store, ref, request, has_ended)
+    return read(store, ref, request, has_ended, lambda *_: _poll(store, open_ending_fd()))
 
 
 def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
@@ -269,23 +280,36 @@ def _read_chunks(
 
 
 @contextlib.contextmanager
-def _poll(store: Store) -> Iterator[Pause]:
+def _poll(store: Store, ending_fd: int | None = None) -> Iterator[Pause]:
     """Provide a function that waits between two polls: shorter while output arrives, longer for a
-    store that is not a folder, because each poll is a call over the network."""
+    store that is not a folder, because each poll is a call over the network. One wait ends when
+    `ending_fd` becomes readable; it is closed at the end."""
     soon_s, late_s, tick_s = (POLL_SOON_S, POLL_LATE_S, TICK_S)
     if is_near(store):
         soon_s = late_s = tick_s = FILES_EVERY_S
     polled_at = came_at = time.monotonic()
+    is_watched, ending = ending_fd is not None, select.poll()
+    if ending_fd is not None:
+        ending.register(ending_fd, select.POLLIN)
 
     def pause(new_bytes: int) -> Iterator[None]:
-        nonlocal polled_at, came_at
+        nonlocal polled_at, came_at, is_watched
         took_s = time.monotonic() - polled_at
         came_at = polled_at if new_bytes else came_at
         least_s = pause_of(store, took_s, soon_s)
         next_at = polled_at + pause_after(polled_at - came_at, least_s, late_s)
         while new_bytes < GROWS_BYTES and time.monotonic() < next_at:
             yield None
-            time.sleep(tick_s)
+            if not is_watched:
+                time.sleep(tick_s)
+            elif ending.poll(1000 * tick_s):
+                is_watched = False
+                break
         polled_at = time.monotonic()
 
-    yield pause
+    try:
+        yield pause
+    finally:
+        if ending_fd is not None:
+            with contextlib.suppress(OSError):  # The program may have closed it.
+                os.close(ending_fd)

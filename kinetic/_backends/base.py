@@ -248,8 +248,8 @@ class Connection(Protocol):
 class Tunnels(Protocol):
     """Optional: a backend that can reach a port of a host (the debugger)."""
 
-    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
-        """Connect to a port of the loopback address of a running host.
+    def connect(self, ref: JobRef, host: int | None, port: int) -> Connection:
+        """Connect to a port of the loopback address of a running host, or with None of the leader.
 
         Raises:
             OSError: nothing listens on the port.

@@ -1,7 +1,7 @@
 """The backend of calls that run on a session, whatever backend holds the session's slices.
 
 A call goes through the store: its request is an object in the session's queue, which the session's
-leader reads. On this machine a pipe wakes the leader at once.
+leader reads. A bell wakes the leader at once where it can (`_backends.bell`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from kinetic._backends.base import Backend, Document, Kills, LogRequest, Status
+from kinetic._backends.bell import Bell, open_bell
 from kinetic._core import layout
 from kinetic._core.gang.policy import count_slices
 from kinetic._core.outcome import Outcome, Verdict
@@ -21,7 +22,6 @@ from kinetic._core.session import CANCELLED_WAITING, are_alike
 from kinetic._core.state import JobStatus
 from kinetic._store import cancellation, index
 from kinetic._store.base import Store, folder_of
-from kinetic._system import pipes
 from kinetic.errors import NotFound, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class SessionBackend:
         """
         return index.find(self._store, self._session_id)
 
+    @functools.cached_property
+    def _bell(self) -> Bell:
+        return open_bell(self._store, self._session_id, self._holder)
+
     def preflight(self, plan: Plan) -> None:
         """Refuse a call that does not fit the session, or whose session has ended."""
         try:
@@ -77,7 +81,7 @@ class SessionBackend:
         """Put the call into the session's queue."""
         key = layout.JobKeys(self._session_id).call(time.time_ns(), ref.job_id)
         self._store.put(key, b"")
-        self._ring()
+        self._bell.ring()
 
     def status(self, refs: Sequence[JobRef]) -> dict[str, Status]:
         """Return the status of calls, from their verdicts, the queue, and the session's status."""
@@ -118,8 +122,10 @@ class SessionBackend:
             return Status(JobStatus.NOT_FOUND)
 
     def why_waiting(self, ref: JobRef) -> str | None:
-        """Return why the call does not run yet; None if it runs or has ended."""
-        return self._status(ref).why_waiting
+        """Return why the call does not run yet; None if it runs or has ended. In a call's first
+        second this is unknown: many end before their status is read from a bucket."""
+        is_new = time.time() - ref.created_at < 1.0 and folder_of(self._store) is None
+        return "" if is_new else self._status(ref).why_waiting
 
     def why_lost(self, ref: JobRef, host: int) -> str:
         """Return "": the session's leader has noted the cause."""
@@ -134,7 +140,8 @@ class SessionBackend:
         from kinetic._backends import attempt_logs
 
         if folder_of(self._store) is None:
-            return attempt_logs.read_of_cluster(self._store, ref, request, self.status)
+            open_fd = functools.partial(self.ending_fd, ref)
+            return attempt_logs.read_of_cluster(self._store, ref, request, self.status, open_fd)
 
         def has_ended() -> bool:
             has_verdict = self._store.has(layout.JobKeys(ref.job_id).outcome)
@@ -155,10 +162,15 @@ class SessionBackend:
             root, ref, request, attempt, hosts, session_id=self._session_id
         )
 
+    def ending_fd(self, ref: JobRef) -> int | None:
+        """Return a descriptor that becomes readable when the call has ended; None if the leader is
+        not connected."""
+        return self._bell.ending_fd(ref.job_id)
+
     def cancel(self, ref: JobRef) -> None:
         """Ask the session's leader to end the call, or take a waiting call from the queue. The
         session goes on."""
-        cancellation.request(self._store, ref.job_id, self._ring)
+        cancellation.request(self._store, ref.job_id, self._bell.ring)
         if self._status(ref).phase is JobStatus.PENDING:
             outcome = Outcome(Verdict.CANCELLED, reason=CANCELLED_WAITING, ended_at=time.time())
             index.write_outcome(self._store, ref.job_id, outcome, if_absent=True)
@@ -188,10 +200,6 @@ class SessionBackend:
 
     def _list_waiting(self) -> list[str]:
         return list_waiting_calls(self._store, self._session_id)
-
-    def _ring(self) -> None:
-        if (folder := folder_of(self._store)) is not None:
-            pipes.tell(folder / layout.JobKeys(self._session_id).bell, "!")
 
 
 def list_waiting_calls(store: Store, session_id: str) -> list[str]:

@@ -74,6 +74,8 @@ class JobKeys:
     """The calls that wait for a session, and the one that runs, in order."""
     bell = Key("jobs/{job_id}/local/bell")
     """A pipe: writing to it wakes the leader of a session on this machine."""
+    bell_port = Key("jobs/{job_id}/bell.json")
+    """The port on which the leader of a session in a pod listens for callers."""
     outputs = Key("outputs/{job_id}/")
     """The default folder for files of the function."""
 

@@ -289,6 +289,8 @@ class Leader:
         queue = CallQueue(self._store, self._plan.job_id)
         if self._bell is not None:
             runtime.listen(self._bell)
+        elif self._reads_questions:
+            await runtime.listen_on_port(self._plan.job_id)
         self._policy.gather(time.monotonic())
         self._policy.hold()
         verdict = await self._await_hosts(runtime)
@@ -387,6 +389,7 @@ class Leader:
             self._call = None
         call.story.write(verdicts.end_event(outcome))
         await runtime.ask_until_done(partial(self._conclude, call, outcome, queue))
+        runtime.tell_callers(call.job_id)
         return verdict
 
     def _conclude(self, call: Call, outcome: Outcome, queue: CallQueue) -> None:

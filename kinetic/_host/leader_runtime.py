@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kinetic._core import layout, record
 from kinetic._core.gang.machine import Gang
@@ -52,6 +52,8 @@ class LeaderRuntime:
         self._coordinator = coordinator
         self._changed = asyncio.Event()
         self._watching: list[asyncio.Task[None]] = []
+        self._listener: asyncio.Server | None = None
+        self._callers: set[asyncio.Transport] = set()
 
     async def open(self, handlers: Mapping[signal.Signals, Callable[[], None]]) -> None:
         """Start the server, and handle these signals."""
@@ -128,6 +130,35 @@ class LeaderRuntime:
 
         asyncio.get_running_loop().add_reader(fd, wake)
 
+    async def listen_on_port(self, session_id: str) -> None:
+        """Listen on a port of the pod's loopback address, and store its number, for callers that
+        port-forward to it. Whatever they send ends the current or the next pause."""
+        callers, wake = self._callers, self.wake
+
+        class Caller(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = cast("asyncio.Transport", transport)
+                callers.add(self.transport)
+
+            def data_received(self, data: bytes) -> None:
+                wake()
+                self.transport.write(b"\n")  # Callers give up a connection without an answer.
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                callers.discard(self.transport)
+
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(Caller, "127.0.0.1", 0)
+        port = self._listener.sockets[0].getsockname()[1]
+        key = layout.JobKeys(session_id).bell_port
+        with contextlib.suppress(StoreError):  # Callers poll the store instead.
+            await self.ask(lambda: self._store.put(key, json.dumps({"port": port}).encode()))
+
+    def tell_callers(self, job_id: str) -> None:
+        """Tell all connected callers that a call has a verdict."""
+        for transport in self._callers:
+            transport.write(f"{job_id}\n".encode())
+
     def ask_for(self, question: Callable[[], bool], then: Callable[[bool], None]) -> None:
         """Put a question to the store, and call `then` with the answer; False on an error."""
 
@@ -172,6 +203,10 @@ class LeaderRuntime:
     async def close(self) -> None:
         """Stop the server. SIGTERM stays pending from now on: it must not kill this process before
         it has written the verdict."""
+        if self._listener is not None:
+            self._listener.close()
+        for transport in list(self._callers):
+            transport.close()
         with processes.dying_when_stuck():
             await self._coordinator.stop()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

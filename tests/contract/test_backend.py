@@ -269,6 +269,9 @@ def test_a_signal_of_the_end_comes_with_the_end(backend, store):
         pass
     follower.close()
     ends = backend.ending_fd(ref)
+    if ends is None and backend.name == "session":
+        ended(backend, ref)
+        pytest.skip("callers on this machine watch the files of a call")
     assert select.select([ends], [], [], 0)[0] == []
     backend.cancel(ref)
     assert select.select([ends], [], [], 30)[0] == [ends]

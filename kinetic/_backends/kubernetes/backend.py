@@ -329,14 +329,17 @@ class KubernetesBackend:
             if pod.host in hosts and not pod.has_ended and self._delete_pod(pod, signum)
         )
 
-    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
-        """Connect to a port of the host's pod, through the API server."""
+    def connect(self, ref: JobRef, host: int | None, port: int) -> Connection:
+        """Connect to a port of the host's pod, or with None of the leader's, through the API
+        server."""
         snapshot = self._read([ref], fresh=True)
         workload = snapshot.workload(ref)
         pods = () if workload is None else current_pods(workload, snapshot.pods_of(ref))
-        pod = next((p for p in pods if p.host == host and p.stage is Stage.RUNNING), None)
+        running = [pod for pod in pods if pod.stage is Stage.RUNNING]
+        pod = next((p for p in running if (p.leads if host is None else p.host == host)), None)
         if pod is None:
-            raise ConnectionRefusedError(f"host {host} of {ref.job_id} has no running pod")
+            name = "the leader" if host is None else f"host {host}"
+            raise ConnectionRefusedError(f"{name} of {ref.job_id} has no running pod")
         return SocketConnection(self._api.open_port(pod.name, port))
 
     def _delete_pod(self, pod: Pod, signum: int) -> bool:

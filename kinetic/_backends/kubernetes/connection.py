@@ -306,8 +306,14 @@ class HttpApi:
 
     def open_port(self, pod: str, port: int) -> socket.socket:
         """Connect to a port of a pod through a WebSocket. It needs certificate files."""
-        from kubernetes.client.exceptions import ApiException
-        from kubernetes.stream.ws_client import portforward_call
+        from kubernetes.stream.ws_client import PortForward, create_websocket, get_websocket_url
+
+        class Forward(PortForward):  # type: ignore[misc]
+            def _proxy(self) -> None:
+                try:
+                    super()._proxy()
+                except OSError:  # The connection is lost, for example because the laptop slept.
+                    self.local_ports[port].python.close()
 
         call = self._call("create", PORT_FORWARDS, pod)
         path = PODS.path(call.namespace, pod)
@@ -316,17 +322,18 @@ class HttpApi:
             parts = urlsplit(self.server)
             configuration.proxy = named or proxies.find_proxy(parts.scheme, parts.hostname or "")
             login = configuration.get_api_key_with_prefix("BearerToken")
+            url = get_websocket_url(f"{self.server}{path}/portforward", [("ports", str(port))])
+            headers = {"authorization": login} if login else {}
             try:
-                forward = portforward_call(
-                    configuration,
-                    "GET",
-                    f"{self.server}{path}/portforward",
-                    query_params=[("ports", str(port))],
-                    headers={"authorization": login} if login else {},
-                )
-            except ApiException as error:
-                raise explain_unreachable(call, self.server, error.reason) from error
-        return cast("socket.socket", _ForwardedPort(forward, port))
+                websocket = create_websocket(configuration, url, headers)
+            except Exception as error:
+                if (status := getattr(error, "status_code", 0)) >= 400:  # of the handshake
+                    body = getattr(error, "resp_body", b"") or b""
+                    verb = "get" if b"cannot get" in body else "create"  # from Kubernetes 1.35 on
+                    call = self._call(verb, PORT_FORWARDS, pod)
+                    raise error_of(call, status, body) from error
+                raise explain_unreachable(call, self.server, error) from error
+        return cast("socket.socket", _ForwardedPort(Forward(websocket, [port]), port))
 
     def may(self, verb: str, resource: Resource, *, namespace: str | None = None) -> bool:
         """True if the caller has a permission, according to the server's access review."""

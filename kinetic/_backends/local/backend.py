@@ -206,7 +206,7 @@ class LocalBackend:
 
         return Endpoint(supervisor["target"], supervisor["token"], ref.job_id)
 
-    def connect(self, ref: JobRef, host: int, port: int) -> Connection:
+    def connect(self, ref: JobRef, host: int | None, port: int) -> Connection:
         """Connect to a port of this machine, on which all hosts run."""
         import socket
 
