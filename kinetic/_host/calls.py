@@ -8,7 +8,7 @@ that was running.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kinetic._core import events, layout
 from kinetic._core.gang.formation import make_policy
@@ -20,8 +20,9 @@ from kinetic._core.values import dataclass
 from kinetic._host.story import Story
 from kinetic._store import attempts, index
 from kinetic._store.base import Store
+from kinetic._store.many import get_many
 from kinetic._system import memory_folder
-from kinetic.errors import CorruptRecord, NotFound, UnsupportedVersion
+from kinetic.errors import CorruptRecord, UnsupportedVersion
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,20 @@ class CallQueue:
         they waited are concluded on the way."""
         for key, job_id in self._list_requests():
             keys = layout.JobKeys(job_id)
-            if self._store.has(keys.outcome):
+            wanted = (keys.outcome, keys.cancellation, keys.plan, keys.events)
+            records = get_many(self._store, wanted)
+            if keys.outcome in records or keys.plan not in records:  # Ended, or removed.
                 self._store.delete(key)
-            elif self.is_cancelled(job_id):
+            elif keys.cancellation in records:
                 self._refuse(key, job_id, Verdict.CANCELLED, CANCELLED_WAITING)
             else:
                 try:
-                    plan = Plan.read(self._store.get(keys.plan))
-                except NotFound:  # The call's records were removed.
-                    self._store.delete(key)
+                    plan = Plan.read(records[keys.plan])
                 except (CorruptRecord, UnsupportedVersion) as error:
                     self._refuse(key, job_id, Verdict.FAILED, str(error))
                 else:
-                    if (lost := self._judge_begun(plan)) is not None:
+                    begun = events.parse(records.get(keys.events, b""))
+                    if (lost := self._judge_begun(plan, begun)) is not None:
                         index.write_outcome(self._store, job_id, lost, if_absent=True)
                         self._store.delete(key)
                         continue
@@ -80,13 +82,9 @@ class CallQueue:
                     )
         return None
 
-    def _judge_begun(self, plan: Plan) -> Outcome | None:
-        """Return the outcome of a call that an earlier leader had begun; None if it has not begun.
-        Its function must not run a second time."""
-        try:
-            begun = events.parse(self._store.get(layout.JobKeys(plan.job_id).events))
-        except NotFound:
-            return None
+    def _judge_begun(self, plan: Plan, begun: Sequence[events.GangEvent]) -> Outcome | None:
+        """Return the outcome of a call that an earlier leader had begun, by its events; None if it
+        has not begun. Its function must not run a second time."""
         if not any(event.kind is events.EventKind.READY for event in begun):
             return None
         number = attempts.find_newest(self._store, plan.job_id)

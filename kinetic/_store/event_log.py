@@ -15,6 +15,8 @@ from kinetic._store import files
 from kinetic._store.base import Store, folder_of
 from kinetic.errors import KineticError, NotFound
 
+GATHER_S = 0.05
+"""Seconds to wait for more lines before a write: events come in groups."""
 RETRY_PAUSE_S = 1.0
 """Seconds before a failed write is repeated."""
 _FINAL_TRIES = 5
@@ -67,6 +69,7 @@ class EventLog:
                 self._changed.wait_for(lambda: self._new or self._closing)
                 if not self._new:
                     return
+                self._changed.wait_for(lambda: self._closing, GATHER_S)
                 new, self._new = self._new, b""
             if not self._put(new):
                 with self._changed:
