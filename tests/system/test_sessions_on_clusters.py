@@ -110,6 +110,29 @@ def test_a_port_forward_that_breaks_in_a_call_is_opened_again(site, tmp_path):  
 
 
 @pytest.mark.double
+def test_a_leader_whose_pod_is_replaced_is_reached_again(site):  # noqa: F811
+    """The connection ends with the pod of the leader. The next call waits for the new pod, and a
+    later one opens a port-forward to it."""
+    run = kinetic.run("tpu-v6e-16")(name_process)
+    with kinetic.session("tpu-v6e-16", name="dev", idle_timeout="10m") as session:
+        for number in (1, 2):
+            run.run_async(number).result(timeout=PATIENCE_S)
+        wait_until(lambda: count_port_forwards(site), "no port-forward was opened")
+        before = count_port_forwards(site)
+        (head,) = [
+            pod["metadata"]["name"]
+            for pod in site.cluster.objects("pods")
+            if "-head-" in pod["metadata"]["name"]
+        ]
+        site.cluster.delete_pod(head, force=True)
+        for number in (3, 4):
+            assert run.run_async(number).result(timeout=PATIENCE_S)[0] == number
+        wait_until(lambda: count_port_forwards(site) > before, "no port-forward was opened again")
+    session.stop()
+    session.job.cleanup()
+
+
+@pytest.mark.double
 def test_without_the_right_calls_go_through_the_store(site, caplog):  # noqa: F811
     """A user who may not create pods/portforward gets the values all the same, and one line that
     names the right."""
