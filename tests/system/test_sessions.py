@@ -359,16 +359,16 @@ def test_a_call_goes_on_without_its_caller(session, home, tmp_path):
 def test_a_session_ends_when_no_call_comes_but_not_during_one(hold, tmp_path):
     """idle_timeout counts from the end of the last call. The session's end says why, and a later
     call names it."""
-    with hold(idle_timeout=1) as session:
+    with hold(idle_timeout=4) as session:
         handle, go = begin(tmp_path, value="value")
-        time.sleep(1.5)
+        time.sleep(4.5)
         go.touch()
         assert handle.result() == "value"
         ended_at = time.time()
         wait_until(lambda: has_ended(session), "the session has not ended")
         assert session.job.outcome().ended_at - ended_at > 0.5
         assert session.status().state == "SUCCEEDED"
-        assert "no call came for 1 s (idle_timeout)" in session.job.outcome().reason
+        assert "no call came for 4 s (idle_timeout)" in session.job.outcome().reason
         with pytest.raises(PreflightError, match=r"The session s \(job-.*\) has ended"):
             call(describe_process)()
     again = hold()
@@ -377,23 +377,23 @@ def test_a_session_ends_when_no_call_comes_but_not_during_one(hold, tmp_path):
 
 def test_max_lifetime_cuts_off_a_call(hold, tmp_path):
     """The running call and the waiting one name the limit."""
-    with hold(max_lifetime=2) as session:
+    with hold(max_lifetime=6) as session:
         running, _ = begin(tmp_path)
         waiting = call(describe_process).run_async()
         for handle in (running, waiting):
-            with pytest.raises(JobFailed, match="max_lifetime of 2 s"):
+            with pytest.raises(JobFailed, match="max_lifetime of 6 s"):
                 handle.result()
         wait_until(lambda: has_ended(session), "the session has not ended")
         assert session.status().state == "SUCCEEDED"
 
 
 def test_a_budget_ends_a_session_and_its_call(hold, tmp_path, monkeypatch):
-    """At 3,600 dollars an hour, two dollars last for two seconds. The end names the budget."""
+    """At 3,600 dollars an hour, six dollars last for six seconds. The end names the budget."""
     monkeypatch.setenv("KINETIC_PRICES", "cpu=3600")
-    with hold(budget="$2") as session:
+    with hold(budget="$6") as session:
         running, _ = begin(tmp_path)
         with pytest.raises(
-            JobFailed, match=r"session s has ended: its budget of \$2\.00 .* is used up\."
+            JobFailed, match=r"session s has ended: its budget of \$6\.00 .* is used up\."
         ):
             running.result()
         wait_until(lambda: has_ended(session), "the session has not ended")
