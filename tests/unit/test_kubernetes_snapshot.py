@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,3 +221,9 @@ def test_a_connection_has_one_reader() -> None:
     reader = share_reader(first)  # type: ignore[arg-type]
     assert share_reader(first) is reader  # type: ignore[arg-type]
     assert share_reader(second) is not reader  # type: ignore[arg-type]
+
+
+def test_a_session_of_one_host_is_a_jobset():
+    """Its head is a pod of its own, so its workload must be looked for among the JobSets."""
+    assert snapshot.resource_of(ref(1)) is JOBS
+    assert snapshot.resource_of(replace(ref(1), has_head=True)) is JOBSETS

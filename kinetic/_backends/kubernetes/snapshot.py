@@ -353,7 +353,8 @@ def take_snapshot(api: Api, refs: Sequence[JobRef]) -> ClusterSnapshot:
 
 def resource_of(ref: JobRef) -> Resource:
     """Return the kind of the job's workload."""
-    return JOBS if ref.hosts == 1 and not ref.has_single_controller else JOBSETS
+    has_several = ref.hosts > 1 or ref.has_head or ref.has_single_controller
+    return JOBSETS if has_several else JOBS
 
 
 def _owners(thing: Document) -> list[str]:
