@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -425,7 +425,7 @@ class Leader:
         spec = replace(
             spec,
             turn=policy.attempt,
-            first_sign_s=FIRST_SIGN_S,
+            first_sign_s=self._beat_s,  # All hosts wait for an assignment.
             sees_deaths=self._hosts.sees_deaths,
         )
         self._gang, self._has_asked = Gang(spec, time.monotonic()), False
@@ -449,7 +449,8 @@ class Leader:
             await runtime.pause()
         self._hosts.end_attempt()
         outcome = verdicts.judge_gang(self._gang)
-        if dead := self._find_dead():
+        silent = {indices[r.host] for r in outcome.reports if r.exit in _SILENT}
+        if dead := self._find_dead(silent):
             self._policy.note_failure(Loss(dead, first_line(outcome.reason)), time.monotonic())
             self._end(dead)
         else:
@@ -583,9 +584,9 @@ class Leader:
         self._story.tell_of_repeat(first_line(outcome.reason))
         self._end(slices)
 
-    def _find_dead(self) -> tuple[int, ...]:
-        """Return the attempt's slices that have dead hosts."""
-        dead = {index // self._hosts_per_slice for index in self._hosts.dead}
+    def _find_dead(self, silent: Collection[int] = ()) -> tuple[int, ...]:
+        """Return the attempt's slices that have dead or silent hosts."""
+        dead = {index // self._hosts_per_slice for index in (*self._hosts.dead, *silent)}
         return tuple(sorted(dead & {*self._policy.slices}))
 
     def _end(self, slices: Iterable[int]) -> None:

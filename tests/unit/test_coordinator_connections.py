@@ -144,6 +144,17 @@ def test_hosts_that_were_never_heard_from_have_until_the_start_timeout_where_the
     assert gang.stop_reason == "host 1 of 2 did not join within 600 s"
 
 
+def test_a_held_host_that_does_not_take_its_assignment_is_lost():
+    """The hosts of a session wait for calls: one that does not answer in time stands still."""
+    gang = gang_of(2, joined=False, sees_deaths=True, first_sign_s=10.0, turn=3)
+    gang.join(0, "agent-0", "", 0.0)
+    let_pass(gang, 0.0, 9.0, beating=(0,))
+    assert gang.phase is GangPhase.JOINING
+    let_pass(gang, 9.0, 2.0, beating=(0,))
+    (lost,) = gang.reports
+    assert (lost.exit, lost.detail) == (Exit.AGENT_LOST, "nothing was heard from it within 10 s")
+
+
 def test_a_silent_host_ends_a_job_that_has_a_hang_timeout():
     gang = gang_of(2, sees_deaths=True, hang_timeout_s=30.0)
     now = let_pass(gang, 0.0, 29.0, beating=(0,))

@@ -234,7 +234,9 @@ class Gang:
         elif self._window.waits_since is not None:
             self._close_window(*self._window.waits_since)
         elif self.phase is GangPhase.JOINING:
-            first_sign_s = None if self.spec.sees_deaths else self.spec.first_sign_s
+            # Without a session, a host that its leader sees may still be starting.
+            is_starting = self.spec.sees_deaths and not self.spec.turn
+            first_sign_s = None if is_starting else self.spec.first_sign_s
             if self._now - self._started >= self.spec.start_timeout_s:
                 self._stop_unready()
             elif first_sign_s is not None and self._watched >= first_sign_s:
