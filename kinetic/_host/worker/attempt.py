@@ -132,6 +132,9 @@ def _join_world(start: Start, captured: dict[str, str], *, is_first: bool) -> No
     try:
         _enter(start, captured)
         if is_first:
+            # Forked from one parent, all hosts would draw the same random numbers.
+            if "numpy.random" in sys.modules:
+                sys.modules["numpy.random"].seed()
             jaxworld.enter(start.world, start.joins_jax, start.elastic)
         else:
             jaxworld.enter_again(start.world)
@@ -219,9 +222,6 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
         from kinetic._pickling import cells
 
         cells.cache_lines(start.cells)
-    # Forked from one parent, all hosts would draw the same random numbers.
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
     os.umask(0o022)
 
 
@@ -285,7 +285,8 @@ def make_import_path(start: Start, inherited: list[str]) -> list[str]:
     ]
     installed = (number for number, entry in enumerate(entries) if entry.endswith(_INSTALLED))
     before = next(installed, len(entries))
-    entries[before:before] = on_this_host.values()
+    # A kept process has them from its last call.
+    entries[before:before] = [each for each in on_this_host.values() if each not in entries]
     return [*(folder for folder in start.sys_path if folder not in entries), *entries]
 
 
