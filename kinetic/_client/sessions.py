@@ -118,7 +118,11 @@ class SessionHandle:
 
     def status(self) -> SessionStatus:
         """Return the state of the session, its cost and its calls."""
-        standing, cost = self._read_standing(), self._plan.cost
+        return self.describe(self._read_standing())
+
+    def describe(self, standing: JobStanding) -> SessionStatus:
+        """Return the state of the session, whose own job stands so, its cost and its calls."""
+        cost = self._plan.cost
         gang, until = self.job._board.gang(self.job.ref), standing.ended_at or time.time()
         paid_s = gang.paid_s(self._plan.options.most_slices, until)
         return SessionStatus(
@@ -183,6 +187,25 @@ class SessionHandle:
             price = f" ({in_usd(cost.usd_per_hour)} an hour)"
         return f"{_name_slices(self._plan.options)}{price}"
 
+    def describe_existence(self) -> str:
+        """Return a sentence for a caller who wants to start the session while it exists."""
+        return (
+            f"The session {self.name} exists already ({self.job.job_id}), and keeps the options "
+            "with which it was started."
+        )
+
+    def has_options(
+        self, idle_timeout_s: float, max_lifetime_s: float, keep: object, budget_usd: float | None
+    ) -> bool:
+        """True if the session was started with these options, as far as they are not defaults."""
+        terms, plan = self._plan.holds or Session(self.name), self._plan
+        return (
+            idle_timeout_s in (IDLE_S, terms.idle_timeout_s)
+            and max_lifetime_s in (LIFETIME_S, terms.max_lifetime_s)
+            and keep in (False, plan.options.keep)
+            and (budget_usd is None or f"of {in_usd(budget_usd)} (" in plan.limits.budget)
+        )
+
     def describe_end(self) -> str:
         """Return when the session ends by itself, as the end of a sentence."""
         terms, limits = self._plan.holds or Session(self.name), self._plan.limits
@@ -233,6 +256,13 @@ def session(
         if not _started:
             atexit.register(_name_held, os.getpid())
         _started[handle.job.job_id] = handle
+    elif not handle.has_options(
+        checks.seconds("idle_timeout", idle_timeout) or IDLE_S,
+        checks.seconds("max_lifetime", max_lifetime) or LIFETIME_S,
+        options.get("keep", False),
+        checks.budget("budget", options.get("budget")),
+    ):
+        console.notice(f"kinetic: {handle.describe_existence()}")
     return handle
 
 

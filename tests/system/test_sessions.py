@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gangs import PATIENCE_S, children, is_titled, kill, start_script, wait_until, worker_of
 from on_sessions import (
@@ -502,6 +503,44 @@ def test_a_host_that_stands_still_between_calls_is_replaced_or_goes_on(session):
     time.sleep(0.3)
     os.kill(agent, signal.SIGCONT)
     assert handle.result()[1] == handle.job_id
+
+
+@pytest.mark.long
+def test_a_host_that_takes_no_call_is_replaced_and_the_call_goes_on(hold):
+    """An agent that was stopped between calls does not hold a call up until its start_timeout."""
+    with hold("still", "tpu-v6e-8") as session:
+        agent = agent_of(session, 1)
+        os.kill(agent, signal.SIGSTOP)
+        handle = call(describe_process, "tpu-v6e-8").run_async()
+    assert handle.result(timeout=PATIENCE_S)[1] == handle.job_id
+    assert agent_of(session, 1) != agent
+    assert "attempt 2" in handle.logs()
+
+
+def draw(seed=None):
+    import numpy as np
+
+    if seed is not None:
+        np.random.seed(seed)
+    return float(np.random.random())
+
+
+def test_random_numbers_go_on_between_kept_calls(session):
+    """The state of NumPy's generator is kept like any other state of a module."""
+    kept = call(draw, keep=True)
+    first, second = kept(0), kept()
+    generator = np.random.RandomState(0)
+    assert [first, second] == [generator.random_sample(), generator.random_sample()]
+
+
+def test_a_caller_that_wants_other_options_is_told(session, capsys):
+    """The session keeps its own options; whoever asks for none of them, or for the same, is told
+    nothing."""
+    assert kinetic.session("cpu", name="s").job.job_id == session.job.job_id
+    assert capsys.readouterr().err == ""
+    kinetic.session("cpu", name="s", idle_timeout="7m")
+    told = f"The session s exists already ({session.job.job_id}), and keeps the options"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("removed", ["session", "call"])

@@ -19,6 +19,7 @@ import kinetic
 from kinetic._backends import registry
 from kinetic._backends.session import SessionBackend, find_misfit, list_waiting_calls
 from kinetic._client import sessions as client_sessions
+from kinetic._client.board import console
 from kinetic._config import settings as configuration
 from kinetic._core import layout
 from kinetic._core.agent import Act, AgentMachine
@@ -333,6 +334,26 @@ def test_a_session_that_does_not_fit_is_refused_before_anything_is_sent(fake):
     assert fake.calls == calls
     with pytest.raises(UsageError, match=r"dev holds cpu:2, not cpu\. Stop it"):
         kinetic.session("cpu", name="dev")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_told"),
+    [
+        ({}, False),
+        ({"idle_timeout": "10m", "keep": True}, False),
+        ({"idle_timeout": 60}, True),
+        ({"max_lifetime": "1h"}, True),
+        ({"budget": 5}, True),
+    ],
+)
+def test_who_asks_for_other_options_than_a_session_has_is_told(fake, monkeypatch, wanted, is_told):
+    """Options that the caller leaves at their defaults are not compared."""
+    notices = []
+    monkeypatch.setattr(console, "notice", notices.append)
+    kinetic.session("cpu", name="dev", idle_timeout="10m", keep=True)
+    notices.clear()
+    kinetic.session("cpu", name="dev", **wanted)
+    assert len(notices) == is_told
 
 
 def test_a_session_that_has_ended_is_not_used_again(fake):

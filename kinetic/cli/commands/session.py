@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -146,10 +147,7 @@ def start(
     """Start a session."""
     handle, is_new = app.hold(accelerator, {"name": name, **options})
     if not is_new:
-        output.notice(
-            f"The session {name} exists already ({handle.job.job_id}), and keeps the options with "
-            "which it was started."
-        )
+        output.notice(handle.describe_existence())
     if not detach:
         try:
             handle.wait_until_ready(
@@ -177,16 +175,13 @@ def list_sessions(app: AppContext, /, *, show_all: bool, as_json: bool) -> None:
     """Print one line for each session."""
     jobs = app.board.refs()
     refs = [ref for ref in jobs if ref.session_name]
-    if not show_all:
-        standings = app.board.read_standings(refs)
-        refs = [ref for ref in refs if standings[ref.job_id].ended_at is None]
-    handles = []
+    standings = app.board.read_standings(refs)
+    statuses = []
     for ref in refs:
-        try:
-            handles.append(app.session_of(ref))
-        except NotFound:  # It is being removed.
-            continue
-    statuses = [handle.status() for handle in handles]
+        standing = standings[ref.job_id]
+        if show_all or standing.ended_at is None:
+            with contextlib.suppress(NotFound):  # It is being removed.
+                statuses.append(app.session_of(ref).describe(standing))
     totals = [len(_calls_of(jobs, status)) for status in statuses]
     if as_json:
         rows = zip(statuses, totals, strict=True)
