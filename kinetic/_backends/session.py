@@ -73,6 +73,26 @@ class SessionBackend:
             )
         check_fit(plan, held)
 
+    def choose_image(
+        self, plan: Plan, installed: Mapping[str, bytes], tell: Callable[[str], object]
+    ) -> Plan:
+        """Return the plan: the hosts run already, and install what the call adds. Refuse packages
+        in other versions than those that the session requires."""
+        from kinetic._source import dependencies
+
+        held = _read_plan(self._store, self._session_id).requirements
+        if plan.requirements in (None, held) or held is None:
+            return plan
+        lines = installed[plan.requirements.digest].decode().splitlines()
+        own = self._store.get(layout.blob(held.digest)).decode().splitlines()
+        if conflict := dependencies.find_conflict(lines, own):
+            raise PreflightError(
+                f"The call of {plan.name} requires {conflict[0]}, but the hosts of the session "
+                f"{self._session.session_name} have installed {conflict[1]}. Require that version, "
+                "or stop the session and start it again."
+            )
+        return plan
+
     def render(self, plan: Plan) -> list[Document]:
         """Return the request for the session's queue as the only document."""
         return [{"session": self._session_id, "job_id": plan.job_id}]
@@ -254,11 +274,6 @@ def find_misfit(plan: Plan, held: Plan) -> str:
         return (
             f"it runs Python {held.versions.python}, and this is Python {plan.versions.python}. "
             "Start a session with this Python."
-        )
-    if plan.requirements not in (None, held.requirements):
-        return (
-            "its hosts have installed other packages than the project requires now. Stop the "
-            "session, and start it again."
         )
     for name, value in wanted.env.items():
         if name.startswith("JAX_") and own.env.get(name) != value:

@@ -17,6 +17,7 @@ standard library of Python 3.9 or later.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import http.client
 import importlib.util
@@ -130,12 +131,17 @@ def install(folder: str, digest: str) -> None:
     if held - {"pip", "setuptools", "wheel", "uv"}:
         # uv reads one environment only, so it gets only what the image lacks.
         output = run([*command, "--dry-run", "--break-system-packages", "-p", sys.executable])
-        lacking = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", output)
-        options = [line for line in text.splitlines() if line.startswith("-")]
-        pins = [f"{name} @ {url}" if url else name + version for name, version, url in lacking]
-        write(listed, "\n".join([*options, *pins]))
+        write(listed, pin_missing(text, output))
         command.append("--no-deps")
     run([*command, "-p", python])
+
+
+def pin_missing(text: str, output: str) -> str:
+    """Return a list of requirements of what a dry run would install, with the options of `text`."""
+    missing = re.findall(r"(?m)^ \+ (\S+?)(==\S+)(?: \(from (.+)\))?$", output)
+    options = [line for line in text.splitlines() if line.startswith("-")]
+    pins = [f"{name} @ {url}" if url else name + version for name, version, url in missing]
+    return "\n".join([*options, *pins])
 
 
 def uv_options(text: str) -> list[str]:
@@ -148,7 +154,7 @@ def uv_options(text: str) -> list[str]:
 def find_uv() -> str:
     """Return the path of uv; install it with pip if the image has none."""
     command = [sys.executable, *PIP, "uv>=0.5", "--target"]
-    program = shutil.which("uv")
+    program = shutil.which("uv") or next(glob.iglob(f"{HOME}/*/bin/uv"), None)
     return program or make("uv", lambda folder: run([*command, folder])) + "/bin/uv"
 
 

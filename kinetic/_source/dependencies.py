@@ -11,6 +11,7 @@ hosts install them in the caller's version.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ OWN = ("cryptography>=42", "grpcio>=1.80", "setproctitle>=1.3.3", "xxhash>=3.5")
 OWN_FOR_BUCKETS = ("google-cloud-storage>=3.0",)
 ORBAX, ORBAX_FOR_BUCKETS = ("orbax-checkpoint", "orbax"), "gcsfs"
 """Names of Orbax's package, and a package that it needs for buckets but does not install."""
+
+_PIN = re.compile(r"[\w.-]+(?:\[.*\])?\s*==\s*([^\s,;*]+)\s*(?:;.*)?")
+"""A requirement of exactly one version."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,20 @@ def of_kinetic(
 ) -> Requirements:
     """Return the packages that kinetic itself needs in an image with the project's requirements."""
     return Requirements((*_own(installed, bucket), *also))
+
+
+def find_conflict(lines: Collection[str], held: Collection[str]) -> tuple[str, str] | None:
+    """Return the first requirement that excludes a version pinned in `held`, with that pin; None if
+    there is no conflict."""
+    pins = {find_name(line): line for line in held if _PIN.fullmatch(line) and _is_met(line)}
+    for line in lines:
+        pin = pins.get(find_name(line))
+        if pin is None or "://" in line or not _is_met(line):
+            continue
+        wanted = requirements_txt.read_requirement(line, line).specifier
+        if not wanted.contains(_PIN.sub(r"\1", pin), prereleases=True):
+            return line, pin
+    return None
 
 
 def _list_met(lines: Collection[str]) -> set[str]:

@@ -70,13 +70,15 @@ class Recorder:
                 setattr(owner, attribute, wrap.get(attribute, self._wrap)(function))
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        module = getattr(function, "__module__", "")  # An inherited method may have none.
+
         def call(*arguments: Any, **options: Any) -> Any:
             self._record(sys._getframe(1), (*arguments, *options.values()))
-            if function.__module__ in ("warnings", "_warnings"):
+            if module in ("warnings", "_warnings"):
                 options["stacklevel"] = options.get("stacklevel", 1) + 1
             return function(*arguments, **options)
 
-        call.__name__, call.__module__ = function.__name__, function.__module__
+        call.__name__, call.__module__ = function.__name__, module
         return call
 
     def _wrap_new(self, function: object) -> Callable[..., Any]:

@@ -402,3 +402,27 @@ def test_where_pathways_has_the_chips_its_package_is_installed_and_not_libtpu(pr
         find_declared(project), "proxy", installed | {"pathwaysutils": "0.1.13"}
     ).lines
     assert [line for line in lines if "pathways" in line] == ["pathwaysutils>=0.1.12"]
+
+
+HELD = ["--pre", "numpy==1.26.4", "jax[tpu]==0.10.2", "pear==1.0; python_version<'3'", "wild==2.*"]
+
+
+@pytest.mark.parametrize(
+    ("line", "pin"),
+    [
+        ("numpy==2.0", HELD[1]),
+        ("NumPy>=2", HELD[1]),
+        ("jax==0.9", HELD[2]),
+        ("numpy<2,>=1.20", ""),
+        ("numpy==1.26.4.0", ""),
+        ("numpy==2; sys_platform=='win32'", ""),
+        ("numpy @ https://example.com/numpy.whl", ""),
+        ("pear==2", ""),
+        ("wild==3", ""),
+        ("quince==1", ""),
+    ],
+)
+def test_a_version_that_a_session_excludes_is_a_conflict(line, pin):
+    """Only pins count that apply to hosts; what else is installed, the hosts themselves know."""
+    conflict = dependencies.find_conflict([line], HELD)
+    assert conflict == ((line, pin) if pin else None)

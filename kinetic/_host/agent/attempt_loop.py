@@ -22,6 +22,7 @@ from kinetic._core.gang.messages import HostAssignment
 from kinetic._core.plan import Plan
 from kinetic._host.agent import worker_process, workspace
 from kinetic._host.agent.loop import Agent
+from kinetic._host.agent.packages import AddedPackages
 from kinetic._host.agent.worker_process import WorkerProcess
 from kinetic._host.fork_server import ForkServer
 from kinetic._host.identity import Identity
@@ -52,6 +53,9 @@ class AttemptLoop:
         self._world = 0
         """Number of the world that the worker keeps between calls; 0 for none."""
         self._folder = Path(identity.scratch) / f"host-{identity.assigned_index}"
+        self._packages = AddedPackages(
+            self._folder.with_name(f"packages-{identity.assigned_index}"), plan.requirements
+        )
         if plan.holds is not None and identity.is_program:
             _import_for_calls(plan)
         label = f"{identity.job_id} host {identity.assigned_index}"
@@ -84,6 +88,7 @@ class AttemptLoop:
                 alive_fd=self._alive_fd,
                 tree=self._tree,
                 channel=self._channel,
+                packages=self._packages,
             )
             code = agent.run()
             if agent.nothing_follows:

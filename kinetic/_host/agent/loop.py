@@ -43,6 +43,7 @@ from kinetic._system import processes
 from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
+    from kinetic._host.agent.packages import AddedPackages
     from kinetic._host.worker.debugger import Gate
 
 _MAY_STALL = (Activity.STARTING, Activity.RUNNING, Activity.JOINING)
@@ -64,10 +65,11 @@ class Agent:
         alive_fd: int = -1,
         tree: UnpackedTree | None = None,
         channel: Any = None,
+        packages: AddedPackages | None = None,
     ) -> None:
-        """Make the agent; `tree` is that of the last call on a session, `channel` an open one to
-        the coordinator."""
-        self._identity, self.tree = identity, tree
+        """Make the agent; on a session, with the tree of the last call, an open `channel` to the
+        coordinator, and the packages that calls have added."""
+        self._identity, self.tree, self._packages = identity, tree, packages
         self._keeps = identity.assignment is not None and identity.assignment.world > 0
         self._plan = plan
         self._store, self._worker = store, worker
@@ -171,8 +173,18 @@ class Agent:
                 self._workspace = workspace.prepare(
                     self._identity, self._plan, self._store, before, is_kept=self._has_kept
                 )
+                if self._identity.session and self._packages is not None:
+                    self._add_packages(self._packages)
         except (KineticError, OSError, ValueError) as error:
             self._end = {"event": Exit.SETUP_FAILED, "detail": str(error)}
+
+    def _add_packages(self, packages: AddedPackages) -> None:
+        """Install what a call requires and its session lacks, and let the call import it."""
+        if added := packages.add(self._plan, self._store):
+            self._log.say(f"kinetic: installed for this session: {added}")
+        if packages.folder.exists():
+            editable = (*self._workspace.editable, str(packages.folder))
+            self._workspace = replace(self._workspace, editable=editable)
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._timeout_s()):
