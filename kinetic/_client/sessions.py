@@ -208,9 +208,11 @@ class SessionHandle:
 
     def describe_end(self) -> str:
         """Return when the session ends by itself, as the end of a sentence."""
-        terms, limits = self._plan.holds or Session(self.name), self._plan.limits
-        latest = f"at the latest {text.limit(terms.max_lifetime_s)} after its start"
-        budget = f" or when its {limits.budget} is spent" if limits.budget_s else ""
+        terms, budget_s = self._plan.holds or Session(self.name), self._plan.limits.budget_s
+        latest, budget = f"at the latest {text.limit(terms.max_lifetime_s)} after its start", ""
+        if budget_s and self._plan.cost is not None:
+            usd = in_usd(self._plan.cost.usd_per_hour / 3600 * budget_s)
+            budget = f" or when its budget of {usd} is spent"
         return f"after {text.limit(terms.idle_timeout_s)} without a call, and {latest}{budget}"
 
 

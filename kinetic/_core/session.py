@@ -36,6 +36,17 @@ class Session:
     idle_timeout_s: float = IDLE_S
     max_lifetime_s: float = LIFETIME_S
 
+    def ends_at(self, held_since: float, idle_since: float | None, budget_s: float | None) -> float:
+        """Return the time at which the session ends if no other call comes.
+
+        Args:
+            held_since: time at which its hosts were there.
+            idle_since: time since which no call runs or waits; None if one does.
+            budget_s: time for which its budget pays; None if it has no budget.
+        """
+        latest = held_since + min(self.max_lifetime_s, budget_s or self.max_lifetime_s)
+        return latest if idle_since is None else min(latest, idle_since + self.idle_timeout_s)
+
 
 def are_alike(one: Topology, other: Topology) -> bool:
     """True if two slices differ in nothing but whether their machines are preemptible."""

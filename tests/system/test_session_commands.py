@@ -67,7 +67,7 @@ def _use(folder: Path) -> None:
         time.sleep(0.1)
     head, row = kn(folder, "session", "list").stdout.splitlines()
     assert head.split()[0] == "NAME"
-    assert row.split()[:4] == ["dev", session_id, "cpu:2", "RUNNING"]
+    assert row.split()[:3] == ["dev", "cpu:2", "RUNNING"]
     assert row.endswith("2, 1 running")
     refused = kn(folder, "session", "stop", "dev")
     assert (refused.returncode, refused.stdout) == (4, "")

@@ -586,3 +586,19 @@ def test_a_function_runs_with_the_main_module_that_it_was_loaded_with(monkeypatc
     assert len(kept_state.functions) <= kept_state.MOST_FUNCTIONS
     assert len(kept_state._mains) <= kept_state.MOST_FUNCTIONS
     assert "first" not in kept_state.functions
+
+
+@pytest.mark.parametrize(
+    ("idle_since", "budget_s", "end"),
+    [
+        (100.0, None, 160.0),  # no call for a minute
+        (None, None, 710.0),  # while a call runs, only the lifetime counts
+        (700.0, None, 710.0),
+        (None, 300.0, 310.0),
+        (100.0, 300.0, 160.0),
+    ],
+)
+def test_a_session_ends_at_the_first_of_its_limits(idle_since, budget_s, end):
+    """The lifetime and the budget count from the time at which the hosts were there."""
+    terms = Session("dev", idle_timeout_s=60.0, max_lifetime_s=700.0)
+    assert terms.ends_at(10.0, idle_since, budget_s) == end

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kinetic._client.sessions import SessionHandle, SessionStatus
+    from kinetic._core.plan import Plan
     from kinetic._core.ref import JobRef
 
-_COLUMNS = ("NAME", "JOB", "ACCELERATOR", "STATE", "HELD", "$/H", "COST", "CALLS")
+_COLUMNS = ("NAME", "ACCELERATOR", "STATE", "HELD", "$/H", "COST", "CALLS")
 _STOP_S = 60.0
 """Longest wait for a session to end."""
 
@@ -161,8 +162,8 @@ def start(
             return exit_codes.INTERRUPTED
     output.line(
         f"The session {name} {'will hold' if detach else 'holds'} {handle.describe_slices()}; it "
-        f"ends {handle.describe_end()}. Use it: kinetic run --session {name} -- CMD. Stop it: "
-        f"kinetic session stop {name}"
+        f"ends {handle.describe_end()}.\nTo use it: kinetic run --session {name} -- CMD\nTo stop "
+        f"it: kinetic session stop {name}"
     )
     return exit_codes.OK
 
@@ -194,7 +195,7 @@ def list_sessions(app: AppContext, /, *, show_all: bool, as_json: bool) -> None:
             "NAME"
         )
     cells = [_cells(status, total) for status, total in zip(statuses, totals, strict=True)]
-    output.table(_COLUMNS, cells, right=("HELD", "$/H", "COST"), cut="NAME")
+    output.table(_COLUMNS, cells, right=("HELD", "$/H", "COST"), cut="ACCELERATOR")
     return None
 
 
@@ -211,13 +212,12 @@ def _cells(status: SessionStatus, total: int) -> tuple[str, ...]:
     slices = status.accelerator
     return (
         status.name,
-        status.job_id,
         slices if status.slices == 1 else f"{status.slices} x {slices}",
         status.state,
         text.duration(status.held_s) if status.held_s else "-",
         _in_usd(status.usd_per_hour),
         _in_usd(status.cost_usd),
-        ", ".join([str(total), *_describe_calls(status.calls)]),
+        f"{total}{_describe_calls(status.calls)}",
     )
 
 
@@ -227,10 +227,10 @@ def _in_usd(amount: float | None) -> str:
     return "-" if amount is None else in_usd(amount)
 
 
-def _describe_calls(calls: Sequence[str]) -> list[str]:
-    """Return the numbers of running and waiting calls that are not 0."""
+def _describe_calls(calls: Sequence[str]) -> str:
+    """Return how many calls wait behind the one that runs, or that none waits; "" if none runs."""
     waiting = len(calls) - 1
-    return ["1 running"] * bool(calls) + [f"{waiting} waiting"] * (waiting > 0)
+    return f", {waiting} waiting" if waiting > 0 else ", 1 running" if calls else ""
 
 
 @click.command("status", help=_STATUS_HELP)
@@ -252,6 +252,7 @@ def status(app: AppContext, /, *, name: str, as_json: bool) -> None:
     has_ended = state.state not in ("PENDING", "RUNNING", "UNKNOWN")
     names = {ref.job_id: f"{ref.job_id} ({ref.display_name})" for ref in calls}
     running, *waiting = [names.get(job_id, job_id) for job_id in state.calls] or [""]
+    more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
     cost, usd = plan.cost, state.cost_usd or 0.0
     facts = [
         ("Session", f"{name} ({state.job_id})"),
@@ -261,11 +262,11 @@ def status(app: AppContext, /, *, name: str, as_json: bool) -> None:
         ("Held for", text.duration(state.held_s) if state.held_s else ""),
         ("Cost", text.describe_cost(cost, usd, is_over=has_ended) if cost else ""),
         ("Running", running),
-        ("Waiting", ", ".join(waiting)),
+        ("Waiting", f"{waiting[0]}{more}" if waiting else ""),
         ("Idle for", "" if idle_s is None else text.duration(idle_s)),
         ("Calls", str(len(calls))),
         ("Keeps", "processes between calls" if plan.options.keep else ""),
-        ("Ends", "" if has_ended else handle.describe_end()),
+        ("Ends", "" if has_ended else _describe_end(handle, plan, state, idle_s)),
     ]
     output.line(text.align_pairs([(name, value) for name, value in facts if value]))
     return None
@@ -279,6 +280,19 @@ def _idle_s(app: AppContext, status: SessionStatus, calls: Sequence[JobRef]) -> 
     ended_at = app.board.read_standing(calls[0]).ended_at if calls else None
     since_end = status.held_s if ended_at is None else app.now() - ended_at
     return max(0.0, min(status.held_s, since_end))
+
+
+def _describe_end(
+    handle: SessionHandle, plan: Plan, status: SessionStatus, idle_s: float | None
+) -> str:
+    """Return in how many seconds the session ends by itself; before its hosts are there, its
+    terms."""
+    if plan.holds is None or not status.held_s:
+        return handle.describe_end()
+    idle_since = None if idle_s is None else -idle_s
+    ends_in_s = plan.holds.ends_at(-status.held_s, idle_since, plan.limits.budget_s)
+    rest = "at the latest" if idle_s is None else "unless a call comes"
+    return f"in {text.duration(ends_in_s)}, {rest}"
 
 
 @click.command("stop", help=_STOP_HELP)
