@@ -130,6 +130,17 @@ def test_a_row_shows_the_state_memory_and_stall_of_a_host(
     assert cells(line, "STATE", "MEMORY", "STILL") == (state, memory, still)
 
 
+def test_hosts_of_a_session_are_idle_after_a_call() -> None:
+    """Whether the last call returned or raised, the hosts wait for the next one."""
+    held = ref(session_name="dev")
+    for ended in ({"state": "returned"}, {"state": "raised", "exit": "raised"}):
+        (line,) = activity.lines(held, "RUNNING", snapshot(member(0, **ended)), Rates(), NOW)
+        assert (line.state, line.last_line) == ("idle", "")
+    for state in ("running", "missing"):
+        (line,) = activity.lines(held, "RUNNING", snapshot(member(0, state=state)), Rates(), NOW)
+        assert line.state == state
+
+
 def test_a_job_of_which_no_host_is_known_has_a_line() -> None:
     for nothing in (None, {}, snapshot()):
         (line,) = activity.lines(ref(), "PENDING", nothing, Rates(), NOW)

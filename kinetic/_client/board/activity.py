@@ -20,6 +20,7 @@ SILENT_S = 3.0
 _SAME_S = 0.3
 """Reports less than this many seconds apart are the same report: hosts report every second."""
 SAVING = "saving"
+IDLE = "idle"
 """The state of a running host that writes a checkpoint."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")
 
@@ -170,7 +171,8 @@ def _line(
         last_line=_ESCAPES.sub("", str(member.get("last_line", ""))),
     )
     if member.get("exit") or base.state in (MISSING, Activity.RETURNED):
-        return line
+        is_held = base.ref.session_name and base.state != MISSING  # Its last call has ended.
+        return replace(line, state=IDLE, last_line="") if is_held else line
     saving_step = member.get("saving_step") if base.state == Activity.RUNNING else None
     activity = base.state if saving_step is None else SAVING
     return replace(

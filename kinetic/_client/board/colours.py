@@ -11,7 +11,8 @@ STATES: dict[str, str] = {
         "red": "failed lost refused silent problem",
         "amber": "stalled saving warn",
         "violet": "pending joined starting preparing waiting debugging held submitting",
-        "grey": "cancelled stopped unknown not_found away missing skipped reading gone planned",
+        "grey": "cancelled stopped unknown not_found away missing skipped reading gone planned "
+        "idle",
     }.items()
     for state in states.split()
 }

@@ -45,7 +45,8 @@ class AttemptPicture:
         reason: one line for users; "" on success.
         blamed: the hosts that failed first.
         slices: slices that take part, in the order of their hosts; () unless the job is elastic.
-        lost: slices that the job lost in this attempt, or before the next one.
+        lost: slices that the job lost in this attempt, or before the next one; of a session, those
+            that are not back yet.
         awaited: slices for which the next attempt waits.
         size: number of hosts that take part; 0 for all.
     """
@@ -175,6 +176,8 @@ def _move_slices(attempt: AttemptPicture, event: GangEvent) -> AttemptPicture:
     concerned = set(event.slices)
     if event.kind is EventKind.SLICE_LOST:
         return replace(attempt, lost=tuple(sorted(concerned.union(attempt.lost))))
+    if event.kind is EventKind.SLICE_BACK and not attempt.slices:  # Held by a session.
+        return replace(attempt, lost=tuple(sorted(set(attempt.lost) - concerned)))
     awaited = set(attempt.awaited)
     awaited = awaited | concerned if event.kind is EventKind.AWAITED else awaited - concerned
     return replace(attempt, awaited=tuple(sorted(awaited)))
