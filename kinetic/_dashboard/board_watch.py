@@ -79,14 +79,25 @@ class JobList(NamedTuple):
         """Return the number of jobs in each state."""
         return Counter(row.state for row in self.rows)
 
+    def sessions(self) -> Mapping[str, str]:
+        """Return the names of all sessions, by the ids of their jobs."""
+        return {row.ref.job_id: row.ref.session_name for row in self.rows if row.ref.session_name}
+
+    def count_calls(self) -> Mapping[str, int]:
+        """Return the number of calls of each session, by the ids of the sessions' jobs."""
+        return Counter(row.ref.place.session for row in self.rows)
+
     def select(self, state: str, words: str) -> list[JobRow]:
-        """Return jobs in `state` ("": any) with all words in name, id, accelerator or batch."""
+        """Return jobs in `state` ("": any) with all words in name, id, accelerator, batch or
+        session."""
         wanted = words.casefold().split()
+        sessions = {job_id: f"{job_id} session {name}" for job_id, name in self.sessions().items()}
         rows = []
         for row in self.rows:
-            ref = row.ref
-            text = f"{ref.job_id} {ref.display_name} {ref.accelerator} {ref.group_id or ''}"
-            matches = all(word in text.casefold() for word in wanted)
+            ref, session = row.ref, sessions.get(row.ref.place.session, row.ref.place.session)
+            texts = ref.job_id, ref.display_name, ref.accelerator, ref.group_id or "", session
+            text = " ".join(texts).casefold()
+            matches = all(word in text for word in wanted)
             if matches and state in ("", row.state):
                 rows.append(row)
         return rows

@@ -37,6 +37,7 @@ from kinetic._dashboard.charts import ChartReader
 from kinetic._dashboard.live import Message, Source, format_event, run_in_thread, stream_events
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.scene import JobCamera, JobScene
+from kinetic._dashboard.session_line import MOST_ROWS, draw_line
 from kinetic._store.base import is_near
 from kinetic.errors import KineticError, NotFound, UsageError
 from kinetic.version import __version__
@@ -146,6 +147,7 @@ class Pages:
             "size": text.size,
             "name_of": text.printable,
             "count": text.count,
+            "duration": text.duration,
         }
 
     def render(self, template: str, **values: Any) -> str:
@@ -164,15 +166,17 @@ class Pages:
             "jobs.html",
             rows=rows[:_FIRST_WINDOW],
             total=len(rows),
+            jobs=jobs,
             **self._head_of(jobs),
         )
 
     def show_rows(self, request: Request) -> Response:
         """Return the rows of a part of the job list, and the number of all rows."""
-        rows = self._watch.read().select(*_filter_of(request))
+        jobs = self._watch.read()
+        rows = jobs.select(*_filter_of(request))
         first = _number(request, "from", 0)
         window = rows[first : first + min(_number(request, "n", _WINDOW), 4 * _WINDOW)]
-        html = self.render("_rows.html", rows=window, first=first)
+        html = self.render("_rows.html", rows=window, first=first, jobs=jobs)
         return JSONResponse({"total": len(rows), "first": first, "html": html})
 
     async def stream_jobs(self, request: Request) -> Response:
@@ -206,7 +210,7 @@ class Pages:
             camera.close()
         return self._page(
             request,
-            "job.html",
+            "session.html" if ref.session_name else "job.html",
             ref=ref,
             scene=scene,
             pieces=self._draw_job(scene),
@@ -257,13 +261,27 @@ class Pages:
 
     def _draw_job(self, scene: JobScene) -> dict[str, str]:
         """Render the changing parts of the page, by the ids of their elements."""
-        pieces = {
-            name: self.render(f"_{name}.html", scene=scene, ref=scene.ref)
-            for name in ("head", "attempts", "attention")
-        }
+        ref, values = scene.ref, dict[str, Any](scene=scene, ref=scene.ref)
+        if ref.session_name or ref.place.session:
+            values["jobs"] = jobs = self._watch.read(patience_s=1.0)
+            if ref.session_name:
+                values |= self._read_line(scene, jobs)
+        names = ("head", "attention", "calls" if ref.session_name else "attempts")
+        pieces = {name: self.render(f"_{name}.html", **values) for name in names}
         for box in scene.slices:
             pieces[f"slice-{box.number}"] = self.render("_slice.html", box=box, scene=scene)
         return pieces
+
+    def _read_line(self, scene: JobScene, jobs: JobList) -> dict[str, Any]:
+        """Return a session's calls on the line of time, and when the session ends by itself."""
+        until = scene.standing.ended_at or self._access.now()
+        calls = [row for row in jobs.rows if row.ref.place.session == scene.ref.job_id]
+        line = draw_line(calls, scene.started_at or until, until)
+        plan, ends_at = self._access.board.plan(scene.ref), None
+        if plan is not None and plan.holds is not None and scene.started_at and not scene.has_ended:
+            budget_s = plan.limits.budget_s
+            ends_at = plan.holds.ends_at(scene.started_at, line.idle_since, budget_s)
+        return {"line": line, "rows": calls[:MOST_ROWS], "ends_at": ends_at}
 
     async def search_output(self, request: Request) -> Response:
         """Return the matching lines of one host or all hosts. Stop the search when the browser

@@ -34,7 +34,7 @@ _LOST = "lost"
 _DETAILED_HOSTS = 64
 """Maximum number of hosts drawn with details; in larger gangs each host is a square."""
 _MOST_CHIPS = 8
-_LEAST = 8
+LEAST = 8
 """Least length of an attempt's bar in thousandths of the time line, to be visible."""
 
 
@@ -343,14 +343,14 @@ def draw_bars(
     for number, attempt in enumerate(attempts):
         following = attempts[number + 1].began_at if number + 1 < len(attempts) else None
         end = attempt.ended_at or following
-        begin = min(place(attempt.began_at, until), 1000 - _LEAST)
-        ready = min(max(place(attempt.ready_at, end or until), begin), 1000 - _LEAST)
+        begin = min(place(attempt.began_at, until), 1000 - LEAST)
+        ready = min(max(place(attempt.ready_at, end or until), begin), 1000 - LEAST)
         bars.append(
             AttemptBar(
                 attempt,
                 begin,
                 ready,
-                max(place(end, until), ready + _LEAST),
+                max(place(end, until), ready + LEAST),
                 "running" if end is None else str(attempt.verdict or "stopped"),
                 text.duration(end - attempt.began_at) if end and attempt.began_at else "",
                 uses[number] if number < len(uses) else "",

@@ -31,6 +31,7 @@ from kinetic._core import layout
 from kinetic._core.events import EventKind, GangEvent
 from kinetic._core.metrics import Rows
 from kinetic._core.outcome import Verdict
+from kinetic._core.place import Place
 from kinetic._store import index
 from kinetic._store.base import folder_of
 from kinetic.errors import StoreError
@@ -153,6 +154,40 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     (tmp_path / "end").touch()
     page.wait_for("succeeded", "#head")
     assert page.complaints() == []
+
+
+def test_the_calls_of_a_session_are_watched_on_a_line_of_time(page, tmp_path):
+    """A call grows while it runs, ends in the colour of its verdict, and leads to its page and
+    back. A new call takes the focus from no other; the session is stopped on its page."""
+    session = kinetic.session("cpu", name="dev")
+    remote = kinetic.run("cpu", session="dev", name="a call")(train)
+    try:
+        page.open(f"jobs/{session.job.job_id}").wait_for("No call yet", "#calls")
+        first = remote.run_async(str(tmp_path / "end"))
+        page.wait_for("The session ends by", "#calls")
+        wait_until(lambda: page.count(f"#bar-{first.job_id} .s-running"), "no bar grows")
+        (tmp_path / "end").touch()
+        page.wait_for("unless a call comes", "#calls")
+        wait_until(lambda: page.count(f"#bar-{first.job_id} .s-succeeded"), "its bar is not green")
+        page.wait_for("1 host: idle", "#slice-0")
+
+        page.find(f"#row-{first.job_id}").send_keys("")  # Gives it the focus.
+        second = remote.run_async(str(tmp_path / "end"))
+        wait_until(lambda: page.count(f"#bar-{second.job_id} .s-succeeded"), "it is not drawn")
+        assert page.run("return document.activeElement.id") == f"row-{first.job_id}"
+        page.find(f"#bar-{second.job_id}").click()
+        page.wait_for("a call", "h1")
+        page.click(f'#head a[href="jobs/{session.job.job_id}"]')
+        page.wait_for("session dev", "h1")
+        page.click("#cancel")
+        page.wait_for("This also ends its calls", "#ask")
+        page.click("#ask [value=yes]")
+        page.wait_for("cancelled", "#head")
+        page.open("?q=session+dev").wait_for("3 shown", "#total")
+        page.wait_for("2 calls", "#rows")
+        assert page.complaints() == []
+    finally:
+        session.stop(force=True)
 
 
 @pytest.mark.long
@@ -541,14 +576,26 @@ def test_a_notebook_shows_the_pages_in_a_frame_and_no_other_site_does(
 # -- layout and colours ----------------------------------------------------------------------------
 
 
+READY = (GangEvent(EventKind.READY, time=2.0),)
+
+
 @pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
 def test_pages_fit_and_follow_the_colours_of_the_system(show, shown_page, size):
     ref = show.add(1, hosts=16, accelerator="tpu-v6e-64", display_name="w" * 300, group_id="grp-1")
     show.backend.output[ref.job_id] = [b"y" * 5000 + b"\n"]
+    held = show.add(2, display_name="w" * 300, session_name="w" * 300, events=READY)
+    show.add(3, place=Place("still", session=held.job_id), display_name="w" * 300, events=READY)
     grounds = []
     for dark in (False, True):
         shown_page.resize(size, dark=dark)
-        for path in ("", f"jobs/{ref.job_id}", "batches", "batches/grp-1", "capacity"):
+        for path in (
+            "",
+            f"jobs/{ref.job_id}",
+            f"jobs/{held.job_id}",
+            "batches",
+            "batches/grp-1",
+            "capacity",
+        ):
             shown_page.open(path).wait_for("kinetic")
             too_wide = shown_page.run(
                 "return document.documentElement.scrollWidth - document.documentElement.clientWidth"

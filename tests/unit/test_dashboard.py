@@ -21,6 +21,7 @@ import dashboard_world
 from batch_cases import leave
 from cli_fakes import chunk
 from dashboard_world import NOW, World, ask, path_of
+from manifest_cases import planned
 
 import kinetic
 from kinetic._client.batch.inputs import BatchEnd
@@ -39,14 +40,17 @@ from kinetic._core.gang.picture import picture_of
 from kinetic._core.metrics import Rows
 from kinetic._core.outcome import HostReport, Outcome, RemoteError, Verdict
 from kinetic._core.place import Place
+from kinetic._core.plan import Cost
 from kinetic._core.ref import JobRef
-from kinetic._core.state import JobStatus
+from kinetic._core.session import Session
+from kinetic._core.state import JobStanding, JobStatus
 from kinetic._dashboard import batches, charts, output, scene
-from kinetic._dashboard.board_watch import BoardWatch, JobList
+from kinetic._dashboard.board_watch import BoardWatch, JobList, JobRow
 from kinetic._dashboard.charts import ChartReader
 from kinetic._dashboard.output import OutputReader
 from kinetic._dashboard.pages import Pages
 from kinetic._dashboard.server import DashboardServer
+from kinetic._dashboard.session_line import draw_line
 from kinetic._store import index
 from kinetic.errors import StoreError
 
@@ -385,6 +389,123 @@ def test_only_charts_that_have_changed_are_sent_and_all_in_turn(world: World):
     assert turns == [names[2:10], names[10:18], [*names[18:], *names[:2]], []]
 
 
+# -- sessions --------------------------------------------------------------------------------------
+
+
+def call_row(
+    number: int, started_at: float | None, ended_at: float | None, state: str = "SUCCEEDED"
+) -> JobRow:
+    ref = replace(ELASTIC, job_id=f"job-{number}", place=Place("fake", session="job-s"))
+    return JobRow(ref, JobStanding(state, "", ended_at, started_at))
+
+
+def test_calls_lie_on_the_line_between_idle_gaps():
+    """Calls that have begun are bars from begin to end; one that waits is no bar."""
+    calls = [
+        call_row(4, None, None, "PENDING"),
+        call_row(3, 1090.0, None, "RUNNING"),
+        call_row(2, 1020.0, 1040.0, "FAILED"),
+        call_row(1, 1000.0, 1020.0),
+    ]
+    line = draw_line(calls, 1000.0, 1100.0)
+    bars = [(bar.row.state, bar.begin, bar.begin + bar.length) for bar in line.bars]
+    # Bars of calls that follow each other at once are parted.
+    assert bars == [("succeeded", 0, 199), ("failed", 200, 399), ("running", 900, 999)]
+    assert (line.since, line.until, line.busy_s) == (1000.0, 1100.0, 50.0)
+    assert line.idle_since is None
+    assert draw_line(calls[2:], 1000.0, 1100.0).idle_since == 1040.0
+    assert draw_line([], 1000.0, 1100.0).idle_since == 1000.0
+
+
+def test_a_call_of_no_time_and_a_clock_that_was_set_back_are_drawn_within_the_line():
+    """Every bar can be seen, and lies on the line."""
+    calls = [call_row(2, 1100.0, 1100.0), call_row(1, 900.0, 800.0)]
+    for until in (1100.0, 1000.0, 900.0):
+        for bar in draw_line(calls, 1000.0, until).bars:
+            assert bar.length >= scene.LEAST
+            assert 0 <= bar.begin <= bar.begin + bar.length <= 1000
+
+
+def test_a_line_of_many_calls_begins_with_the_first_one_that_has_room():
+    """Older calls are counted and listed, but not drawn."""
+    calls = [call_row(n, 1000.0 + n, 1000.5 + n) for n in range(1000, 0, -1)]
+    line = draw_line(calls, 900.0, 2010.0)
+    assert (len(line.calls), len(line.bars)) == (1000, 200)
+    assert (line.since, line.bars[0].row.ref.job_id) == (1801.0, "job-801")
+    assert line.busy_s == 100.0
+
+
+def test_the_line_of_an_idle_session_changes_once_in_many_seconds():
+    """Otherwise each poll of an open page sends all bars again."""
+    calls = [call_row(1, 1000.0, 1500.0)]
+    lines = {draw_line(calls, 1000.0, 4600.0 + n).bars for n in range(16)}
+    assert len(lines) <= 3
+
+
+def hold(world: World, **fields: Any) -> JobRef:
+    """Add the session dev, whose hosts have been there for 900 s."""
+    ref = world.add(0, session_name="dev", display_name="session dev", **fields)
+    cost = Cost(3.60, "list price, us-east5")
+    plan = replace(planned("tpu-v6e-8"), job_id=ref.job_id, holds=Session("dev"), cost=cost)
+    world.store.put(layout.JobKeys(ref.job_id).plan, json.dumps(plan.to_json()).encode())
+    world.store.put(
+        layout.JobKeys(ref.job_id).events, b'{"time": %f, "kind": "ready"}' % (NOW - 900)
+    )
+    return ref
+
+
+def test_the_page_of_a_session_has_its_calls_its_cost_and_its_end(
+    server: DashboardServer, world: World
+):
+    """Each call is a bar that leads to its page; a call's page leads back to the session, unless
+    that was removed."""
+    ref = hold(world)
+    called = world.add(1, place=Place("fake", session=ref.job_id), display_name="<train>")
+    world.end(called)
+    orphan = world.add(2, place=Place("fake", session="job-removed"))
+    base = f"{path_of(server)}jobs/"
+    _, _, body = ask(server, f"{base}{ref.job_id}")
+    bar = body.partition('<div class="timeline">')[2].partition("</svg>")[0]
+    assert f'<a href="jobs/{called.job_id}"' in bar
+    assert f"<title>{called.job_id} &lt;train&gt;: succeeded</title>" in bar
+    assert "Calls ran for 100s of " in body
+    assert "about $0.90 so far ($3.60 an hour" in body
+    # The last call ended 800 s ago, and the session ends 1,800 s after that.
+    assert f'The session ends at <time data-at="{NOW - 800 + 1800:.3f}"></time>, unless' in body
+    assert 'id="output"' not in body
+    _, _, body = ask(server, f"{base}{called.job_id}")
+    assert f'<a href="jobs/{ref.job_id}">dev</a>' in body
+    assert "<dd>job-removed</dd>" in ask(server, f"{base}{orphan.job_id}")[2]
+
+
+def test_the_list_of_jobs_names_sessions_and_finds_their_calls(
+    server: DashboardServer, world: World
+):
+    """A session has the number of its calls, each call its session, and a search finds both."""
+    ref = hold(world)
+    call = world.add(1, place=Place("fake", session=ref.job_id))
+    world.add(2, display_name="other")
+    for words in ("session+dev", ref.job_id):
+        rows = json.loads(ask(server, f"{path_of(server)}rows?q={words}")[2])
+        assert rows["total"] == 2
+        assert f"{ref.job_id} · 1 call" in rows["html"]
+        assert f"{call.job_id} · session dev" in rows["html"]
+
+
+def test_a_slice_that_a_session_lost_is_drawn_as_lost_until_it_is_back():
+    """A session forms no second attempt, so its first one must forget the loss."""
+    events = [
+        GangEvent(EventKind.READY, time=1.0),
+        GangEvent(EventKind.SLICE_LOST, slices=(1,), time=2.0),
+    ]
+    (held,) = picture_of(events, 6).attempts
+    assert [box.note for box in scene.draw_slices(ELASTIC, held, [], {})][1] == "lost"
+    events += [GangEvent(EventKind.SLICE_BACK, slices=(1,), time=3.0)]
+    (held,) = picture_of(events, 6).attempts
+    notes = [box.note for box in scene.draw_slices(ELASTIC, held, [], {})]
+    assert notes == ["2 hosts: running"] * 3
+
+
 # -- output ---------------------------------------------------------------------------------------
 
 
@@ -442,7 +563,7 @@ def test_every_state_has_its_colour():
     from kinetic._client.batch.inputs import InputState
     from kinetic._core.exits import HostState
 
-    states = [*JobStatus, *HostState, *Activity, *InputState, activity.SAVING]
+    states = [*JobStatus, *HostState, *Activity, *InputState, activity.SAVING, activity.IDLE]
     assert {str(each).lower() for each in states} <= colours.STATES.keys()
     style = (Path(kinetic.__file__).parent / "_dashboard/static/dashboard.css").read_text()
     for colour in colours.STATES.values():

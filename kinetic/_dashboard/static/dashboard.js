@@ -49,9 +49,10 @@ function showLink(state, words) {
 function replace(id, html) {
   const element = $(id);
   if (!element) return location.reload();
-  const fresh = document.createElement("template");
+  const fresh = document.createElement("template"), focused = element.contains(document.activeElement) && document.activeElement.id;
   fresh.innerHTML = html;
   renew(element, fresh.content);
+  if (focused && $(focused)) $(focused).focus({ preventScroll: true });
 }
 // Replace the children of an element by those of `fresh`. Equal nodes stay, so that focus and selection are not lost.
 function renew(element, fresh) {
@@ -183,9 +184,7 @@ function listJobs() {
   function apply(part, from) {
     total = part.total;
     isPart = !!(state || filter.value);
-    const focused = document.activeElement && rows.contains(document.activeElement) ? document.activeElement.id : "";
     if (part.html !== html) { replace("rows", html = part.html); rows.dataset.from = from; }
-    if (focused && $(focused)) $(focused).focus({ preventScroll: true });
     lay();
     tick();
   }
