@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic._client.activity_watch import ActivityWatch
@@ -185,6 +186,9 @@ class JobCamera:
         outcome = standing.outcome or (board.verdict(ref) if standing.ended_at else None)
         gang = board.gang(ref, outcome)
         attempts = gang.attempts
+        last = attempts[-1]
+        if ref.session_name and outcome is not None:  # No report says that its hosts have ended.
+            last = replace(last, hosts=())
         until = standing.ended_at or self._access.now()
         self._read_activity(gang, until, runs=outcome is None)
         uses = [each.describe(self._goodput.cost) for each in self._goodput.attempts]
@@ -192,7 +196,7 @@ class JobCamera:
         scene = JobScene(
             ref,
             standing,
-            draw_slices(ref, attempts[-1], self._lines, self._steps),
+            draw_slices(ref, last, self._lines, self._steps),
             bars,
             len(attempts) - len(bars),
             outcome.blamed if outcome is not None and not outcome.ok else (),

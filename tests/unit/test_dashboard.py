@@ -478,6 +478,21 @@ def test_the_page_of_a_session_has_its_calls_its_cost_and_its_end(
     assert "<dd>job-removed</dd>" in ask(server, f"{base}{orphan.job_id}")[2]
 
 
+def test_a_session_that_has_ended_holds_no_hosts(server: DashboardServer, world: World):
+    """No host is drawn as running, and the page names no time at which the session will end."""
+    ref = hold(world)
+    path = f"{path_of(server)}jobs/{ref.job_id}"
+    _, _, body = ask(server, path)
+    assert "2 hosts: running" in body
+    assert "The session ends at" in body
+    outcome = Outcome(Verdict.SUCCEEDED, reason="no call came", ended_at=NOW - 10)
+    index.write_outcome(world.store, ref.job_id, outcome)
+    _, _, body = ask(server, path)
+    assert "2 hosts: away" in body
+    assert "The session ends" not in body
+    assert f'<span><time data-at="{NOW - 10:.3f}"></time></span>' in body
+
+
 def test_the_list_of_jobs_names_sessions_and_finds_their_calls(
     server: DashboardServer, world: World
 ):
