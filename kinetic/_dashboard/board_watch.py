@@ -88,8 +88,7 @@ class JobList(NamedTuple):
         return Counter(row.ref.place.session for row in self.rows)
 
     def select(self, state: str, words: str) -> list[JobRow]:
-        """Return jobs in `state` ("": any) with all words in name, id, accelerator, batch or
-        session."""
+        """Return jobs in `state` ("": any) that have all words in their names, batch or session."""
         wanted = words.casefold().split()
         sessions = {job_id: f"{job_id} session {name}" for job_id, name in self.sessions().items()}
         rows = []

@@ -285,8 +285,7 @@ def _idle_s(app: AppContext, status: SessionStatus, calls: Sequence[JobRef]) -> 
 def _describe_end(
     handle: SessionHandle, plan: Plan, status: SessionStatus, idle_s: float | None
 ) -> str:
-    """Return in how many seconds the session ends by itself; before its hosts are there, its
-    terms."""
+    """Return when the session ends by itself; before its hosts are there, its terms."""
     if plan.holds is None or not status.held_s:
         return handle.describe_end()
     idle_since = None if idle_s is None else -idle_s
