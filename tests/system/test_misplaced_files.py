@@ -113,7 +113,7 @@ def test_every_reader_answers(make, home):
 
 @pytest.mark.parametrize("name", ["outcome.json", "attempts/1/hosts/0/log", "local/lock"])
 def test_every_command_answers(name, home):
-    handle = kinetic.run(accelerator="cpu")(lambda: "value").run_async()
+    handle = kinetic.run(accelerator="cpu")(lambda: print("value")).run_async()
     handle.wait()
     place = home / "jobs" / handle.job_id / name
     place.unlink()
