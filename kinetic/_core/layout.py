@@ -16,6 +16,7 @@ LISTED = "listed"
 BLOBS = "blobs/sha256"
 PACKS = "packs"
 TREES = "trees"
+EXECUTABLES = "executables"
 DATA = "data"
 BUCKET_FOLDERS = "bucket-folders"
 GROUPS = "groups"
@@ -199,6 +200,12 @@ def tree(digest: str) -> str:
 def session(name: str) -> str:
     """Return the key of the record with the id of the last session of this name."""
     return f"{SESSIONS}/{name}.json"
+
+
+def executable(runtime: str, digest: str) -> str:
+    """Return the key of a program that JAX has compiled. The digest is the one with which JAX names
+    it in its compilation cache; `runtime` is JAX's version and platform."""
+    return f"{EXECUTABLES}/{runtime}/{digest}"
 
 
 def data(digest: str) -> str:

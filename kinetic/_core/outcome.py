@@ -72,6 +72,8 @@ class HostReport(Record, called="The report of a host"):
         kept_files: number of stored files that the function wrote into its work folder.
         written: text for users: the largest of these files, and files that are not stored, with the
             reason; "" if the function wrote none.
+        cache_hits: number of programs that JAX took from its compilation cache.
+        compile_saved_s: seconds of compilation that these saved.
     """
 
     host: int
@@ -94,6 +96,8 @@ class HostReport(Record, called="The report of a host"):
     announced: bool = False
     kept_files: int = 0
     written: str = ""
+    cache_hits: int = 0
+    compile_saved_s: float = 0.0
 
     @property
     def ok(self) -> bool:

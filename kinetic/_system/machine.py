@@ -43,6 +43,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def hash_instructions() -> str:
+    """Return a digest of the instruction set of this machine's processors, as far as it is known.
+    Machine code for one set may crash with another."""
+    import hashlib  # Few processes need it.
+
+    text = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        text = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return hashlib.sha256(f"{os.uname().machine} {text}".encode()).hexdigest()[:16]
+
+
 def available_memory_bytes() -> int | None:
     """Return the bytes of memory that new processes could get now; None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -69,9 +69,9 @@ def remove(app: AppContext, ref: JobRef) -> None:
 def find_unused(store: Store, *, older_than: float, without: Collection[str] = ()) -> Swept:
     """Return the objects that a sweep would remove if the jobs in `without` did not exist."""
     # Content must be listed before plans are read: see gc_lock.
-    trees, packs, blobs = at_once(
+    trees, packs, blobs, executables = at_once(
         lambda prefix: list(store.entries(prefix)),
-        [layout.TREES, layout.PACKS, layout.BLOBS],
+        [layout.TREES, layout.PACKS, layout.BLOBS, layout.EXECUTABLES],
         store.calls_at_once,
     )
     jobs = list(store.parts(layout.JOBS))
@@ -84,7 +84,7 @@ def find_unused(store: Store, *, older_than: float, without: Collection[str] = (
     contents = tuple(
         content
         # Trees' records come first: an interrupted sweep must not leave one without its content.
-        for content in (*trees, *packs, *blobs)
+        for content in (*trees, *packs, *blobs, *executables)
         if digest(content) not in used and content.written_at < older_than
     )
     folder = folder_of(store)

@@ -43,6 +43,22 @@ def leave_behind():
     return os.getpid()
 
 
+def sum_squares():
+    """Compute with a program of all hosts; return its value, and the number of programs that JAX
+    compiled for its cache."""
+    import jax
+    import numpy as np
+
+    compiled = []
+    jax.monitoring.register_event_listener(
+        lambda event, **_: compiled.append(event) if event.endswith("/cache_misses") else None
+    )
+    mesh = jax.make_mesh((len(jax.devices()),), ("all",))
+    over_all = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("all"))
+    numbers = jax.make_array_from_callback((64,), over_all, lambda part: np.ones(64)[part])
+    return float(jax.jit(lambda x: (x * x).sum())(numbers)), len(compiled)
+
+
 def gather_pids(dies=-1, raises=-1):
     """Return the pids of all hosts by a collective of JAX, and what this host has kept."""
     import jax

@@ -181,8 +181,11 @@ def test_joining_waits_for_the_first_use_unless_it_is_asked_for():
     assert kinetic.run(accelerator=TWO, joins_jax=False)(count_devices)() == (False, 4, False)
 
 
-@pytest.mark.parametrize(("accelerator", "hits_by_host"), [(TWO, [0, 0]), ("tpu-v6e-4", [1])])
-def test_no_host_finds_programs_that_the_others_compile(tmp_path, accelerator, hits_by_host):
+@pytest.mark.parametrize(("accelerator", "hits_by_host"), [(TWO, [1, 1]), ("tpu-v6e-4", [1])])
+def test_a_compilation_cache_of_the_user_serves_every_host(tmp_path, accelerator, hits_by_host):
+    """The function sets a folder for JAX's cache. Each host finds there what it has compiled in an
+    earlier job; no host finds another host's program, which would break the collectives."""
+
     @kinetic.run(accelerator=accelerator, all_hosts=True)
     def compiled():
         import jax

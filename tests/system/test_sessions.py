@@ -24,6 +24,7 @@ from on_sessions import (
     fail_at_first,
     gather_pids,
     leave_behind,
+    sum_squares,
     touch_and_wait,
     wait_for_mark,
 )
@@ -31,6 +32,7 @@ from on_sessions import (
 import kinetic
 from kinetic._core.exits import Exit
 from kinetic._core.session import KEPT_IS_GONE
+from kinetic.cli import root
 from kinetic.errors import (
     HostLost,
     JobCancelled,
@@ -187,6 +189,26 @@ def test_what_a_kept_call_leaves_running_holds_up_no_later_call(session):
         handles.append(call(count_calls, keep=True).run_async())
         assert handles[-1].result()[0] == pid
     assert [handle.logs() for handle in handles] == ["", "", ""]
+
+
+def test_a_call_compiles_nothing_that_an_earlier_one_compiled(hold, capsys):
+    """Plain calls run in new processes on two hosts. All but the first take every program from the
+    store, on both hosts, and so do those of another session; their status says so."""
+    counts = []
+    for name in ("first", "second"):
+        with hold(name, "tpu-v6e-8"):
+            handle = call(sum_squares, "tpu-v6e-8", all_hosts=True).run_async()
+            values, compiled = zip(*handle.results(), strict=True)
+            assert values == (64.0, 64.0)
+            counts.append((compiled, [r.cache_hits for r in handle.outcome().reports]))
+            handle = call(sum_squares, "tpu-v6e-8", all_hosts=True).run_async()
+            values, compiled = zip(*handle.results(), strict=True)
+            counts.append((compiled, [r.cache_hits for r in handle.outcome().reports]))
+    programs = counts[0][0]
+    assert min(programs) > 0
+    assert counts == [(programs, [0, 0]), *[((0, 0), [*programs])] * 3]
+    assert root.call(["jobs", "status", handle.job_id]) == 0
+    assert f"{programs[0]} program" in capsys.readouterr().out
 
 
 def test_the_world_of_jax_stays_until_a_host_of_it_dies(hold):

@@ -9,10 +9,12 @@ import pytest
 from doubles.cluster.roles import submitter
 from gangs import PATIENCE_S, wait_until
 from on_pods import wait_for_file
+from on_sessions import sum_squares
 from test_kubernetes_following import site  # noqa: F401 - a fixture
 
 import kinetic
 from kinetic._backends import attempt_logs
+from kinetic._core import layout
 from kinetic._store import index
 from kinetic._store.open import open_store
 from kinetic.errors import JobCancelled
@@ -149,6 +151,23 @@ def test_without_the_right_calls_go_through_the_store(site, caplog):  # noqa: F8
     assert set(site.cluster.refused()) == {"get pods/portforward"}
     session.stop()
     session.job.cleanup()
+
+
+@pytest.mark.double
+def test_a_job_compiles_nothing_that_an_earlier_one_compiled(site):  # noqa: F811
+    """Two jobs run one after the other on pods of their own, with a bucket as their store: the
+    second one takes every program from the bucket, on each host."""
+    run = kinetic.run("tpu-v6e-16", all_hosts=True)(sum_squares)
+    handles = []
+    for _ in range(2):
+        handles.append(run.run_async())
+        results = handles[-1].results(timeout=PATIENCE_S)
+        assert [value for value, _ in results] == [64.0] * 4
+    hits = [[report.cache_hits for report in job.outcome().reports] for job in handles]
+    assert hits[0] == [0] * 4
+    assert min(hits[1]) > 0
+    assert [compiled for _, compiled in results] == [0] * 4
+    assert any(open_store("gs://bucket/jobs").list(layout.EXECUTABLES))
 
 
 @pytest.mark.long

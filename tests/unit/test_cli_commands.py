@@ -321,6 +321,27 @@ def test_no_host_is_blamed_that_has_never_run(world: World, capsys: Capture, hos
     assert out.count(why) == 1
 
 
+def test_status_shows_what_the_compilation_cache_saved(world: World, capsys: Capture) -> None:
+    """Two of three jobs took programs from JAX's cache: their status says how many, and the seconds
+    saved; the third one's has no such line."""
+    lines = []
+    for number, (hits, saved_s) in enumerate([(0, 0.0), (1, 4.0), (12, 340.0)]):
+        job_id = f"job-0000000{number}"
+        world.job(job_id)
+        report = HostReport(0, Exit.RETURNED, cache_hits=hits, compile_saved_s=saved_s)
+        world.end(job_id, Outcome(Verdict.SUCCEEDED, reports=(report,), ended_at=NOW))
+        assert world("jobs", "status", job_id) == 0
+        lines.append([x for x in capsys.readouterr().out.splitlines() if x.startswith("Compiled")])
+        assert world("jobs", "status", "--json", job_id) == 0
+        (reported,) = json.loads(capsys.readouterr().out)["outcome"]["reports"]
+        assert (reported["cache_hits"], reported["compile_saved_s"]) == (hits, saved_s)
+    assert [" ".join(" ".join(each).split()) for each in lines] == [
+        "",
+        "Compiled: 1 program from the cache, 4.0s saved",
+        "Compiled: 12 programs from the cache, 5m40s saved",
+    ]
+
+
 def test_status_of_a_large_gang_fits_on_a_screen(world: World, capsys: Capture) -> None:
     world.job("job-00000001", hosts=1024)
     reports = tuple(

@@ -93,6 +93,18 @@ def contents(world: World) -> set[str]:
     return {key for prefix in prefixes for key in world.store.list(prefix)}
 
 
+def test_prune_removes_old_executables(world: World, capsys: Capture) -> None:
+    """JAX's compilation cache has an old and a new program: only the new one stays."""
+    for digest, age in (("a" * 64, 30 * DAY), ("b" * 64, 3600.0)):
+        key = layout.executable("0.10.2-tpu", digest)
+        world.store.put(key, b"program")
+        os.utime(world.store.path(key), (NOW - age, NOW - age))
+    assert world("jobs", "prune", "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["contents"] == 1
+    left = list(world.store.list(layout.EXECUTABLES))
+    assert left == [layout.executable("0.10.2-tpu", "b" * 64)]
+
+
 def test_prune_removes_what_nobody_needs(world: World, capsys: Capture) -> None:
     history(world)
     assert world("jobs", "prune", "--dry-run", "--json") == 0

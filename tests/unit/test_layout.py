@@ -28,6 +28,7 @@ def patterns() -> set[str]:
     keys = {key.pattern for kind in kinds for key in vars(kind).values() if isinstance(key, Key)}
     keys |= {make("{digest}") for make in (layout.pack, layout.tree)}
     keys |= {f"{layout.data('{digest}')}/", layout.session("{name}")}
+    keys |= {layout.executable("{runtime}", "{digest}")}
     return {re.sub(r"\{(\w+)\}", lambda m: f"<{NAMES.get(m[1], m[1])}>", key) for key in keys}
 
 

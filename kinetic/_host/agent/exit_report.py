@@ -135,6 +135,8 @@ def _report_from_end(end: dict[str, Any], host: int, peak_bytes: int) -> HostRep
         result_digest=end.get("result_digest", ""),
         result_size_bytes=end.get("result_size_bytes", 0),
         is_first=end.get("is_first", False),
+        cache_hits=end.get("cache_hits", 0),
+        compile_saved_s=end.get("compile_saved_s", 0.0),
     )
 
 

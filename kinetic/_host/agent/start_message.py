@@ -50,7 +50,7 @@ def start_message(
     # Simulated hosts imitate Pathways' devices only in jobs that may lose slices.
     is_real = not identity.simulated or plan.elastic_controller is not None
     platform = plan.platform if is_real else plan.topology.kind
-    compiled = f"{identity.scratch}/compiled-{identity.index}"
+    shares = identity.is_program or identity.session or plan.elastic_gang is not None
     world = World(
         coordinator,
         identity.hosts,
@@ -62,7 +62,7 @@ def start_message(
         port=int(port or 0),
         file=str(space.root / WORLD_FILE),
         limit_s=plan.limits.start_timeout_s,
-        compiled=compiled if plan.elastic_gang is not None or identity.session else "",
+        store=identity.store_uri if shares and not plan.has_single_controller else "",
     )
     return {
         "attempt": identity.attempt,

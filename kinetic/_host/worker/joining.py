@@ -18,7 +18,6 @@ import inspect
 import json
 import logging
 import os
-import pathlib
 import socket
 import sys
 import threading
@@ -44,11 +43,6 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGINAL = "_kinetic_original"
 """Attribute of a wrapper: the wrapped function of JAX."""
 _CACHE_WRITE = "_cache_write"
-_ALL_COMPILED = {
-    "jax_enable_compilation_cache": True,
-    "jax_persistent_cache_min_compile_time_secs": 0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
 HEARTBEAT_S = 100 if __name__ == "kinetic_joining" else 7 * 86_400
 """JAX's heartbeat timeout, in seconds. It is long in workers, whose agents notice a dead host at
 once: JAX aborts healthy processes too, for example after the machine has slept. It is shorter in
@@ -98,8 +92,7 @@ class World:
         port: a free port on process 0, for programs of other frameworks.
         file: file in which the process that joins for this host records its state; "" for none.
         limit_s: seconds for which the hosts may wait for each other.
-        compiled: folder of compiled programs for this host's next attempts, if its devices are
-            virtual; "" for none.
+        store: the store for compiled programs; "" for none.
     """
 
     coordinator: str
@@ -112,7 +105,7 @@ class World:
     port: int = 0
     file: str = ""
     limit_s: float = 600.0
-    compiled: str = ""
+    store: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object whose fields are the arguments of `World`."""
@@ -141,6 +134,7 @@ def attach_program(text: str, owner: int) -> None:
     that this program starts are its helpers, and do not join automatically."""
     world = json.loads(text)
     automatic = world.pop("automatic") and os.environ.setdefault(MARK, str(owner)) == str(owner)
+    world["store"] = world["store"] if automatic else ""
     attach(World(**world), automatic=automatic, owner=owner)
 
 
@@ -225,6 +219,12 @@ class _Attachment:
         if self._automatic or self._devices > 0:
             module, name, start = _find_entrance()
             setattr(module, name, self._wrap(start, module, name))
+        if self._world.store:
+            try:
+                from kinetic._host.worker import compilation_cache
+            except ImportError:  # The interpreter of a program may lack kinetic.
+                return
+            compilation_cache.attach(self._world.store, keeps_all=self._world.simulated)
 
     def _wrap(self, original: Callable[[], Any], module: Any, name: str) -> Callable[[], Any]:
         @functools.wraps(original)
@@ -350,8 +350,8 @@ def _join(world: World, initialize: Callable[..., None], options: dict[str, Any]
         if world.simulated and world.processes > 1:
             if not jax.config.jax_cpu_collectives_implementation:
                 configure({"jax_cpu_collectives_implementation": "gloo"})
-            if not (world.compiled and keep_compiled(world.compiled)):
-                configure({"jax_enable_compilation_cache": False})  # see `keep_compiled`
+            if not write_from_all_processes():
+                configure({"jax_enable_compilation_cache": False})
             exchange_in_scatter()
             _number_processes(world)
         with _claim_place(world.file):
@@ -485,16 +485,14 @@ def _find_entrance() -> tuple[Any, str, Callable[[], Any]]:
     return xla_bridge, name, getattr(start, _ORIGINAL, start)
 
 
-def keep_compiled(folder: str) -> bool:
-    """Cache this process's compiled programs in a folder of its host, for the next attempts; return
-    False if this version of JAX does not allow it.
+def write_from_all_processes() -> bool:
+    """Let every process write to JAX's compilation cache; return False if this version of JAX does
+    not allow it.
 
-    JAX's cache expects one folder for all hosts, into which only process 0 writes, because programs
-    for TPUs are the same on all hosts. Programs for CPUs have different keys in each process. If
-    only process 0 had a cache, it would wait in Gloo for the others to compile, and Gloo gives up
-    after 30 s.
+    JAX lets only process 0 write, because programs for TPUs are the same on all hosts. Programs for
+    CPUs have different keys in each process. If only those of process 0 were in the cache, it would
+    wait in Gloo for the others to compile, and Gloo gives up after 30 s.
     """
-    import jax
     from jax._src import compiler
 
     write = getattr(compiler, _CACHE_WRITE, None)
@@ -505,10 +503,6 @@ def keep_compiled(folder: str) -> bool:
         names = vars(compiler) | {"distributed": first}
         as_first = FunctionType(write.__code__, names, write.__name__, write.__defaults__)
         setattr(compiler, _CACHE_WRITE, as_first)
-        _remove_truncated(pathlib.Path(folder))
-    for name, value in _ALL_COMPILED.items():
-        jax.config.update(name, value)
-    jax.config.update("jax_compilation_cache_dir", folder)
     return True
 
 
@@ -580,17 +574,3 @@ def _tell_slices(world: World) -> None:
         per_slice = world.devices // world.slices
         slice_index = property(lambda device: device.id // per_slice)
     xla_client.Device.slice_index = slice_index
-
-
-def _remove_truncated(folder: pathlib.Path) -> None:
-    """Remove the newest cached program if it is truncated, because its process was killed. JAX
-    would warn of it at each start, and never replace it."""
-    from jax._src import compilation_cache
-
-    written = [(each.stat().st_mtime_ns, each) for each in folder.glob("*-cache")]
-    if written:
-        _, last = max(written)
-        with contextlib.suppress(Exception):
-            compilation_cache.decompress_executable(last.read_bytes())
-            return
-        last.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from kinetic._core.exits import Exit
 from kinetic._host.channel import Channel, Message, WorkerEvent
 from kinetic._host.worker import (
     attempt,
+    compilation_cache,
     forks,
     interpreter,
     jaxworld,
@@ -127,7 +128,7 @@ def _serve(channel: Channel, start: Start, call: Call | Message) -> Message | No
     sent before the interpreter winds down."""
     message = call if isinstance(call, dict) else forks.run(calling.run, channel, call, start)
     streams.flush()
-    channel.send(message)
+    channel.send(message | compilation_cache.take_savings())
     if message["event"] != Exit.RETURNED:
         interpreter.flush_files()  # A failed gang may be killed before it winds down.
     return channel.receive()

@@ -385,8 +385,18 @@ def _ending_facts(ref: JobRef, outcome: Outcome) -> list[tuple[str, str]]:
         ("Result", text.size(outcome.result_size_bytes) if outcome.ok else ""),
         ("Files", describe_files(ref.job_id, [outcome])),
         ("Attempt", str(outcome.attempt) if outcome.attempt > 1 else ""),
+        ("Compiled", _describe_cache(outcome)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _describe_cache(outcome: Outcome) -> str:
+    """Return what JAX's compilation cache saved on the host with the most programs from it."""
+    best = max(outcome.reports, key=lambda report: report.cache_hits, default=None)
+    if best is None or not best.cache_hits:
+        return ""
+    programs = "1 program" if best.cache_hits == 1 else f"{best.cache_hits} programs"
+    return f"{programs} from the cache, {text.duration(best.compile_saved_s)} saved"
 
 
 def _name_blamed(outcome: Outcome) -> str:

@@ -56,9 +56,9 @@ Examples:
 
 _PRUNE_HELP = """Remove the records, logs and stored files of old jobs.
 
-Then remove source files, payloads and data in the store that no remaining job needs, if they are
-older than a day (in a bucket: if no submission has used them for a week). You can submit jobs at
-the same time. Files in output folders are never removed.
+Then remove source files, payloads and data in the store that no remaining job needs, and compiled
+programs, if they are older than a day (in a bucket: if no submission has used them for a week). You
+can submit jobs at the same time. Files in output folders are never removed.
 
 \b
 Examples:
