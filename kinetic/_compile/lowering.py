@@ -281,8 +281,15 @@ def override_entrance(replacement: Callable[..., Any]) -> Iterator[None]:
 
 
 def replace_entrance(replacement: Callable[..., Any]) -> None:
-    """Have JAX call this function for each program that this process lowers from now on."""
+    """Have JAX call this function for each program that this process lowers from now on. Its first
+    argument is JAX's own function, or one that calls the earlier replacement."""
     global _replacement_for_process
+    if (earlier := _replacement_for_process) is not None:
+        later = replacement
+
+        def replacement(original: Any, *args: Any, **options: Any) -> Any:
+            return later(functools.partial(earlier, original), *args, **options)
+
     _replacement_for_process = replacement
     _install_entrance()
 
@@ -334,12 +341,12 @@ def describe(
         about["in_shardings"], about["out_shardings"], len(about["ordered_effects"])
     )
     devices = computation._device_list
-    mesh = _find_mesh(about)
+    mesh = find_mesh(about)
     lines = origins.read_origins(lowered.operation.get_asm(enable_debug_info=True))
     if hlo.is_library(source):  # Equinox and `jax.pmap` jit a function of theirs.
         name, source = origins.find_own(name, lines) or (name, source)
     program = LoweredProgram(
-        name=name or _strip_jit(computation._name),
+        name=name or strip_jit(computation._name),
         positions=topologies.find_positions(target, tuple(devices)),
         digest=_digest(lowered),
         origins=lines,
@@ -387,13 +394,13 @@ def _digest(module: Any) -> str:
     return hashlib.sha256(module.operation.get_asm(enable_debug_info=False).encode()).hexdigest()
 
 
-def _strip_jit(name: str) -> str:
+def strip_jit(name: str) -> str:
     """Return the function's name from a module's name: "step" from "jit(step)" or "jit_step"."""
     inner = name.removeprefix("jit")
     return inner[1:-1] if inner.startswith("(") else inner.removeprefix("_") or name
 
 
-def _find_mesh(about: dict[str, Any]) -> Any:
+def find_mesh(about: dict[str, Any]) -> Any:
     """Return the mesh over which a program's arrays are split; None without one."""
     shardings = (*about["in_shardings"], *about["out_shardings"], *about["intermediate_shardings"])
     meshes = (getattr(sharding, "mesh", None) for sharding in shardings)

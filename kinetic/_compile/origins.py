@@ -36,6 +36,12 @@ def read_origins(text: str) -> tuple[str, ...]:
     Args:
         text: A StableHLO module with its locations.
     """
+    return tuple(origin for _, origin in read_operations(text))
+
+
+def read_operations(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the text before each location of a StableHLO module, and the user's source line as in
+    `read_origins`."""
     table = dict(_TABLE.findall(text))
 
     @functools.cache
@@ -43,8 +49,9 @@ def read_origins(text: str) -> tuple[str, ...]:
         return hlo.choose_frame((file, f"{file}:{line} ({function})") for file, line, function in
                               _read_frames(table, name))  # fmt: skip
 
-    body = text[: _find_end(text)]
-    return tuple(name_origin(name) for name in _USE.findall(body))
+    pieces = _USE.split(text[: _find_end(text)])
+    for operation, name in zip(pieces[::2], pieces[1::2], strict=False):
+        yield operation, name_origin(name)
 
 
 def _find_end(text: str) -> int:

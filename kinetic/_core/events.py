@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     """Hosts that were stalled make progress again."""
     WAITING = "waiting"
     """Hosts may be waiting for others that have returned, stand still or do not answer."""
+    PROGRAMS = "programs"
+    """`hosts` run another program than the others; `detail` says which."""
     STACKS = "stacks"
     REPORT = "report"
     """A host has ended; `exit` says how."""

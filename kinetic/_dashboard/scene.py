@@ -200,7 +200,7 @@ class JobCamera:
             bars,
             len(attempts) - len(bars),
             outcome.blamed if outcome is not None and not outcome.ok else (),
-            outcome.reason if outcome is not None else standing.reason,
+            standing.reason or attempts[-1].difference if outcome is None else outcome.reason,
             _read_traceback(outcome),
             self._cost,
             gang.started_at,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
@@ -22,6 +23,8 @@ class WorkerEvent(StrEnum):
     """The message names the thread that takes the signal for stacks."""
     IDLE = "idle"
     """The worker of a session waits for the next call."""
+    PROGRAM = "program"
+    """The function runs a program over several processes for the first time."""
     STARTED = "started"
     """The worker is about to call the function."""
     ENDING = "ending"
@@ -33,12 +36,13 @@ class WorkerEvent(StrEnum):
 
 
 class Channel:
-    """One end of the socket pair. Not thread-safe."""
+    """One end of the socket pair. Only `send` is thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
         self._searched = 0
+        self._lock = threading.Lock()
 
     def fileno(self) -> int:
         """Return the file descriptor, for a selector."""
@@ -48,7 +52,9 @@ class Channel:
         """Send a message; return False if the peer has closed its end."""
         try:
             # The first newline ends any text that other code may have written into the channel.
-            self._sock.sendall(b"\n" + json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            line = json.dumps(message, separators=(",", ":")).encode()
+            with self._lock:
+                self._sock.sendall(b"\n" + line + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True

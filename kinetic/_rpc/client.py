@@ -16,6 +16,7 @@ import grpc
 
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.gang.messages import Heartbeat, HostAssignment, HostView
+from kinetic._core.gang.programs import ProgramNote
 from kinetic._core.outcome import HostReport
 from kinetic._rpc import codec
 from kinetic.errors import CoordinatorLost, CorruptRecord, UsageError
@@ -242,6 +243,10 @@ class AgentClient:
     def stacks(self, request: int, text: str) -> None:
         """Answer a request for stacks (`HostView.stacks_request`); raises like `join`."""
         self._call(codec.STACKS, codec.StacksAnswer(self._host, request, text))
+
+    def programs(self, notes: tuple[ProgramNote, ...]) -> None:
+        """Tell of programs that this host runs; raises like `join`."""
+        self._call(codec.PROGRAMS, codec.ProgramNotes(self._host, notes))
 
     def watch(
         self, on_view: Callable[[HostView], None], on_fault: Callable[[Exception], None]

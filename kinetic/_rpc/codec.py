@@ -13,6 +13,7 @@ from typing import Any
 from kinetic._core import documents
 from kinetic._core.endpoint import Endpoint
 from kinetic._core.gang.messages import Heartbeat, HostAssignment, HostView
+from kinetic._core.gang.programs import ProgramNote
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 
@@ -117,6 +118,14 @@ class StacksAnswer:
 
 
 @dataclass(frozen=True)
+class ProgramNotes:
+    """The programs that a host has run for the first time, in their order."""
+
+    host: int
+    notes: tuple[ProgramNote, ...]
+
+
+@dataclass(frozen=True)
 class PlaceRequest:
     """An agent's request for its assignment in the next attempt.
 
@@ -152,6 +161,7 @@ HEARTBEAT = Method("Heartbeat", Heartbeat, int)
 """The reply is the number of the gang's current state, which grows with each change."""
 REPORT = Method("Report", HostReport)
 STACKS = Method("Stacks", StacksAnswer)
+PROGRAMS = Method("Programs", ProgramNotes)
 PLACE = Method("Place", PlaceRequest, HostAssignment | None)
 """The reply comes once the host has an assignment; None if no attempt follows."""
 DUMP_STACKS = Method("DumpStacks", float, dict[int, str])

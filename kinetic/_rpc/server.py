@@ -234,6 +234,9 @@ class Coordinator:
     async def _stacks(self, request: codec.StacksAnswer, context: Context) -> None:
         self._gang.stacks(request.host, request.request, request.text, self._clock())
 
+    async def _programs(self, request: codec.ProgramNotes, context: Context) -> None:
+        self._gang.note_programs(request.host, request.notes, self._clock())
+
     async def _place(self, request: codec.PlaceRequest, context: Context) -> HostAssignment | None:
         if self._room is None:
             return None
@@ -267,6 +270,7 @@ class Coordinator:
             (codec.HEARTBEAT, self._heartbeat),
             (codec.REPORT, self._report),
             (codec.STACKS, self._stacks),
+            (codec.PROGRAMS, self._programs),
             (codec.PLACE, self._place),
             (codec.DUMP_STACKS, self._dump_stacks),
             (codec.CANCEL, self._cancel),

@@ -126,6 +126,11 @@ def holding_up(stacks: Mapping[int, str]) -> tuple[int, ...]:
     return tuple(outside) if len(outside) < len(parsed) else ()
 
 
+def all_wait(stacks: Mapping[int, str]) -> bool:
+    """True if all hosts wait inside JAX."""
+    return all(parse(text).waits for text in stacks.values())
+
+
 def describe_position(text: str) -> str:
     """Return " at train.py:12 in load"; or, in brackets, the text that replaces the stacks."""
     stack = parse(text)
@@ -158,15 +163,18 @@ def explain_hang(
     return f"{stood_still}; {_describe_returned(returned)}" if returned else stood_still
 
 
-def notice_of(returned: Collection[int], busy: Collection[int], seconds: float) -> str:
-    """Return a notice that some hosts have returned while all others are stalled, and may wait for
-    them in a collective."""
+def notice_of(
+    returned: Collection[int], busy: Collection[int], seconds: float, cause: str | None = None
+) -> str:
+    """Return a notice that some hosts have returned while all others are stalled, with the cause;
+    without one, they may wait for them in a collective."""
     them, do = (
         "it" if len(returned) == 1 else "them",
         "does it wait" if len(busy) == 1 else "do they wait",
     )
     still = f"{name_hosts(busy)} {_conjugate(busy, 'have')} stood still for {seconds:g} s"
-    return f"{_describe_returned(returned)}, and {still}: {do} for {them} in a collective?"
+    cause = cause or f"{do} for {them} in a collective?"
+    return f"{_describe_returned(returned)}, and {still}: {cause}"
 
 
 def _describe_returned(hosts: Collection[int]) -> str:

@@ -14,6 +14,7 @@ from kinetic._core.events import EventKind
 from kinetic._core.gang import blame, stops
 from kinetic._core.gang.members import Member, Roster
 from kinetic._core.gang.messages import GangSpec
+from kinetic._core.gang.programs import Difference, ProgramWatch
 from kinetic._core.gang.rendezvous import Rendezvous
 from kinetic._core.gang.stops import Stop
 
@@ -47,8 +48,8 @@ class HangWatch:
     stacks decide which hosts are to blame.
     """
 
-    def __init__(self, spec: GangSpec, hosts: Roster, now: float) -> None:
-        self._spec, self._hosts = spec, hosts
+    def __init__(self, spec: GangSpec, hosts: Roster, programs: ProgramWatch, now: float) -> None:
+        self._spec, self._hosts, self._programs = spec, hosts, programs
         self._rendezvous = Rendezvous(spec, hosts, now)
         self._gathering = False
         self._longest_s = 0.0
@@ -99,7 +100,9 @@ class HangWatch:
         if not self.notice and longest_s >= spec.notice_after_s:
             returned, busy = hosts.find_returned(), hosts.find_busy()
             if returned and busy and hosts.find_stalled(spec.notice_after_s) == busy:
-                self.notice = blame.notice_of(returned, busy, spec.notice_after_s)
+                cause = self._programs.find_difference(now, stands=True)
+                seconds = spec.notice_after_s
+                self.notice = blame.notice_of(returned, busy, seconds, cause and cause.sentence)
                 return HangStep(HangEvent(EventKind.WAITING, self.notice))
         if not (self.notice or self._has_asked) and longest_s >= spec.still_notice_s:
             stands = len(hosts) > 1 and hosts.find_standing(spec.still_notice_s)
@@ -122,12 +125,13 @@ class HangWatch:
         self._follow_up = follow_up
         return HangStep(event, asks=True)
 
-    def _decide_hang(self, running: dict[int, str], _: float) -> HangStep:
+    def _decide_hang(self, running: dict[int, str], now: float) -> HangStep:
         stalled = self._find_stalled()
         if not stalled:
             return HangStep(HangEvent(EventKind.RESUMED, "no host stands still any more"))
         still = stops.describe_standstill(self._hosts, stalled, self._spec)
-        stop, stacks = stops.of_hang(running, self._hosts.find_returned(), stalled, still)
+        cause = self._find_difference(running, now)
+        stop, stacks = stops.of_hang(running, self._hosts.find_returned(), stalled, still, cause)
         return HangStep(HangEvent(EventKind.STACKS, stacks), stop=stop)
 
     def _decide_delay(self, running: dict[int, str], now: float) -> HangStep:
@@ -137,8 +141,17 @@ class HangWatch:
         stacks = HangEvent(EventKind.STACKS, blame.format_groups(running))
         return HangStep(stacks, stop=stops.of_delay(delay, running, self._spec))
 
-    def _notice_still(self, running: dict[int, str], _: float) -> HangStep:
+    def _find_difference(self, running: dict[int, str], now: float) -> Difference | None:
+        """Return the difference between the programs of the hosts. A program that only some have
+        called counts if all of them wait in JAX."""
+        return self._programs.find_difference(now, stands=blame.all_wait(running))
+
+    def _notice_still(self, running: dict[int, str], now: float) -> HangStep:
         stands = self._hosts.find_standing(self._spec.still_notice_s)
+        cause = self._find_difference(running, now) if stands else None
+        if cause is not None:
+            self.notice = stops.notice_of_still(stands, running, self._spec, cause.sentence)
+            return HangStep(HangEvent(EventKind.WAITING, self.notice))
         held_up = blame.holding_up(running) if stands else ()
         if not held_up:
             return _NOTHING

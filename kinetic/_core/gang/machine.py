@@ -38,6 +38,7 @@ from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
+from kinetic._core.gang.programs import ProgramNote, ProgramWatch
 from kinetic._core.gang.rendezvous import FailureWindow
 from kinetic._core.gang.stops import Stop
 from kinetic._core.outcome import HostReport
@@ -66,7 +67,8 @@ class Gang:
         self.unwanted = False
         self._hosts = Roster(spec.hosts)
         self._now = self._started = now
-        self._hangs = HangWatch(spec, self._hosts, now)
+        self._programs = ProgramWatch(spec.hosts)
+        self._hangs = HangWatch(spec, self._hosts, self._programs, now)
         self._watched = 0.0
         self._silent: tuple[int, ...] = ()
         self._notice = ""
@@ -77,7 +79,7 @@ class Gang:
         self._blamed_rank: int | None = None
         self._give_up_at = 0.0
         self._stacks_request = 0
-        self._reform_requested = self._hung = False
+        self._reform_requested = self._hung = self._has_said_difference = False
         self._events: list[GangEvent] = []
         self._views: dict[Exit | None, HostView] = {}
 
@@ -138,6 +140,10 @@ class Gang:
             report = replace(report, stacks=member.stacks_to_keep(report.exit, hung=self._hung))
         self._hosts.record(member, report)
         self._emit(EventKind.REPORT, report.host, report.detail, exit=report.exit)
+        if report.ok:  # The host runs no more programs.
+            has_ended = self._hosts.returned == self.spec.hosts
+            self._programs.find_difference(self._now, is_over=True, stands=has_ended)
+            self._say_difference()
         self._fail_host(report)
 
     def _fail_host(self, report: HostReport) -> None:
@@ -159,6 +165,13 @@ class Gang:
         self._advance(now)
         if member.stacks_request < request <= self._stacks_request:
             member.stacks_request, member.stacks = request, text[-_MAX_STACKS:]
+
+    def note_programs(self, host: int, notes: tuple[ProgramNote, ...], now: float) -> None:
+        """Handle the news of programs that a host runs for the first time. Idempotent."""
+        self._hosts[host]  # raises for an unknown host
+        self._advance(now)
+        for note in notes:
+            self._programs.note(host, note, self._now)
 
     # --- from users -------------------------------------------------------------------------------
 
@@ -202,6 +215,8 @@ class Gang:
         if self.phase is not GangPhase.FINISHED:
             self._watch_silence()
         if self.phase in (GangPhase.JOINING, GangPhase.RUNNING):
+            self._programs.find_difference(self._now)
+            self._say_difference()
             self._watch_live()
         events, self._events = tuple(self._events), []
         return events
@@ -249,8 +264,17 @@ class Gang:
         else:
             self._watch_hangs()
 
+    def _say_difference(self) -> None:
+        difference = self._programs.difference
+        if difference is not None and not self._has_said_difference:
+            self._has_said_difference = True
+            self._notice = difference.sentence
+            self._emit(EventKind.PROGRAMS, None, difference.sentence, hosts=difference.hosts)
+            self._bump_version()
+
     def _watch_hangs(self) -> None:
         step = self._hangs.step(self._now)
+        self._say_difference()
         if step.event is not None:
             kind, detail, hosts = step.event
             if kind is EventKind.WAITING:
@@ -277,7 +301,7 @@ class Gang:
     @property
     def urgent(self) -> bool:
         """True if a decision is due soon, so that the gang must be swept more often."""
-        awaits = self._window.is_open or self._hangs.awaits_stacks
+        awaits = self._window.is_open or self._hangs.awaits_stacks or self._programs.is_due
         return awaits or self.phase is not GangPhase.RUNNING
 
     @property
@@ -446,6 +470,10 @@ class Gang:
     def _stop(self, stop: Stop) -> None:
         if self.phase in (GangPhase.STOPPING, GangPhase.FINISHED):
             return
+        if stop.exit is not Exit.CANCELLED:
+            difference = self._programs.find_difference(self._now, is_over=True)
+            self._say_difference()
+            stop = stop if difference is None else stops.explain(stop, difference.sentence)
         self.phase = GangPhase.STOPPING
         self.first_failure, self.stop_reason = stop.blamed, stop.reason
         self._stop_exit, self._stop_exits = stop.exit, stop.exits

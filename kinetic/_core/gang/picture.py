@@ -49,6 +49,7 @@ class AttemptPicture:
             that are not back yet.
         awaited: slices for which the next attempt waits.
         size: number of hosts that take part; 0 for all.
+        difference: the first difference between the programs of the hosts; "" for none.
     """
 
     number: int
@@ -63,6 +64,7 @@ class AttemptPicture:
     lost: tuple[int, ...] = ()
     awaited: tuple[int, ...] = ()
     size: int = 0
+    difference: str = ""
 
     @property
     def members(self) -> tuple[HostPicture, ...]:
@@ -85,6 +87,7 @@ class AttemptPicture:
             "verdict": self.verdict,
             "reason": self.reason,
             "blamed": list(self.blamed),
+            **({"difference": self.difference} if self.difference else {}),
             **({"slices": list(self.slices), "lost": list(self.lost)} if self.slices else {}),
             "hosts": [
                 {"host": index, "state": host.state, "exit": host.exit, "detail": host.detail}
@@ -152,6 +155,8 @@ def _fold_attempt(number: int, events: list[GangEvent], size: int) -> AttemptPic
             attempt = replace(attempt, slices=event.slices, size=len(event.hosts))
         elif event.kind in (EventKind.SLICE_LOST, EventKind.AWAITED, EventKind.SLICE_BACK):
             attempt = _move_slices(attempt, event)
+        elif event.kind is EventKind.PROGRAMS:
+            attempt = replace(attempt, difference=event.detail)
         elif event.kind is EventKind.READY:
             attempt = replace(attempt, ready_at=event.time)
             _move(hosts, range(size), (HostState.PENDING, HostState.JOINED), HostState.RUNNING)

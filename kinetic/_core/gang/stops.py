@@ -6,12 +6,13 @@ In: facts about the gang's hosts, their stacks. Out: a `Stop`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from kinetic._core.exits import Exit
 from kinetic._core.gang import blame
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import GangSpec
+from kinetic._core.gang.programs import Difference
 from kinetic._core.gang.rendezvous import Delay
 from kinetic._core.outcome import name_hosts, name_of
 from kinetic._core.values import dataclass
@@ -43,9 +44,14 @@ def describe_standstill(hosts: Roster, stalled: tuple[int, ...], spec: GangSpec)
     )
 
 
-def notice_of_still(held_up: tuple[int, ...], stacks: Mapping[int, str], spec: GangSpec) -> str:
-    """Return a notice that these hosts stand still, with the position of the first, and that all
-    others wait for them."""
+def notice_of_still(
+    held_up: tuple[int, ...], stacks: Mapping[int, str], spec: GangSpec, cause: str = ""
+) -> str:
+    """Return a notice that these hosts stand still, with the cause; or with the position of the
+    first, and that all others wait for them."""
+    if cause:
+        still = f"{name_by_slice(held_up, spec)} have stood still for {spec.still_notice_s:g} s"
+        return f"{still}: {cause}"
     have = "has" if len(held_up) == 1 else "have"
     others = len(held_up) < spec.hosts
     waited_for = f"; all others wait for {'it' if len(held_up) == 1 else 'them'}" if others else ""
@@ -83,7 +89,11 @@ def first_failure(hosts: Roster, blamed: tuple[int, ...], spec: GangSpec) -> str
 
 
 def of_hang(
-    running: dict[int, str], returned: tuple[int, ...], stalled: tuple[int, ...], still: str
+    running: dict[int, str],
+    returned: tuple[int, ...],
+    stalled: tuple[int, ...],
+    still: str,
+    difference: Difference | None = None,
 ) -> tuple[Stop, str]:
     """Decide which hosts hold a hung gang up, and return the stop and the grouped stacks as text.
 
@@ -92,12 +102,23 @@ def of_hang(
         returned: hosts whose function has returned.
         stalled: hosts that are stalled.
         still: the result of `describe_standstill` for the stalled hosts.
+        difference: the difference between the programs of the hosts, which is the cause then.
     """
     odd = blame.odd_hosts(running, ())
     stacks = running | dict.fromkeys(returned, blame.RETURNED)
     reason = blame.explain_hang(stacks, stalled, odd, still)
+    if difference is not None:
+        odd = tuple(host for host in difference.hosts if host in running) or odd
+        reason = f"{difference.sentence} {still[:1].upper()}{still[1:]}"
     stop = Stop(Exit.STOPPED, reason, odd, dict.fromkeys(odd, Exit.HANG))
     return stop, blame.format_groups(stacks)
+
+
+def explain(stop: Stop, cause: str) -> Stop:
+    """Return a stop whose reason also says this cause."""
+    is_said = cause in stop.reason
+    opening = f"{stop.reason.rstrip('.')}. {cause[:1].upper()}{cause[1:]}"
+    return stop if is_said else replace(stop, reason=opening)
 
 
 def of_delay(delay: Delay, running: dict[int, str], spec: GangSpec) -> Stop:

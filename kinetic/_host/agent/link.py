@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kinetic._core.gang.messages import Heartbeat, HostView
+from kinetic._core.gang.programs import ProgramNote
 from kinetic._core.outcome import HostReport
 from kinetic._core.values import dataclass
 from kinetic._host.identity import Identity
@@ -59,6 +60,7 @@ class Link:
         self._beat = beat
         self._orders: queue.SimpleQueue[Callable[[AgentClient], object]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._notes: queue.SimpleQueue[ProgramNote] = queue.SimpleQueue()
         self.wake_fd, self._wake = os.pipe()
         self._joined = self._reached = False
         self._thread: threading.Thread | None = None
@@ -105,6 +107,16 @@ class Link:
     def stacks(self, request: int, text: str) -> None:
         """Deliver the worker's stacks in response to a request."""
         self._orders.put(lambda client: client.stacks(request, text))
+
+    def tell_program(self, note: ProgramNote) -> None:
+        """Tell the leader of a program that the host runs for the first time."""
+        self._notes.put(note)
+
+        def deliver(client: AgentClient) -> None:
+            if not self._notes.empty():  # One message may tell of several.
+                client.programs(tuple(self._notes.get() for _ in range(self._notes.qsize())))
+
+        self._orders.put(deliver)
 
     def beat_now(self) -> None:
         """Send a heartbeat now, because the activity that users see has changed."""

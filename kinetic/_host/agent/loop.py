@@ -17,11 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic._core import layout, metrics
+from kinetic._core import documents, layout, metrics
 from kinetic._core.agent import Act, AgentMachine
 from kinetic._core.exits import Exit, ProgramCode
 from kinetic._core.gang.blame import RETURNED
 from kinetic._core.gang.messages import Activity, Heartbeat, HostView
+from kinetic._core.gang.programs import ProgramNote
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
 from kinetic._host.agent import memory, workspace
@@ -249,6 +250,9 @@ class Agent:
                 tee.drain()
             self._reporter.name_leftovers((*self._worker.keep, self._worker.pid))
             self._machine.note_kept()
+        elif event == WorkerEvent.PROGRAM:
+            note = documents.from_document(ProgramNote, message["program"], "A worker's program")
+            self._link.tell_program(note)
         elif event == WorkerEvent.STANDS_BY:
             self._worker.stacks_thread = message["thread"]
         elif self._gate is not None and self._gate.accepts(message):

@@ -88,6 +88,7 @@ def start_message(
         "debugger": debugging,
         "elastic": _elastic(plan),
         "programs": space.programs,
+        "compares": True,
         "keeps": identity.assignment is not None and identity.assignment.world > 0,
     }
 

@@ -98,7 +98,7 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
         _mount_data(start)
         captured |= _move_in(start)
         _start_stacks_thread(channel)
-    _join_world(start, captured, is_first=is_first)
+    _join_world(channel, start, captured, is_first=is_first)
     kept_state.choose_main(header.function_digest)
     try:
         call: Call = forks.run(
@@ -127,7 +127,9 @@ def _prepare(channel: Channel, start: Start, *, is_first: bool) -> Call:
     return call
 
 
-def _join_world(start: Start, captured: dict[str, str], *, is_first: bool) -> None:
+def _join_world(
+    channel: Channel, start: Start, captured: dict[str, str], *, is_first: bool
+) -> None:
     """Set up the environment, then join the world of JAX."""
     try:
         _enter(start, captured)
@@ -140,7 +142,7 @@ def _join_world(start: Start, captured: dict[str, str], *, is_first: bool) -> No
             jaxworld.enter_again(start.world)
             _drop_changed_modules(start)
         _set_jax_options(start)
-        _keep_programs(start)
+        _watch_programs(channel, start)
     except (KineticError, OSError, RuntimeError, ValueError) as error:
         detail = f"The host could not be prepared: {type(error).__name__}: {error}"
         raise _NoValueError(
@@ -232,11 +234,15 @@ def _drop_changed_modules(start: Start) -> None:
         streams.say(f"kinetic: modules imported again, because their files have changed: {names}")
 
 
-def _keep_programs(start: Start) -> None:
+def _watch_programs(channel: Channel, start: Start) -> None:
     if start.programs:
         from kinetic._host.worker import programs  # few jobs have `compile_check`
 
         programs.record(Path(start.programs), start.tree, start.env["KINETIC_ACCELERATOR"])
+    if start.compares and start.world.processes > 1:  # Last, because the above lowers, too.
+        from kinetic._host.worker import fingerprints
+
+        fingerprints.record(channel, {cell["file"]: cell["title"] for cell in start.cells})
 
 
 def _set_jax_options(start: Start) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from kinetic._compile.checked import SKIPPED, Skipped, name_files
 from kinetic._compile.lowering import TPU, Lowered
 from kinetic._compile.program import LoweredProgram
 from kinetic._core.accelerators.resolve import resolve
-from kinetic._host.worker.startup.kinetic_awaiting import Awaiting
+from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 from kinetic._store import files
 
 MOST = 200
@@ -45,11 +44,7 @@ def record(folder: Path, tree: str, accelerator: str) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     recorder = Recorder(folder, tree, resolve(accelerator).family)
-    if "jax._src.pjit" in sys.modules:
-        lowering.replace_entrance(recorder.lower)
-    else:
-        start = lambda: lowering.replace_entrance(recorder.lower)  # noqa: E731
-        sys.meta_path.insert(0, Awaiting("jax._src.pjit", start))
+    act_when_imported("jax._src.pjit", lambda: lowering.replace_entrance(recorder.lower))
 
 
 class Recorder:

@@ -58,6 +58,7 @@ class Start(Record, called="The start message"):
         programs: folder for the programs that JAX compiles; "" keeps none.
         elastic: the slices, if one process has all of them and may lose some; else None.
         keeps: the process stays for the next call of its session.
+        compares: note the programs that several processes run together.
     """
 
     attempt: int
@@ -84,3 +85,4 @@ class Start(Record, called="The start message"):
     elastic: ElasticSlices | None = None
     programs: str = ""
     keeps: bool = False
+    compares: bool = False

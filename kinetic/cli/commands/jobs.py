@@ -340,6 +340,7 @@ def _facts(
         ("Output", ref.output_dir),
         ("Created", f"{_timestamp(ref.created_at)} ({text.age(now - ref.created_at)} ago)"),
         ("Started", _describe_start(gang, standing.ended_at, now)),
+        ("Programs", gang.current.difference),
     ]
     facts = [(name, value) for name, value in facts if value]
     return facts if outcome is None else facts + _ending_facts(ref, outcome)

@@ -95,12 +95,15 @@ Examples:
 @pass_app
 def stacks(app: AppContext, /, *, job_id: str, as_json: bool) -> int:
     """Print the stacks of all hosts."""
-    stacks_by_host = app.handle(job_id).stacks()
+    handle = app.handle(job_id)
+    stacks_by_host = handle.stacks()
     if as_json:
         output.json_document({str(host): stack for host, stack in stacks_by_host.items()})
     else:
         from kinetic._core.gang import blame
 
+        if difference := app.board.gang(handle.ref, None).current.difference:
+            output.line(difference)
         output.line(blame.format_groups(stacks_by_host).rstrip())
     return exit_codes.OK
 

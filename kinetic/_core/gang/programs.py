@@ -1,0 +1,295 @@
+"""Comparison of the programs that the hosts of a gang run for the first time. Pure.
+
+In: a `ProgramNote` for each program over several processes, in each host's order; the time. Out:
+one sentence at the first difference. Hosts that run different programs, or the same ones in another
+order, wait for each other's collectives for ever.
+
+Promises: only programs of the same set of processes are compared, only those of main threads in
+their order, and a difference counts only if another host has not run the program after `GRACE_S`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from kinetic._core.outcome import name_hosts as name_many
+from kinetic._core.values import dataclass
+
+GRACE_S = 1.0
+"""Time in which hosts may run the same programs in another order, in several threads say."""
+_MOST_SINGLY = 4
+_MOST_TEXT = 80
+_Operation = tuple[str, str]
+_FOR_EVER = "Collectives of the two will wait for each other for ever."
+_NO_WAIT = "Their collectives match, so the hosts go on with values that differ."
+
+
+@dataclass(frozen=True)
+class ProgramNote:
+    """A program over several processes that a host runs for the first time.
+
+    Attributes:
+        number: the host's count of such programs, from 1.
+        fingerprint: equal for equal programs, whatever their source lines.
+        name, line: name of the function, and the user's line that called it: "train.py:41".
+        process: index of the host's process in the world of JAX.
+        processes: indices of the processes that run the program; () for all.
+        is_main: True if the main thread runs it.
+        before: digest of the programs of earlier calls in this process; "" for a new process.
+        arguments, shardings: type and sharding of each argument.
+        names: names of the arguments.
+        mesh: the mesh and the order of its devices.
+        flags: flags of the compiler.
+        collectives: digest of the collectives in their order; "" if unknown.
+        operations: from `pack_operations`.
+    """
+
+    number: int
+    fingerprint: str
+    name: str
+    line: str
+    process: int = 0
+    processes: tuple[int, ...] = ()
+    is_main: bool = True
+    before: str = ""
+    arguments: tuple[str, ...] = ()
+    shardings: tuple[str, ...] = ()
+    mesh: str = ""
+    flags: tuple[str, ...] = ()
+    collectives: str = ""
+    operations: str = ""
+
+    @property
+    def title(self) -> str:
+        """The program with its line: "train_step at train.py:41"."""
+        return f"{self.name} at {self.line}" if self.line else self.name
+
+
+class Difference(NamedTuple):
+    """A difference between hosts, in a sentence; `hosts` are to blame."""
+
+    sentence: str
+    hosts: tuple[int, ...]
+
+
+class _Group:
+    """The hosts that run programs over one set of processes."""
+
+    def __init__(self) -> None:
+        self.in_order: dict[int, list[str]] = {}
+        """Fingerprints of the programs of each host's main thread."""
+        self.of_host: dict[int, set[str]] = {}
+        """Fingerprints of all programs of each host."""
+        self.first: list[str] = []
+        """The first fingerprint with each number."""
+        self.differs_at: int | None = None
+        self.since = 0.0
+        self.is_reordered = False
+        """True if the hosts run the same programs in another order so far."""
+
+
+class ProgramWatch:
+    """The comparison of one gang's programs."""
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self._groups: dict[tuple[tuple[int, ...], str], _Group] = {}
+        self._notes: dict[str, ProgramNote] = {}
+        self._last: dict[int, int] = {}
+        self.difference: Difference | None = None
+        """The first difference; at most one is named for each gang."""
+
+    @property
+    def is_due(self) -> bool:
+        """True if a difference may be certain soon."""
+        return self.difference is None and any(
+            group.differs_at is not None and not group.is_reordered
+            for group in self._groups.values()
+        )
+
+    def note(self, host: int, note: ProgramNote, now: float) -> None:
+        """Note a program of a host. Idempotent: each host counts its programs."""
+        if note.number <= self._last.get(host, 0) or self.difference is not None:
+            return
+        self._last[host] = note.number
+        self._notes.setdefault(note.fingerprint, note)
+        group = self._groups.setdefault((note.processes, note.before), _Group())
+        group.of_host.setdefault(host, set()).add(note.fingerprint)
+        programs = group.in_order.setdefault(host, [])
+        if not note.is_main:
+            return
+        programs.append(note.fingerprint)
+        at = len(programs) - 1
+        if at == len(group.first):
+            group.first.append(note.fingerprint)
+        elif group.first[at] != note.fingerprint and at < _or_end(group):
+            group.differs_at, group.since = at, now
+
+    def find_difference(
+        self, now: float, *, is_over: bool = False, stands: bool = False
+    ) -> Difference | None:
+        """Return the first difference, once it is certain.
+
+        Args:
+            now: the time.
+            is_over: the gang is stopped, and hosts may have failed because of the difference.
+            stands: all hosts stand still, waiting in JAX, or have returned; then another order
+                counts, too, and a program that some hosts have not begun.
+        """
+        for group in self._groups.values() if self.difference is None else ():
+            at, is_late = group.differs_at, now - group.since >= GRACE_S
+            if at is not None and (stands or ((is_over or is_late) and not group.is_reordered)):
+                self.difference = self._compare(group, at, is_late=is_late, stands=stands)
+                group.is_reordered = is_late
+            elif stands:
+                self.difference = self._find_missing(group)
+            if self.difference is not None:
+                break
+        return self.difference
+
+    def _compare(self, group: _Group, at: int, *, is_late: bool, stands: bool) -> Difference | None:
+        """Compare the programs with one number of all hosts that have run it."""
+        sides: dict[str, list[int]] = {}
+        for host in sorted(group.in_order):
+            if len(programs := group.in_order[host]) > at:
+                sides.setdefault(programs[at], []).append(host)
+        absent = [
+            side
+            for side in sides
+            if any(side not in group.of_host[h] for own in sides for h in sides[own] if own != side)
+        ]
+        if len(absent) < (1 if is_late else len(sides)) and not stands:
+            return None
+        # The largest side is right; of several, that with the lowest host.
+        right = max(sides, key=lambda side: len(sides[side]))
+        wrong = next(side for side in sides if side != right)
+        hosts, others = sides[wrong], sides[right]
+        there, here = self._notes[wrong], self._notes[right]
+        is_pair = len(hosts) == len(others)
+        texts = (
+            (f"on {_name_hosts(hosts)}", f"on {_name_hosts(others)}")
+            if is_pair
+            else ("there", "here")
+        )
+        opening = (
+            f"{_name_hosts(sorted((*hosts, *others)))} compile different programs"
+            if is_pair
+            else f"{_name_hosts(hosts)} {'compiles' if len(hosts) == 1 else 'compile'} another "
+            f"program than {_name_hosts(others)}"
+        )
+        matches = there.collectives == here.collectives != "" and there.title == here.title
+        return Difference(
+            f"{opening}: {_describe(there, here, *texts)}. {_NO_WAIT if matches else _FOR_EVER}",
+            tuple(sorted((*hosts, *others))) if is_pair else tuple(hosts),
+        )
+
+    def _find_missing(self, group: _Group) -> Difference | None:
+        """Find a program that only some hosts have begun while all stand still."""
+        members = group.in_order if self._is_part(group) else range(self._hosts)
+        counts = {host: len(group.in_order.get(host, ())) for host in sorted(members)}
+        least = min(counts.values(), default=0)
+        ahead = [host for host in counts if counts[host] > least]
+        behind = [host for host in counts if counts[host] == least]
+        if not ahead:
+            return None
+        note = self._notes[group.in_order[ahead[0]][least]]
+        if any(note.fingerprint in group.of_host.get(host, ()) for host in behind):
+            return None
+        wrong = ahead if len(ahead) <= len(behind) else behind
+        hosts = tuple(sorted((*ahead, *behind))) if len(ahead) == len(behind) else tuple(wrong)
+        have = "has" if len(ahead) == 1 else "have"
+        not_have = "has" if len(behind) == 1 else "have"
+        return Difference(
+            f"{_name_hosts(ahead)} {have} called {note.title}, which {_name_hosts(behind)} "
+            f"{not_have} not: collectives of this program wait for all hosts.",
+            hosts,
+        )
+
+    def _is_part(self, group: _Group) -> bool:
+        return any(key[0] for key, other in self._groups.items() if other is group)
+
+
+def _name_hosts(hosts: Sequence[int]) -> str:
+    """Return "hosts 0, 1 and 3"; with ranges if there are more than four."""
+    if not 1 < len(hosts) <= _MOST_SINGLY:
+        return name_many(hosts)
+    *first, last = map(str, sorted(hosts))
+    return f"hosts {', '.join(first)} and {last}"
+
+
+def _or_end(group: _Group) -> int:
+    return len(group.first) if group.differs_at is None else group.differs_at
+
+
+def _describe(there: ProgramNote, here: ProgramNote, in_one: str, in_other: str) -> str:
+    """Return the first difference of two programs."""
+    if there.name != here.name or len(there.arguments) != len(here.arguments):
+        counts = [f" with {len(note.arguments)} arguments" for note in (there, here)]
+        if there.name != here.name or counts[0] == counts[1]:
+            counts = ["", ""]
+        return f"{there.title}{counts[0]} {in_one}, {here.title}{counts[1]} {in_other}"
+    where = there.title if there.line == here.line else f"{there.title} (or {here.line})"
+    for one, other, form in (
+        (there.arguments, here.arguments, "takes {}"),
+        (there.flags, here.flags, "is compiled with {}"),
+    ):
+        if one != other:
+            pair = _find_pair(one, other)
+            return f"{where} {form.format(pair[0])} {in_one}, {pair[1]} {in_other}"
+    if there.mesh != here.mesh:
+        return f"{where} runs on {there.mesh} {in_one}, {here.mesh} {in_other}"
+    if there.shardings != here.shardings:
+        pairs = [*zip(there.shardings, here.shardings, strict=False)]
+        at, pair = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        return f"{where} takes {there.arguments[at]} split {pair[0]} {in_one}, {pair[1]} {in_other}"
+    return f"{where} {_describe_operations(there, here, in_one, in_other)}"
+
+
+def _find_pair(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, str]:
+    pairs = zip(one, other, strict=False)
+    absent = "nothing"
+    only = [next((x for x in a if x not in b), absent) for a, b in ((one, other), (other, one))]
+    return next((pair for pair in pairs if pair[0] != pair[1]), (only[0], only[1]))
+
+
+def _describe_operations(there: ProgramNote, here: ProgramNote, in_one: str, in_other: str) -> str:
+    """Return the first operation that differs, with the user's lines."""
+    ends = ("nothing", "")
+    for one, other in _pair(unpack_operations(there.operations),
+                            unpack_operations(here.operations), ends):  # fmt: skip
+        if one[0] != other[0]:
+            texts = [f"{text}{' at ' if line else ''}{line}" for text, line in _shorten(one, other)]
+            return f"has {texts[0]} {in_one}, {texts[1]} {in_other}"
+    return f"has other constants or options {in_one} than {in_other}"
+
+
+def _shorten(one: _Operation, other: _Operation) -> list[_Operation]:
+    """Return two operations without the names of values; only with their names if these differ."""
+    texts = [re.sub(r"^(%\S+ = )?\W?(stablehlo\.)?", "", text) for text, _ in (one, other)]
+    names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in texts]
+    if names[0] == names[1] or not all(names):
+        names = [re.sub(r"%\w+(#\d+)?,? ?", "", text)[:_MOST_TEXT] for text in texts]
+    return [(names[0], one[1]), (names[1], other[1])]
+
+
+def _pair(
+    one: list[_Operation], other: list[_Operation], end: _Operation
+) -> Iterator[tuple[_Operation, _Operation]]:
+    for at in range(max(len(one), len(other))):
+        yield one[at] if at < len(one) else end, other[at] if at < len(other) else end
+
+
+def pack_operations(operations: Collection[_Operation]) -> str:
+    """Return the operations of a program, each with the user's line, in little space."""
+    text = "\n".join(f"{operation}\t{line}" for operation, line in operations)
+    return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
+
+
+def unpack_operations(packed: str) -> list[_Operation]:
+    """Return the operations that `pack_operations` has packed."""
+    lines = zlib.decompress(base64.b64decode(packed)).decode().splitlines() if packed else []
+    return [(operation, line) for operation, _, line in (line.partition("\t") for line in lines)]

@@ -1,0 +1,248 @@
+"""Functions whose hosts run different programs, and functions that only look so. Hosts import this
+module instead of the tests."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+SHARED = "shared"
+
+
+class Slice:
+    """The devices of all hosts, arrays on them, and whether this host is the odd one."""
+
+    def __init__(self):
+        import jax
+
+        self.mesh = jax.make_mesh((jax.device_count(),), ("x",))
+        self.n = jax.device_count()
+        self.is_odd = jax.process_index() == jax.process_count() - 1
+
+    def array(self, rows=None, dtype="float32", spec=("x",)):
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        shape = (rows or self.n, self.n)
+        sharding = jax.NamedSharding(self.mesh, jax.P(*spec))
+        whole = np.ones(shape, jnp.dtype(dtype))
+        return jax.make_array_from_callback(shape, sharding, lambda index: whole[index])
+
+
+def mean(x):
+    import jax.numpy as jnp
+
+    return jnp.mean(x)
+
+
+def run(function, *args, **options):
+    """Run a program over all devices, and wait for its value."""
+    import jax
+
+    return float(jax.jit(function, **options)(*args))
+
+
+def shape(here):
+    return run(mean, here.array(2 * here.n if here.is_odd else here.n))
+
+
+def dtype(here):
+    return run(mean, here.array(dtype="bfloat16" if here.is_odd else "float32"))
+
+
+def branch(here):
+    def train_step(x):
+        if here.is_odd:
+            return mean(x * 3)
+        return mean(x - 3)
+
+    return run(train_step, here.array())
+
+
+def dict_order(here):
+    import jax.numpy as jnp
+
+    losses = {"sine": jnp.sin, "cosine": jnp.cos}
+    if here.is_odd:
+        losses = dict(reversed(losses.items()))
+
+    def train_step(x):
+        return sum(mean(loss(x)) for loss in losses.values())
+
+    return run(train_step, here.array())
+
+
+def static_seed(here):
+    import jax
+
+    def train_step(x, seed):
+        return mean(x + jax.random.normal(jax.random.key(seed), x.shape))
+
+    return run(train_step, here.array(), 17 if here.is_odd else 23, static_argnums=1)
+
+
+def other_module(here):
+    folder = Path.cwd() / "versions"
+    folder.mkdir(exist_ok=True)
+    text = f"def layer(x):\n    return x {'*' if here.is_odd else '-'} 2\n"
+    (folder / "layers_of_model.py").write_text(text)
+    sys.path.insert(0, str(folder))
+    layers = importlib.import_module("layers_of_model")
+    return run(lambda x: mean(layers.layer(x)), here.array())
+
+
+def last_batch(here):
+    import jax
+    import numpy as np
+
+    step = jax.jit(mean)
+    sharding = jax.NamedSharding(here.mesh, jax.P("x"))
+    rows = 4 * 7 if here.is_odd else 4 * 8
+    data = np.ones((rows, 4), np.float32)
+    for start in range(0, rows, 16):
+        batch = jax.make_array_from_process_local_data(sharding, data[start : start + 16])
+        float(step(batch))
+
+
+def skipped_in_except(here):
+    def check(x):
+        return mean(x * x)
+
+    x = here.array()
+    try:
+        if here.is_odd:
+            raise OSError("the shard cannot be read")
+        run(check, x)
+    except OSError:
+        pass
+    return run(mean, x)
+
+
+def sharding(here):
+    return run(mean, here.array(spec=(None, "x") if here.is_odd else ("x",)))
+
+
+def flags(here):
+    options = {"xla_cpu_enable_fast_math": True} if here.is_odd else None
+    return run(mean, here.array(), compiler_options=options)
+
+
+def donation(here):
+    import jax
+
+    def train_step(x):
+        return x - mean(x)
+
+    step = jax.jit(train_step, donate_argnums=(0,) if here.is_odd else ())
+    return jax.block_until_ready(step(here.array())).shape
+
+
+def host_data(here):
+    import jax
+
+    is_large = here.is_odd
+
+    def train_step(x):
+        return jax.lax.cond(is_large, lambda x: mean(x * 5), lambda x: mean(x - 5), x)
+
+    return run(train_step, here.array())
+
+
+def stale_file(here):
+    config = Path.cwd() / "width.txt"
+    config.write_text("2" if here.is_odd else "4")
+    width = int(config.read_text())
+    return run(lambda x: mean(x[:, :width]), here.array())
+
+
+def other_order(here):
+    def evaluate(x):
+        return mean(x * x)
+
+    x, programs = here.array(), [mean, evaluate]
+    return [run(program, x) for program in (programs[::-1] if here.is_odd else programs)]
+
+
+def warm_up(here):
+    import jax
+
+    def warm(x):
+        return mean(x + 1)
+
+    x = here.array()
+    if here.is_odd:
+        jax.jit(warm)(x)
+    return run(mean, x)
+
+
+def differ(fault):
+    """Run a function whose hosts differ."""
+    globals()[fault](Slice())
+
+
+# -- the same programs on all hosts
+
+
+def each_on_its_own_devices(here):
+    import jax
+    import numpy as np
+
+    rows = 3 + jax.process_index()
+    local = jax.make_mesh((jax.local_device_count(),), ("x",), devices=jax.local_devices())
+    data = np.ones((rows * jax.local_device_count(), 2), np.float32)
+    jax.jit(mean)(jax.device_put(data, jax.NamedSharding(local, jax.P("x"))))
+    return run(mean, here.array())
+
+
+def leader_rounds_the_loss(here):
+    import jax
+
+    loss = jax.jit(mean, out_shardings=jax.NamedSharding(here.mesh, jax.P()))(here.array())
+    if jax.process_index() == 0:
+        print(float(loss * 100), loss + 1)
+    return run(lambda x: mean(x * 2), here.array())
+
+
+def leader_reads_the_cost(here):
+    import jax
+
+    x = here.array()
+    if jax.process_index() == 0:
+        jax.jit(lambda x: mean(x * 7)).lower(x).compile().cost_analysis()
+    return run(mean, x)
+
+
+def own_rows(here):
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    me = jax.process_index()
+    multihost_utils.sync_global_devices("begin")
+    multihost_utils.process_allgather(np.array([me]))
+    multihost_utils.broadcast_one_to_all(np.array([me]))
+    sharding = jax.NamedSharding(here.mesh, jax.P("x"))
+    rows = np.full((8, 2), me, np.float32)
+    return run(mean, jax.make_array_from_process_local_data(sharding, rows))
+
+
+def threads_in_any_order(here):
+    import threading
+
+    import jax
+
+    x = here.array()
+    compiled = jax.jit(lambda x: mean(x * 4)).lower(x).compile()
+    begun = threading.Thread(target=lambda: jax.jit(lambda y: y * 2)(x))
+    begun.start()
+    first = float(compiled(x))
+    begun.join()
+    return first + run(mean, x)
+
+
+def agree(program):
+    """Run a function whose hosts run the same programs."""
+    globals()[program](Slice())
+    return "done"

@@ -1,0 +1,64 @@
+"""Hosts that run different programs are named with their lines, before anybody waits for a timeout;
+hosts that run the same ones are left alone."""
+
+from __future__ import annotations
+
+import pytest
+from gangs import wait_until
+from on_differing_hosts import agree, differ
+
+import kinetic
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.settles_within(30)]
+SLICES = {2: "tpu-v6e-8", 4: "tpu-v6e-16", 16: "tpu-v6e-64"}
+FAULTS = {
+    "shape": "mean at on_differing_hosts.py:{run} takes f32[{2n},{n}] there, f32[{n},{n}] here",
+    "dtype": "takes bf16[{n},{n}] there, f32[{n},{n}] here",
+    "branch": "train_step at on_differing_hosts.py:{run} has multiply at on_differing_hosts.py:",
+    "dict_order": "has cosine at on_differing_hosts.py:",
+    "static_seed": "train_step at on_differing_hosts.py:{run} has constant dense<17>",
+    "other_module": "has multiply at layers_of_model.py:2 there, subtract at layers_of_model.py:2",
+    "last_batch": "called mean at on_differing_hosts.py:",
+    "skipped_in_except": "mean at on_differing_hosts.py:{run} there, check at",
+    "sharding": "takes f32[{n},{n}] split P(None, 'x') there, P('x',) here",
+    "flags": "is compiled with ('xla_cpu_enable_fast_math', True) there, nothing here",
+    "donation": "takes f32[{n},{n}] (donated) there, f32[{n},{n}] here",
+    "host_data": "has constant dense<1> : tensor<i32>",
+    "stale_file": "<lambda> at on_differing_hosts.py:{run} has ",
+    "other_order": "evaluate at on_differing_hosts.py:{run} there, mean at on_differing_hosts.py:",
+    "warm_up": "warm at on_differing_hosts.py:",
+}
+AGREEMENTS = [
+    *("each_on_its_own_devices", "leader_rounds_the_loss", "leader_reads_the_cost"),
+    *("own_rows", "threads_in_any_order"),
+]
+
+
+def find_difference(job) -> list[dict]:
+    return [event for event in job.events() if event["kind"] == "programs"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "hosts"),
+    [*((fault, hosts) for hosts in (2, 4) for fault in FAULTS), ("shape", 16)],
+)
+def test_hosts_that_differ_are_named_with_the_line(home, fault, hosts):
+    """The last host has a fault: of two hosts both are named, of more that one alone."""
+    job = kinetic.run(SLICES[hosts])(differ).run_async(fault)
+    (event,) = wait_until(lambda: find_difference(job), f"{fault} is not named")
+    job.cancel()
+    everybody, n = hosts == 2, 4 * hosts
+    text = event["detail"]
+    assert event["hosts"] == ([0, 1] if everybody else [hosts - 1]), text
+    line = differ.__globals__["run"].__code__.co_firstlineno + 4
+    wanted = FAULTS[fault].format(**{"n": n, "2n": 2 * n, "run": line})
+    if everybody:
+        wanted = wanted.replace(" there", " on host 1").replace(" here", " on host 0")
+    assert wanted in text
+
+
+@pytest.mark.parametrize("program", AGREEMENTS)
+def test_hosts_that_only_seem_to_differ_are_left_alone(home, program):
+    job = kinetic.run(SLICES[2])(agree).run_async(program)
+    assert job.result(timeout=300) == "done"
+    assert not find_difference(job)

@@ -1,0 +1,196 @@
+"""The comparison of the programs that hosts run: which differences are named, and which are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gang_cases import ended, gang_of, raised
+from test_coordinator_hangs import SLEEPING, WAITING, stand_still
+
+from kinetic._core.events import EventKind
+from kinetic._core.exits import Exit
+from kinetic._core.gang.picture import picture_of
+from kinetic._core.gang.programs import (
+    GRACE_S,
+    ProgramNote,
+    ProgramWatch,
+    pack_operations,
+    unpack_operations,
+)
+
+STEP = ProgramNote(1, "a", "train_step", "train.py:41", arguments=("f32[8,128]",))
+SHORT = replace(STEP, fingerprint="b", arguments=("f32[7,128]",))
+EVALUATE = ProgramNote(2, "e", "evaluate", "train.py:50", arguments=("f32[8,128]",))
+SENTENCE = (
+    "host 2 compiles another program than hosts 0, 1 and 3: train_step at train.py:41 takes "
+    "f32[7,128] there, f32[8,128] here. Collectives of the two will wait for each other for ever."
+)
+
+
+def watch_of(*programs: list[ProgramNote], now: float = 0.0) -> ProgramWatch:
+    """Return the watch of a gang whose hosts have run these programs, numbered in their order."""
+    watch = ProgramWatch(len(programs))
+    for host, notes in enumerate(programs):
+        for number, note in enumerate(notes, 1):
+            watch.note(host, replace(note, number=number), now)
+    return watch
+
+
+def test_the_minority_is_named_with_its_line_and_shapes():
+    """One of four hosts has another shape: it alone is named, after the moment of grace."""
+    watch = watch_of([STEP], [STEP], [SHORT], [STEP])
+    assert watch.is_due
+    assert watch.find_difference(GRACE_S / 2) is None
+    difference = watch.find_difference(GRACE_S)
+    assert difference is not None
+    assert difference == (SENTENCE, (2,))
+    assert watch.find_difference(100.0) is difference
+    assert not watch.is_due
+
+
+def test_of_two_hosts_both_are_named():
+    difference = watch_of([STEP], [SHORT]).find_difference(1.0)
+    assert difference is not None
+    assert difference.hosts == (0, 1)
+    assert difference.sentence.startswith(
+        "hosts 0 and 1 compile different programs: train_step at train.py:41 takes f32[7,128] on "
+        "host 1, f32[8,128] on host 0."
+    )
+
+
+def test_an_extra_program_is_named_even_if_its_host_goes_on():
+    """Host 0 has run a warm-up that the others have not, and then the same programs."""
+    warm_up = replace(EVALUATE, name="warm_up", line="train.py:9")
+    difference = watch_of([warm_up, STEP], [STEP], [STEP]).find_difference(1.0)
+    assert difference is not None
+    assert difference.hosts == (0,)
+    assert "warm_up at train.py:9 there, train_step at train.py:41 here" in difference.sentence
+
+
+def test_another_order_is_named_only_when_the_gang_stands_still():
+    watch = watch_of([STEP, EVALUATE], [EVALUATE, STEP])
+    assert watch.find_difference(10.0) is None
+    assert not watch.is_due
+    difference = watch.find_difference(11.0, stands=True)
+    assert difference is not None
+    assert difference.hosts == (0, 1)
+
+
+def test_programs_of_other_threads_processes_and_calls_are_not_compared():
+    """Programs of background threads come in any order, parts of the hosts run programs of their
+    own, and a process of a session has compiled programs in earlier calls."""
+    behind = [replace(note, is_main=False) for note in (EVALUATE, STEP)]
+    parts = [[replace(STEP, processes=(0, 1))], [replace(SHORT, processes=(2, 3))]]
+    calls = [[replace(STEP, before="x")], [replace(SHORT, before="y")]]
+    for hosts in ([behind, behind[::-1]], parts, calls):
+        assert watch_of(*hosts).find_difference(9.0) is None
+
+
+def test_a_program_that_another_thread_has_run_is_not_missing():
+    ran = replace(EVALUATE, is_main=False)
+    assert watch_of([EVALUATE, STEP], [ran, STEP]).find_difference(9.0) is None
+
+
+def test_a_program_that_only_some_have_called_is_named_when_all_stand_still():
+    watch = watch_of([STEP, EVALUATE], [STEP])
+    assert watch.find_difference(90.0) is None
+    difference = watch.find_difference(90.0, stands=True)
+    assert difference is not None
+    assert difference.hosts == (0, 1)
+    assert difference.sentence == (
+        "host 0 has called evaluate at train.py:50, which host 1 has not: collectives of this "
+        "program wait for all hosts."
+    )
+    assert watch_of([STEP], []).find_difference(90.0, stands=True) is not None
+    assert watch_of([STEP], [STEP]).find_difference(90.0, stands=True) is None
+
+
+def test_a_message_that_arrives_twice_counts_once():
+    watch = watch_of([STEP, EVALUATE])
+    for _ in range(2):
+        watch.note(1, STEP, 0.0)
+    watch.note(1, EVALUATE, 0.0)
+    assert watch.find_difference(9.0) is None
+
+
+def test_the_first_operation_that_differs_is_named_with_the_users_lines():
+    """Shapes are equal: the operations are compared, without the names of values."""
+    common = ("%0 = stablehlo.negate %arg0 : tensor<8xf32>", "train.py:16")
+    add, multiply = (
+        [common, (f"%1 = stablehlo.{name} %0, %0 : tensor<8xf32>", f"train.py:{line}")]
+        for name, line in (("add", 17), ("multiply", 18))
+    )
+    assert unpack_operations(pack_operations(add)) == add
+    one = replace(STEP, operations=pack_operations(add), collectives="c")
+    other = replace(one, fingerprint="b", operations=pack_operations(multiply))
+    difference = watch_of([one], [one], [other]).find_difference(1.0)
+    assert difference is not None
+    assert difference.sentence == (
+        "host 2 compiles another program than hosts 0 and 1: train_step at train.py:41 has "
+        "multiply at train.py:18 there, add at train.py:17 here. Their collectives match, so the "
+        "hosts go on with values that differ."
+    )
+
+
+def test_the_gang_says_the_difference_once_and_stores_it():
+    """The hosts get the sentence as a notice, and readers of events as the attempt's difference."""
+    gang = gang_of(4)
+    for host, note in enumerate((STEP, STEP, SHORT, STEP)):
+        gang.note_programs(host, (note,), 1.0)
+    assert gang.urgent
+    assert not gang.view(0).notice
+    events = (*gang.sweep(1.0), *gang.sweep(2.1), *gang.sweep(2.2))
+    (event,) = (event for event in events if event.kind is EventKind.PROGRAMS)
+    assert (event.detail, event.hosts) == (SENTENCE, (2,))
+    assert gang.view(0).notice == SENTENCE
+    assert not gang.urgent
+    attempt = picture_of(events, 4).current
+    assert attempt.difference == SENTENCE == attempt.to_json()["difference"]
+
+
+def test_a_hang_is_explained_by_the_difference():
+    gang = gang_of(4, hang_timeout_s=30.0)
+    for host, note in enumerate((STEP, STEP, SHORT, STEP)):
+        gang.note_programs(host, (note,), 1.0)
+    stand_still(gang, range(4), 40.0)
+    for host in range(4):
+        gang.stacks(host, 1, WAITING, 40.1)
+    gang.sweep(40.2)
+    assert gang.first_failure == (2,)
+    assert gang.view(2).stop_exit is Exit.HANG
+    assert gang.stop_reason.startswith(f"{SENTENCE} All 4 hosts stood still for 31 s")
+
+
+def test_a_host_outside_of_jax_is_blamed_for_what_it_has_not_called():
+    """Host 1 loads data while host 0 waits in a program that host 1 has not begun."""
+    gang = gang_of(2, hang_timeout_s=30.0)
+    gang.note_programs(0, (STEP,), 1.0)
+    stand_still(gang, range(2), 40.0)
+    for host, text in enumerate((WAITING, SLEEPING)):
+        gang.stacks(host, 1, text, 40.1)
+    gang.sweep(40.2)
+    assert gang.first_failure == (1,)
+    assert "train_step" not in gang.stop_reason
+
+
+def test_timeouts_and_failures_are_explained_by_the_difference():
+    """Collectives of different sizes fail on some platforms, and the job may end by its timeout."""
+    for fail in (
+        lambda gang: gang.sweep(9.0),
+        lambda gang: gang.report(raised(0, consequence=True), 8.0),
+    ):
+        gang = gang_of(2, timeout_s=8.5)
+        for host, note in enumerate((STEP, SHORT)):
+            gang.note_programs(host, (note,), 1.0)
+        fail(gang)
+        gang.sweep(9.0)
+        gang.sweep(99.0)
+        assert ". Hosts 0 and 1 compile different programs: train_step at" in gang.stop_reason
+
+
+def test_a_difference_of_hosts_that_return_at_once_is_named():
+    gang = gang_of(2)
+    for host, note in enumerate((STEP, SHORT)):
+        gang.note_programs(host, (note,), 1.0)
+    gang.report(ended(0), 1.1)
+    assert EventKind.PROGRAMS in [event.kind for event in gang.sweep(1.1)]
