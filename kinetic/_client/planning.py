@@ -487,6 +487,9 @@ def complete_options(options: Options, settings: Settings) -> Options:
         reservation=None if options.topology.spot else settings.reservation,
         local_storage=None if single else settings.local_storage,
         network_devices=settings.network_devices if joins_slices else None,
+        compare_programs=settings.compare_programs
+        if options.compare_programs is None
+        else options.compare_programs,
     )
 
 

@@ -131,6 +131,8 @@ class Settings:
     """The level of the "kinetic" logger; None leaves the level to the program."""
     queue: str | None = _row("KINETIC_QUEUE", parsers.text, None)
     """The queue of a cluster that admits jobs."""
+    compare_programs: bool = _row("KINETIC_COMPARE_PROGRAMS", parsers.flag, True)
+    """Compare the programs that hosts run together."""
     session: str | None = _row("KINETIC_SESSION", parsers.text, None)
     """The session whose slices run calls."""
     priority: str | None = _row("KINETIC_PRIORITY", parsers.text, None)

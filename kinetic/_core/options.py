@@ -57,6 +57,7 @@ class Keywords(TypedDict, total=False):
     all_hosts: bool
     keep: bool
     joins_jax: Joins
+    compare_programs: bool
 
 
 def _accept_any(_: str, value: Any) -> Any:
@@ -353,6 +354,11 @@ class Options(documents.Record, called="The options of the job"):
         'the function calls that; "program" when a program that the function starts first uses '
         "JAX.",
         "lazy",
+    )
+    compare_programs: bool | None = option(
+        checks.switch,
+        "Compare the programs that the hosts run together, and name hosts that differ. By default "
+        "True, or `KINETIC_COMPARE_PROGRAMS`.",
     )
 
     @property

@@ -62,3 +62,10 @@ def test_hosts_that_only_seem_to_differ_are_left_alone(home, program):
     job = kinetic.run(SLICES[2])(agree).run_async(program)
     assert job.result(timeout=300) == "done"
     assert not find_difference(job)
+
+
+def test_programs_are_not_compared_where_that_is_turned_off(home):
+    """The option overrides the setting, which is on by default."""
+    job = kinetic.run(SLICES[2], compare_programs=False)(differ).run_async("branch")
+    job.result(timeout=300)
+    assert not find_difference(job)

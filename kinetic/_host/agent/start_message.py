@@ -88,7 +88,7 @@ def start_message(
         "debugger": debugging,
         "elastic": _elastic(plan),
         "programs": space.programs,
-        "compares": True,
+        "compares": plan.options.compare_programs is not False,
         "keeps": identity.assignment is not None and identity.assignment.world > 0,
     }
 
