@@ -216,7 +216,7 @@ def test_a_leader_in_a_pod_is_woken_and_tells_of_the_end():
         runtime = LeaderRuntime(store, SESSION.job_id, Coordinator())
         await runtime.listen_on_port(SESSION.job_id)
         rung.set()
-        await runtime.pause(is_due=False)
+        await runtime.pause(None)
         pauses.put("the ring has ended the pause")
         while not runtime._callers:
             await asyncio.sleep(0.01)
