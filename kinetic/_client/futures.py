@@ -490,3 +490,15 @@ def _hint_at_batch(value: object) -> str:
             "of the batch."
         )
     return " For a batch, use its as_completed() method." if hasattr(value, "as_completed") else ""
+
+
+def call_back(fn: Callable[[Any], object], handle: Any, loop: AbstractEventLoop | None) -> None:
+    """Call a callback with a job's handle, in its event loop if it has one. Log its exception."""
+    if loop is not None:
+        with contextlib.suppress(RuntimeError):  # The loop has been closed.
+            loop.call_soon_threadsafe(fn, handle)
+        return
+    try:
+        fn(handle)
+    except BaseException:  # noqa: BLE001 - the user's code may raise anything, even SystemExit
+        _log.exception("a callback of %s failed", handle.job_id)

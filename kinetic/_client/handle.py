@@ -39,11 +39,11 @@ from kinetic._store.open import as_existing, open_store
 from kinetic.errors import KineticError, NotFound, UsageError, WaitTimeout
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
     from concurrent.futures import Future
 
     from kinetic._client.board.drawing import Picture
     from kinetic._client.debugging import PortForward
+    from kinetic._client.explaining import Explanation
     from kinetic._client.metrics import Metrics
     from kinetic._compile.checked import CheckReport
     from kinetic._core.place import Place
@@ -285,6 +285,19 @@ class JobHandle(Generic[R_co]):
         status = self.status()
         return status is JobStatus.RUNNING or (
             status is JobStatus.PENDING and self._store.has(layout.JobKeys(self.job_id).events)
+        )
+
+    def explain(self) -> Explanation:
+        """Return a page about a job that failed, hangs or waits: the cause, the first host to fail
+        and its last lines, what the others did, and what to do next. `print` it."""
+        from kinetic._client import explaining
+
+        return explaining.explain(
+            self._board,
+            self.ref,
+            read_tail=functools.partial(collecting.read_tail, self.chunks),
+            read_stacks=self.stacks,
+            now=time.time(),
         )
 
     def processes(self) -> dict[str, Any]:
@@ -602,7 +615,7 @@ class JobHandle(Generic[R_co]):
             job.add_done_callback(lambda job: print(job.job_id, job.status()))
             ```
         """
-        call = functools.partial(_call_back, fn, self, futures.loop_of(fn))
+        call = functools.partial(futures.call_back, fn, self, futures.loop_of(fn))
         if self.done():
             return call()
         self._callbacks.append((fn, call))
@@ -879,19 +892,3 @@ class _InterruptNotice:
         if isinstance(error, KeyboardInterrupt) and not getattr(error, "__notes__", ()):
             handle = self._handle
             console.print_last(error, handle._describe_interrupted(), handle._has_ended)
-
-
-def _call_back(
-    fn: Callable[[Any], object],
-    handle: JobHandle[Any],
-    loop: AbstractEventLoop | None,
-) -> None:
-    """Call a callback with a job's handle, in its event loop if it has one. Log its exception."""
-    if loop is not None:
-        with contextlib.suppress(RuntimeError):  # The loop has been closed.
-            loop.call_soon_threadsafe(fn, handle)
-        return
-    try:
-        fn(handle)
-    except BaseException:  # noqa: BLE001 - the user's code may raise anything, even SystemExit
-        _log.exception("a callback of %s failed", handle.job_id)

@@ -143,6 +143,8 @@ class HostKeys:
     """The host's output, as printed."""
     metrics = Key("jobs/{job_id}/attempts/{number}/hosts/{index}/metrics")
     """Metrics of the host: rows of `kinetic.log`, and the host's own figures."""
+    chip_logs = Key("jobs/{job_id}/attempts/{number}/hosts/{index}/chip-logs/")
+    """Logs that TPU chips left on the host, if the host failed (see `agent.chip_logs`)."""
     files = Key("jobs/{job_id}/attempts/{number}/hosts/{index}/files/")
     """Files that the function wrote into its work folder on the host."""
 

@@ -97,6 +97,7 @@ def make_app(access: JobAccess, is_ending: Callable[[], bool]) -> Starlette:
             show(f"{job}/output", pages.download_output),
             show(f"{job}/call", pages.show_call),
             show(f"{job}/compile", pages.show_compile),
+            show(f"{job}/explain", pages.show_explanation),
             show(f"{job}/source", pages.show_source),
             *(
                 Route(f"{job}/{name}", pages.act(act), methods=["POST"])
@@ -203,7 +204,7 @@ class Pages:
     def show_job(self, request: Request) -> Response:
         """Show one job; its charts follow later, as reading a million steps takes a second."""
         ref = self._find(request)
-        camera = JobCamera(self._access, ref)
+        camera = JobCamera(self._access, ref, divides=False)
         try:
             scene = camera.read()
         finally:
@@ -340,6 +341,11 @@ class Pages:
         """Return the TPU compiler's report about the job's programs."""
         report = describe_compile(self._access.store, self._find(request))
         return JSONResponse({"text": text.printable_lines(report)})
+
+    def show_explanation(self, request: Request) -> Response:
+        """Return the page of `kinetic jobs explain`."""
+        handle = self._access.handle_of(self._find(request))
+        return JSONResponse({"text": str(handle.explain())})
 
     def show_source(self, request: Request) -> Response:
         """List the files that were sent."""

@@ -154,9 +154,11 @@ _TRACEBACK_CHARS = 50_000
 
 
 class JobCamera:
-    """Reads the state of one job, for one page."""
+    """Reads the state of one job, for one page. With `divides`, also reads how its time was spent,
+    which takes a second where a million steps are logged."""
 
-    def __init__(self, access: JobAccess, ref: JobRef) -> None:
+    def __init__(self, access: JobAccess, ref: JobRef, *, divides: bool = True) -> None:
+        self._divides = divides
         self._access = access
         self._ref = ref
         self._watch = ActivityWatch(access, {ref.job_id})
@@ -221,7 +223,8 @@ class JobCamera:
         if runs and time.monotonic() < self._ask_at:
             return
         self._ask_at = time.monotonic() + ACTIVITY_EVERY_S
-        self._goodput.read(gang, until)
+        if self._divides:
+            self._goodput.read(gang, until)
         with contextlib.suppress(KineticError):
             if runs:
                 self._lines = [line for line in self._watch.poll() if line.host is not None]

@@ -145,6 +145,8 @@ def test_a_host_that_stands_still_is_found_and_its_output_searched(page, tmp_pat
     assert page.text("#lines").splitlines() == ["needle in host one", "warned"]
     page.click("details[data-load$=stacks] summary")
     page.wait_for("stand_still", "details[data-load$=stacks] .loaded")
+    page.click("details[data-load$=explain] summary")
+    page.wait_for("RUNNING", "details[data-load$=explain] .loaded")
     page.click("details[data-load$=call] summary")
     page.wait_for("2 slices of cpu", "details[data-load$=call] .loaded")
     assert "KEY" in page.text("details[data-load$=call]")

@@ -321,6 +321,9 @@ def test_a_job_in_a_queue_says_its_place(on_cluster, monkeypatch, capfd):
     wait_until(its_place, "nobody says which place the job has in its queue")
     time.sleep(2)  # start_timeout begins when the queue admits the job.
     assert second.status() == "PENDING"
+    page = second.explain().sections
+    assert re.search(r"waits in the queue 'lq': .* One other job comes first", page["Waits"])
+    assert page["Next"] == f"Stop waiting: kinetic jobs cancel {second.job_id}"
     second.cancel()
     first.cancel()
 

@@ -25,7 +25,7 @@ from kinetic._core.gang.messages import Activity, Heartbeat, HostView
 from kinetic._core.gang.programs import ProgramNote
 from kinetic._core.outcome import HostReport, program_code
 from kinetic._core.plan import Plan
-from kinetic._host.agent import memory, workspace
+from kinetic._host.agent import chip_logs, memory, workspace
 from kinetic._host.agent.exit_report import Moment, ending_of
 from kinetic._host.agent.link import Link
 from kinetic._host.agent.log_writer import open_log, open_tees
@@ -452,14 +452,30 @@ class Agent:
         # In a preemption the report is urgent: `_clean_up` keeps the files.
         if self._started_at > 0 and not self._preemption.is_known:
             self._kept_files, self._written = self._reporter.keep_files(self._workspace)
+        report = self._exit_report()
+        if not report.ok and not self._preemption.is_known:
+            self._keep_chip_logs()
         self._report, stored = self._reporter.conclude(
-            self._exit_report(), self._end or {}, is_discarded=self._preemption.discards_end
+            report, self._end or {}, is_discarded=self._preemption.discards_end
         )
         # An agent that is alone need not deliver it: the supervisor reads it from the store.
         self._machine.note_report(self._report, arrives=self._alone and stored)
         if self._gate is not None:
             self._gate.close()
         self._link.report(self._report)
+
+    def _keep_chip_logs(self) -> None:
+        """Store the logs of chips. A simulated host has them only in a folder that the user
+        names."""
+        identity = self._identity
+        folder = self._plan.options.env.get(chip_logs.VARIABLE, "")
+        if not identity.simulated:
+            folder = folder or identity.base_env.get(chip_logs.VARIABLE, chip_logs.FOLDER)
+        if folder:
+            key = layout.HostKeys(identity.job_id, identity.attempt, identity.host).chip_logs
+            chip_logs.store_chip_logs(
+                self._store, key, folder, since=self._started_at, hosts=identity.hosts
+            )
 
     def _exit_report(self) -> HostReport:
         """Return the report on the worker's end, completed with the agent's own figures."""

@@ -46,6 +46,9 @@ _COMMANDS = {
         f"{_PACKAGE}.jobs:status",
         "Show the state of a job and of each of its hosts.",
     ),
+    "explain": Lazy(
+        f"{_PACKAGE}.output:explain", "Explain why a job failed, hangs or waits, on one page."
+    ),
     "top": Lazy(f"{_PACKAGE}.top:top", "Show the activity of running jobs' hosts."),
     "logs": Lazy(f"{_PACKAGE}.output:logs", "Print the logs of a job."),
     "metrics": Lazy(

@@ -69,6 +69,31 @@ Examples:
 """
 
 
+_EXPLAIN_HELP = """Explain on one page why a job failed, hangs or waits.
+
+Show the cause, the first host to fail with its last lines of output, what the other hosts did,
+attempts, memory, how the time was spent, and what to do next.
+
+\b
+Examples:
+  kinetic jobs explain job-1a2b
+  kinetic jobs explain --last
+  kinetic jobs explain --json job-1a2b
+"""
+
+
+@click.command("explain", help=_EXPLAIN_HELP)
+@json_option
+@job_argument("jobs")
+@pass_app
+def explain(app: AppContext, /, *, job_id: str, as_json: bool) -> None:
+    """Print one page about a job."""
+    page = app.handle(job_id).explain()
+    if as_json:
+        return output.json_document(page.facts)
+    return output.line(str(page))
+
+
 @click.command("logs", help=_LOGS_HELP)
 @click.option("--follow", "-f", is_flag=True, help="Keep printing until the job ends.")
 @click.option(
