@@ -38,7 +38,7 @@ from kinetic._core.gang import blame, stops
 from kinetic._core.gang.hangs import HangWatch
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import Activity, GangPhase, GangSpec, Heartbeat, HostView
-from kinetic._core.gang.programs import ProgramNote, ProgramWatch
+from kinetic._core.gang.programs import Difference, ProgramNote, ProgramWatch
 from kinetic._core.gang.rendezvous import FailureWindow
 from kinetic._core.gang.stops import Stop
 from kinetic._core.outcome import HostReport
@@ -79,7 +79,8 @@ class Gang:
         self._blamed_rank: int | None = None
         self._give_up_at = 0.0
         self._stacks_request = 0
-        self._reform_requested = self._hung = self._has_said_difference = False
+        self._reform_requested = self._hung = False
+        self._said_differences: list[Difference] = []
         self._events: list[GangEvent] = []
         self._views: dict[Exit | None, HostView] = {}
 
@@ -265,12 +266,12 @@ class Gang:
             self._watch_hangs()
 
     def _say_difference(self) -> None:
-        difference = self._programs.difference
-        if difference is not None and not self._has_said_difference:
-            self._has_said_difference = True
-            self._notice = difference.sentence
-            self._emit(EventKind.PROGRAMS, None, difference.sentence, hosts=difference.hosts)
-            self._bump_version()
+        for difference in (self._programs.inputs, self._programs.difference):
+            if difference is not None and difference not in self._said_differences:
+                self._said_differences.append(difference)
+                self._notice = difference.sentence
+                self._emit(EventKind.PROGRAMS, None, difference.sentence, hosts=difference.hosts)
+                self._bump_version()
 
     def _watch_hangs(self) -> None:
         step = self._hangs.step(self._now)

@@ -38,7 +38,7 @@ class ProgramNote:
         name, line: name of the function, and the user's line that called it: "train.py:41".
         process: index of the host's process in the world of JAX.
         processes: indices of the processes that run the program; () for all.
-        is_main: True if the main thread runs it.
+        is_main: True if the main thread runs it, and it may wait for other hosts.
         before: digest of the programs of earlier calls in this process; "" for a new process.
         arguments, shardings: type and sharding of each argument.
         names: names of the arguments.
@@ -46,6 +46,8 @@ class ProgramNote:
         flags: flags of the compiler.
         collectives: digest of the collectives in their order; "" if unknown.
         operations: from `pack_operations`.
+        inputs: digest of each argument that is a value of this host, but counts as the same on all
+            hosts; "" for others.
     """
 
     number: int
@@ -58,10 +60,12 @@ class ProgramNote:
     before: str = ""
     arguments: tuple[str, ...] = ()
     shardings: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     mesh: str = ""
     flags: tuple[str, ...] = ()
     collectives: str = ""
     operations: str = ""
+    inputs: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -100,6 +104,9 @@ class ProgramWatch:
         self._groups: dict[tuple[tuple[int, ...], str], _Group] = {}
         self._notes: dict[str, ProgramNote] = {}
         self._last: dict[int, int] = {}
+        self._inputs: dict[tuple[str, str], dict[int, tuple[str, ...]]] = {}
+        self.inputs: Difference | None = None
+        """The first inputs of a program that should be the same on all hosts and are not."""
         self.difference: Difference | None = None
         """The first difference; at most one is named for each gang."""
 
@@ -117,6 +124,7 @@ class ProgramWatch:
             return
         self._last[host] = note.number
         self._notes.setdefault(note.fingerprint, note)
+        self.inputs = self.inputs or self._compare_inputs(host, note)
         group = self._groups.setdefault((note.processes, note.before), _Group())
         group.of_host.setdefault(host, set()).add(note.fingerprint)
         programs = group.in_order.setdefault(host, [])
@@ -128,6 +136,22 @@ class ProgramWatch:
             group.first.append(note.fingerprint)
         elif group.first[at] != note.fingerprint and at < _or_end(group):
             group.differs_at, group.since = at, now
+
+    def _compare_inputs(self, host: int, note: ProgramNote) -> Difference | None:
+        of_hosts = self._inputs.setdefault((note.fingerprint, note.before), {})
+        of_hosts[host] = note.inputs
+        for other, inputs in of_hosts.items():
+            for at, (own, theirs) in enumerate(zip(note.inputs, inputs, strict=False)):
+                if own and theirs and own != theirs:
+                    name = note.names[at] if at < len(note.names) else f"number {at}"
+                    return Difference(
+                        f"{_name_hosts(sorted((host, other)))} give {note.title} different values "
+                        f"for the argument {name} ({note.arguments[at]}), which it takes for the "
+                        "same on all hosts: share one batch, or make a global array of the parts "
+                        "(jax.make_array_from_process_local_data).",
+                        tuple(sorted((host, other))),
+                    )
+        return None
 
     def find_difference(
         self, now: float, *, is_over: bool = False, stands: bool = False

@@ -2,8 +2,8 @@
 them with those of the other hosts (`_core/gang/programs.py`).
 
 In: JAX's lowering of each program, at its first call. Out: a message with a `ProgramNote`. Nothing
-happens at later calls. Programs that JAX only lowers, for their cost say, are not noted, and small
-ones only if they have collectives: others wait for nobody.
+happens at later calls. Programs that JAX only lowers, for their cost say, are not noted. Programs
+without collectives wait for nobody, so only their inputs are compared.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kinetic._compile import hlo, lowering, origins
@@ -31,6 +32,7 @@ _SMALL_BYTES = 1 << 12
 _MOST_BYTES = 1 << 21
 """Size above which a program is noted without its operations."""
 _MOST_ELEMENTS = 16
+_MOST_INPUT_BYTES = 1 << 26
 _DONATED = 3
 """Index, among the arguments of JAX's function after the shardings, of those that are donated."""
 _COLLECTIVE = re.compile(
@@ -73,13 +75,15 @@ class Fingerprints:
     def lower(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Lower a program, and note it if it is about to run."""
         computation = original(*args, **options)
-        if not hasattr(computation, _IS_NOTED) and _is_called():
+        if not hasattr(computation, _IS_NOTED) and (call := _find_call()) is not None:
             setattr(computation, _IS_NOTED, True)
             with contextlib.suppress(Exception):
-                self._note(computation, *args)
+                self._note(computation, call.f_locals["args"], *args)
         return computation
 
-    def _note(self, computation: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any) -> None:
+    def _note(
+        self, computation: Any, values: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any
+    ) -> None:
         from jax._src import xla_bridge
 
         devices = tuple(computation._device_list)
@@ -90,16 +94,20 @@ class Fingerprints:
         flags = (*jaxworld.compiler_flags(), *map(str, computation._compiler_options_kvs))
         numbers = [device.id for device in devices]
         digest = hashlib.sha256(f"{numbers} {flags}".encode() + code).hexdigest()[:16]
-        if digest in self._fingerprints or not _is_sharded(computation.compile_args):
+        if digest in self._fingerprints:
             return
-        collectives = ""
-        if len(code) < _SMALL_BYTES:
+        waits, collectives = _is_sharded(computation.compile_args), ""
+        if waits and len(code) < _SMALL_BYTES:
             found = _COLLECTIVE.findall(
                 computation.compile().xla_executable.hlo_modules()[0].to_string()
             )
-            if not found:
-                return
+            waits = bool(found)
             collectives = hashlib.sha256(str(found).encode()).hexdigest()[:16]
+        inputs = ()
+        if waits or not hlo.is_library(lowering.find_origin(jaxpr)[1]):
+            inputs = tuple(map(partial(_digest_input, waits), values, shardings))
+        if not waits and not any(inputs):
+            return
         everybody = len(processes) == xla_bridge.process_count()
         mesh = lowering.find_mesh(computation.compile_args)
         note = ProgramNote(
@@ -109,13 +117,15 @@ class Fingerprints:
             line=self._find_line(),
             process=xla_bridge.process_index(),
             processes=() if everybody else tuple(processes),
-            is_main=threading.current_thread() is threading.main_thread(),
+            is_main=waits and threading.current_thread() is threading.main_thread(),
             before=self._before,
             arguments=tuple(map(_describe_type, jaxpr.in_avals, rest[_DONATED])),
             shardings=tuple(map(_describe_sharding, shardings)),
             mesh=_describe_mesh(mesh, numbers),
             flags=flags,
             collectives=collectives,
+            names=tuple(map(str, jaxpr.jaxpr.debug_info.arg_names or ())),
+            inputs=inputs,
             operations=self._read_operations(computation) if len(code) < _MOST_BYTES else "",
         )
         with self._lock:
@@ -162,14 +172,14 @@ def _walk_frames() -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _is_called() -> bool:
-    """True if JAX lowers a program because it is called."""
+def _find_call() -> Any:
+    """Return the frame of JAX that calls a program; None if JAX only lowers it."""
     frame: Any = sys._getframe(2)
     for _ in range(6):
         if frame is None or frame.f_code.co_name == _CALL:
-            break
+            return frame
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == _CALL
+    return None
 
 
 def _canonicalize(module: Any) -> bytes:
@@ -184,6 +194,27 @@ def _is_sharded(about: dict[str, Any]) -> bool:
     kinds = ("in_shardings", "out_shardings", "intermediate_shardings")
     shardings = (sharding for kind in kinds for sharding in about[kind])
     return not all(getattr(sharding, "is_fully_replicated", True) for sharding in shardings)
+
+
+def _digest_input(waits: bool, value: Any, sharding: Any) -> str:
+    """Return the digest of a value of this host that its program takes for the same on all hosts;
+    "" for other values, and for numbers in programs that wait for nobody, such as elapsed times."""
+    import jax
+    import numpy as np
+
+    if not getattr(sharding, "is_fully_replicated", True):
+        return ""
+    if isinstance(value, jax.Array):
+        if not value.is_fully_addressable or jax.dtypes.issubdtype(
+            value.dtype, jax.dtypes.extended
+        ):
+            return ""
+    elif not isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+        return ""
+    array = np.asarray(value)
+    if array.nbytes > _MOST_INPUT_BYTES or not (waits or array.ndim):
+        return ""
+    return hashlib.sha256(array.tobytes()).hexdigest()[:16]
 
 
 def _describe_type(aval: Any, is_donated: bool) -> str:
