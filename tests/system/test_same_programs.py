@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from gangs import wait_until
-from on_differing_hosts import agree, differ
+from on_differing_hosts import agree, differ, train_on_own_rows
 
 import kinetic
 
@@ -69,3 +69,16 @@ def test_programs_are_not_compared_where_that_is_turned_off(home):
     job = kinetic.run(SLICES[2], compare_programs=False)(differ).run_async("branch")
     job.result(timeout=300)
     assert not find_difference(job)
+
+
+@pytest.mark.parametrize("are_same", [True, False])
+def test_hosts_that_give_a_program_different_inputs_are_named(home, are_same):
+    """JAX takes a NumPy batch for the same on all hosts and does not check it: the job succeeds with
+    another loss on each host. A rate that a host computes of its own time is no fault."""
+    job = kinetic.run(SLICES[2])(train_on_own_rows).run_async(are_same=are_same)
+    job.result(timeout=300)
+    details = [event["detail"] for event in find_difference(job)]
+    assert len(details) == (not are_same)
+    for detail in details:
+        assert detail.startswith("hosts 0 and 1 give train_step at on_differing_hosts.py:")
+        assert "different values for the argument batch['ids'] (i32[4,8]), which" in detail

@@ -194,3 +194,23 @@ def test_a_difference_of_hosts_that_return_at_once_is_named():
         gang.note_programs(host, (note,), 1.0)
     gang.report(ended(0), 1.1)
     assert EventKind.PROGRAMS in [event.kind for event in gang.sweep(1.1)]
+
+
+def test_inputs_that_should_be_the_same_are_compared_once():
+    """Host 1 has given another batch; numbers and global arrays, without a digest, are not
+    compared. The sentence is said once, and does not explain a later hang."""
+    note = replace(STEP, arguments=("f32[]", "i32[4]"), names=("lr", "batch"), inputs=("", "x"))
+    gang = gang_of(3)
+    for host, inputs in enumerate((("", "x"), ("y", "z"), ("", "u"))):
+        gang.note_programs(host, (replace(note, inputs=inputs),), 1.0)
+    gang.report(ended(0), 1.1)
+    (event,) = (event for event in gang.sweep(9.0) if event.kind is EventKind.PROGRAMS)
+    assert event.hosts == (0, 1)
+    assert event.detail == (
+        "hosts 0 and 1 give train_step at train.py:41 different values for the argument batch "
+        "(i32[4]), which it takes for the same on all hosts: share one batch, or make a global "
+        "array of the parts (jax.make_array_from_process_local_data)."
+    )
+    gang.report(raised(1), 9.1)
+    gang.sweep(99.0)
+    assert "batch" not in gang.stop_reason
