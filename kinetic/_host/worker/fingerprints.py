@@ -103,7 +103,7 @@ class Fingerprints:
             )
             waits = bool(found)
             collectives = hashlib.sha256(str(found).encode()).hexdigest()[:16]
-        inputs = ()
+        inputs: tuple[str, ...] = ()
         if waits or not hlo.is_library(lowering.find_origin(jaxpr)[1]):
             inputs = tuple(map(partial(_digest_input, waits), values, shardings))
         if not waits and not any(inputs):
