@@ -73,8 +73,8 @@ def test_programs_are_not_compared_where_that_is_turned_off(home):
 
 @pytest.mark.parametrize("are_same", [True, False])
 def test_hosts_that_give_a_program_different_inputs_are_named(home, are_same):
-    """JAX takes a NumPy batch for the same on all hosts and does not check it: the job succeeds, each
-    host with another loss. A rate that a host computes of its own time is no fault."""
+    """JAX takes a NumPy batch for the same on all hosts and does not check it: the job succeeds,
+    each host with another loss. A rate that a host computes of its own time is no fault."""
     job = kinetic.run(SLICES[2])(train_on_own_rows).run_async(are_same=are_same)
     job.result(timeout=300)
     details = [event["detail"] for event in find_difference(job)]
