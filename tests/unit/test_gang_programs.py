@@ -214,3 +214,40 @@ def test_inputs_that_should_be_the_same_are_compared_once():
     gang.report(raised(1), 9.1)
     gang.sweep(99.0)
     assert "batch" not in gang.stop_reason
+
+
+def test_constants_count_only_if_all_operations_are_the_same():
+    """Constants come first in a module, and their names differ with their number."""
+    three, four = (
+        (f"%cst_{n} = stablehlo.constant dense<{n}.0> : tensor<f32>", "train.py:9") for n in (3, 4)
+    )
+    add = ("%0 = stablehlo.add %arg0, %cst_3 : tensor<f32>", "train.py:10")
+    subtract = ("%0 = stablehlo.subtract %arg0, %cst_4 : tensor<f32>", "train.py:11")
+    same = (add[0].replace("cst_3", "cst_4"), add[1])
+    for operations, wanted in (
+        ([four, subtract], "subtract at train.py:11 there, add at train.py:10 here"),
+        (
+            [four, same],
+            "constant dense<4.0> : tensor<f32> at train.py:9 there, constant dense<3.0>",
+        ),
+    ):
+        one = replace(STEP, operations=pack_operations([three, add]))
+        other = replace(one, fingerprint="b", operations=pack_operations(operations))
+        difference = watch_of([one], [one], [other]).find_difference(1.0)
+        assert difference is not None
+        assert wanted in difference.sentence
+
+
+def test_hosts_that_wait_in_different_programs_are_named_with_their_lines():
+    """The hosts have run the same programs, and now stand in different ones."""
+    gang = gang_of(2)
+    for host in range(2):
+        gang.note_programs(host, (STEP, EVALUATE), 1.0)
+    stand_still(gang, range(2), 70.0, stalled_s=61.0)
+    gang.stacks(0, 1, WAITING, 70.1)
+    gang.stacks(1, 1, WAITING.replace("line 5", "line 8"), 70.1)
+    gang.sweep(70.2)
+    assert gang.view(0).notice == (
+        "all 2 hosts have stood still for 60 s: host 0 waits at train.py:5 in <module>; host 1 "
+        "waits at train.py:8 in <module>."
+    )

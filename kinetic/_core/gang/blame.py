@@ -131,6 +131,16 @@ def all_wait(stacks: Mapping[int, str]) -> bool:
     return all(parse(text).waits for text in stacks.values())
 
 
+def describe_waits(stacks: Mapping[int, str]) -> str:
+    """Return a sentence with the line of each host, if all wait inside JAX at different lines of
+    the user's code; else ""."""
+    positions: dict[str, list[int]] = {}
+    for host in sorted(stacks) if all_wait(stacks) else ():
+        positions.setdefault(_locate(parse(stacks[host])), []).append(host)
+    waits = [f"{name_hosts(at)} {_conjugate(at, 'wait')}{line}" for line, at in positions.items()]
+    return f"{'; '.join(waits)}." if len(waits) > 1 else ""
+
+
 def describe_position(text: str) -> str:
     """Return " at train.py:12 in load"; or, in brackets, the text that replaces the stacks."""
     stack = parse(text)

@@ -148,9 +148,10 @@ class HangWatch:
 
     def _notice_still(self, running: dict[int, str], now: float) -> HangStep:
         stands = self._hosts.find_standing(self._spec.still_notice_s)
-        cause = self._find_difference(running, now) if stands else None
-        if cause is not None:
-            self.notice = stops.notice_of_still(stands, running, self._spec, cause.sentence)
+        difference = self._find_difference(running, now) if stands else None
+        cause = blame.describe_waits(running) if difference is None else difference.sentence
+        if stands and cause:
+            self.notice = stops.notice_of_still(stands, running, self._spec, cause)
             return HangStep(HangEvent(EventKind.WAITING, self.notice))
         held_up = blame.holding_up(running) if stands else ()
         if not held_up:

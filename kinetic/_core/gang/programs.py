@@ -11,6 +11,7 @@ their order, and a difference counts only if another host has not run the progra
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -23,6 +24,8 @@ GRACE_S = 1.0
 """Time in which hosts may run the same programs in another order, in several threads say."""
 _MOST_SINGLY = 4
 _MOST_TEXT = 80
+_VALUE = r"%\w+(#\d+)?,? ?"
+_CONSTANT = r"\bconstant\b"
 _Operation = tuple[str, str]
 _FOR_EVER = "Collectives of the two will wait for each other for ever."
 _NO_WAIT = "Their collectives match, so the hosts go on with values that differ."
@@ -281,30 +284,32 @@ def _find_pair(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _describe_operations(there: ProgramNote, here: ProgramNote, in_one: str, in_other: str) -> str:
-    """Return the first operation that differs, with the user's lines."""
-    ends = ("nothing", "")
-    for one, other in _pair(unpack_operations(there.operations),
-                            unpack_operations(here.operations), ends):  # fmt: skip
+    """Return the first operation that differs, with the user's lines; a constant, or the order of
+    operands, only if all operations are the same otherwise."""
+    packed = there.operations, here.operations
+    whole = [unpack_operations(operations) for operations in packed]
+    brief = [
+        [(re.sub(_VALUE, "", text), line) for text, line in own if not re.search(_CONSTANT, text)]
+        for own in whole
+    ]
+    for one, other in (pair for own in (brief, whole) for pair in _pair(*own)):
         if one[0] != other[0]:
             texts = [f"{text}{' at ' if line else ''}{line}" for text, line in _shorten(one, other)]
             return f"has {texts[0]} {in_one}, {texts[1]} {in_other}"
     return f"has other constants or options {in_one} than {in_other}"
 
 
+def _pair(one: list[_Operation], other: list[_Operation]) -> Iterator[tuple[_Operation, ...]]:
+    return itertools.zip_longest(one, other, fillvalue=("nothing", ""))
+
+
 def _shorten(one: _Operation, other: _Operation) -> list[_Operation]:
     """Return two operations without the names of values; only with their names if these differ."""
-    texts = [re.sub(r"^(%\S+ = )?\W?(stablehlo\.)?", "", text) for text, _ in (one, other)]
+    texts = [re.sub(r"^((%\S+ )?= )?\W?(stablehlo\.)?", "", text) for text, _ in (one, other)]
     names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in texts]
     if names[0] == names[1] or not all(names):
-        names = [re.sub(r"%\w+(#\d+)?,? ?", "", text)[:_MOST_TEXT] for text in texts]
+        names = [re.sub(_VALUE, "", text)[:_MOST_TEXT] for text in texts]
     return [(names[0], one[1]), (names[1], other[1])]
-
-
-def _pair(
-    one: list[_Operation], other: list[_Operation], end: _Operation
-) -> Iterator[tuple[_Operation, _Operation]]:
-    for at in range(max(len(one), len(other))):
-        yield one[at] if at < len(one) else end, other[at] if at < len(other) else end
 
 
 def pack_operations(operations: Collection[_Operation]) -> str:
