@@ -36,6 +36,7 @@ LATE = (
     "kinetic._host.leader",
     *("asyncio", "grpc", "grpc.aio", "grpc._channel", "grpc.experimental"),
     *agents.GANG_MODULES,
+    "kinetic._host.worker.fingerprints",
 )
 """Modules without which a small job's processes can start, in the order in which they need them:
 worker, agent, leader. The zygote imports them when it is idle, because otherwise every process of
