@@ -187,12 +187,13 @@ def read_of_cluster(
     ref: JobRef,
     request: LogRequest,
     status: AskStatus,
-    open_ending_fd: Callable[[], int | None] = lambda: None,
+    open_ending_fd: Callable[[], int | None] | None = None,
 ) -> Iterator[LogChunk | None]:
     """Read the output of a job on a cluster, like `read`. The job has ended if its verdict is
     stored or `status` says so; `status` is called less often than the store is polled. The store is
-    polled at once when the descriptor that `open_ending_fd` returns becomes readable."""
-    ask_at, failed = time.monotonic() + ASK_EVERY_S, False
+    polled at once when the descriptor that `open_ending_fd` returns becomes readable: calls on
+    sessions have one, and many of them end before the first question for the status."""
+    ask_at, failed = 0.0 if open_ending_fd is None else time.monotonic() + ASK_EVERY_S, False
 
     def has_ended() -> bool:
         nonlocal ask_at, failed
@@ -211,7 +212,10 @@ def read_of_cluster(
         failed = False
         return ended
 
-    return read(store, ref, request, has_ended, lambda *_: _poll(store, open_ending_fd()))
+    def watch(attempt: int, hosts: Sequence[int]) -> AbstractContextManager[Pause]:
+        return _poll(store, open_ending_fd() if open_ending_fd else None)
+
+    return read(store, ref, request, has_ended, watch)
 
 
 def _is_repeated(store: Store, ref: JobRef, attempt: int) -> bool:
