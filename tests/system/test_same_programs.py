@@ -30,7 +30,7 @@ FAULTS = {
 }
 AGREEMENTS = [
     *("each_on_its_own_devices", "leader_rounds_the_loss", "leader_reads_the_cost"),
-    *("own_rows", "threads_in_any_order"),
+    *("own_rows", "own_numbers", "threads_in_any_order"),
 ]
 
 

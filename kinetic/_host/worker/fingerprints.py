@@ -29,7 +29,7 @@ _CALL = "_pjit_call_impl_python"
 _IS_NOTED = "_is_noted_by_kinetic"
 _SMALL_BYTES = 1 << 12
 """Size below which a program is compiled before it is noted, because it may have no collectives."""
-_MOST_BYTES = 1 << 21
+_MOST_BYTES = 1 << 18
 """Size above which a program is noted without its operations."""
 _MOST_ELEMENTS = 16
 _MOST_INPUT_BYTES = 1 << 26
