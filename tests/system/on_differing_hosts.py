@@ -243,8 +243,8 @@ def own_numbers(here):
         jax.debug.callback(lambda total: None, jnp.sum(x))
         return mean(x)
 
+    whole = jax.device_put(np.ones((8, 8), np.float32), jax.NamedSharding(here.mesh, jax.P()))
     if me == 0:
-        whole = jax.device_put(np.ones((8, 8), np.float32), jax.NamedSharding(here.mesh, jax.P()))
         jax.jit(lambda x: jnp.tanh(x @ x).sum())(whole).block_until_ready()
     return run(step, x)
 
