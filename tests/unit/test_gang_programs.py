@@ -105,6 +105,13 @@ def test_a_program_that_only_some_have_called_is_named_when_all_stand_still():
     assert watch_of([STEP], [STEP]).find_difference(90.0, stands=True) is None
 
 
+def test_a_program_of_an_earlier_call_is_not_missing():
+    """A kept process of a session has it already, and does not note it again."""
+    for before in (["x"], ["x", "y"]):
+        hosts = [[replace(STEP, before=digest)] for digest in before]
+        assert watch_of(*hosts, *[[]] * (2 - len(hosts))).find_difference(9.0, stands=True) is None
+
+
 def test_a_message_that_arrives_twice_counts_once():
     watch = watch_of([STEP, EVALUATE])
     for _ in range(2):

@@ -216,7 +216,9 @@ class ProgramWatch:
 
     def _find_missing(self, group: _Group) -> Difference | None:
         """Find a program that only some hosts have begun while all stand still."""
-        members = group.in_order if self._is_part(group) else range(self._hosts)
+        is_whole = self._groups.get(((), "")) is group
+        # Kept processes may have run the program in an earlier call.
+        members = range(self._hosts) if is_whole else group.in_order
         counts = {host: len(group.in_order.get(host, ())) for host in sorted(members)}
         least = min(counts.values(), default=0)
         ahead = [host for host in counts if counts[host] > least]
@@ -235,9 +237,6 @@ class ProgramWatch:
             f"{not_have} not: collectives of this program wait for all hosts.",
             hosts,
         )
-
-    def _is_part(self, group: _Group) -> bool:
-        return any(key[0] for key, other in self._groups.items() if other is group)
 
 
 def _name_hosts(hosts: Sequence[int]) -> str:
