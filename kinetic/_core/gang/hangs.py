@@ -100,7 +100,7 @@ class HangWatch:
         if not self.notice and longest_s >= spec.notice_after_s:
             returned, busy = hosts.find_returned(), hosts.find_busy()
             if returned and busy and hosts.find_stalled(spec.notice_after_s) == busy:
-                cause = self._programs.find_difference(now, stands=True)
+                cause = self._programs.find_difference(now, stands=True, returned=returned)
                 seconds = spec.notice_after_s
                 self.notice = blame.notice_of(returned, busy, seconds, cause and cause.sentence)
                 return HangStep(HangEvent(EventKind.WAITING, self.notice))
@@ -144,7 +144,8 @@ class HangWatch:
     def _find_difference(self, running: dict[int, str], now: float) -> Difference | None:
         """Return the difference between the programs of the hosts. A program that only some have
         called counts if all of them wait in JAX."""
-        return self._programs.find_difference(now, stands=blame.all_wait(running))
+        stands, returned = blame.all_wait(running), self._hosts.find_returned()
+        return self._programs.find_difference(now, stands=stands, returned=returned)
 
     def _notice_still(self, running: dict[int, str], now: float) -> HangStep:
         stands = self._hosts.find_standing(self._spec.still_notice_s)

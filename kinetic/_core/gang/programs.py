@@ -157,7 +157,12 @@ class ProgramWatch:
         return None
 
     def find_difference(
-        self, now: float, *, is_over: bool = False, stands: bool = False
+        self,
+        now: float,
+        *,
+        is_over: bool = False,
+        stands: bool = False,
+        returned: Collection[int] = (),
     ) -> Difference | None:
         """Return the first difference, once it is certain.
 
@@ -166,6 +171,7 @@ class ProgramWatch:
             is_over: the gang is stopped, and hosts may have failed because of the difference.
             stands: all hosts stand still, waiting in JAX, or have returned; then another order
                 counts, too, and a program that some hosts have not begun.
+            returned: hosts whose return says already why the others wait for them.
         """
         for group in self._groups.values() if self.difference is None else ():
             at, is_late = group.differs_at, now - group.since >= GRACE_S
@@ -173,7 +179,7 @@ class ProgramWatch:
                 self.difference = self._compare(group, at, is_late=is_late, stands=stands)
                 group.is_reordered = is_late
             elif stands:
-                self.difference = self._find_missing(group)
+                self.difference = self._find_missing(group, returned)
             if self.difference is not None:
                 break
         return self.difference
@@ -214,7 +220,7 @@ class ProgramWatch:
             tuple(sorted((*hosts, *others))) if is_pair else tuple(hosts),
         )
 
-    def _find_missing(self, group: _Group) -> Difference | None:
+    def _find_missing(self, group: _Group, returned: Collection[int]) -> Difference | None:
         """Find a program that only some hosts have begun while all stand still."""
         is_whole = self._groups.get(((), "")) is group
         # Kept processes may have run the program in an earlier call.
@@ -223,7 +229,7 @@ class ProgramWatch:
         least = min(counts.values(), default=0)
         ahead = [host for host in counts if counts[host] > least]
         behind = [host for host in counts if counts[host] == least]
-        if not ahead:
+        if not ahead or set(behind) <= set(returned):
             return None
         note = self._notes[group.in_order[ahead[0]][least]]
         if any(note.fingerprint in group.of_host.get(host, ()) for host in behind):
