@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kinetic.errors import PreflightError
-
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -34,10 +32,6 @@ class LazyGroup(click.Group):
         aliases: names of commands, by alias.
         elsewhere: full commands, such as "kinetic jobs list", by the name that users may try in
             this group.
-        absent: explanations for users, by the name of a command that kinetic does not have.
-
-    Raises:
-        PreflightError: one of the absent commands was called.
     """
 
     def __init__(
@@ -46,14 +40,12 @@ class LazyGroup(click.Group):
         lazy: dict[str, Lazy],
         aliases: dict[str, str] | None = None,
         elsewhere: dict[str, str] | None = None,
-        absent: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy
         self.aliases = aliases or {}
         self.elsewhere = elsewhere or {}
-        self.absent = absent or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of definition."""
@@ -94,8 +86,6 @@ class LazyGroup(click.Group):
             and not name.startswith("-")
             and not ctx.resilient_parsing
         ):
-            if name in self.absent:
-                raise PreflightError(self.absent[name])
             if name in self.elsewhere:
                 raise click.UsageError(
                     f"No such command {name!r}. Did you mean `{self.elsewhere[name]}`?"

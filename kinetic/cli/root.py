@@ -29,6 +29,16 @@ _COMMANDS = {
         "kinetic.cli.commands.compiling:compile_",
         "Check without a TPU whether a function compiles for a slice and fits.",
     ),
+    "init": Lazy(
+        "kinetic.cli.commands.clusters:init",
+        "Join a cluster, create one, or find out what does not work.",
+    ),
+    "up": Lazy("kinetic.cli.commands.clusters:up", "Create a cluster, after showing its price."),
+    "down": Lazy("kinetic.cli.commands.clusters:down", "Remove a cluster."),
+    "status": Lazy("kinetic.cli.commands.clusters:status", "Show a cluster and what it costs now."),
+    "pool": Lazy(
+        "kinetic.cli.commands.clusters:pool", "Add, remove and list node pools of a cluster."
+    ),
     "jobs": Lazy(
         "kinetic.cli.commands.jobs:jobs",
         "List jobs, read their logs and results, stop and remove them.",
@@ -74,20 +84,6 @@ _COMMANDS = {
     ),
 }
 
-_NO_CLUSTERS = (
-    "kinetic does not create clusters: it simulates slices on this machine, or uses an existing "
-    "cluster of your kubeconfig, which you choose with `kinetic profile create`"
-)
-_CHECKING = "`kinetic doctor` checks this machine and the configured cluster"
-_ABSENT = {
-    "init": f"{_NO_CLUSTERS}. {_CHECKING}.",
-    "up": f"{_NO_CLUSTERS}. {_CHECKING}.",
-    "down": f"{_NO_CLUSTERS}. `kinetic jobs prune` removes the records of jobs.",
-    "status": f"{_NO_CLUSTERS}. {_CHECKING}; `kinetic jobs list` shows running jobs.",
-    "pool": f"{_NO_CLUSTERS}. `kinetic accelerators --live` lists the cluster's node pools.",
-}
-"""Cluster commands of keras-kinetic that do not exist in kinetic."""
-
 _JOB_SUBCOMMANDS = (
     "list",
     "top",
@@ -128,7 +124,6 @@ Examples:
     cls=LazyGroup,
     lazy=_COMMANDS,
     elsewhere=_ELSEWHERE,
-    absent=_ABSENT,
     help=_HELP,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -43,6 +43,7 @@ from kinetic._backends.kubernetes.errors import (
     NotInstalled,
     error_of,
     explain_unreachable,
+    not_installed,
     read_retry_after,
 )
 from kinetic._backends.kubernetes.kubeconfig import Access
@@ -61,8 +62,10 @@ from kinetic.version import __version__
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
 
-METHODS = {"create": "POST", "delete": "DELETE"}
+METHODS = {"create": "POST", "delete": "DELETE", "patch": "PATCH"}
 """The HTTP methods of verbs that change something; the others are GET."""
+CONTENT = {"patch": "application/apply-patch+yaml"}
+"""The type of a body that is not plain JSON: JSON is YAML, too."""
 CONNECTIONS = 32
 """Most idle connections that are kept open; more are opened as needed."""
 PAGE = 500
@@ -250,6 +253,30 @@ class HttpApi:
         ours = bool(wanted) and wanted.items() <= labels.items()
         return existing if ours and "deletionTimestamp" not in existing["metadata"] else None
 
+    def apply(self, resource: Resource, document: Document, part: str = "") -> Document:
+        """Create an object, or set its fields, or those of a subresource such as "status":
+        server-side apply, as kinetic, which then owns them."""
+        meta = document["metadata"]
+        name = f"{meta['name']}/{part}" if part else meta["name"]
+        call = self._call("patch", resource, name, meta.get("namespace"))
+        # The client would send a dict with null fields removed, but a text as it is.
+        return self._ask(call, json.dumps(document), {"fieldManager": "kinetic", "force": "true"})
+
+    def find_resource(self, api_version: str, kind: str) -> Resource:
+        """Return the server's kind of object for a document.
+
+        Raises:
+            NotInstalled: the server does not know the kind.
+        """
+        group, _, version = api_version.rpartition("/")
+        path = f"/apis/{api_version}" if group else f"/api/{version}"
+        kind_of = Resource(group, version, kind.lower())
+        answer = self._ask(ApiCall("get", kind_of), path=path)
+        for row in answer.get("resources") or ():
+            if row.get("kind") == kind and "/" not in row["name"]:
+                return Resource(group, version, row["name"], bool(row.get("namespaced")))
+        raise NotInstalled(not_installed(kind_of))
+
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Document:
         """Return an object."""
         return self._ask(self._call("get", resource, name, namespace))
@@ -397,7 +424,7 @@ class HttpApi:
     def _ask(
         self,
         call: ApiCall,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | str | None = None,
         query: Mapping[str, str] | None = None,
         *,
         path: str = "",
@@ -422,7 +449,7 @@ class HttpApi:
     def _send(
         self,
         call: ApiCall,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | str | None,
         path: str,
         query: Mapping[str, str],
     ) -> Document:
@@ -435,7 +462,7 @@ class HttpApi:
         for may_renew in (True, False):
             headers = {"Accept": "application/json"}
             if body is not None:
-                headers["Content-Type"] = "application/json"
+                headers["Content-Type"] = CONTENT.get(call.verb, "application/json")
             request = client.param_serialize(
                 method,
                 path,

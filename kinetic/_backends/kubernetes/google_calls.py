@@ -23,11 +23,12 @@ REJECTED = (429,)
 
 
 class ServiceRefused(PreflightError):
-    """A service refused a request. `code` is the HTTP status."""
+    """A service refused a request. `code` is the HTTP status, `detail` Google's error object."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, detail: Mapping[str, Any]) -> None:
         super().__init__(message)
         self.code = code
+        self.detail = detail
 
 
 class GoogleCalls:
@@ -111,7 +112,8 @@ class GoogleCalls:
         except ValueError:
             answer = {}
         if code >= 400:
-            raise ServiceRefused(_explain_refusal(address, code, answer), code)
+            detail = (answer if isinstance(answer, dict) else {}).get("error") or {}
+            raise ServiceRefused(_explain_refusal(address, code, detail), code, detail)
         return code, answer
 
     def _open(self, url: str) -> AuthorizedHttp:
@@ -125,8 +127,8 @@ class GoogleCalls:
         return self._servers[address]
 
 
-def _explain_refusal(address: str, code: int, answer: Any) -> str:
-    reason = ((answer if isinstance(answer, dict) else {}).get("error") or {}).get("message") or ""
+def _explain_refusal(address: str, code: int, detail: Mapping[str, Any]) -> str:
+    reason = detail.get("message") or ""
     advice = {
         401: "Log in with `gcloud auth application-default login`.",
         403: "Ask for roles/cloudbuild.builds.editor, roles/artifactregistry.reader and "

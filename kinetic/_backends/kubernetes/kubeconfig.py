@@ -14,8 +14,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from kinetic._config import settings
 from kinetic._core.values import dataclass
-from kinetic.errors import PreflightError
+from kinetic.errors import PreflightError, UsageError
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEFAULT_NAMESPACE = "default"
@@ -66,11 +67,45 @@ class Kubeconfig:
 
 
 def paths_of(variables: Mapping[str, str]) -> list[Path]:
-    """Return the kubeconfig files that the environment names, or the default one. The paths are
-    absolute: the files are read again later, and programs may change their working directory."""
+    """Return the kubeconfig files that the environment names, or the default one, and the file of
+    `kinetic up`. The paths are absolute: the files are read again later, and programs may change
+    their working directory."""
     named = [p for p in variables.get("KUBECONFIG", "").split(os.pathsep) if p]
     home = variables.get("HOME") or "~"
-    return [_expand_path(Path(p)) for p in named or [f"{home}/.kube/config"]]
+    paths = [_expand_path(Path(p)) for p in named or [f"{home}/.kube/config"]]
+    with contextlib.suppress(UsageError):
+        own = path_of_own(variables)
+        paths += [own] if _has_content(own) else []
+    return paths
+
+
+def path_of_own(variables: Mapping[str, str]) -> Path:
+    """Return the path of the kubeconfig that `kinetic up` writes, beside the profiles, so that the
+    user's own stays as it is.
+
+    Raises:
+        UsageError: there is no home folder.
+    """
+    return settings.profiles_file(variables).with_name("clusters.kubeconfig")
+
+
+def read_own(path: Path) -> Document:
+    """Return the content of the kubeconfig of `kinetic up`; an empty one if it is missing.
+
+    Raises:
+        PreflightError: the file is damaged.
+    """
+    import yaml
+
+    empty: Document = {"apiVersion": "v1", "kind": "Config"}
+    try:
+        content = (yaml.safe_load(path.read_bytes()) if path.is_file() else None) or empty
+        return dict(content)
+    except (OSError, yaml.YAMLError, *_MALFORMED) as error:
+        raise PreflightError(
+            f"The kubeconfig {path} cannot be read: {type(error).__name__}. Remove it, and run "
+            "`kinetic init` to write it again."
+        ) from error
 
 
 def _expand_path(path: Path) -> Path:

@@ -119,7 +119,7 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _check_readers(path: Path, values: Mapping[str, str]) -> None:
+def check_readers(path: Path, values: Mapping[str, str]) -> None:
     """Refuse a profile that keras-kinetic could not read if it shares the file."""
     fits = {"project", "zone", "cluster"} <= values.keys() <= set(CLUSTER_FIELDS)
     if fits or path.parent.name != ".kinetic":
@@ -144,7 +144,7 @@ def create(name: str | None, force: bool, **options: str | None) -> None:
             f"The profile {name!r} already exists. Choose another name, or replace it with --force."
         )
     values = _collect_values(options)
-    _check_readers(path, values)
+    check_readers(path, values)
     stored = profiles.change(path, lambda before: before.with_profile(name, values, force=force))
     output.line(
         f"Created profile {name} in {path}."

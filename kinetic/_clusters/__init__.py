@@ -1,0 +1,1 @@
+"""Clusters on Google Cloud and on a laptop: created, extended, described and removed."""

@@ -1,0 +1,72 @@
+"""The access to clusters that `kinetic up` and `kinetic init` have written, in a kubeconfig of
+their own beside the profiles. The user's kubeconfig and its current context never change.
+
+It remembers addresses and certificates only: without the file, `kinetic init` writes it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from kinetic._backends.kubernetes import kubeconfig
+from kinetic._backends.kubernetes.kubeconfig import Access
+from kinetic._clusters.observed import Document
+from kinetic.errors import StoreError
+
+_LOGIN = {
+    "apiVersion": "client.authentication.k8s.io/v1beta1",
+    "command": "gke-gcloud-auth-plugin",
+    "args": ["--use_application_default_credentials"],
+    "provideClusterInfo": True,
+    "interactiveMode": "IfAvailable",
+}
+"""The login of GKE, with the same credentials as `kinetic up` has. Where the program is missing,
+kinetic asks google-auth for a token instead."""
+
+
+def make_access(context: str, cluster: Document) -> Access:
+    """Return the access to a cluster, from GKE's document of it."""
+    authority = (cluster.get("masterAuth") or {}).get("clusterCaCertificate") or ""
+    server = f"https://{cluster['endpoint']}"
+    entry = {"server": server, "certificate-authority-data": authority}
+    return Access(server, context, user={"exec": _LOGIN}, cluster=entry)
+
+
+def write(access: Access, variables: Mapping[str, str]) -> Path:
+    """Add the access of a cluster to the file; an older one of the same name is replaced."""
+    entry = {"cluster": access.context, "user": access.context}
+    documents = {"contexts": entry, "clusters": access.cluster, "users": access.user}
+    return _change(access.context, documents, variables)
+
+
+def remove(context: str, variables: Mapping[str, str]) -> None:
+    """Remove the access of a cluster from the file."""
+    if kubeconfig.path_of_own(variables).is_file():
+        _change(context, {}, variables)
+
+
+def _change(context: str, documents: Mapping[str, object], variables: Mapping[str, str]) -> Path:
+    path = kubeconfig.path_of_own(variables)
+    content = kubeconfig.read_own(path)
+    for kind in ("contexts", "clusters", "users"):
+        others = [row for row in content.get(kind) or () if row.get("name") != context]
+        new = [{"name": context, kind[:-1]: documents[kind]}] if documents else []
+        content[kind] = others + new
+    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.new")
+    try:
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(content, file, indent=2)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise StoreError(
+            f"The access to the cluster cannot be written: {path}: {error.strerror}. Change the "
+            "folder's owner or mode, or set KINETIC_PROFILES_FILE to a file elsewhere."
+        ) from error
+    return path

@@ -1,0 +1,198 @@
+"""The bodies of requests to Google Cloud: clusters, node pools, buckets.
+
+In: a `Wanted`. Out: documents as Google's REST interfaces take them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kinetic._clusters.observed import Document
+from kinetic._clusters.wanted import ACCOUNT, DEFAULT_POOL, LABEL, Capacity, Mode, Pool, Wanted
+from kinetic._core.accelerators.topology import Topology
+
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+NETWORK_LABEL = {"cloud.google.com/gke-networking-dra-driver": "true"}
+NETWORK_VERSION = "1.35"
+"""The version of GKE whose managed DRANET works in both modes."""
+OBJECT_ROLE = "roles/storage.objectUser"
+RECORDS = ("jobs/", "listed/", "refs/", "groups/")
+"""The prefixes of records. Content (blobs, packs, trees) is as old as the code, and never aged."""
+RECORDS_DAYS = 180
+LONGEST_FLEX_S = 7 * 24 * 3600
+_CHECKPOINT_ACCOUNT = ("gke-managed-checkpointing", "gke-checkpointing-multitier-node")
+
+
+def make_cluster(wanted: Wanted, machine: str) -> Document:
+    """Return the new cluster; `machine` is the machine type of a Standard cluster's own pods."""
+    version = {"initialClusterVersion": NETWORK_VERSION} if wanted.networks else {}
+    common: Document = {
+        "name": wanted.name,
+        **version,
+        "releaseChannel": {"channel": "REGULAR"},
+        "resourceLabels": {LABEL: wanted.name},
+        "ipAllocationPolicy": {"useIpAliases": True},
+    }
+    if wanted.mode is Mode.AUTOPILOT:
+        return common | {"autopilot": {"enabled": True}}
+    addons: Document = {"gcsFuseCsiDriverConfig": {"enabled": True}}
+    if wanted.multi_tier:
+        addons["highScaleCheckpointingConfig"] = {"enabled": True}
+    paths = {"networkConfig": {"datapathProvider": "ADVANCED_DATAPATH"}} if wanted.networks else {}
+    pool = {
+        "name": DEFAULT_POOL,
+        "initialNodeCount": 1,
+        "autoscaling": {"enabled": True, "minNodeCount": 1, "maxNodeCount": 3},
+        "management": {"autoRepair": True, "autoUpgrade": True},
+        "config": _make_config(wanted, machine),
+    }
+    return common | {
+        "addonsConfig": addons,
+        **paths,
+        "workloadIdentityConfig": {"workloadPool": f"{wanted.project}.svc.id.goog"},
+        "autoscaling": {"autoscalingProfile": "OPTIMIZE_UTILIZATION"},
+        "nodePools": [pool],
+    }
+
+
+def _make_config(wanted: Wanted, machine: str) -> Document:
+    return {
+        "machineType": machine,
+        "oauthScopes": SCOPES,
+        "workloadMetadataConfig": {"mode": "GKE_METADATA"},
+        "resourceLabels": {LABEL: wanted.name},
+    }
+
+
+def make_pool(wanted: Wanted, pool: Pool) -> Document:
+    """Return a new node pool."""
+    topology, capacity = pool.topology, pool.capacity
+    config = _make_config(wanted, topology.machine_type)
+    if topology.kind == "gpu":
+        config["accelerators"] = [
+            {
+                "acceleratorCount": str(topology.chips_per_host),
+                "acceleratorType": topology.gke_accelerator,
+                "gpuDriverInstallationConfig": {"gpuDriverVersion": "LATEST"},
+            }
+        ]
+    if pool.networks:
+        config |= {"labels": NETWORK_LABEL, "gvnic": {"enabled": True}}
+    if capacity is Capacity.SPOT:
+        config["spot"] = True
+    if capacity is Capacity.FLEX_START:
+        config |= {"flexStart": True, "maxRunDuration": f"{LONGEST_FLEX_S}s"}
+    config["reservationAffinity"] = (
+        {
+            "consumeReservationType": "SPECIFIC_RESERVATION",
+            "key": "compute.googleapis.com/reservation-name",
+            "values": [pool.reservation],
+        }
+        if pool.reservation
+        else {"consumeReservationType": "NO_RESERVATION"}
+    )
+    document: Document = {
+        "name": pool.name,
+        "initialNodeCount": pool.least,
+        "autoscaling": {
+            "enabled": True,
+            "minNodeCount": pool.least,
+            "maxNodeCount": pool.most,
+            "locationPolicy": "ANY",
+        },
+        # Repairs and upgrades of single nodes would break up slices that wait for capacity.
+        "management": {
+            "autoRepair": capacity not in (Capacity.FLEX_START, Capacity.QUEUED),
+            "autoUpgrade": True,
+        },
+        "config": config,
+    }
+    if topology.kind == "tpu" and topology.multi_host:
+        document["placementPolicy"] = {"type": "COMPACT", "tpuTopology": topology.shape_text}
+    if capacity is Capacity.QUEUED:
+        document["queuedProvisioning"] = {"enabled": True}
+    if pool.networks:
+        document["networkConfig"] = {"acceleratorNetworkProfile": "auto"}
+    return document
+
+
+def make_bucket(wanted: Wanted) -> Document:
+    """Return the new bucket of the store."""
+    levels = {"hierarchicalNamespace": {"enabled": True}} if wanted.multi_tier else {}
+    return {
+        "name": wanted.bucket,
+        "location": wanted.region.upper(),
+        "labels": {LABEL: wanted.name},
+        "iamConfiguration": {
+            "uniformBucketLevelAccess": {"enabled": True},
+            "publicAccessPrevention": "enforced",
+        },
+        **levels,
+        "softDeletePolicy": {"retentionDurationSeconds": "0"},
+        "lifecycle": {
+            "rule": [
+                {
+                    "action": {"type": "Delete"},
+                    "condition": {"age": RECORDS_DAYS, "matchesPrefix": list(RECORDS)},
+                },
+                {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
+            ]
+        },
+    }
+
+
+def list_members(wanted: Wanted, number: str) -> list[str]:
+    """List the members of the bucket's role: the pods' accounts, by Workload Identity."""
+    pool = (
+        f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/"
+        f"{wanted.project}.svc.id.goog/subject"
+    )
+    accounts = [(wanted.namespace, ACCOUNT)]
+    accounts += [_CHECKPOINT_ACCOUNT] if wanted.multi_tier else []
+    return [f"{pool}/ns/{space}/sa/{account}" for space, account in accounts]
+
+
+_GPU_FAMILIES = {"h100": "H100", "h100-mega": "H100_MEGA", "h200": "H200", "b200": "B200"}
+_GPU_METRICS = {"a100-80gb": "A100_80GB", "gb200": "GB200"}
+_TPU_FAMILIES = {
+    "v3": "CT3",
+    "v4": "CT4P",
+    "v5litepod": "CT5LP",
+    "v5p": "CT5P",
+    "v6e": "CT6E",
+    "tpu7x": "TPU7X",
+}
+
+
+def quota_of(topology: Topology, capacity: Capacity) -> tuple[str, str] | None:
+    """Return the quota that limits an accelerator: the metric of the Compute API, and the family
+    among the metric's dimensions, or ""; None for processors, and for reserved machines."""
+    if topology.kind == "cpu" or capacity is Capacity.RESERVATION:
+        return None
+    on_demand = capacity is Capacity.ON_DEMAND
+    prefix = "" if on_demand else "preemptible_"
+    if topology.kind == "tpu":
+        return f"{prefix}tpus_per_tpu_family", _TPU_FAMILIES[topology.family]
+    if family := _GPU_FAMILIES.get(topology.family):
+        return f"{prefix}gpus_per_gpu_family", f"NVIDIA_{family}"
+    metric = _GPU_METRICS.get(topology.family, topology.family.upper().replace("-", "_"))
+    return f"{prefix}nvidia_{metric.lower()}_gpus", ""
+
+
+def limit_of(buckets: Iterable[Document], region: str, family: str) -> float | None:
+    """Return the limit that holds for a family in a region: the most specific one; None if there is
+    none. -1 stands for no limit."""
+    best: tuple[int, float] | None = None
+    for bucket in buckets:
+        values = set((bucket.get("dimensions") or {}).values())
+        fits = values <= {region, family} and (not family or family in values)
+        if fits and (best is None or len(values) > best[0]):
+            best = len(values), float(bucket.get("effectiveLimit") or 0)
+    return best[1] if best else None
+
+
+def list_tpu_quotas() -> Iterator[tuple[str, str, str]]:
+    """List the quotas of TPUs: the name for users, the metric, and its family."""
+    for family, code in _TPU_FAMILIES.items():
+        yield family, "tpus_per_tpu_family", code
+        yield f"{family}:spot", "preemptible_tpus_per_tpu_family", code

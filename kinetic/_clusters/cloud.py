@@ -1,0 +1,260 @@
+"""Google's other interfaces: APIs of a project, machine types, quotas, buckets; and manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from kinetic._backends.kubernetes.google_calls import GoogleCalls, ServiceRefused
+from kinetic._clusters.observed import Document
+from kinetic._clusters.refusals import explain
+from kinetic._clusters.releases import Release
+from kinetic.errors import BackendUnavailable, PreflightError
+
+POLL_S = 2.0
+LONGEST_S = 600.0
+ADDRESSES = {
+    "container": "https://container.googleapis.com/",
+    "compute": "https://compute.googleapis.com/compute/v1/",
+    "serviceusage": "https://serviceusage.googleapis.com/",
+    "storage": "https://storage.googleapis.com/storage/v1/",
+}
+_OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
+TRIES = 5
+_CONFLICTS = (409, 412)
+
+
+def address_of(service: str, variables: Mapping[str, str]) -> str:
+    """Return the URL of a service, or the one that gcloud's own variables name instead."""
+    named = variables.get(f"{_OVERRIDE}{service.upper()}") or ADDRESSES[service]
+    return named.rstrip("/") + "/"
+
+
+class Cloud:
+    """One project."""
+
+    def __init__(
+        self,
+        project: str,
+        variables: Mapping[str, str],
+        *,
+        calls: GoogleCalls | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.project = project
+        self._addresses = {name: address_of(name, variables) for name in ADDRESSES}
+        self._calls = calls or GoogleCalls()
+        self._sleep = sleep
+
+    def _ask(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        action: str,
+        allowed: tuple[int, ...] = (),
+        query: Mapping[str, object] | None = None,
+    ) -> tuple[int, Document]:
+        url = self._addresses[service] + path + (f"?{urlencode(query, True)}" if query else "")
+        try:
+            code, answer = self._calls.call(method, url, body, allowed=allowed)
+        except ServiceRefused as refused:
+            reasons = [str(d.get("reason") or "") for d in refused.detail.get("details") or ()]
+            message = str(refused.detail.get("message") or refused)
+            reason = next(filter(None, reasons), "")
+            raise explain(self.project, action, refused.code, message, reason) from refused
+        return code, answer if isinstance(answer, dict) else {}
+
+    # --- the project
+
+    def read_services(self, names: Iterable[str]) -> tuple[str, frozenset[str]]:
+        """Return the project's number and which of these APIs are enabled."""
+        wanted = [f"projects/{self.project}/services/{name}" for name in names]
+        path = f"v1/projects/{self.project}/services:batchGet"
+        _, answer = self._ask(
+            "GET", "serviceusage", path, action="read the enabled APIs", query={"names": wanted}
+        )
+        rows = answer.get("services") or ()
+        number = next((str(row["parent"]).rpartition("/")[2] for row in rows), "")
+        enabled = (row["name"] for row in rows if row.get("state") == "ENABLED")
+        return number, frozenset(str(name).rpartition("/")[2] for name in enabled)
+
+    def enable(self, body: Document) -> None:
+        """Enable APIs, and wait until they are."""
+        action = "enable APIs"
+        path = f"v1/projects/{self.project}/services:batchEnable"
+        _, operation = self._ask("POST", "serviceusage", path, body, action=action)
+        ends = time.monotonic() + LONGEST_S
+        while not operation.get("done") and time.monotonic() < ends:
+            self._sleep(POLL_S)
+            path = f"v1/{operation['name']}"
+            _, operation = self._ask("GET", "serviceusage", path, action=action)
+        if error := operation.get("error"):
+            raise explain(self.project, action, 403, str(error.get("message") or error))
+
+    # --- machines
+
+    def list_machines(self, zone: str) -> frozenset[str]:
+        """List the machine types that a zone has."""
+        path = f"projects/{self.project}/zones/{zone}/machineTypes"
+        action = f"list the machine types of {zone}"
+        query: dict[str, object] = {"fields": "items/name,nextPageToken", "maxResults": 500}
+        names: set[str] = set()
+        while True:
+            _, answer = self._ask("GET", "compute", path, action=action, query=query)
+            names |= {str(item["name"]) for item in answer.get("items") or ()}
+            if not answer.get("nextPageToken"):
+                return frozenset(names)
+            query["pageToken"] = answer["nextPageToken"]
+
+    def read_quota(self, metric: str) -> list[Document]:
+        """Return the limits of a quota of the Compute API, for each region and family; [] if the
+        project has no such quota, or the caller may not read it."""
+        name = quote(f"compute.googleapis.com/{metric}", safe="")
+        path = f"v1beta1/projects/{self.project}/services/compute.googleapis.com"
+        _, answer = self._ask(
+            "GET",
+            "serviceusage",
+            f"{path}/consumerQuotaMetrics/{name}",
+            action="read quotas",
+            allowed=(400, 403, 404),
+            query={"view": "FULL"},
+        )
+        limits = answer.get("consumerQuotaLimits") or ()
+        return [bucket for limit in limits for bucket in limit.get("quotaBuckets") or ()]
+
+    # --- buckets
+
+    def read_bucket(self, name: str) -> Document | None:
+        """Return a bucket; None if there is none."""
+        code, answer = self._ask(
+            "GET", "storage", f"b/{name}", action=f"read the bucket {name}", allowed=(404,)
+        )
+        return None if code == 404 else answer
+
+    def create_bucket(self, body: Document) -> None:
+        """Create a bucket."""
+        action = f"create the bucket {body['name']}"
+        self._ask("POST", "storage", "b", body, action=action, query={"project": self.project})
+
+    def read_members(self, bucket: str, role: str) -> frozenset[str]:
+        """Return the members of a bucket's role."""
+        policy = self._read_policy(bucket)
+        return frozenset(
+            member
+            for binding in policy.get("bindings") or ()
+            if binding.get("role") == role and not binding.get("condition")
+            for member in binding.get("members") or ()
+        )
+
+    def _read_policy(self, bucket: str) -> Document:
+        path, action = f"b/{bucket}/iam", f"read the policy of the bucket {bucket}"
+        query = {"optionsRequestedPolicyVersion": 3}
+        return self._ask("GET", "storage", path, action=action, query=query)[1]
+
+    def grant(self, bucket: str, role: str, member: str) -> None:
+        """Give a role on a bucket to a member; other changes of the policy are kept."""
+        action = f"grant {role} on the bucket {bucket}"
+        for tries in range(1, TRIES + 1):
+            policy = self._read_policy(bucket)
+            bindings = [*(policy.get("bindings") or ()), {"role": role, "members": [member]}]
+            body = policy | {"bindings": bindings, "version": 3}
+            allowed = _CONFLICTS if tries < TRIES else ()
+            code, _ = self._ask(
+                "PUT", "storage", f"b/{bucket}/iam", body, action=action, allowed=allowed
+            )
+            if code not in _CONFLICTS:
+                return
+            self._sleep(POLL_S)
+
+    def remove_bucket(self, name: str) -> None:
+        """Remove a bucket with all that is in it."""
+        action = f"remove the bucket {name}"
+
+        def remove(path: str) -> None:
+            self._ask("DELETE", "storage", path, action=action, allowed=(404,))
+
+        with ThreadPoolExecutor(16) as pool:
+            while names := self._list_names(name, "o", action):
+                list(pool.map(remove, [f"b/{name}/o/{quote(n, safe='')}" for n in names]))
+        # Folders of a bucket with a hierarchy remain when their objects are gone: deepest first.
+        while folders := self._list_names(name, "folders", action):
+            for folder in sorted(folders, reverse=True):
+                remove(f"b/{name}/folders/{quote(folder, safe='')}")
+        remove(f"b/{name}")
+
+    def _list_names(self, bucket: str, kind: str, action: str) -> list[str]:
+        _, answer = self._ask(
+            "GET", "storage", f"b/{bucket}/{kind}", action=action, allowed=(400, 404, 409)
+        )
+        return [str(item["name"]) for item in answer.get("items") or ()]
+
+
+def download(url: str) -> bytes:
+    """Return the content of a public URL. No login is sent.
+
+    Raises:
+        BackendUnavailable: the server does not answer.
+        PreflightError: there is no such file.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return bytes(answer.read())
+    except OSError as error:  # urllib's own errors are subclasses.
+        kind = (
+            PreflightError if getattr(error, "code", 0) in (403, 404, 410) else BackendUnavailable
+        )
+        raise kind(
+            f'{url} cannot be fetched: "{error}". Fetch it where the network allows it, and name '
+            "the file with --jobset-manifest or --kueue-manifest."
+        ) from error
+
+
+def read_manifest(release: Release) -> list[Document]:
+    """Return the objects of a manifest.
+
+    Raises:
+        PreflightError: the manifest cannot be read, or is not the pinned one.
+    """
+    option = f"--{release.name.lower()}-manifest"
+    if urlsplit(release.source).scheme in ("http", "https"):
+        text = download(release.source)
+    else:
+        try:
+            text = Path(release.source).expanduser().read_bytes()
+        except OSError as error:
+            raise PreflightError(
+                f"The manifest of {release.name} cannot be read: {release.source}: "
+                f"{error.strerror}. Name a file or a URL with {option}."
+            ) from error
+    digest = hashlib.sha256(text).hexdigest()
+    if release.sha256 and digest != release.sha256:
+        raise PreflightError(
+            f"The manifest of {release.name} {release.version} is not the released one: its "
+            f"SHA-256 is {digest}, not {release.sha256} ({release.source}). Compare it with the "
+            f"project's page, and pass it with {option} if you trust it."
+        )
+    import yaml
+
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document]
+        kinds = [(d["apiVersion"], d["kind"], d["metadata"]["name"]) for d in documents]
+    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise PreflightError(
+            f"The manifest of {release.name} ({release.source}) is not a list of Kubernetes "
+            f"objects: {type(error).__name__}. Name the released file with {option}."
+        ) from error
+    if not any(f"{kind} {name}" == release.definition for _, kind, name in kinds):
+        raise PreflightError(
+            f"The manifest {release.source} is not that of {release.name}: it does not define "
+            f"{release.definition.split()[1]}. Name the released file with {option}."
+        )
+    return documents

@@ -1,0 +1,139 @@
+"""The API server of a cluster, for `kinetic up`: objects are read, applied and waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from kinetic._backends.kubernetes.api import CallLimits, Selector
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.errors import NotInstalled
+from kinetic._backends.kubernetes.kubeconfig import Access
+from kinetic._backends.kubernetes.observed import JOB_LABEL
+from kinetic._backends.kubernetes.resources import JOBS, JOBSETS, NODES, Resource
+from kinetic._clusters.objects import mark
+from kinetic._clusters.observed import APPLIED, Document, key_of
+from kinetic._clusters.releases import Release
+from kinetic._clusters.wanted import LABEL
+from kinetic.errors import BackendUnavailable, NotFound, PreflightError
+
+POLL_S = 3.0
+LONGEST_S = 600.0
+_DEPLOYMENTS = Resource("apps", "v1", "deployments")
+_REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
+_ENDED = ("Complete", "Completed", "Failed")
+
+
+class ControlPlane:
+    """One cluster. It owns its connection."""
+
+    def __init__(
+        self,
+        access: Access,
+        variables: Mapping[str, str],
+        name: str,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        limits: CallLimits | None = None,
+    ) -> None:
+        """Create the object without connecting. `name` is the value of the cluster's label."""
+        self._api = HttpApi(access, variables, sleep=sleep, patience=limits)
+        self._name = name
+        self._sleep = sleep
+        self._kinds: dict[tuple[str, str], Resource] = {}
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._api.close()
+
+    def read_caller(self) -> str:
+        """Return the cluster's name for the user."""
+        review = {"apiVersion": _REVIEWS.api_version, "kind": "SelfSubjectReview"}
+        answer = self._api.create(_REVIEWS, review | {"metadata": {}})
+        return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
+
+    def _find_kind(self, document: Document) -> Resource:
+        key = (str(document["apiVersion"]), str(document["kind"]))
+        if key not in self._kinds:
+            self._kinds[key] = self._api.find_resource(*key)
+        return self._kinds[key]
+
+    def read_objects(self, documents: Iterable[Document]) -> tuple[dict[str, str], frozenset[str]]:
+        """Return the digests of those objects that exist, and which of them are not ours."""
+        digests, foreign = {}, set()
+        for document in documents:
+            meta = document["metadata"]
+            try:
+                kind = self._find_kind(document)
+                existing = self._api.get(kind, meta["name"], namespace=meta.get("namespace"))
+            except (NotFound, NotInstalled):
+                continue
+            meta = existing.get("metadata") or {}
+            key = key_of(document)
+            digests[key] = str((meta.get("annotations") or {}).get(APPLIED) or "")
+            if (meta.get("labels") or {}).get(LABEL) != self._name:
+                foreign.add(key)
+        return digests, frozenset(foreign)
+
+    def apply(self, document: Document) -> None:
+        """Apply an object. A kind that was defined just now, or whose webhook is starting, is tried
+        again for some minutes."""
+        ends = time.monotonic() + LONGEST_S
+        while True:
+            try:
+                self._api.apply(self._find_kind(document), document)
+                return
+            except (NotInstalled, BackendUnavailable):
+                if time.monotonic() > ends:
+                    raise
+                self._sleep(POLL_S)
+
+    def install(self, release: Release, documents: Iterable[Document]) -> None:
+        """Apply a released manifest, wait for its controller, and mark it as applied at last."""
+        for document in documents:
+            self.apply(mark(document, self._name))
+        ends = time.monotonic() + LONGEST_S
+        while not self._is_available(release):
+            if time.monotonic() > ends:
+                raise PreflightError(
+                    f"{release.name} is installed, but its controller has not started within "
+                    f"{LONGEST_S / 60:g} minutes. `kubectl -n {release.namespace} describe pods` "
+                    "says why; then run the same command again."
+                )
+            self._sleep(POLL_S)
+        self.apply(mark(release.marker, self._name))
+
+    def _is_available(self, release: Release) -> bool:
+        try:
+            document = self._api.get(_DEPLOYMENTS, release.controller, namespace=release.namespace)
+        except NotFound:
+            return True  # A manifest of the user's may run it in another way.
+        return bool((document.get("status") or {}).get("availableReplicas"))
+
+    def list_jobs(self) -> tuple[str, ...]:
+        """List the ids of jobs of kinetic that have not ended, in all namespaces."""
+        jobs = []
+        for kind in (JOBS, JOBSETS):
+            try:
+                rows = self._api.list(kind, Selector(labels=JOB_LABEL, namespace="")).items
+            except (NotInstalled, NotFound):
+                continue
+            for row in rows:
+                states = (row.get("status") or {}).get("conditions") or ()
+                if not any(c["type"] in _ENDED and c["status"] == "True" for c in states):
+                    jobs.append(str(row["metadata"]["labels"][JOB_LABEL]))
+        return tuple(dict.fromkeys(jobs))
+
+    def list_nodes(self) -> list[Document]:
+        """List the nodes."""
+        return list(self._api.list(NODES).items)
+
+    def read_queues(self, kinds: Iterable[Resource]) -> list[Document]:
+        """List the queues of Kueue, by the first version of its kinds that the cluster knows; [] if
+        there are none."""
+        for kind in kinds:
+            try:
+                return list(self._api.list(kind, Selector(namespace="")).items)
+            except (NotInstalled, NotFound):
+                continue
+        return []

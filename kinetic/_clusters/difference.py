@@ -1,0 +1,342 @@
+"""The design of `kinetic up`, `down` and `pool`: one function from wanted and observed to steps.
+
+In: a `Wanted` and an `Observed`. Out: the steps that turn the one into the other, in their order.
+Pure. An interrupted command is run again: what is there is asked, never remembered, so the rest of
+the steps remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from kinetic._clusters import bodies, objects, zones
+from kinetic._clusters.observed import (
+    APPLIED,
+    BUSY,
+    Document,
+    Observed,
+    is_own,
+    is_own_pool,
+    key_of,
+    slices_of,
+)
+from kinetic._clusters.releases import RELEASES, Release
+from kinetic._clusters.wanted import LABEL, Capacity, Mode, Pool, Wanted
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.values import dataclass
+from kinetic.errors import PreflightError, UsageError
+
+SERVICES = (
+    "container.googleapis.com",
+    "compute.googleapis.com",
+    "storage.googleapis.com",
+    "iam.googleapis.com",
+)
+DEFAULT_MACHINES = (
+    *("e2-standard-4", "n2-standard-4", "n2d-standard-4", "c3-standard-4", "n4-standard-4"),
+    *("n1-standard-4", "t2d-standard-4", "c4-standard-4"),
+)
+"""Machine types for GKE's own pods, cheapest first; a zone with TPUs may lack the first."""
+
+
+class Action(StrEnum):
+    """The kinds of steps."""
+
+    ENABLE = "enable APIs"
+    CREATE_BUCKET = "create bucket"
+    GRANT = "grant role"
+    CREATE_CLUSTER = "create cluster"
+    WAIT = "wait for"
+    CREATE_POOL = "create node pool"
+    REMOVE_POOL = "remove node pool"
+    INSTALL = "install"
+    APPLY = "apply"
+    REMOVE_CLUSTER = "remove cluster"
+    REMOVE_BUCKET = "remove bucket"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change.
+
+    Attributes:
+        action: what is done.
+        name: the name of the thing.
+        detail: a few words about it for people.
+        body: the body of the request.
+        topology: the accelerator of a node pool, for its price.
+    """
+
+    action: Action
+    name: str
+    detail: str = ""
+    body: Document | None = None
+    topology: Topology | None = None
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.name}"
+
+    @property
+    def changes_view(self) -> bool:
+        """True if later steps depend on what the cloud says afterwards."""
+        return self.action in (Action.CREATE_CLUSTER, Action.WAIT, Action.ENABLE)
+
+
+def difference(
+    wanted: Wanted, observed: Observed, releases: Mapping[str, Release] = RELEASES
+) -> list[Step]:
+    """Return the steps from what is there to what is wanted; [] if there is nothing to do.
+
+    Raises:
+        PreflightError: something of the wanted name is there that `up` has not made, the zone or
+            the quota lacks something, or GKE has given up the cluster.
+        UsageError: the cluster is of another kind.
+    """
+    if not wanted.exists:
+        return list(_remove(wanted, observed))
+    if wanted.absent:
+        return [_remove_pool(wanted, observed, name) for name in wanted.absent]
+    if wanted.mode is Mode.KIND:
+        return list(_fill(wanted, observed, releases))
+    _check(wanted, observed)
+    return [
+        *_prepare(wanted, observed),
+        *_create(wanted, observed),
+        *_fill(wanted, observed, releases),
+    ]
+
+
+def _check(wanted: Wanted, observed: Observed) -> None:
+    cluster, bucket = observed.cluster, observed.bucket
+    if cluster is not None and not is_own(cluster, wanted.name):
+        raise PreflightError(
+            f"The cluster {wanted.name} in {wanted.location} exists, and kinetic has not made it: "
+            f"it lacks the label {LABEL}={wanted.name}. Use it with `kinetic init`, or choose "
+            "another name with --cluster."
+        )
+    if cluster is not None:
+        mode = Mode.AUTOPILOT if _is_autopilot(cluster) else Mode.STANDARD
+        if mode is not wanted.mode:
+            remedy = "without" if mode is Mode.AUTOPILOT else "with"
+            raise UsageError(
+                f"The cluster {wanted.name} exists already, of the kind {mode}, and cannot become "
+                f"{wanted.mode}. Run the command {remedy} --standard, or choose another name with "
+                "--cluster."
+            )
+        if cluster.get("status") in ("ERROR", "DEGRADED"):
+            raise PreflightError(
+                f"GKE has given up the cluster {wanted.name} ({_explain(cluster)}). Remove it with "
+                f"`kinetic down --cluster {wanted.name}`, then try again."
+            )
+    if bucket is not None and not is_own(bucket, wanted.name):
+        raise PreflightError(
+            f"The bucket {wanted.bucket} exists, and kinetic has not made it: it lacks the label "
+            f"{LABEL}={wanted.name}. Choose another name with --cluster."
+        )
+    capacities = {pool.topology.name: pool.capacity for pool in wanted.pools}
+    for topology in wanted.slices:
+        usual = Capacity.SPOT if topology.spot else Capacity.ON_DEMAND
+        _check_quota(wanted, observed, topology, capacities.get(topology.name, usual))
+    for pool in wanted.pools:
+        machine = pool.topology.machine_type
+        if observed.machines and machine not in observed.machines:
+            raise PreflightError(
+                f"{wanted.location} has no {machine}, the machine of {pool.topology.name}. Zones "
+                f"with it: {zones.SOURCE if pool.topology.kind == 'tpu' else zones.GPU_SOURCE}."
+            )
+
+
+def _check_quota(
+    wanted: Wanted, observed: Observed, topology: Topology, capacity: Capacity
+) -> None:
+    quota = bodies.quota_of(topology, capacity)
+    limit = observed.quotas.get("/".join(quota)) if quota else None
+    if quota is None or limit is None or limit < 0 or limit >= topology.chips:
+        return
+    metric, family = quota
+    named = f"{metric}{f' ({family})' if family else ''}"
+    raise PreflightError(
+        f"Your quota of {named} in {wanted.region} is {limit:g}, and {topology.name} needs "
+        f"{topology.chips}. Ask for more at https://console.cloud.google.com/iam-admin/quotas"
+        f"?project={wanted.project}."
+    )
+
+
+def _is_autopilot(cluster: Document) -> bool:
+    return bool((cluster.get("autopilot") or {}).get("enabled"))
+
+
+def _explain(document: Document) -> str:
+    """Return GKE's own words about a cluster or node pool."""
+    conditions = document.get("conditions") or ()
+    words = [str(c.get("message") or c.get("code") or "") for c in conditions]
+    return "; ".join(filter(None, words)) or str(document.get("statusMessage") or "no reason")
+
+
+def _prepare(wanted: Wanted, observed: Observed) -> Iterator[Step]:
+    missing = [name for name in SERVICES if name not in observed.services]
+    if missing:
+        names = ", ".join(name.partition(".")[0] for name in missing)
+        yield Step(Action.ENABLE, names, body={"serviceIds": missing})
+    if observed.bucket is None:
+        levels = ", with folders for checkpoints" if wanted.multi_tier else ""
+        yield Step(
+            Action.CREATE_BUCKET,
+            wanted.bucket,
+            f"in {wanted.region}, for code, output and results{levels}",
+            bodies.make_bucket(wanted),
+        )
+
+
+def _create(wanted: Wanted, observed: Observed) -> Iterator[Step]:
+    cluster = observed.cluster
+    if cluster is None:
+        machine = _choose_machine(wanted, observed)
+        detail = f"{wanted.mode} in {wanted.location}"
+        detail += f", one {machine} for GKE's own pods" if machine else ""
+        yield Step(Action.CREATE_CLUSTER, wanted.name, detail, bodies.make_cluster(wanted, machine))
+    elif cluster.get("status") in BUSY and not observed.is_running:
+        yield Step(Action.WAIT, wanted.name, str(cluster["status"]).lower())
+    # The pool of identities comes with the first cluster: until then IAM refuses its members.
+    for member in bodies.list_members(wanted, observed.number):
+        if member not in observed.members:
+            _, _, account = member.partition("/subject/")
+            yield Step(
+                Action.GRANT,
+                bodies.OBJECT_ROLE,
+                f"to {account} on {wanted.bucket}",
+                {"role": bodies.OBJECT_ROLE, "member": member},
+            )
+    for pool in wanted.pools:
+        yield from _create_pool(wanted, observed, pool)
+
+
+def _choose_machine(wanted: Wanted, observed: Observed) -> str:
+    if wanted.mode is Mode.AUTOPILOT:
+        return ""
+    if not observed.machines:
+        return DEFAULT_MACHINES[0]
+    machine = next((name for name in DEFAULT_MACHINES if name in observed.machines), "")
+    if not machine:
+        raise PreflightError(
+            f"{wanted.location} has none of the machines for GKE's own pods "
+            f"({', '.join(DEFAULT_MACHINES)}). Choose another zone with --zone."
+        )
+    return machine
+
+
+def _create_pool(wanted: Wanted, observed: Observed, pool: Pool) -> Iterator[Step]:
+    existing = observed.pools.get(pool.name)
+    topology = pool.topology
+    nodes = f"{pool.least} to {pool.most}" if pool.least != pool.most else f"{pool.most}"
+    how = f"{pool.capacity}{f' {pool.reservation}' if pool.reservation else ''}"
+    body = bodies.make_pool(wanted, pool)
+    step = Step(
+        Action.CREATE_POOL,
+        pool.name,
+        f"{nodes} x {topology.machine_type}, {topology.name.removesuffix(':spot')}, {how}",
+        body,
+        topology,
+    )
+    if existing is None:
+        yield step
+        return
+    if not is_own_pool(existing, wanted.name):
+        raise PreflightError(
+            f"The node pool {pool.name} of {wanted.name} exists, and kinetic has not made it: it "
+            f"lacks the label {LABEL}={wanted.name}. Rename or remove it first."
+        )
+    status = existing.get("status")
+    if status == "ERROR":
+        yield Step(Action.REMOVE_POOL, pool.name, f"GKE gave it up: {_explain(existing)}")
+        yield step
+    elif status in BUSY:
+        yield Step(Action.WAIT, f"{wanted.name}/{pool.name}", str(status).lower())
+    elif (existing.get("config") or {}).get("machineType") != topology.machine_type:
+        raise PreflightError(
+            f"The node pool {pool.name} has other machines "
+            f"({(existing.get('config') or {}).get('machineType')}) than {topology.name}. Remove "
+            f"it with `kinetic pool remove {pool.name}`, then try again."
+        )
+
+
+def _fill(wanted: Wanted, observed: Observed, releases: Mapping[str, Release]) -> Iterator[Step]:
+    wanted = with_pools(wanted, observed)
+    yield from _apply(wanted, observed, objects.make_access(wanted, observed.caller))
+    for name in wanted.manifests:
+        release = releases[name]
+        marker = key_of(release.marker)
+        is_foreign = release.definition in observed.foreign
+        if is_foreign or observed.objects.get(marker) == digest_of(release.marker, wanted):
+            continue
+        detail = f"{release.version} from {release.source}" if release.version else release.source
+        yield Step(Action.INSTALL, release.name, detail, {"release": name})
+    yield from _apply(wanted, observed, objects.make_queue(wanted))
+    yield from _apply(wanted, observed, objects.make_checkpoints(wanted))
+
+
+def with_pools(wanted: Wanted, observed: Observed) -> Wanted:
+    """Return what is wanted with the slices of node pools that are there already, so that a queue
+    has room for both."""
+    names = {pool.name for pool in wanted.pools}
+    others = [
+        p for n, p in observed.pools.items() if n not in names and is_own_pool(p, wanted.name)
+    ]
+    more = (topology for pool in others for topology in slices_of(pool))
+    return replace(wanted, slices=(*wanted.slices, *more))
+
+
+def digest_of(document: Document, wanted: Wanted) -> str:
+    """Return the digest that an object has in the cluster after it was applied."""
+    return str(objects.mark(document, wanted.name)["metadata"]["annotations"][APPLIED])
+
+
+def _apply(wanted: Wanted, observed: Observed, documents: list[Document]) -> Iterator[Step]:
+    for document in documents:
+        key = key_of(document)
+        if key in observed.foreign:
+            continue  # Somebody else's object of this name serves as well, and stays as it is.
+        if observed.objects.get(key) != digest_of(document, wanted):
+            yield Step(Action.APPLY, key, body=objects.mark(document, wanted.name))
+
+
+def _remove_pool(wanted: Wanted, observed: Observed, name: str) -> Step:
+    pool = observed.pools.get(name)
+    if pool is None:
+        names = ", ".join(sorted(observed.pools)) or "none"
+        raise PreflightError(f"{wanted.name} has no node pool {name}; its node pools: {names}.")
+    if not is_own_pool(pool, wanted.name):
+        raise PreflightError(
+            f"The node pool {name} stays: kinetic has not made it, because it lacks the label "
+            f"{LABEL}={wanted.name}. Remove it with gcloud if nothing needs it."
+        )
+    machine = str((pool.get("config") or {}).get("machineType") or "")
+    return Step(Action.REMOVE_POOL, name, machine)
+
+
+def _remove(wanted: Wanted, observed: Observed) -> Iterator[Step]:
+    cluster, bucket = observed.cluster, observed.bucket
+    if cluster is not None and is_own(cluster, wanted.name):
+        pools = ", ".join(sorted(observed.pools))
+        detail = f"with its node pools {pools}" if pools else "with all that runs in it"
+        yield Step(Action.REMOVE_CLUSTER, wanted.name, detail)
+    if bucket is not None and is_own(bucket, wanted.name) and not wanted.keeps_bucket:
+        yield Step(Action.REMOVE_BUCKET, wanted.bucket, "with all records and results")
+
+
+def list_remains(wanted: Wanted, observed: Observed) -> list[str]:
+    """List what `down` leaves, and why."""
+    lacks = f"stays: it lacks the label {LABEL}={wanted.name}."
+    remains = []
+    if observed.cluster is not None and not is_own(observed.cluster, wanted.name):
+        remains.append(f"The cluster {wanted.name} {lacks}")
+    if observed.bucket is not None and not is_own(observed.bucket, wanted.name):
+        remains.append(f"The bucket {wanted.bucket} {lacks}")
+    elif observed.bucket is not None and wanted.keeps_bucket:
+        remains.append(
+            f"The bucket {wanted.bucket} stays, with all records. Remove it with --delete-store "
+            f"{wanted.bucket}."
+        )
+    return remains

@@ -1,0 +1,117 @@
+"""A cluster on a laptop, by kind's own command line: for trying manifests, queues and roles."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from kinetic._backends.kubernetes import kubeconfig
+from kinetic._backends.kubernetes.connection import HttpApi
+from kinetic._backends.kubernetes.resources import NODES
+from kinetic._clusters import access
+from kinetic._clusters.objects import RESOURCE, select_nodes
+from kinetic._clusters.observed import Document
+from kinetic._clusters.wanted import LABEL, Wanted
+from kinetic._core.accelerators.topology import Topology
+from kinetic.errors import PreflightError
+
+MOST_NODES = 16
+_POOL = "cloud.google.com/gke-nodepool"
+_PAGE = "https://kind.sigs.k8s.io/docs/user/quick-start"
+
+
+def check_installed(variables: Mapping[str, str]) -> None:
+    """Refuse to make a cluster here without Docker and kind.
+
+    Raises:
+        PreflightError: one of them is missing, or Docker does not run.
+    """
+    path = variables.get("PATH")
+    if shutil.which("docker", path=path) is None:
+        raise PreflightError(
+            "A cluster on this machine needs Docker, which is not installed. Install Docker and "
+            f"kind ({_PAGE}); without a cluster, `kinetic run` simulates slices here."
+        )
+    if shutil.which("kind", path=path) is None:
+        raise PreflightError(
+            f"A cluster on this machine needs kind, which is not installed: {_PAGE}"
+        )
+
+
+def make_config(wanted: Wanted, store: Path) -> Document:
+    """Return kind's configuration: a node for each machine of the slices, with the labels that GKE
+    would give it. The store is mounted into each node at its own path."""
+    mounts = [{"hostPath": str(store), "containerPath": str(store)}]
+    workers = [
+        {"role": "worker", "labels": _label(wanted, topology, number), "extraMounts": mounts}
+        for number, topology in enumerate(wanted.slices)
+        for _ in range(topology.hosts)
+    ]
+    if len(workers) > MOST_NODES:
+        raise PreflightError(
+            f"The slices need {len(workers)} nodes, and a cluster on one machine has at most "
+            f"{MOST_NODES} here. Choose smaller ones."
+        )
+    nodes = [{"role": "control-plane", "extraMounts": mounts}, *workers]
+    return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
+
+
+def _name_pool(topology: Topology, number: int) -> str:
+    return f"{topology.name.replace(':', '-')}-{number}"
+
+
+def _label(wanted: Wanted, topology: Topology, number: int) -> Document:
+    chips = select_nodes(topology, wanted) if topology.kind != "cpu" else {}
+    return {LABEL: wanted.name, _POOL: _name_pool(topology, number)} | chips
+
+
+def _run(variables: Mapping[str, str], *words: str, text: str = "") -> str:
+    ended = subprocess.run(
+        ["kind", *words], input=text, capture_output=True, text=True, check=False, env=variables
+    )
+    if ended.returncode:
+        cause = " ".join(ended.stderr.split())[-500:]
+        raise PreflightError(
+            f"`kind {' '.join(words[:2])}` failed: {cause or 'it printed no error'}. Check that "
+            "Docker runs (`docker ps`), then run the same command again."
+        )
+    return ended.stdout
+
+
+def create(wanted: Wanted, store: Path, variables: Mapping[str, str]) -> kubeconfig.Access:
+    """Create a cluster if there is none of this name, give its nodes chips that do nothing, so that
+    pods which request chips are scheduled, and return the access to it. The user's kubeconfig stays
+    as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kubeconfig")
+        named = ("--name", wanted.name, "--kubeconfig", str(path))
+        if wanted.name in _run(variables, "get", "clusters").split():
+            _run(variables, "export", "kubeconfig", *named)
+        else:
+            store.mkdir(mode=0o700, parents=True, exist_ok=True)
+            config = json.dumps(make_config(wanted, store))
+            _run(
+                variables, "create", "cluster", *named, "--config", "-", "--wait", "5m", text=config
+            )
+        entry = kubeconfig.access_of(kubeconfig.read([path]), wanted.context)
+    access.write(entry, variables)
+    api = HttpApi(entry, variables)
+    for node in api.list(NODES).items:
+        pool = (node["metadata"].get("labels") or {}).get(_POOL, "")
+        for number, topology in enumerate(wanted.slices):
+            if topology.kind != "cpu" and pool == _name_pool(topology, number):
+                chips = {RESOURCE[topology.kind]: str(topology.chips_per_host)}
+                meta = {"name": node["metadata"]["name"]}
+                document = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
+                api.apply(NODES, document | {"status": {"capacity": chips}}, "status")
+    return entry
+
+
+def remove(wanted: Wanted, variables: Mapping[str, str]) -> None:
+    """Remove a cluster."""
+    _run(variables, "delete", "cluster", "--name", wanted.name)
+    access.remove(wanted.context, variables)

@@ -1,0 +1,149 @@
+"""The objects of Kubernetes that jobs need in a cluster: an account, roles, bindings, a queue.
+
+In: a `Wanted`. Out: documents with the cluster's label and a digest, so that the cluster itself
+says what is applied. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from kinetic._backends.kubernetes.nodes import GPU, GPU_LABEL, TOPOLOGY_LABEL, TPU, TPU_LABEL
+from kinetic._backends.kubernetes.resources import CHECKPOINT_CONFIGURATIONS, QUEUE_WORKLOADS
+from kinetic._backends.kubernetes.rights import RIGHTS
+from kinetic._clusters.observed import APPLIED, Document
+from kinetic._clusters.wanted import ACCOUNT, LABEL, QUEUE, Mode, Wanted
+from kinetic._core.accelerators.topology import Topology
+
+RBAC = "rbac.authorization.k8s.io"
+YOU = "you"
+"""Stands for the caller in a preview, while there is no cluster to ask for the caller's name."""
+RESOURCE = {"tpu": TPU, "gpu": GPU}
+IN_MEMORY = "100Gi"
+_PLENTY = {"cpu": 100_000, "memory": "1000Ti"}
+_QUEUE_VERSION = QUEUE_WORKLOADS[0].api_version
+
+
+def mark(document: Document, name: str) -> Document:
+    """Return an object with the label of its cluster and its digest."""
+    text = json.dumps(document, sort_keys=True).encode()
+    meta = document["metadata"]
+    labels = (meta.get("labels") or {}) | {LABEL: name}
+    notes = (meta.get("annotations") or {}) | {APPLIED: hashlib.sha256(text).hexdigest()[:16]}
+    return document | {"metadata": meta | {"labels": labels, "annotations": notes}}
+
+
+def make_access(wanted: Wanted, caller: str) -> list[Document]:
+    """Return the namespace, the pods' account, the documented roles, and the caller's bindings."""
+    space = wanted.namespace
+    meta = {"namespace": space}
+    role, cluster_role = "kinetic", "kinetic-cluster"
+    binding = {"name": f"kinetic:{(caller or YOU).translate({47: '-', 37: '-'})}"}
+    subjects = [{"kind": "User", "name": caller or YOU, "apiGroup": RBAC}]
+    spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}}]
+    return [
+        *(spaces if space != "default" else ()),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT} | meta},
+        _rbac("Role", {"name": role} | meta, rules=_list_rules(namespaced=True)),
+        _rbac("ClusterRole", {"name": cluster_role}, rules=_list_rules(namespaced=False)),
+        _rbac("RoleBinding", binding | meta, roleRef=_refer("Role", role), subjects=subjects),
+        _rbac(
+            "ClusterRoleBinding",
+            binding,
+            roleRef=_refer("ClusterRole", cluster_role),
+            subjects=subjects,
+        ),
+    ]
+
+
+def _rbac(kind: str, metadata: Document, **content: object) -> Document:
+    return {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, **content}
+
+
+def _refer(kind: str, name: str) -> Document:
+    return {"apiGroup": RBAC, "kind": kind, "name": name}
+
+
+def _list_rules(*, namespaced: bool) -> list[Document]:
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for right in RIGHTS:
+        if right.resource.namespaced == namespaced:
+            verbs.setdefault((right.resource.group, right.resource.plural), []).append(right.verb)
+    return [
+        {"apiGroups": [group], "resources": [plural], "verbs": listed}
+        for (group, plural), listed in verbs.items()
+    ]
+
+
+def make_queue(wanted: Wanted) -> list[Document]:
+    """Return a queue with room for the slices that were asked for.
+
+    Pods without chips get the first flavor, which has no chips and no node labels, so that they
+    never occupy machines with chips.
+    """
+    if not wanted.has_queue:
+        return []
+    chips: dict[str, tuple[Topology, int]] = {}
+    for topology in wanted.slices:
+        if topology.kind != "cpu":
+            name = topology.name.replace(":", "-")
+            chips[name] = (topology, chips.get(name, (topology, 0))[1] + topology.chips)
+    counted = sorted({RESOURCE[topology.kind] for topology, _ in chips.values()})
+    flavors = [_make_flavor("cpu", {})]
+    quotas = [_make_quota("cpu", counted, "", 0)]
+    for name, (topology, number) in chips.items():
+        flavors.append(_make_flavor(name, select_nodes(topology, wanted)))
+        quotas.append(_make_quota(name, counted, RESOURCE[topology.kind], number))
+    group = {"coveredResources": [*_PLENTY, *counted], "flavors": quotas}
+    return [
+        *flavors,
+        _kueue(
+            "ClusterQueue", {"name": QUEUE}, {"namespaceSelector": {}, "resourceGroups": [group]}
+        ),
+        _kueue(
+            "LocalQueue", {"name": QUEUE, "namespace": wanted.namespace}, {"clusterQueue": QUEUE}
+        ),
+    ]
+
+
+def select_nodes(topology: Topology, wanted: Wanted) -> Document:
+    """Return the labels of nodes with an accelerator; spot too, where Autopilot makes them so."""
+    spot = {"cloud.google.com/gke-spot": "true"} if topology.spot else {}
+    if topology.kind == "gpu":
+        return {GPU_LABEL: topology.gke_accelerator} | spot
+    shape = {TPU_LABEL: topology.gke_accelerator, TOPOLOGY_LABEL: topology.shape_text}
+    return shape | (spot if wanted.mode is not Mode.KIND else {})
+
+
+def _kueue(kind: str, metadata: Document, spec: Document) -> Document:
+    return {"apiVersion": _QUEUE_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _make_flavor(name: str, labels: Document) -> Document:
+    spec = {"nodeLabels": labels} if labels else {}
+    return _kueue("ResourceFlavor", {"name": name}, spec)
+
+
+def _make_quota(name: str, counted: Sequence[str], resource: str, chips: int) -> Document:
+    limits = _PLENTY | {other: chips if other == resource else 0 for other in counted}
+    resources = [{"name": each, "nominalQuota": str(limit)} for each, limit in limits.items()]
+    return {"name": name, "resources": resources}
+
+
+def make_checkpoints(wanted: Wanted) -> list[Document]:
+    """Return the configuration of multi-tier checkpoints, which GKE reads."""
+    if not wanted.multi_tier:
+        return []
+    machine = next((t.machine_type for t in wanted.slices if t.kind == "tpu"), "")
+    spec: Document = {
+        "cloudStorageBucketName": wanted.bucket,
+        "nodeSelector": {"node.kubernetes.io/instance-type": machine},
+        "tolerations": [{"key": TPU, "operator": "Exists", "effect": "NoSchedule"}],
+        "inMemoryVolumeSize": IN_MEMORY,
+    }
+    kind = CHECKPOINT_CONFIGURATIONS
+    name = {"name": f"{wanted.name}-checkpoints"}
+    document = {"apiVersion": kind.api_version, "kind": "CheckpointConfiguration"}
+    return [document | {"metadata": name, "spec": spec}]

@@ -1,0 +1,115 @@
+"""The state of the cloud, as its APIs have just answered. Nothing else remembers it.
+
+In: documents of Google's REST interfaces and of Kubernetes. Out: a value to compare. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from kinetic._clusters.wanted import LABEL
+from kinetic._core.accelerators.catalog import catalog_rows
+from kinetic._core.accelerators.resolve import resolve
+from kinetic._core.accelerators.topology import Topology
+from kinetic._core.values import dataclass
+
+Document = dict[str, Any]
+APPLIED = "kinetic.dev/applied"
+"""The annotation with the digest of an object as `up` applied it."""
+BUSY = ("PROVISIONING", "RECONCILING", "STOPPING")
+"""The states of clusters and node pools in which GKE works on them."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Answers of the APIs.
+
+    Attributes:
+        number: the project's number.
+        services: the names of the enabled APIs.
+        machines: the machine types that the cluster's zone has; empty if not asked.
+        quotas: the chips or GPUs that the region allows, by quota; missing if unknown.
+        cluster: GKE's document of the cluster; None if there is none.
+        bucket: the bucket's document; None if there is none.
+        members: the members of the bucket's role for objects.
+        objects: the digest of each object of the cluster that `up` asked for, by kind and name;
+            "" for one without a digest, missing if there is none.
+        foreign: the objects among them that have another label, or none.
+        caller: the cluster's name for the user; "" while there is no cluster.
+    """
+
+    number: str = ""
+    services: frozenset[str] = frozenset()
+    machines: frozenset[str] = frozenset()
+    quotas: Mapping[str, float] = field(default_factory=dict)
+    cluster: Document | None = None
+    bucket: Document | None = None
+    members: frozenset[str] = frozenset()
+    objects: Mapping[str, str] = field(default_factory=dict)
+    foreign: frozenset[str] = frozenset()
+    caller: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """True if the cluster's API server answers."""
+        status = (self.cluster or {}).get("status")
+        return status == "RUNNING" or (status == "RECONCILING" and bool(self.caller))
+
+    @property
+    def pools(self) -> dict[str, Document]:
+        """The cluster's node pools by name."""
+        return {pool["name"]: pool for pool in (self.cluster or {}).get("nodePools") or ()}
+
+
+def is_own(document: Document, name: str) -> bool:
+    """True if `up` made a cluster or bucket for this cluster's name."""
+    labels = document.get("resourceLabels") or document.get("labels") or {}
+    return bool(labels.get(LABEL) == name)
+
+
+def is_own_pool(pool: Document, name: str) -> bool:
+    """True if `up` or `pool add` made a node pool for this cluster's name."""
+    labels = (pool.get("config") or {}).get("resourceLabels") or {}
+    return bool(labels.get(LABEL) == name)
+
+
+def slices_of(pool: Document) -> list[Topology]:
+    """Return the slices for which a node pool has room: [] for machines without chips."""
+    config = pool.get("config") or {}
+    machine, shape = (
+        config.get("machineType"),
+        (pool.get("placementPolicy") or {}).get("tpuTopology"),
+    )
+    row = next(
+        (
+            row
+            for row in catalog_rows()
+            if row.machine_type == machine
+            and (row.shape_text == shape if shape else not row.multi_host)
+            and (row.kind == "tpu" or _has_gpus(config, row))
+        ),
+        None,
+    )
+    if row is None:
+        return []
+    topology = resolve(row.name, spot=bool(config.get("spot")))
+    scaling = pool.get("autoscaling") or {}
+    nodes = int(scaling.get("maxNodeCount") or pool.get("initialNodeCount") or 0)
+    return [topology] * (nodes // topology.hosts)
+
+
+def _has_gpus(config: Document, row: Topology) -> bool:
+    return any(
+        a.get("acceleratorType") == row.gke_accelerator
+        and int(a.get("acceleratorCount") or 0) == row.chips
+        for a in config.get("accelerators") or ()
+    )
+
+
+def key_of(document: Document) -> str:
+    """Return the kind and name of an object: "Role ml/kinetic"."""
+    meta = document["metadata"]
+    space = f"{meta['namespace']}/" if meta.get("namespace") else ""
+    return f"{document['kind']} {space}{meta['name']}"

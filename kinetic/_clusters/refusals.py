@@ -1,0 +1,84 @@
+"""Google's refusals as errors that say what to do. In: code and message. Out: an error. Pure."""
+
+from __future__ import annotations
+
+from kinetic.errors import BackendUnavailable, KineticError, PreflightError, SubmitError
+
+ROLES = "roles/container.admin, roles/storage.admin and roles/serviceusage.serviceUsageAdmin"
+_CONSOLE = "https://console.cloud.google.com"
+
+
+class NameTaken(SubmitError):
+    """The object exists already: another process made it meanwhile, or another project owns it."""
+
+
+class OperationUnderWay(BackendUnavailable):
+    """GKE works on the cluster, and takes the request afterwards."""
+
+
+def explain(project: str, action: str, code: int, message: str, reason: str = "") -> KineticError:
+    """Return the error for a refused request.
+
+    Args:
+        project: the project of the request.
+        action: the request in words: "create the cluster dev".
+        code: the HTTP status.
+        message: Google's words.
+        reason: Google's word for machines, such as SERVICE_DISABLED, or "".
+    """
+    text = " ".join(message.split()).rstrip(".")
+    low = text.lower()
+    start = f"Could not {action} in the project {project}"
+    if code == 401:
+        return PreflightError(
+            f"{start}: Google does not accept your login. Log in with `gcloud auth "
+            "application-default login`."
+        )
+    if "billing" in low or reason == "BILLING_DISABLED":
+        return PreflightError(
+            f"{start}: it has no billing account. Link one at "
+            f"{_CONSOLE}/billing/linkedaccount?project={project}, then try again."
+        )
+    if reason == "SERVICE_DISABLED" or "has not been used in project" in low:
+        return PreflightError(
+            f'{start}: an API is not enabled: "{text}". `kinetic up` enables what it needs; it may '
+            "take a minute. Try again."
+        )
+    if "quota" in low or reason in ("QUOTA_EXCEEDED", "RATE_LIMIT_EXCEEDED"):
+        return PreflightError(
+            f'{start}: a quota is used up: "{text}". Ask for more at '
+            f"{_CONSOLE}/iam-admin/quotas?project={project}, or choose another zone."
+        )
+    if code == 400 and ("operation" in low and ("running" in low or "incompatible" in low)):
+        return OperationUnderWay(f'{start}: GKE is at work on the cluster: "{text}". Try again.')
+    if code in (409, 412):
+        return NameTaken(f'{start}: "{text}". Choose another name with --cluster.')
+    if code == 403:
+        return PreflightError(
+            f'{start}: "{text}". Check the project\'s id with `gcloud projects list`, or ask its '
+            f"owner for {ROLES}."
+        )
+    if code == 404:
+        return PreflightError(
+            f'{start}: "{text}". Check the project\'s id with `gcloud projects list`, and the zone.'
+        )
+    if code >= 500 or code == 429:
+        return BackendUnavailable(f'{start}: Google does not answer: "{text}". Try again later.')
+    return PreflightError(f'{start}: Google refuses it (HTTP {code}): "{text}".')
+
+
+def explain_operation(project: str, action: str, message: str) -> KineticError:
+    """Return the error for an operation that GKE accepted and reports as failed."""
+    text = " ".join(message.split()).rstrip(".")
+    low = text.lower()
+    if "quota" in low:
+        return explain(project, action, 403, text)
+    if any(word in low for word in ("stockout", "exhausted", "does not have enough resources")):
+        return BackendUnavailable(
+            f'Could not {action} in the project {project}: no machines are free: "{text}". '
+            "Try again later, another zone (--zone), or --flex-start, which waits for machines."
+        )
+    return PreflightError(
+        f'Could not {action} in the project {project}: GKE gave up: "{text}". Run the same command '
+        "again: it continues with what is missing."
+    )

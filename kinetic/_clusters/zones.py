@@ -1,0 +1,40 @@
+"""The zones that have TPUs, so that a zone without them is refused before anything is asked."""
+
+from __future__ import annotations
+
+DATE = "November 2026"
+SOURCE = "https://docs.cloud.google.com/tpu/docs/regions-zones"
+GPU_SOURCE = "https://docs.cloud.google.com/compute/docs/gpus/gpu-regions-zones"
+TPU_ZONES: dict[str, tuple[str, ...]] = {
+    "v3": ("us-central1-a", "us-central1-b", "europe-west4-a"),
+    "v4": ("us-central2-b",),
+    "v5litepod": ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"),
+    "v5p": ("us-central1-a", "us-east5-a", "europe-west4-b"),
+    "v6e": (
+        *("us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b"),
+        *("europe-west4-a", "asia-northeast1-b"),
+    ),
+    "tpu7x": ("us-central1-c",),
+}
+USUAL = "us-central1-a"
+"""The zone for what every zone has."""
+
+
+def region_of(location: str) -> str:
+    """Return the region of a zone; a region itself unchanged."""
+    return "-".join(location.split("-")[:2])
+
+
+def is_zone(location: str) -> bool:
+    """True for "us-central1-a", false for "us-central1"."""
+    return location.count("-") == 2
+
+
+def zones_of(family: str) -> tuple[str, ...]:
+    """Return the zones that have a family of TPUs; () if the table does not know."""
+    return TPU_ZONES.get(family, ())
+
+
+def lies_in(location: str, zones: tuple[str, ...]) -> bool:
+    """True if a zone is one of these, or a region has one of them."""
+    return location in zones or location in map(region_of, zones)
