@@ -19,12 +19,13 @@ from kinetic._clusters.control_plane import ControlPlane
 from kinetic._clusters.difference import SERVICES, Action, Step, difference, with_pools
 from kinetic._clusters.gke import Gke
 from kinetic._clusters.observed import BUSY, Document, Observed, is_own
-from kinetic._clusters.refusals import NameTaken
+from kinetic._clusters.refusals import NameTaken, NotEnabled
 from kinetic._clusters.releases import RELEASES, Release
 from kinetic._clusters.wanted import Capacity, Mode, Wanted
 from kinetic._core.values import dataclass
 from kinetic.errors import BackendUnavailable, SubmitError
 
+ENABLE_TRIES, ENABLE_PAUSE_S = 30, 10.0
 ROUNDS = 12
 """Most rounds: a new cluster takes about four, another command at the same time some more."""
 _QUICK = CallLimits(connect_s=10.0, tries=3)
@@ -170,11 +171,23 @@ def converge(
         if not steps:
             return
         carry_out(wanted, doors, steps, report)
+        if steps[0].action is Action.ENABLE:
+            _await_services(wanted, doors)
         steps = None
     raise SubmitError(
         f"{wanted.name} is not complete after {ROUNDS} rounds: something removes what is made, or "
         "another command is at work. Run the same command again."
     )
+
+
+def _await_services(wanted: Wanted, doors: Doors) -> None:
+    """Wait until enabled APIs answer, which takes up to some minutes."""
+    for _ in range(ENABLE_TRIES):
+        try:
+            observe(wanted, doors, whole=False)
+            return
+        except NotEnabled:
+            doors.sleep(ENABLE_PAUSE_S)
 
 
 def carry_out(

@@ -12,6 +12,10 @@ class NameTaken(SubmitError):
     """The object exists already: another process made it meanwhile, or another project owns it."""
 
 
+class NotEnabled(PreflightError):
+    """An API of the project is not enabled, or was enabled just now."""
+
+
 class OperationUnderWay(BackendUnavailable):
     """GKE works on the cluster, and takes the request afterwards."""
 
@@ -40,7 +44,7 @@ def explain(project: str, action: str, code: int, message: str, reason: str = ""
             f"{_CONSOLE}/billing/linkedaccount?project={project}, then try again."
         )
     if reason == "SERVICE_DISABLED" or "has not been used in project" in low:
-        return PreflightError(
+        return NotEnabled(
             f'{start}: an API is not enabled: "{text}". `kinetic up` enables what it needs; it may '
             "take a minute. Try again."
         )

@@ -103,6 +103,14 @@ def test_from_an_empty_project_to_a_cluster_and_back(google, capsys, tmp_path):
     assert google.contents["my-project-kn-dev-store"] == []
 
 
+def test_apis_that_were_enabled_just_now_are_waited_for(google, monkeypatch):
+    """In an empty project GKE still refuses for a while after it was enabled: `up` asks again."""
+    monkeypatch.setattr(convergence, "ENABLE_PAUSE_S", 0.0)
+    google.lag = 3
+    assert call([*UP, "--accelerator=cpu"]) == 0
+    assert google.changes[0] == "enable"
+
+
 def test_preview_changes_nothing(google, capsys):
     """With --preview or --dry-run steps and price are shown, and nothing is sent that changes
     something; without a terminal and -y neither."""

@@ -52,6 +52,7 @@ class GoogleDouble:
         problems: what Google would not have understood.
         failing: the message with which GKE reports an operation as failed, by the name of its
             cluster or node pool.
+        lag: how many requests GKE refuses after it was enabled, as if it were not.
         refusals: an error for requests, by the id of the method in the discovery document.
         on_change: called after each change, before it is answered.
     """
@@ -69,6 +70,7 @@ class GoogleDouble:
         self.changes: list[str] = []
         self.problems: list[str] = []
         self.failing: dict[str, str] = {}
+        self.lag = 0
         self.refusals: dict[str, Refusal] = {}
         self.on_change: Callable[[str], None] = lambda _change: None
         self._polls: dict[str, int] = {}
@@ -322,7 +324,9 @@ class GoogleDouble:
     # --- GKE
 
     def _require_api(self) -> None:
-        if "container.googleapis.com" not in self.services:
+        is_enabled = "container.googleapis.com" in self.services
+        self.lag -= is_enabled
+        if not is_enabled or self.lag >= 0:
             text = "Kubernetes Engine API has not been used in project 123456789 before."
             raise Refusal(403, "PERMISSION_DENIED", text, "SERVICE_DISABLED")
 
