@@ -66,14 +66,12 @@ class Step:
         name: the name of the thing.
         detail: a few words about it for people.
         body: the body of the request.
-        topology: the accelerator of a node pool, for its price.
     """
 
     action: Action
     name: str
     detail: str = ""
     body: Document | None = None
-    topology: Topology | None = None
 
     def __str__(self) -> str:
         return f"{self.action} {self.name}"
@@ -238,7 +236,6 @@ def _create_pool(wanted: Wanted, observed: Observed, pool: Pool) -> Iterator[Ste
         pool.name,
         f"{nodes} x {topology.machine_type}, {topology.name.removesuffix(':spot')}, {how}",
         body,
-        topology,
     )
     if existing is None:
         yield step
