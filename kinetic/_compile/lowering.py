@@ -285,10 +285,10 @@ def replace_entrance(replacement: Callable[..., Any]) -> None:
     argument is JAX's own function, or one that calls the earlier replacement."""
     global _replacement_for_process
     if (earlier := _replacement_for_process) is not None:
-        later = replacement
+        newest = replacement
 
         def replacement(original: Any, *args: Any, **options: Any) -> Any:
-            return later(functools.partial(earlier, original), *args, **options)
+            return newest(functools.partial(earlier, original), *args, **options)
 
     _replacement_for_process = replacement
     _install_entrance()

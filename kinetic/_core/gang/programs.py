@@ -198,26 +198,10 @@ class ProgramWatch:
         if len(absent) < (1 if is_late else len(sides)) and not stands:
             return None
         # The largest side is right; of several, that with the lowest host.
-        right = max(sides, key=lambda side: len(sides[side]))
-        wrong = next(side for side in sides if side != right)
-        hosts, others = sides[wrong], sides[right]
-        there, here = self._notes[wrong], self._notes[right]
-        is_pair = len(hosts) == len(others)
-        texts = (
-            (f"on {_name_hosts(hosts)}", f"on {_name_hosts(others)}")
-            if is_pair
-            else ("there", "here")
-        )
-        opening = (
-            f"{_name_hosts(sorted((*hosts, *others)))} compile different programs"
-            if is_pair
-            else f"{_name_hosts(hosts)} {'compiles' if len(hosts) == 1 else 'compile'} another "
-            f"program than {_name_hosts(others)}"
-        )
-        matches = there.collectives == here.collectives != "" and there.title == here.title
-        return Difference(
-            f"{opening}: {_describe(there, here, *texts)}. {_NO_WAIT if matches else _FOR_EVER}",
-            tuple(sorted((*hosts, *others))) if is_pair else tuple(hosts),
+        majority = max(sides, key=lambda side: len(sides[side]))
+        minority = next(side for side in sides if side != majority)
+        return _describe_sides(
+            (sides[minority], self._notes[minority]), (sides[majority], self._notes[majority])
         )
 
     def _find_missing(self, group: _Group, returned: Collection[int]) -> Difference | None:
@@ -227,22 +211,47 @@ class ProgramWatch:
         members = range(self._hosts) if is_whole else group.in_order
         counts = {host: len(group.in_order.get(host, ())) for host in sorted(members)}
         least = min(counts.values(), default=0)
-        ahead = [host for host in counts if counts[host] > least]
-        behind = [host for host in counts if counts[host] == least]
-        if not ahead or set(behind) <= set(returned):
+        callers = [host for host in counts if counts[host] > least]
+        others = [host for host in counts if counts[host] == least]
+        if not callers or set(others) <= set(returned):
             return None
-        note = self._notes[group.in_order[ahead[0]][least]]
-        if any(note.fingerprint in group.of_host.get(host, ()) for host in behind):
+        note = self._notes[group.in_order[callers[0]][least]]
+        if any(note.fingerprint in group.of_host.get(host, ()) for host in others):
             return None
-        wrong = ahead if len(ahead) <= len(behind) else behind
-        hosts = tuple(sorted((*ahead, *behind))) if len(ahead) == len(behind) else tuple(wrong)
-        have = "has" if len(ahead) == 1 else "have"
-        not_have = "has" if len(behind) == 1 else "have"
+        minority = min(callers, others, key=len)
+        is_pair = len(callers) == len(others)
         return Difference(
-            f"{_name_hosts(ahead)} {have} called {note.title}, which {_name_hosts(behind)} "
-            f"{not_have} not: collectives of this program wait for all hosts.",
-            hosts,
+            f"{_name_hosts(callers)} {_have(callers)} called {note.title}, which "
+            f"{_name_hosts(others)} {_have(others)} not: collectives of this program wait for all "
+            "hosts.",
+            tuple(sorted((*callers, *others)) if is_pair else minority),
         )
+
+
+def _describe_sides(
+    minority: tuple[list[int], ProgramNote], majority: tuple[list[int], ProgramNote]
+) -> Difference:
+    """Return the difference of the programs of two groups of hosts; of equal groups, none is
+    right."""
+    (hosts, one), (others, other) = minority, majority
+    everybody = sorted((*hosts, *others))
+    is_pair = len(hosts) == len(others)
+    if is_pair:
+        opening = f"{_name_hosts(everybody)} compile different programs"
+        description = _describe(one, other, f"on {_name_hosts(hosts)}", f"on {_name_hosts(others)}")
+    else:
+        compiles = "compiles" if len(hosts) == 1 else "compile"
+        opening = f"{_name_hosts(hosts)} {compiles} another program than {_name_hosts(others)}"
+        description = _describe(one, other, "there", "here")
+    matches = one.collectives == other.collectives != "" and one.title == other.title
+    return Difference(
+        f"{opening}: {description}. {_NO_WAIT if matches else _FOR_EVER}",
+        tuple(everybody if is_pair else hosts),
+    )
+
+
+def _have(hosts: Sequence[int]) -> str:
+    return "has" if len(hosts) == 1 else "have"
 
 
 def _name_hosts(hosts: Sequence[int]) -> str:
@@ -257,28 +266,27 @@ def _or_end(group: _Group) -> int:
     return len(group.first) if group.differs_at is None else group.differs_at
 
 
-def _describe(there: ProgramNote, here: ProgramNote, in_one: str, in_other: str) -> str:
+def _describe(one: ProgramNote, other: ProgramNote, in_one: str, in_other: str) -> str:
     """Return the first difference of two programs."""
-    if there.name != here.name or len(there.arguments) != len(here.arguments):
-        counts = [f" with {len(note.arguments)} arguments" for note in (there, here)]
-        if there.name != here.name or counts[0] == counts[1]:
+    if one.name != other.name or len(one.arguments) != len(other.arguments):
+        counts = [f" with {len(note.arguments)} arguments" for note in (one, other)]
+        if one.name != other.name or counts[0] == counts[1]:
             counts = ["", ""]
-        return f"{there.title}{counts[0]} {in_one}, {here.title}{counts[1]} {in_other}"
-    where = there.title if there.line == here.line else f"{there.title} (or {here.line})"
-    for one, other, form in (
-        (there.arguments, here.arguments, "takes {}"),
-        (there.flags, here.flags, "is compiled with {}"),
-    ):
-        if one != other:
-            pair = _find_pair(one, other)
-            return f"{where} {form.format(pair[0])} {in_one}, {pair[1]} {in_other}"
-    if there.mesh != here.mesh:
-        return f"{where} runs on {there.mesh} {in_one}, {here.mesh} {in_other}"
-    if there.shardings != here.shardings:
-        pairs = [*zip(there.shardings, here.shardings, strict=False)]
-        at, pair = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
-        return f"{where} takes {there.arguments[at]} split {pair[0]} {in_one}, {pair[1]} {in_other}"
-    return f"{where} {_describe_operations(there, here, in_one, in_other)}"
+        return f"{one.title}{counts[0]} {in_one}, {other.title}{counts[1]} {in_other}"
+    title = one.title if one.line == other.line else f"{one.title} (or {other.line})"
+    if one.arguments != other.arguments:
+        form, pair = "takes {}", _find_pair(one.arguments, other.arguments)
+    elif one.flags != other.flags:
+        form, pair = "is compiled with {}", _find_pair(one.flags, other.flags)
+    elif one.mesh != other.mesh:
+        form, pair = "runs on {}", (one.mesh, other.mesh)
+    elif one.shardings != other.shardings:
+        pairs = zip(one.arguments, one.shardings, other.shardings, strict=False)
+        argument, *both = next(row for row in pairs if row[1] != row[2])
+        form, pair = f"takes {argument} split {{}}", (both[0], both[1])
+    else:
+        return f"{title} {_describe_operations(one, other, in_one, in_other)}"
+    return f"{title} {form.format(pair[0])} {in_one}, {pair[1]} {in_other}"
 
 
 def _find_pair(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, str]:
@@ -288,18 +296,19 @@ def _find_pair(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, str]:
     return next((pair for pair in pairs if pair[0] != pair[1]), (only[0], only[1]))
 
 
-def _describe_operations(there: ProgramNote, here: ProgramNote, in_one: str, in_other: str) -> str:
+def _describe_operations(one: ProgramNote, other: ProgramNote, in_one: str, in_other: str) -> str:
     """Return the first operation that differs, with the user's lines; a constant, or the order of
     operands, only if all operations are the same otherwise."""
-    packed = there.operations, here.operations
-    whole = [unpack_operations(operations) for operations in packed]
+    whole = [unpack_operations(note.operations) for note in (one, other)]
     brief = [
         [(re.sub(_VALUE, "", text), line) for text, line in own if not re.search(_CONSTANT, text)]
         for own in whole
     ]
-    for one, other in (pair for own in (brief, whole) for pair in _pair(*own)):
-        if one[0] != other[0]:
-            texts = [f"{text}{' at ' if line else ''}{line}" for text, line in _shorten(one, other)]
+    for first, second in (pair for own in (brief, whole) for pair in _pair(*own)):
+        if first[0] != second[0]:
+            texts = [
+                f"{text}{' at ' if line else ''}{line}" for text, line in _shorten(first, second)
+            ]
             return f"has {texts[0]} {in_one}, {texts[1]} {in_other}"
     return f"has other constants or options {in_one} than {in_other}"
 

@@ -98,11 +98,10 @@ class Fingerprints:
             return
         waits, collectives = _is_sharded(computation.compile_args), ""
         if waits and len(code) < _SMALL_BYTES:
-            found = _COLLECTIVE.findall(
-                computation.compile().xla_executable.hlo_modules()[0].to_string()
-            )
-            waits = bool(found)
-            collectives = hashlib.sha256(str(found).encode()).hexdigest()[:16]
+            compiled = computation.compile().xla_executable.hlo_modules()[0].to_string()
+            operations = _COLLECTIVE.findall(compiled)
+            waits = bool(operations)
+            collectives = hashlib.sha256(str(operations).encode()).hexdigest()[:16]
         inputs: tuple[str, ...] = ()
         if waits or not hlo.is_library(lowering.find_origin(jaxpr)[1]):
             inputs = tuple(map(partial(_digest_input, waits), values, shardings))
