@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from kinetic._system import processes
 Run = Callable[[dict[str, Any], Sequence[int]], int]
 """The body of a child: takes a request and the descriptors sent with it; returns an exit code."""
 _ANSWER_S = 10.0
-_MOST_BYTES, _MOST_FDS = 1 << 16, 8
+_MOST_BYTES, _MOST_FDS = 1 << 18, 8  # Linux sends no message of this length.
 
 
 class ForkServer:
@@ -44,6 +45,7 @@ class ForkServer:
         self._requests.settimeout(_ANSWER_S)
         # Unlike the process id, it stays valid when another thread has reaped the server.
         self._pidfd = os.pidfd_open(self.pid)
+        self._is_preparing = False
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Return the process id of a new child that runs this request.
@@ -59,6 +61,20 @@ class ForkServer:
         if not answer.isdecimal():
             raise OSError(answer or "the fork server has ended")
         return int(answer)
+
+    def prepare(self, request: dict[str, Any]) -> None:
+        """Run a request in the fork server itself. Do not fork before it `is_ready` again."""
+        with contextlib.suppress(OSError):  # It has died, or the request is too long.
+            self._requests.send(json.dumps({"prepare": request}).encode())
+            self._is_preparing = True
+
+    def is_ready(self) -> bool:
+        """True unless a request of `prepare` is running."""
+        if self._is_preparing and select.select([self._requests], [], [], 0)[0]:
+            self._is_preparing = False
+            with contextlib.suppress(OSError):  # It has died.
+                self._requests.recv(1024)
+        return not self._is_preparing
 
     def close(self) -> None:
         """Kill the fork server; its children live on."""
@@ -77,6 +93,11 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
         data, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, _MOST_FDS)
         if not data:
             return 0
+        request = json.loads(data)
+        if "prepare" in request:
+            run(request, fds)
+            requests.send(b"ready")
+            continue
         freed = held = -1
         try:
             freed, held = os.pipe()
@@ -86,7 +107,7 @@ def _serve(requests: socket.socket, run: Run, title: str, owner: int) -> int:
         else:
             if between == 0:
                 os.close(held)
-                act = functools.partial(run, json.loads(data), fds)
+                act = functools.partial(run, request, fds)
                 _fork_on(
                     requests, functools.partial(_run_once_adopted, requests, freed, act, owner)
                 )

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -172,11 +172,11 @@ def children(pid: int) -> list[int]:
     return pids
 
 
-def descendants(pid: int) -> list[int]:
-    """Return all processes below a process, parents first."""
+def descendants(pid: int, without: Collection[int] = ()) -> list[int]:
+    """Return all processes below a process, parents first, but none of `without` or below them."""
     pids, todo = [], [pid]
     while todo:
-        below = children(todo.pop())
+        below = [child for child in children(todo.pop()) if child not in without]
         pids += below
         todo += below
     return pids
@@ -198,17 +198,19 @@ def kill_thread(pid: int, thread: int, signum: int) -> bool:
     return bool(LIBC.tgkill(pid, thread, signum) == 0)
 
 
-def kill_descendants(limit_s: float = 2.0, keep: Iterable[int] = ()) -> int:
+def kill_descendants(
+    limit_s: float = 2.0, keep: Iterable[int] = (), trees: Collection[int] = ()
+) -> int:
     """Kill and reap all descendants of this process until none remains or the time is up, and
-    return the number that remains. Ended children of a process to `keep` do not count: only that
-    process can reap them.
+    return the number that remains. Processes of `trees` are spared with all their descendants.
+    Ended children of a process to `keep` do not count: only that process can reap them.
 
     The caller must have called `adopt_orphans`, so that orphans stay among the descendants.
     """
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:
-        below = [pid for pid in descendants(os.getpid()) if pid not in spared]
+        below = [pid for pid in descendants(os.getpid(), trees) if pid not in spared]
         remaining = [pid for pid in below if not _is_left_by(spared, pid)]
         if not remaining or time.monotonic() > deadline:
             return len(remaining)
@@ -224,13 +226,15 @@ def _is_left_by(parents: set[int], pid: int) -> bool:
     return len(fields) > 1 and fields[0] in "ZX" and int(fields[1]) in parents
 
 
-def await_leaving(limit_s: float, keep: Iterable[int] = ()) -> list[int]:
-    """Wait until all descendants of this process but `keep` have ended, or the time is up. Return
-    the ids of those that remain."""
+def await_leaving(
+    limit_s: float, keep: Iterable[int] = (), trees: Collection[int] = ()
+) -> list[int]:
+    """Wait until all descendants of this process but `keep`, and `trees` with all their
+    descendants, have ended, or the time is up. Return the ids of those that remain."""
     spared = set(keep)
     deadline = time.monotonic() + limit_s
     while True:
-        below = [pid for pid in descendants(os.getpid()) if pid not in spared]
+        below = [pid for pid in descendants(os.getpid(), trees) if pid not in spared]
         _reap(below)
         remaining = [pid for pid in below if state(pid) not in ("", "Z", "X")]
         if not remaining or time.monotonic() >= deadline:

@@ -5,14 +5,17 @@ Hosts import this module instead of the tests: importing pytest would take longe
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import kinetic
 
+IMPORTED_BY = os.getpid()
 state = []
 """State of this module: it stays in kept processes."""
 
@@ -95,6 +98,16 @@ def fail_at_first():
     if kinetic.attempt() == 1:
         raise ValueError("at first")
     return os.getpid()
+
+
+def import_modules(*names):
+    """Import modules, and return the names of those that were imported before. Check that this
+    module was imported by the process of the call."""
+    assert os.getpid() == IMPORTED_BY
+    before = [name for name in names if name in sys.modules]
+    for name in names:
+        importlib.import_module(name)
+    return before
 
 
 def append(path, word):

@@ -15,6 +15,7 @@ from bootstrap_pods import wheel
 from doubles.cluster.fake import FakeCluster
 from doubles.cluster.fixtures import settings_of
 from doubles.cluster.nodes import CPU_POOL, V6E_4X4
+from gangs import wait_until
 
 import kinetic
 from kinetic._client import planning
@@ -105,6 +106,10 @@ def import_pear():
     return os.getpid(), Path(pear.__file__).parent.name
 
 
+def has_pear():
+    return "pear" in sys.modules
+
+
 @pytest.fixture
 def required(home, index, monkeypatch):
     """Lines of the requirements of all calls, which go to a cluster whose pods have an index."""
@@ -128,8 +133,9 @@ def required(home, index, monkeypatch):
 @pytest.mark.double
 @pytest.mark.settles_within(90)
 def test_the_hosts_of_a_session_install_what_its_calls_add(required, capsys):
-    """Plain and kept calls import a package that the project requires since the session began; a
-    version that the session excludes is refused before anything is submitted."""
+    """Plain and kept calls import a package that the project requires since the session began, and
+    later plain calls begin with it; a version that the session excludes is refused before anything
+    is submitted."""
     run = kinetic.run("tpu-v6e-16", keep=True)(import_pear)
     session = kinetic.session("tpu-v6e-16", name="dev", idle_timeout="10m")
     with session:
@@ -138,6 +144,7 @@ def test_the_hosts_of_a_session_install_what_its_calls_add(required, capsys):
         required[:] = ["cloudpickle", "pear==1.0"]
         first, second = run(), run()
         plain = run.with_options(keep=False)()
+        wait_until(kinetic.run("tpu-v6e-16")(has_pear), "pear is not imported ahead")
         required[:] = ["cloudpickle", "jax==0.1"]
         with pytest.raises(PreflightError, match=r"requires jax==0.1, but .* installed jax==0.10"):
             run()

@@ -23,6 +23,7 @@ from on_sessions import (
     describe_process,
     fail_at_first,
     gather_pids,
+    import_modules,
     leave_behind,
     sum_squares,
     touch_and_wait,
@@ -138,6 +139,88 @@ def test_limits_retries_and_batches_are_those_of_jobs(session, tmp_path):
     batch = call(describe_process, keep=True).run_async_map([{"fails": False}] * 3)
     assert len({pid for pid, _ in batch.results()}) == 1
     assert {job.ref.place.session for job in batch.jobs} == {session.job.job_id}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install packages: `quiet`, `busy` starts a thread, `fatal` ends any process but that of the
+    first call, `slow` writes its process id and waits wherever no call runs."""
+    folder = tmp_path / "site-packages"
+    folder.joinpath("quiet").mkdir(parents=True)
+    folder.joinpath("quiet/__init__.py").write_text("")
+    folder.joinpath("quiet/part.py").write_text("import os; pid = os.getpid()")
+    folder.joinpath("busy.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    elsewhere = "import os, time\nif 'kinetic-forks' in open('/proc/self/cmdline').read():"
+    folder.joinpath("fatal.py").write_text(f"{elsewhere} os._exit(3)\n")
+    folder.joinpath("slow.py").write_text(
+        f"{elsewhere}\n open({str(tmp_path / 'slow')!r}, 'w').write(str(os.getppid()))\n"
+        " time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return tmp_path
+
+
+def test_plain_calls_begin_with_what_earlier_ones_imported(installed, hold):
+    """A call finds installed packages that an earlier one has imported, but none that starts a
+    thread or ends the process when it is imported, and no module of the project. A call with
+    variables of its own imports everything by itself, and the call after it does not."""
+    names = ["busy", "quiet", "fatal", "quiet.part"]
+    with hold() as session:
+        load = call(import_modules)
+        assert load(*names) == []
+        wait_until(lambda: "quiet" in load(*names), "nothing is imported ahead")
+        assert load(*names) == ["quiet", "quiet.part"]
+        assert load.with_options(env={"QUIET": "1"})(*names) == []
+        assert load(*names) == ["quiet", "quiet.part"]
+        assert call(import_modules, keep=True)("quiet") == ["quiet"]
+        assert load("quiet") == ["quiet"]
+        assert len(list_fork_servers(session)) == 2
+
+
+def test_a_module_of_the_project_hides_what_an_earlier_call_imported(installed, hold, home):
+    """A package that was imported ahead is not what a script with such a module gets."""
+    with hold("s"):
+        wait_until(lambda: call(import_modules)("quiet") == ["quiet"], "nothing is imported ahead")
+        home.parent.joinpath("quiet.py").write_text("mine = True\n")
+        source = """
+            import kinetic, quiet
+
+            @kinetic.run("cpu", session="s")
+            def is_mine():
+                return quiet.mine
+
+            print(is_mine())
+            """
+        script = start_script(home, source)
+        assert script.communicate(timeout=PATIENCE_S)[0].decode().strip() == "True"
+
+
+@pytest.mark.parametrize("module", ["slow", "quiet"])
+def test_a_fork_server_with_imports_may_die(installed, hold, module):
+    """Killed while it imports or after that, it costs no call, and the host stays."""
+    with hold() as session:
+        load, agent = call(import_modules), agent_of(session)
+        assert load(module) == []
+        if module == "slow":
+            mark = installed / "slow"
+            wait_until(lambda: mark.exists() and mark.read_text(), "nothing is imported ahead")
+            handle = call(describe_process).run_async()
+            handle.result()
+            assert handle.logs() == "spoken\n"
+            assert list_fork_servers(session)[1] == int(mark.read_text())
+        else:
+            wait_until(lambda: load(module) == [module], "nothing is imported ahead")
+        kill(list_fork_servers(session)[1])
+        assert load(module) in ([], [module])
+        assert load(module) == []
+        assert (agent_of(session), len(list_fork_servers(session))) == (agent, 1)
+
+
+def list_fork_servers(session):
+    return [pid for pid in children(agent_of(session)) if is_titled(pid, "kinetic-forks")]
 
 
 # -- kept calls ------------------------------------------------------------------------------------

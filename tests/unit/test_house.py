@@ -36,6 +36,7 @@ MAY_WRITE_ENVIRON = {
     "kinetic/_compile/topologies.py",  # libtpu reads only variables; restored afterwards
     "kinetic/_host/worker/attempt.py",
     "kinetic/_host/worker/joining.py",
+    "kinetic/_host/worker/libraries.py",  # a fork server imports as workers do
 }
 """Modules that may set environment variables, as they run in a process such as the worker."""
 WITHOUT_KINETIC = IN_PROGRAMS | {

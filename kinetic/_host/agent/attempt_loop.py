@@ -60,9 +60,12 @@ class AttemptLoop:
             _import_for_calls(plan)
         label = f"{identity.job_id} host {identity.assigned_index}"
         self._title = f"kinetic-worker {label}"
-        self._fork_server = ForkServer(
-            worker_process.serve, f"kinetic-forks {label}", without=[alive_fd]
-        )
+        self._fork_servers = [
+            ForkServer(worker_process.serve, f"kinetic-forks {label}", without=[alive_fd])
+            for _ in range(1 if plan.holds is None else 2)
+        ]
+        """In a session the second one imports what earlier plain calls have imported."""
+        self._preloaded: set[str] = set()
 
     def run(self) -> int:
         """Take part until no attempt follows; return the exit code of the agent process."""
@@ -79,9 +82,15 @@ class AttemptLoop:
                 identity = self._identity.take_place(place)
                 if self._world not in (0, place.world):
                     worker = self._replace(worker)
+            plan = self._read_plan(identity)
+            # Libraries may read variables when they are imported.
+            is_usual = plan.options.env == self._plan.options.env and not plan.captured
+            server = self._choose_fork_server(is_usual=is_usual)
+            if not worker.is_kept and worker.fork_server is not server:
+                worker = self._replace(worker, server)
             agent = Agent(
                 identity,
-                self._read_plan(identity),
+                plan,
                 self._store,
                 worker,
                 logs=self._logs(identity),
@@ -92,13 +101,15 @@ class AttemptLoop:
             )
             code = agent.run()
             if agent.nothing_follows:
-                self._fork_server.close()
+                self._close_fork_servers()
                 return code
             agent.release()
             self._tree = agent.tree
             if not worker.is_kept:
                 worker.close()
-                worker = self._new_worker()
+                if is_usual:
+                    self._preload(agent.imports)
+                worker = self._new_worker(self._choose_fork_server(is_usual=is_usual))
             self._world = identity.assignment.world if worker.is_kept and identity.assignment else 0
             identity = None
 
@@ -108,21 +119,49 @@ class AttemptLoop:
             return self._plan
         return Plan.read(self._store.get(layout.JobKeys(identity.job_id).plan))
 
-    def _replace(self, worker: WorkerProcess) -> WorkerProcess:
-        """End a kept worker, whose world the next call does not use; return a new one."""
+    def _replace(self, worker: WorkerProcess, server: ForkServer | None = None) -> WorkerProcess:
+        """End a worker that the next call does not use; return a new one."""
         self._world = 0
         worker.kill()
         worker.reap()
-        processes.kill_descendants(keep=worker.keep)
+        processes.kill_descendants(trees=worker.keep)
         worker.close()
-        return self._new_worker()
+        return self._new_worker(server)
 
-    def _new_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._title, self._fork_server)
+    def _preload(self, imports: dict[str, Any]) -> None:
+        """Have the second fork server import what a call has imported, each module once."""
+        new = [name for name in imports.get("names", ()) if name not in self._preloaded]
+        for server in self._fork_servers[1:]:
+            if new and server.is_ready():
+                server.prepare(imports | {"names": new})
+                self._preloaded.update(new)
+
+    def _choose_fork_server(self, *, is_usual: bool = True) -> ForkServer:
+        """Return the fork server for a call: the first one only if the call has variables of its
+        own, or while the second one imports."""
+        first, *others = self._fork_servers
+        return next((server for server in others if is_usual and server.is_ready()), first)
+
+    def _new_worker(self, server: ForkServer | None = None) -> WorkerProcess:
+        server = server or self._choose_fork_server()
+        try:
+            worker = WorkerProcess(self._title, server)
+        except OSError:
+            if server is self._fork_servers[0]:
+                raise
+            self._fork_servers.remove(server)
+            server.close()
+            return self._new_worker()
+        worker.keep = tuple(server.pid for server in self._fork_servers)
+        return worker
+
+    def _close_fork_servers(self) -> None:
+        for server in self._fork_servers:
+            server.close()
 
     def _leave(self, worker: WorkerProcess, code: int) -> int:
         worker.kill()
-        self._fork_server.close()
+        self._close_fork_servers()
         processes.kill_descendants()
         worker.close()
         workspace.remove(self._folder)

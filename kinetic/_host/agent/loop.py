@@ -90,6 +90,8 @@ class Agent:
         self._report: HostReport | None = None
         self._ending: Message | None = None
         self._end: Message | None = None
+        self.imports: Message = {}
+        """The modules that a plain call has imported, for `libraries.preload`; {} for none."""
         self._kept_files, self._written = 0, ""
         self._open_since: float | None = None
         self._stacks_asked, self._stacks_text = 0, ""
@@ -248,7 +250,7 @@ class Agent:
             self._worker.is_kept = True
             for tee in self._tees:
                 tee.drain()
-            self._reporter.name_leftovers((*self._worker.keep, self._worker.pid))
+            self._reporter.name_leftovers(self._worker.keep, (self._worker.pid,))
             self._machine.note_kept()
         elif event == WorkerEvent.PROGRAM:
             note = documents.from_document(ProgramNote, message["program"], "A worker's program")
@@ -260,7 +262,7 @@ class Agent:
             self._machine.activity = self._gate.activity
             self._link.beat_now()
         else:
-            self._end = message
+            self._end, self.imports = message, message.pop("imports", {})
             for tee in self._tees:
                 tee.drain()
             self._tell(self._machine.on_end, returned=event == Exit.RETURNED)
@@ -276,7 +278,7 @@ class Agent:
         # Not in a debug job (with a gate): debugpy always leaves its adapter process running.
         if self._end is not None and not self._machine.stopping and self._gate is None:
             self._reporter.name_leftovers(self._worker.keep)
-        processes.kill_descendants(keep=self._worker.keep)
+        processes.kill_descendants(trees=self._worker.keep)
         for tee in self._tees:
             tee.drain()
         self._tell(self._machine.on_death, has_end=self._end is not None)
@@ -398,6 +400,8 @@ class Agent:
             leader = self._worker.leader = self._worker.leader or leader
         message = start_message(self._identity, self._plan, self._workspace, leader, debugging)
         message["env"][metrics.VARIABLE] = str(self._metrics.path)
+        if self._identity.session and not self._keeps and self._packages is not None:
+            message["packages"] = str(self._packages.folder)
         self._worker.channel.send({"start": message})
 
     def _dump_stacks(self) -> str:
@@ -502,12 +506,10 @@ class Agent:
         )
 
     def _clean_up(self) -> None:
-        keep = self._worker.keep
-        if self._worker.is_kept:
-            keep = (*keep, self._worker.pid)
-        else:
+        keep = (self._worker.pid,) if self._worker.is_kept else ()
+        if not self._worker.is_kept:
             self._worker.kill()
-        processes.kill_descendants(keep=keep)
+        processes.kill_descendants(keep=keep, trees=self._worker.keep)
         for tee in self._tees:
             tee.drain()
         self._log.close()

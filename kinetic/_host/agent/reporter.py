@@ -143,10 +143,10 @@ class Reporter:
         why = why or "a host of this job is about to be lost (preempted, or its node is drained)"
         self._log.say(f"kinetic: {why}: the function has {left_s:.0f} s to save.")
 
-    def name_leftovers(self, own: Collection[int]) -> None:
-        """Log the function's remaining processes, except those that end in time, the agent's `own`
-        and those of pools, which a library ends with the interpreter."""
-        remaining = processes.await_leaving(LEFTOVER_GRACE_S, keep=own)
+    def name_leftovers(self, trees: Collection[int], own: Collection[int] = ()) -> None:
+        """Log the function's remaining processes, except those that end in time, the agent's `own`,
+        its `trees` of processes, and pools, which a library ends with the interpreter."""
+        remaining = processes.await_leaving(LEFTOVER_GRACE_S, own, trees)
         leftovers = [
             f"{processes.name(pid).replace('kinetic-worker', 'fork of the function')} ({pid})"
             for pid in remaining
@@ -161,7 +161,7 @@ class Reporter:
             )
         elif (
             remaining
-            and (late := processes.await_leaving(POOLS_S, keep=own))
+            and (late := processes.await_leaving(POOLS_S, own, trees))
             and self._plan.is_verbose
         ):
             pids = ", ".join(map(str, late))

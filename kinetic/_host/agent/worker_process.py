@@ -17,7 +17,7 @@ from kinetic._core.gang.blame import STOPPED
 from kinetic._host.agent.stall import Sample
 from kinetic._host.channel import Channel
 from kinetic._host.fork_server import ForkServer
-from kinetic._host.worker import process
+from kinetic._host.worker import libraries, process
 from kinetic._system import processes
 
 PIPE_BYTES = 1 << 20
@@ -39,7 +39,9 @@ class WorkerProcess:
         pidfd: readable once it has ended.
         out, err: read ends of its standard streams.
         channel: messages to and from it.
-        keep: process ids of the agent's other children, which must not be killed with it.
+        fork_server: the fork server that has forked it, or None.
+        keep: process ids of the agent's fork servers, which must not be killed with it, nor their
+            descendants.
         has_ended: it has been reaped.
         status: its wait status, once it has ended.
         stacks_thread: id of its thread that only writes stacks; 0 before it has one.
@@ -58,11 +60,11 @@ class WorkerProcess:
             _widen(fd)
         self._stacks = os.memfd_create("kinetic-stacks")
         fds = (worker_end.fileno(), out, err, self._stacks)
+        self.fork_server, self.keep = fork_server, tuple[int, ...]()
         if fork_server is not None:
             self.pid = fork_server.fork({"title": title}, fds)
-            self.keep: tuple[int, ...] = (fork_server.pid,)
         else:
-            self.keep, parent = (), os.getpid()
+            parent = os.getpid()
             self.pid = processes.fork()
             if self.pid == 0:
                 _be_worker(title, fds, parent)
@@ -158,7 +160,10 @@ class WorkerProcess:
 
 
 def serve(request: dict[str, Any], fds: Sequence[int]) -> int:
-    """Run as the worker, in a child that the agent's fork server has forked."""
+    """Run as the worker, in a child that the agent's fork server has forked; or import libraries
+    in the fork server itself."""
+    if "prepare" in request:
+        return libraries.preload(request["prepare"])
     _be_worker(request["title"], fds, os.getppid())
 
 

@@ -21,6 +21,7 @@ from kinetic._host.worker import (
     home,
     jaxworld,
     kept_state,
+    libraries,
     report,
     signals,
     streams,
@@ -33,8 +34,6 @@ from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 from kinetic._store import files
 from kinetic._system import processes
 from kinetic.errors import CorruptRecord, KineticError
-
-_INSTALLED = ("/site-packages", "/dist-packages")
 
 
 class _NoValueError(Exception):
@@ -218,6 +217,7 @@ def _enter(start: Start, captured: dict[str, str]) -> None:
     os.chdir(start.cwd)
     sys.path[:] = make_import_path(start, sys.path)
     sys.path_importer_cache.clear()
+    libraries.drop_hidden(start)
     sys.argv = [start.name]
     sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     if start.cells:
@@ -289,7 +289,9 @@ def make_import_path(start: Start, inherited: list[str]) -> list[str]:
         on_this_host.pop(os.path.realpath(entry), entry) if on_this_host and entry else entry
         for entry in inherited
     ]
-    installed = (number for number, entry in enumerate(entries) if entry.endswith(_INSTALLED))
+    installed = (
+        number for number, entry in enumerate(entries) if entry.endswith(libraries.INSTALLED)
+    )
     before = next(installed, len(entries))
     # A kept process has them from its last call.
     entries[before:before] = [each for each in on_this_host.values() if each not in entries]

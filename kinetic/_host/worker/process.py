@@ -13,6 +13,7 @@ import faulthandler
 import importlib
 import os
 import signal
+import sys
 from typing import NoReturn
 
 from kinetic._core.exits import Exit
@@ -24,6 +25,7 @@ from kinetic._host.worker import (
     interpreter,
     jaxworld,
     kept_state,
+    libraries,
     report,
     signals,
     streams,
@@ -57,11 +59,11 @@ def main(channel: Channel, out: int, err: int, stacks_fd: int, parent_pid: int) 
         channel.send({"event": WorkerEvent.ARMED})
         for name in PRELOADED:  # Import early, while other hosts start.
             importlib.import_module(name)
-        is_first = True
+        is_first, before = True, {*sys.modules}
         while (message := channel.receive()) is not None:
             start = Start.from_json(message["start"])
             call = forks.run(attempt.prepare, channel, start, is_first=is_first)
-            reply = _serve(channel, start, call)
+            reply = _serve(channel, start, call, before)
             if reply is None or "keep" not in reply:
                 code = _end(reply)
                 break
@@ -123,12 +125,15 @@ def _init_process(channel: Channel, out: int, err: int, stacks_fd: int, parent_p
     forks.end_descriptors(channel, stacks_fd, STACKS_SIGNAL)
 
 
-def _serve(channel: Channel, start: Start, call: Call | Message) -> Message | None:
+def _serve(
+    channel: Channel, start: Start, call: Call | Message, before: set[str]
+) -> Message | None:
     """Make the call, and send the message about its end; return the agent's reply. The message is
     sent before the interpreter winds down."""
     message = call if isinstance(call, dict) else forks.run(calling.run, channel, call, start)
     streams.flush()
-    channel.send(message | compilation_cache.take_savings())
+    imports = libraries.list_imports(start, before)
+    channel.send(message | compilation_cache.take_savings() | imports)
     if message["event"] != Exit.RETURNED:
         interpreter.flush_files()  # A failed gang may be killed before it winds down.
     return channel.receive()

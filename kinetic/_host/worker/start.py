@@ -59,6 +59,8 @@ class Start(Record, called="The start message"):
         elastic: the slices, if one process has all of them and may lose some; else None.
         keeps: the process stays for the next call of its session.
         compares: note the programs that several processes run together.
+        packages: folder of packages that calls of a session add, if its worker reports what the
+            call imports; else "".
     """
 
     attempt: int
@@ -86,3 +88,4 @@ class Start(Record, called="The start message"):
     programs: str = ""
     keeps: bool = False
     compares: bool = False
+    packages: str = ""
