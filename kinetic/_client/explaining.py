@@ -84,6 +84,9 @@ def explain(
     notice = "" if outcome is not None else _find_notice(board, ref, attempt.number)
     reason = standing.reason or notice if outcome is None else outcome.reason
     suspects = _find_suspects(attempt, outcome)
+    members = _describe_others(attempt, (), reason)
+    has_returned = any(member.state is HostState.RETURNED for member in attempt.members)
+    is_uneven = outcome is None and not suspects and has_returned and "\n" in members
     goodput = GoodputReader(board, ref)
     goodput.read(gang, standing.ended_at or now)
     cost = board.cost(ref, gang)
@@ -94,7 +97,11 @@ def explain(
         "Programs": attempt.difference,
     }
     stacks: Mapping[int, str] = {}
-    if notice or (suspects and (outcome is None or any(r.stacks for r in outcome.reports))):
+    if (
+        notice
+        or is_uneven
+        or (suspects and (outcome is None or any(r.stacks for r in outcome.reports)))
+    ):
         with contextlib.suppress(KineticError):
             stacks = read_stacks()
     if suspects:
@@ -105,6 +112,7 @@ def explain(
         tail = failure.last_lines(read_tail(host, attempt.number), host)
         sections["Output"] = textwrap.dedent(tail.partition("\n")[2])
         sections["Others"] = _describe_others(attempt, suspects, reason)
+    sections["Hosts"] = members if is_uneven else ""
     sections["Stacks"] = _take_end(blame.format_groups(dict(stacks))) if stacks else ""
     sections["Attempts"] = _describe_attempts(gang, goodput)
     sections["Evicted"] = _describe_evictions(gang)
@@ -112,7 +120,9 @@ def explain(
     sections["Time"] = goodput.describe()
     if cost is not None and gang.started_at:
         sections["Cost"] = text.describe_cost(*cost, is_over=outcome is not None)
-    advice = _list_advice(ref, standing.state, outcome, stands=bool(notice or suspects))
+    advice = _list_advice(
+        ref, standing.state, outcome, stands=bool(notice or suspects or is_uneven)
+    )
     sections["Next"] = "\n".join(advice)
     if outcome is not None and suspects:
         sections["Chips"] = _list_chip_logs(board, ref, attempt.number, suspects[0])
@@ -202,7 +212,8 @@ def _describe_memory(board: JobBoard, ref: JobRef, outcome: Outcome | None, host
                 for rows in parts
                 for name, values in zip(rows.names, rows.values, strict=True)
             }
-    peak = [f"host {h}, which used most: {text.size(n)}" for h, n in used.most_common(1) if n]
+    which = ", which used most" if len(used) > 1 else ""
+    peak = [f"host {h}{which}: {text.size(n)}" for h, n in used.most_common(1) if n]
     if not peak and MEMORY in last:
         peak = [f"host {host}: {text.size(last[MEMORY])}"]
     if DEVICE_MEMORY in last and last.get(DEVICE_LIMIT, 0) > 0:

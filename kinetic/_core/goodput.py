@@ -89,11 +89,14 @@ class Goodput:
         if not self.spent_s.get(Use.STEPS) and not self.spent_s.get(Use.LOST):
             return ""
         shares = {use: 100 * spent / whole for use, spent in self.spent_s.items()}
+        percent = {use: int(share) for use, share in shares.items()}
+        for use in sorted(shares, key=lambda use: percent[use] - shares[use])[
+            : 100 - sum(percent.values())
+        ]:
+            percent[use] += 1
         order = sorted(shares, key=lambda use: (use is not Use.STEPS, -shares[use]))
         text = ", ".join(
-            f"{shares[use]:.0f} % {use}"
-            for use in order
-            if use is Use.STEPS or round(shares[use]) > 0
+            f"{percent[use]} % {use}" for use in order if use is Use.STEPS or percent[use]
         )
         if cost is None or cost.is_simulated:
             return text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gangs import wait_until
 from on_differing_hosts import differ
-from on_explained_hosts import fail_on_one_host, hold_the_others_up
+from on_explained_hosts import fail_on_one_host, hold_the_others_up, return_early
 from on_preempted_hosts import save_when_preempted
 from places import Place
 
@@ -69,6 +69,18 @@ def test_a_job_that_stands_still_names_the_host_that_holds_it_up(
     assert page["State"] == "RUNNING"
     assert page["Cause"].startswith("host 1 of 2 has stood still for 3 s at on_explained_hosts.py:")
     assert page["Stacks"].startswith("host 1 is at ")
+    assert f"kinetic jobs stacks {job.job_id}" in page["Next"]
+
+
+def test_a_host_that_has_returned_is_on_the_page_before_any_notice(home, capsys):
+    """Host 1 of two has returned and host 0 goes on: the page says so, with the stacks."""
+    job = kinetic.run("tpu-v6e-8")(return_early).run_async()
+    page = wait_until(
+        lambda: page if "Hosts" in (page := read_page(job, capsys)) else None, "no host returns"
+    )
+    job.cancel()
+    assert page["Hosts"] == "host 0: running\nhost 1: returned"
+    assert "in return_early" in page["Stacks"]
     assert f"kinetic jobs stacks {job.job_id}" in page["Next"]
 
 

@@ -157,6 +157,14 @@ def test_the_text_names_the_uses_in_the_order_of_their_size():
     assert goodput.describe(Cost(3600.0, "")) == f"{text}; $290.00 of $900.00 not spent on steps"
 
 
+def test_the_shares_sum_to_a_hundred():
+    """Three uses with a third of the time each, or eight uses with an eighth: no percent is lost
+    to rounding, and none is added."""
+    for uses in ([Use.STEPS, Use.SAVING, Use.LOST], list(Use)):
+        text = Goodput(dict.fromkeys(uses, 1.0), 1.0, 1.0).describe(None)
+        assert sum(int(part.split()[0]) for part in text.split(", ")) == 100
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_damaged_spans_are_left_out(value):
     """A row whose duration is no time is skipped; the others are read."""
