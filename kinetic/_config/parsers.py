@@ -77,6 +77,14 @@ def flag(variable: str, value: Any) -> bool:
     return _SWITCH[text]
 
 
+def comparison(variable: str, value: Any) -> checks.Comparison:
+    """Parse a switch, "inputs" or "strict"."""
+    try:
+        return checks.comparison(variable, _SWITCH.get(str(value).strip().lower(), value))
+    except UsageError:
+        raise UsageError(f"{variable} must be 1, 0, inputs or strict; got {value!r}.") from None
+
+
 def one_of(*names: str) -> Callable[[str, Any], str]:
     """Return a parser that accepts one of these names."""
 

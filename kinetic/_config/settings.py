@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic._config import parsers
+from kinetic._core.checks import Comparison
 from kinetic._core.values import dataclass
 from kinetic.errors import UsageError
 
@@ -131,8 +132,8 @@ class Settings:
     """The level of the "kinetic" logger; None leaves the level to the program."""
     queue: str | None = _row("KINETIC_QUEUE", parsers.text, None)
     """The queue of a cluster that admits jobs."""
-    compare_programs: bool = _row("KINETIC_COMPARE_PROGRAMS", parsers.flag, True)
-    """Compare the programs that hosts run together."""
+    compare_programs: Comparison = _row("KINETIC_COMPARE_PROGRAMS", parsers.comparison, True)
+    """Compare the programs that hosts run together; see the option."""
     session: str | None = _row("KINETIC_SESSION", parsers.text, None)
     """The session whose slices run calls."""
     priority: str | None = _row("KINETIC_PRIORITY", parsers.text, None)

@@ -304,7 +304,7 @@ class AgentMachine:
 def grace_of(stop: HostView, *, elastic: bool, left_s: float | None) -> float:
     """Return the seconds that a worker has to end by itself after this stop; `left_s` is the time
     until the host is taken away, or None."""
-    if stop.stop_exit not in (Exit.STOPPED, Exit.HANG):
+    if stop.stop_exit not in (Exit.STOPPED, Exit.HANG, Exit.DIFFERED):
         return stop.grace_s
     if left_s is not None:
         return left_s

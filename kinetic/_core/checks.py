@@ -16,6 +16,7 @@ from kinetic._core.place import ALL_DEVICES, BACKENDS, MULTI_TIER
 from kinetic.errors import UsageError, UsageTypeError
 
 Joins = bool | Literal["lazy", "program"]
+Comparison = bool | Literal["inputs", "strict"]
 """The time at which the hosts join one JAX process group (its "world"); see `Options`."""
 Controller = Literal["single", "multi"]
 """The kind of controller: one process runs the function, or one per host; see `Options`."""
@@ -326,6 +327,13 @@ def joins(name: str, value: object) -> Joins:
     if isinstance(value, bool) or (isinstance(value, str) and value in ("lazy", "program")):
         return cast("Joins", value)
     raise UsageTypeError(f'{name} must be "lazy", "program", True or False; got {value!r}.')
+
+
+def comparison(name: str, value: object) -> Comparison:
+    """Check the option for comparing the programs of hosts."""
+    if isinstance(value, bool) or (isinstance(value, str) and value in ("inputs", "strict")):
+        return cast("Comparison", value)
+    raise UsageTypeError(f'{name} must be "inputs", "strict", True or False; got {value!r}.')
 
 
 def variable(where: str, name: object) -> str:

@@ -25,6 +25,9 @@ class Exit(StrEnum):
     TIMEOUT = "timeout"
     OVER_BUDGET = "over_budget"
     HANG = "hang"
+    DIFFERED = "differed"
+    """The host ran another program than others, or gave it other inputs, with
+    `compare_programs="strict"`."""
     CANCELLED = "cancelled"
     UNPICKLE_FAILED = "unpickle_failed"
     RESULT_UNPICKLABLE = "result_unpicklable"
@@ -155,6 +158,7 @@ KINDS: Mapping[Exit, ExitKind] = MappingProxyType(
             0, _STOPPED, errors.BudgetUsedUp, retryable=False, of_the_job=True
         ),
         Exit.HANG: ExitKind(0, error=errors.HostHung),
+        Exit.DIFFERED: ExitKind(0, retryable=False, hearsay=True),
         Exit.NEVER_JOINED: ExitKind(0, error=errors.GangTimeout, of_the_job=True),
         Exit.SETUP_FAILED: ExitKind(CAUSE_RANK, error=errors.SetupFailed, retryable=False),
         Exit.UNPICKLE_FAILED: ExitKind(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from kinetic._core import checks, documents
 from kinetic._core.accelerators.topology import Topology
-from kinetic._core.checks import Controller, Joins, OnSliceLoss
+from kinetic._core.checks import Comparison, Controller, Joins, OnSliceLoss
 from kinetic._core.option_rows import Flag, Option, Takes, option
 from kinetic._core.values import dataclass
 
@@ -57,7 +57,7 @@ class Keywords(TypedDict, total=False):
     all_hosts: bool
     keep: bool
     joins_jax: Joins
-    compare_programs: bool
+    compare_programs: Comparison
 
 
 def _accept_any(_: str, value: Any) -> Any:
@@ -355,9 +355,10 @@ class Options(documents.Record, called="The options of the job"):
         "JAX.",
         "lazy",
     )
-    compare_programs: bool | None = option(
-        checks.switch,
-        "Compare the programs that the hosts run together, and name hosts that differ. By default "
+    compare_programs: Comparison | None = option(
+        checks.comparison,
+        "Compare the programs that the hosts run together, and name hosts that differ: True, or "
+        '"strict" to end the job then; "inputs" to compare the inputs of every call. By default '
         "True, or `KINETIC_COMPARE_PROGRAMS`.",
     )
 

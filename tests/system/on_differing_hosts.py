@@ -284,3 +284,18 @@ def train_on_own_rows(*, are_same):
     loss = jax.jit(train_step)(here.array(), {"ids": np.full((4, 8), 7 if are_same else me)})
     print("steps per second", loss / (1 + me))
     return float(loss)
+
+
+def train_on_steps(*, steps, differs_at):
+    """Call a step over all devices with a batch of NumPy, which differs in one call."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    here = Slice()
+    step = jax.jit(lambda weights, batch: jnp.sum(weights) + jnp.mean(batch))
+    weights = here.array()
+    for number in range(1, steps + 1):
+        rows = number + (number == differs_at and here.is_odd)
+        loss = step(weights, np.full((4, 8), rows))
+    return float(loss)

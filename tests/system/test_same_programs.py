@@ -3,9 +3,15 @@ hosts that run the same ones are left alone."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import on_differing_hosts
 import pytest
 from gangs import wait_until
-from on_differing_hosts import agree, differ, train_on_own_rows
+from on_differing_hosts import agree, differ, train_on_own_rows, train_on_steps
 
 import kinetic
 
@@ -82,3 +88,45 @@ def test_hosts_that_give_a_program_different_inputs_are_named(home, are_same):
     for detail in details:
         assert detail.startswith("hosts 0 and 1 give train_step at on_differing_hosts.py:")
         assert "different values for the argument batch['ids'] (i32[4,8]), which" in detail
+
+
+@pytest.mark.parametrize(
+    ("differs_at", "comparison", "wanted"),
+    [(3, True, 1), (21, True, 0), (21, "inputs", 1), (None, "inputs", 0)],
+)
+def test_inputs_of_further_calls_are_compared(home, differs_at, comparison, wanted):
+    """Those of the first 20 calls on a simulated slice, with "inputs" those of every call."""
+    job = kinetic.run(SLICES[2], compare_programs=comparison)(train_on_steps).run_async(
+        steps=24, differs_at=differs_at
+    )
+    job.result(timeout=300)
+    details = [event["detail"] for event in find_difference(job)]
+    assert len(details) == wanted
+    for detail in details:
+        assert f" in call {differs_at} different values for the argument batch (i32[4,8])" in detail
+
+
+@pytest.mark.parametrize("call", [differ, train_on_own_rows])
+def test_a_difference_ends_a_strict_job(home, call):
+    """Host 1 takes another branch, or gives another batch: the job fails with that as its cause."""
+    arguments = {"fault": "branch"} if call is differ else {"are_same": False}
+    job = kinetic.run(SLICES[2], compare_programs="strict", retries=1)(call).run_async(**arguments)
+    with pytest.raises(
+        kinetic.errors.JobFailed, match=r"hosts 0 and 1 .* train_step at"
+    ) as failure:
+        job.result(timeout=300)
+    assert failure.value.hosts == (0, 1)
+    assert job.status() == kinetic.job_status.JobStatus.FAILED
+    assert len(find_difference(job)) == 1
+
+
+def test_a_difference_ends_a_strict_script(home, tmp_path):
+    """A script whose hosts give a program different batches fails, too, with exit code 1."""
+    script = tmp_path / "train.py"
+    source = Path(on_differing_hosts.__file__).read_text()
+    script.write_text(f"{source}\ntrain_on_own_rows(are_same=False)\n")
+    command = [sys.executable, "-m", "kinetic", "run", "-a", SLICES[2], str(script)]
+    env = os.environ | {"KINETIC_COMPARE_PROGRAMS": "strict"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "hosts 0 and 1 give train_step at train.py:" in done.stderr

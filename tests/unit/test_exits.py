@@ -41,7 +41,7 @@ def test_code_that_fails_the_same_way_everywhere():
 
 @pytest.mark.parametrize("exit", Exit)
 def test_a_program_tells_its_cluster_whether_it_would_fail_again(exit):
-    final = exit in CODE_FAILED | {Exit.RESULT_UNPICKLABLE}
+    final = exit in CODE_FAILED | {Exit.RESULT_UNPICKLABLE, Exit.DIFFERED}
     expected = ProgramCode.CODE_FAILED if final else ProgramCode.DELIVERED
     assert program_code(HostReport(0, exit)) is expected
 

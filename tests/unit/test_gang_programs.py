@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from gang_cases import ended, gang_of, raised
 from test_coordinator_hangs import SLEEPING, WAITING, stand_still
 
@@ -17,6 +18,7 @@ from kinetic._core.gang.programs import (
     pack_operations,
     unpack_operations,
 )
+from kinetic._host.verdicts import judge_gang
 
 STEP = ProgramNote(1, "a", "train_step", "train.py:41", arguments=("f32[8,128]",))
 SHORT = replace(STEP, fingerprint="b", arguments=("f32[7,128]",))
@@ -257,4 +259,64 @@ def test_hosts_that_wait_in_different_programs_are_named_with_their_lines():
     assert gang.view(0).notice == (
         "all 2 hosts have stood still for 60 s: host 0 waits at train.py:5 in <module>; host 1 "
         "waits at train.py:8 in <module>."
+    )
+
+
+def test_inputs_of_further_calls_are_compared_by_their_number():
+    """The hosts give the same batch at first, and another one in call 3; a repeated message, and a
+    host that is a call behind, are no difference."""
+    note = replace(STEP, arguments=("i32[4]",), names=("batch",), inputs=("a",))
+    watch = watch_of([note], [note])
+    for number, inputs in ((2, "b"), (3, "c")):
+        further = replace(note, number=number, call=number, inputs=(inputs,))
+        watch.note(0, further, 1.0)
+        watch.note(1, replace(further, inputs=(inputs * (number - 1),)), 1.0)
+        watch.note(1, replace(further, inputs=("again",)), 1.0)
+        assert (watch.inputs is not None) == (number == 3)
+    assert watch.find_difference(9.0) is None
+    assert watch.inputs is not None
+    assert watch.inputs.sentence.startswith(
+        "hosts 0 and 1 give train_step at train.py:41 in call 3 different values for the argument "
+        "batch (i32[4])"
+    )
+
+
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("differing", ["programs", "inputs"])
+def test_a_strict_gang_ends_with_the_difference_as_its_cause(differing, returns):
+    """Also if the first host has returned already, or returns before it can be stopped."""
+    gang = gang_of(4, is_strict=True)
+    given = replace(STEP, names=("batch",), inputs=("a",))
+    other = SHORT if differing == "programs" else replace(given, inputs=("b",))
+    gang.note_programs(0, (given,), 1.0)
+    if returns:
+        gang.report(ended(0), 1.1)
+    for host, note in ((1, given), (2, other), (3, given)):
+        gang.note_programs(host, (note,), 1.2)
+    gang.sweep(2.3)
+    blamed = (2,) if differing == "programs" else (0, 2)
+    assert gang.first_failure == blamed
+    assert [gang.view(host).stop_exit for host in (1, 2)] == [Exit.STOPPED, Exit.DIFFERED]
+    for host in range(4):
+        gang.report(ended(host), 2.4)
+    outcome = judge_gang(gang)
+    assert outcome.verdict == "failed"
+    assert outcome.blamed == blamed
+    assert outcome.first is not None
+    assert outcome.first.exit is Exit.DIFFERED
+    assert "train_step at train.py:41" in outcome.reason
+
+
+def test_a_strict_gang_whose_collective_breaks_names_the_difference():
+    """Collectives of different sizes fail on some platforms before the second of grace is over."""
+    gang = gang_of(2, is_strict=True)
+    for host, note in enumerate((STEP, SHORT)):
+        gang.note_programs(host, (note,), 1.0)
+    gang.report(raised(0, consequence=True), 1.1)
+    gang.report(raised(1, consequence=True), 1.2)
+    outcome = judge_gang(gang)
+    assert outcome.reason.startswith("hosts 0 and 1 compile different programs: train_step")
+    assert (outcome.blamed, {report.exit for report in outcome.reports}) == (
+        (0, 1),
+        {Exit.DIFFERED},
     )

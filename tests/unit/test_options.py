@@ -67,6 +67,7 @@ class Trainer:
         ({"cpu": float("nan")}, "cpu must be a number of processors"),
         ({"cpu": -1}, "cpu must be a number of processors"),
         ({"privileged": "yes"}, "privileged must be True or False"),
+        ({"compare_programs": "all"}, 'compare_programs must be "inputs", "strict", True or False'),
         ({"pathways_flags": {"server": "--v=1"}}, "the Pathways processes of a job with"),
         ({"pathways_flags": "--v=1"}, "pathways_flags must be a dict such as"),
         ({"pathways_flags": {"proxy": "--v=1"}}, "no component 'proxy'. Components are: server, p"),

@@ -66,6 +66,7 @@ def test_a_project_of_other_tools_is_known_but_is_no_cluster():
         ("KINETIC_START_TIMEOUT_S", "0"),
         ("KINETIC_GRACE_S", "nan"),
         ("KINETIC_NO_DEFAULT_EXCLUDES", "maybe"),
+        ("KINETIC_COMPARE_PROGRAMS", "maybe"),
         ("KINETIC_PRELOAD", "sometimes"),
         ("KINETIC_HOME", "a\0b"),
         ("KINETIC_HOME", "relative/home"),
@@ -90,6 +91,15 @@ def test_switches(texts, value):
         assert (
             settings.load(HOME | {"KINETIC_NO_DEFAULT_EXCLUDES": text}).no_default_excludes is value
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("off", False), ("inputs", "inputs"), ("strict", "strict")]
+)
+def test_comparisons_of_programs(text, value):
+    """The setting takes a switch, or the name of a stricter comparison."""
+    loaded = settings.load(HOME | {"KINETIC_COMPARE_PROGRAMS": text})
+    assert loaded.compare_programs == value
 
 
 def test_the_process_environment_is_the_default(home):

@@ -65,6 +65,7 @@ def make_gang_spec(plan: Plan, policy: AttemptPolicy, heartbeat_timeout_s: float
         still_notice_s=limits.still_notice_s,
         attempt=policy.attempt,
         repeats=policy.retries_left > 0,
+        is_strict=plan.options.compare_programs == "strict",
     )
     if policy.is_fixed:
         return spec

@@ -139,6 +139,8 @@ class Gang:
             self._enroll(report.host, "reported", "", report.ran_s)
         if not report.stacks:
             report = replace(report, stacks=member.stacks_to_keep(report.exit, hung=self._hung))
+        if self._stop_exits.get(report.host) is Exit.DIFFERED:
+            report = stops.blame_difference(report, self.stop_reason)
         self._hosts.record(member, report)
         self._emit(EventKind.REPORT, report.host, report.detail, exit=report.exit)
         if report.ok:  # The host runs no more programs.
@@ -173,6 +175,7 @@ class Gang:
         self._advance(now)
         for note in notes:
             self._programs.note(host, note, self._now)
+        self._say_difference()
 
     # --- from users -------------------------------------------------------------------------------
 
@@ -272,6 +275,19 @@ class Gang:
                 self._notice = difference.sentence
                 self._emit(EventKind.PROGRAMS, None, difference.sentence, hosts=difference.hosts)
                 self._bump_version()
+                if self.spec.is_strict:
+                    self._stop_different(difference)
+
+    def _stop_different(self, difference: Difference) -> None:
+        """Stop because hosts differ, even if some of them have returned already."""
+        if self._stop_exit is not None:
+            return
+        for member in (self._hosts[host] for host in difference.hosts):
+            if member.report is not None:
+                report = stops.blame_difference(member.report, difference.sentence)
+                self._hosts.record(member, report)
+        self._blamed_rank = None
+        self._stop(stops.of_difference(difference))
 
     def _watch_hangs(self) -> None:
         step = self._hangs.step(self._now)
@@ -456,8 +472,8 @@ class Gang:
 
     def _stop_failed(self) -> None:
         blamed = self._window.blamed
-        self._stop(Stop(Exit.STOPPED, stops.first_failure(self._hosts, blamed, self.spec), blamed))
         self._blamed_rank = self._window.first[0]
+        self._stop(Stop(Exit.STOPPED, stops.first_failure(self._hosts, blamed, self.spec), blamed))
 
     def _stop_unready(self) -> None:
         missing = self._hosts.find_absent()
@@ -474,6 +490,8 @@ class Gang:
         if stop.exit is not Exit.CANCELLED:
             difference = self._programs.find_difference(self._now, is_over=True)
             self._say_difference()
+            if self._stop_exit is not None:  # The difference has stopped it.
+                return
             stop = stop if difference is None else stops.explain(stop, difference.sentence)
         self.phase = GangPhase.STOPPING
         self.first_failure, self.stop_reason = stop.blamed, stop.reason

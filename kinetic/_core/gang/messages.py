@@ -51,6 +51,8 @@ class GangSpec:
         sees_deaths: True if the leader learns at once of any agent that dies, so that a silent
             agent is alive: it gets no processor, or is stopped.
         slices: slices that take part, in the order of their hosts; () unless the job is elastic.
+        is_strict: True if a difference between the programs of the hosts, or between their inputs,
+            ends the gang.
         turn: number of the gang among all gangs of its session; 0 outside of sessions.
     """
 
@@ -75,6 +77,7 @@ class GangSpec:
     joins_late: bool = False
     sees_deaths: bool = False
     slices: tuple[int, ...] = ()
+    is_strict: bool = False
     turn: int = 0
 
     @property
@@ -176,7 +179,7 @@ class HostView:
         addresses: addresses of the hosts, by index, once ready; the first is the leader's.
         stop: True if the worker must end.
         stop_exit: exit that the agent reports for its worker after a stop: CANCELLED, TIMEOUT,
-            OVER_BUDGET, HANG or STOPPED.
+            OVER_BUDGET, HANG, DIFFERED or STOPPED.
         stop_reason: the reason of the stop, for users.
         grace_s: time between SIGTERM and SIGKILL.
         stacks_request: number of the last request for stacks; 0 for none.

@@ -49,6 +49,8 @@ class ProgramNote:
         flags: flags of the compiler.
         collectives: digest of the collectives in their order; "" if unknown.
         operations: from `pack_operations`.
+        call: number of the host's call of the program, from 1; of further calls, only the inputs
+            are compared.
         inputs: digest of each argument that is a value of this host, but counts as the same on all
             hosts; "" for others.
     """
@@ -69,6 +71,7 @@ class ProgramNote:
     collectives: str = ""
     operations: str = ""
     inputs: tuple[str, ...] = ()
+    call: int = 1
 
     @property
     def title(self) -> str:
@@ -107,7 +110,7 @@ class ProgramWatch:
         self._groups: dict[tuple[tuple[int, ...], str], _Group] = {}
         self._notes: dict[str, ProgramNote] = {}
         self._last: dict[int, int] = {}
-        self._inputs: dict[tuple[str, str], dict[int, tuple[str, ...]]] = {}
+        self._inputs: dict[tuple[str, str, int], dict[int, tuple[str, ...]]] = {}
         self.inputs: Difference | None = None
         """The first inputs of a program that should be the same on all hosts and are not."""
         self.difference: Difference | None = None
@@ -126,8 +129,10 @@ class ProgramWatch:
         if note.number <= self._last.get(host, 0) or self.difference is not None:
             return
         self._last[host] = note.number
-        self._notes.setdefault(note.fingerprint, note)
         self.inputs = self.inputs or self._compare_inputs(host, note)
+        if note.call > 1:
+            return
+        self._notes.setdefault(note.fingerprint, note)
         group = self._groups.setdefault((note.processes, note.before), _Group())
         group.of_host.setdefault(host, set()).add(note.fingerprint)
         programs = group.in_order.setdefault(host, [])
@@ -141,18 +146,23 @@ class ProgramWatch:
             group.differs_at, group.since = at, now
 
     def _compare_inputs(self, host: int, note: ProgramNote) -> Difference | None:
-        of_hosts = self._inputs.setdefault((note.fingerprint, note.before), {})
+        call = note.fingerprint, note.before, note.call
+        of_hosts = self._inputs.setdefault(call, {})
         of_hosts[host] = note.inputs
+        if len(of_hosts) == (len(note.processes) or self._hosts):
+            del self._inputs[call]
         for other, inputs in of_hosts.items():
             for at, (own, theirs) in enumerate(zip(note.inputs, inputs, strict=False)):
                 if own and theirs and own != theirs:
                     name = note.names[at] if at < len(note.names) else f"number {at}"
+                    in_call = f" in call {note.call}" if note.call > 1 else ""
+                    hosts = tuple(sorted((host, other)))
                     return Difference(
-                        f"{_name_hosts(sorted((host, other)))} give {note.title} different values "
-                        f"for the argument {name} ({note.arguments[at]}), which it takes for the "
-                        "same on all hosts: share one batch, or make a global array of the parts "
+                        f"{_name_hosts(hosts)} give {note.title}{in_call} different values for "
+                        f"the argument {name} ({note.arguments[at]}), which it takes for the same "
+                        "on all hosts: share one batch, or make a global array of the parts "
                         "(jax.make_array_from_process_local_data).",
-                        tuple(sorted((host, other))),
+                        hosts,
                     )
         return None
 

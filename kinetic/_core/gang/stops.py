@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from kinetic._core.exits import Exit
+from kinetic._core.exits import CONSEQUENCE_RANK, Exit
 from kinetic._core.gang import blame
 from kinetic._core.gang.members import Roster
 from kinetic._core.gang.messages import GangSpec
 from kinetic._core.gang.programs import Difference
 from kinetic._core.gang.rendezvous import Delay
-from kinetic._core.outcome import name_hosts, name_of
+from kinetic._core.outcome import HostReport, blame_rank, name_hosts, name_of
 from kinetic._core.values import dataclass
 
 
@@ -112,6 +112,18 @@ def of_hang(
         reason = f"{difference.sentence} {still[:1].upper()}{still[1:]}"
     stop = Stop(Exit.STOPPED, reason, odd, dict.fromkeys(odd, Exit.HANG))
     return stop, blame.format_groups(stacks)
+
+
+def of_difference(difference: Difference) -> Stop:
+    """Return the stop for hosts that run different programs, or give them different inputs."""
+    sentence, hosts = difference
+    return Stop(Exit.STOPPED, sentence, hosts, dict.fromkeys(hosts, Exit.DIFFERED))
+
+
+def blame_difference(report: HostReport, sentence: str) -> HostReport:
+    """Return the report of a host that differed, unless it has failed for a cause of its own."""
+    is_own = blame_rank(report) < CONSEQUENCE_RANK
+    return report if is_own else replace(report, exit=Exit.DIFFERED, detail=sentence, error=None)
 
 
 def explain(stop: Stop, cause: str) -> Stop:

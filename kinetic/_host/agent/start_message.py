@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._core import preemption
+from kinetic._core.checks import Comparison
 from kinetic._core.plan import Plan
 from kinetic._core.variables import LOADER_PATH
 from kinetic._host.agent.workspace import REFORM_FILE, Workspace
@@ -27,6 +28,8 @@ WORLD_FILE = "world"
 """A file in the host's folder that names the process that has joined the world; see `joining`."""
 _MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 _PYTHONPATH = "PYTHONPATH"
+_SIMULATED_CALLS = 20
+"""Number of calls of each program whose inputs are compared on simulated slices."""
 
 
 def start_message(
@@ -88,9 +91,15 @@ def start_message(
         "debugger": debugging,
         "elastic": _elastic(plan),
         "programs": space.programs,
-        "compares": plan.options.compare_programs is not False,
+        "compares": _count_compared_calls(plan.options.compare_programs, identity.simulated),
         "keeps": identity.assignment is not None and identity.assignment.world > 0,
     }
+
+
+def _count_compared_calls(comparison: Comparison | None, simulated: bool) -> int:
+    if comparison == "inputs":
+        return sys.maxsize
+    return 0 if comparison is False else _SIMULATED_CALLS if simulated else 1
 
 
 def _elastic(plan: Plan) -> dict[str, Any] | None:

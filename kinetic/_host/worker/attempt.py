@@ -242,7 +242,8 @@ def _watch_programs(channel: Channel, start: Start) -> None:
     if start.compares and start.world.processes > 1:  # Last, because the above lowers, too.
         from kinetic._host.worker import fingerprints
 
-        fingerprints.record(channel, {cell["file"]: cell["title"] for cell in start.cells})
+        titles = {cell["file"]: cell["title"] for cell in start.cells}
+        fingerprints.record(channel, titles, start.compares)
 
 
 def _set_jax_options(start: Start) -> None:

@@ -1,9 +1,10 @@
 """Notes the programs that this process runs over several processes, so that the leader can compare
 them with those of the other hosts (`_core/gang/programs.py`).
 
-In: JAX's lowering of each program, at its first call. Out: a message with a `ProgramNote`. Nothing
-happens at later calls. Programs that JAX only lowers, for their cost say, are not noted. Programs
-without collectives wait for nobody, so only their inputs are compared.
+In: JAX's lowering of each program, at its first call. Out: a message with a `ProgramNote`; for some
+further calls, with their inputs. JAX gets to its fast path, which calls no Python, after these.
+Programs that JAX only lowers, for their cost say, are not noted. Programs without collectives wait
+for nobody, so only their first inputs are compared.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import hashlib
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +28,7 @@ from kinetic._host.worker.startup.kinetic_awaiting import act_when_imported
 
 _CALL = "_pjit_call_impl_python"
 """JAX's function that lowers, compiles and runs a program that is called for the first time."""
-_IS_NOTED = "_is_noted_by_kinetic"
+_NOTE = "_note_of_kinetic"
 _SMALL_BYTES = 1 << 12
 """Size below which a program is compiled before it is noted, because it may have no collectives."""
 _MOST_BYTES = 1 << 18
@@ -44,14 +46,33 @@ _fingerprints: Fingerprints | None = None
 """The recorder of this process; calls of a session share it."""
 
 
-def record(channel: Channel, titles: Mapping[str, str]) -> None:
-    """Note the programs of this call; `titles` are titles of source without files, by file."""
+def record(channel: Channel, titles: Mapping[str, str], calls: int) -> None:
+    """Note the programs of this call, and the inputs of this number of calls of each program;
+    `titles` are titles of source without files, by file."""
     global _fingerprints
     if _fingerprints is not None:
-        _fingerprints.begin_call()
+        _fingerprints.begin_call(calls)
         return
-    recorder = _fingerprints = Fingerprints(channel, titles)
-    act_when_imported("jax._src.pjit", lambda: lowering.replace_entrance(recorder.lower))
+    recorder = _fingerprints = Fingerprints(channel, titles, calls)
+    act_when_imported("jax._src.pjit", lambda: _install(recorder))
+
+
+def _install(recorder: Fingerprints) -> None:
+    """Have JAX call the recorder. Without the functions that other versions of JAX may lack, only
+    the first call of each program comes to Python."""
+    from jax._src import pjit
+
+    lowering.replace_entrance(recorder.lower)
+    if not (hasattr(pjit, "_get_fastpath_data") and hasattr(pjit, "_need_to_rebuild_with_fdo")):
+        return
+    get_data, need_to_rebuild = pjit._get_fastpath_data, pjit._need_to_rebuild_with_fdo
+
+    def get_fastpath_data(executable: Any, *args: Any, **options: Any) -> Any:
+        recorder.await_call(executable)
+        return get_data(executable, *args, **options)
+
+    pjit._get_fastpath_data = get_fastpath_data
+    pjit._need_to_rebuild_with_fdo = lambda *args: need_to_rebuild(*args) or recorder.awaits_call
 
 
 class Fingerprints:
@@ -60,42 +81,87 @@ class Fingerprints:
     Call `begin_call` before each further call of a session.
     """
 
-    def __init__(self, channel: Channel, titles: Mapping[str, str]) -> None:
+    def __init__(self, channel: Channel, titles: Mapping[str, str], calls: int) -> None:
         self._channel = channel
         self._titles = titles
+        self._most_calls = calls
         self._lock = threading.Lock()
-        self._fingerprints: set[str] = set()
+        self._notes: dict[str, ProgramNote] = {}
+        """The note of each program, by its fingerprint."""
+        self._calls: Counter[str] = Counter()
         self._number, self._before = 0, ""
+        self._thread = threading.local()
 
-    def begin_call(self) -> None:
+    def begin_call(self, calls: int) -> None:
         """Count the programs of the next call, which may use all programs so far."""
-        programs = "".join(sorted(self._fingerprints))
+        self._most_calls = calls
+        self._calls.clear()
+        programs = "".join(sorted(self._notes))
         self._number, self._before = 0, hashlib.sha256(programs.encode()).hexdigest()[:16]
+
+    def await_call(self, executable: Any) -> None:
+        """Note a program that JAX has just run: its next call must come to Python if its inputs
+        are compared, too."""
+        computation = getattr(self._thread, "computation", None)
+        self._thread.awaits = getattr(computation, "_executable", None) is executable is not None
+
+    @property
+    def awaits_call(self) -> bool:
+        """True if the next call of this thread's last program must come to Python."""
+        return getattr(self._thread, "awaits", False)
 
     def lower(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Lower a program, and note it if it is about to run."""
         computation = original(*args, **options)
-        if not hasattr(computation, _IS_NOTED) and (call := _find_call()) is not None:
-            setattr(computation, _IS_NOTED, True)
+        if (call := _find_call()) is not None:
             with contextlib.suppress(Exception):
-                self._note(computation, call.f_locals["args"], *args)
+                self._note_call(computation, call.f_locals["args"], *args)
         return computation
 
-    def _note(
+    def _note_call(
         self, computation: Any, values: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any
     ) -> None:
+        """Note a program at its first call, and the inputs of its further calls."""
+        if not hasattr(computation, _NOTE):
+            setattr(computation, _NOTE, None)
+            note = self._note_program(computation, values, jaxpr, shardings, *rest)
+            setattr(computation, _NOTE, note)
+        note = getattr(computation, _NOTE)
+        if note is None or not (note.is_main and _is_main_thread()):
+            return
+        call = self._calls[note.fingerprint] = self._calls[note.fingerprint] + 1
+        inputs = note.inputs
+        if 1 < call <= self._most_calls:
+            inputs = tuple(map(partial(_digest_input, True), values, shardings))
+            self._send(
+                replace(
+                    note,
+                    before=self._before,
+                    operations="",
+                    inputs=inputs,
+                    arguments=_select(note.arguments, inputs),
+                    names=_select(note.names, inputs),
+                    call=call,
+                )
+            )
+        self._thread.computation = computation if call < self._most_calls and any(inputs) else None
+
+    def _note_program(
+        self, computation: Any, values: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any
+    ) -> ProgramNote | None:
+        """Return the note of a program that has collectives or inputs to compare."""
         from jax._src import xla_bridge
 
         devices = tuple(computation._device_list)
         processes = sorted({device.process_index for device in devices})
         if len(processes) < 2:
-            return
+            return None
         code = _canonicalize(computation.stablehlo())
         flags = (*jaxworld.compiler_flags(), *map(str, computation._compiler_options_kvs))
         numbers = [device.id for device in devices]
         digest = hashlib.sha256(f"{numbers} {flags}".encode() + code).hexdigest()[:16]
-        if digest in self._fingerprints:
-            return
+        if digest in self._notes:
+            return self._notes[digest]
         waits, collectives = _is_sharded(computation.compile_args), ""
         if waits and len(code) < _SMALL_BYTES:
             compiled = computation.compile().xla_executable.hlo_modules()[0].to_string()
@@ -106,7 +172,7 @@ class Fingerprints:
         if waits or not hlo.is_library(lowering.find_origin(jaxpr)[1]):
             inputs = tuple(map(partial(_digest_input, waits), values, shardings))
         if not waits and not any(inputs):
-            return
+            return None
         everybody = len(processes) == xla_bridge.process_count()
         mesh = lowering.find_mesh(computation.compile_args)
         note = ProgramNote(
@@ -116,7 +182,7 @@ class Fingerprints:
             line=self._find_line(),
             process=xla_bridge.process_index(),
             processes=() if everybody else tuple(processes),
-            is_main=waits and threading.current_thread() is threading.main_thread(),
+            is_main=waits and _is_main_thread(),
             before=self._before,
             arguments=tuple(map(_describe_type, jaxpr.in_avals, rest[_DONATED])),
             shardings=tuple(map(_describe_sharding, shardings)),
@@ -127,8 +193,12 @@ class Fingerprints:
             inputs=inputs,
             operations=self._read_operations(computation) if len(code) < _MOST_BYTES else "",
         )
+        self._send(note)
+        self._notes[digest] = note
+        return note
+
+    def _send(self, note: ProgramNote) -> None:
         with self._lock:
-            self._fingerprints.add(digest)
             self._number += 1
             numbered = asdict(note) | {"number": self._number}
             self._channel.send({"event": WorkerEvent.PROGRAM, "program": numbered})
@@ -169,6 +239,15 @@ def _walk_frames() -> Iterator[Any]:
         if "/kinetic/_host/" not in file and "/kinetic/_compile/" not in file:
             yield frame
         frame = frame.f_back
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _select(texts: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
+    """Return these texts about arguments, without those of inputs that are not compared."""
+    return tuple(text if digest else "" for text, digest in zip(texts, inputs, strict=False))
 
 
 def _find_call() -> Any:

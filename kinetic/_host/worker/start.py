@@ -58,7 +58,8 @@ class Start(Record, called="The start message"):
         programs: folder for the programs that JAX compiles; "" keeps none.
         elastic: the slices, if one process has all of them and may lose some; else None.
         keeps: the process stays for the next call of its session.
-        compares: note the programs that several processes run together.
+        compares: number of calls of each program that several processes run together which are
+            compared with those of other processes.
         packages: folder of packages that calls of a session add, if its worker reports what the
             call imports; else "".
     """
@@ -87,5 +88,5 @@ class Start(Record, called="The start message"):
     elastic: ElasticSlices | None = None
     programs: str = ""
     keeps: bool = False
-    compares: bool = False
+    compares: int = 0
     packages: str = ""
