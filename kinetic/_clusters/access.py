@@ -15,7 +15,7 @@ from pathlib import Path
 from kinetic._backends.kubernetes import kubeconfig
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._clusters.observed import Document
-from kinetic.errors import StoreError
+from kinetic.errors import PreflightError, StoreError
 
 _LOGIN = {
     "apiVersion": "client.authentication.k8s.io/v1beta1",
@@ -31,6 +31,11 @@ kinetic asks google-auth for a token instead."""
 def make_access(context: str, cluster: Document) -> Access:
     """Return the access to a cluster, from GKE's document of it."""
     authority = (cluster.get("masterAuth") or {}).get("clusterCaCertificate") or ""
+    if not cluster.get("endpoint"):
+        raise PreflightError(
+            f"The cluster {cluster['name']} has no address now; its state is "
+            f"{cluster.get('status')}. Try again when it runs."
+        )
     server = f"https://{cluster['endpoint']}"
     entry = {"server": server, "certificate-authority-data": authority}
     return Access(server, context, user={"exec": _LOGIN}, cluster=entry)

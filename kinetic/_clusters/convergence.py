@@ -18,7 +18,7 @@ from kinetic._clusters.cloud import Cloud, address_of, read_manifest
 from kinetic._clusters.control_plane import ControlPlane
 from kinetic._clusters.difference import SERVICES, Action, Step, difference, with_pools
 from kinetic._clusters.gke import Gke
-from kinetic._clusters.observed import BUSY, Document, Observed, is_own
+from kinetic._clusters.observed import BUSY, Document, Observed
 from kinetic._clusters.refusals import NameTaken, NotEnabled
 from kinetic._clusters.releases import RELEASES, Release
 from kinetic._clusters.wanted import Capacity, Mode, Wanted
@@ -103,8 +103,10 @@ def observe(wanted: Wanted, doors: Doors, *, whole: bool = True) -> Observed:
         observed = replace(observed, machines=machines, quotas=_read_quotas(wanted, cloud))
     if "container.googleapis.com" not in services:
         return observed
-    cluster = doors.gke.get_cluster(wanted.name)
-    observed = replace(observed, cluster=cluster)
+    named = [c for c in doors.gke.list_clusters("-") if c["name"] == wanted.name]
+    cluster = next((c for c in named if c["location"] == wanted.location), None)
+    places = tuple(sorted(str(c["location"]) for c in named if c is not cluster))
+    observed = replace(observed, cluster=cluster, elsewhere=places)
     if not cluster or cluster.get("status") not in ("RUNNING", "RECONCILING") or not whole:
         return observed
     try:
@@ -263,12 +265,12 @@ def fill_cluster(
 
 
 def list_jobs(wanted: Wanted, observed: Observed, doors: Doors) -> tuple[str, ...]:
-    """List the jobs that have not ended in a cluster that `up` has made."""
+    """List the jobs that have not ended in a cluster, be it ours or one that uses the bucket."""
     cluster = observed.cluster
-    if cluster is None or cluster.get("status") not in ("RUNNING", "RECONCILING"):
+    if cluster is None or cluster.get("status") not in ("RUNNING", "RECONCILING", "DEGRADED"):
         return ()
     with open_control_plane(wanted, cluster, doors) as plane:
-        return plane.list_jobs() if is_own(cluster, wanted.name) else ()
+        return plane.list_jobs()
 
 
 def fill(plane: ControlPlane, step: Step, releases: Mapping[str, Release]) -> None:

@@ -23,7 +23,7 @@ from kinetic._clusters.observed import (
     slices_of,
 )
 from kinetic._clusters.releases import RELEASES, Release
-from kinetic._clusters.wanted import LABEL, Capacity, Mode, Pool, Wanted
+from kinetic._clusters.wanted import DEFAULT_POOL, LABEL, Capacity, Mode, Pool, Wanted
 from kinetic._core.accelerators.topology import Topology
 from kinetic._core.values import dataclass
 from kinetic.errors import PreflightError, UsageError
@@ -108,6 +108,12 @@ def difference(
 
 def _check(wanted: Wanted, observed: Observed) -> None:
     cluster, bucket = observed.cluster, observed.bucket
+    if cluster is None and observed.elsewhere:
+        raise UsageError(
+            f"{wanted.project} has a cluster {wanted.name} in {', '.join(observed.elsewhere)}, and "
+            "both would share a bucket. Name its place with --zone, or choose another name with "
+            "--cluster."
+        )
     if cluster is not None and not is_own(cluster, wanted.name):
         raise PreflightError(
             f"The cluster {wanted.name} in {wanted.location} exists, and kinetic has not made it: "
@@ -128,10 +134,10 @@ def _check(wanted: Wanted, observed: Observed) -> None:
                 f"GKE has given up the cluster {wanted.name} ({_explain(cluster)}). Remove it with "
                 f"`kinetic down --cluster {wanted.name}`, then try again."
             )
-    if bucket is not None and not is_own(bucket, wanted.name):
+    if bucket is not None and not observed.owns_bucket(wanted.name):
         raise PreflightError(
             f"The bucket {wanted.bucket} exists, and kinetic has not made it: it lacks the label "
-            f"{LABEL}={wanted.name}. Choose another name with --cluster."
+            f"{LABEL}={wanted.name}, or another project has it. Choose another name with --cluster."
         )
     capacities = {pool.topology.name: pool.capacity for pool in wanted.pools}
     for topology in wanted.slices:
@@ -251,12 +257,19 @@ def _create_pool(wanted: Wanted, observed: Observed, pool: Pool) -> Iterator[Ste
         yield step
     elif status in BUSY:
         yield Step(Action.WAIT, f"{wanted.name}/{pool.name}", str(status).lower())
-    elif (existing.get("config") or {}).get("machineType") != topology.machine_type:
+    elif _describe_pool(existing) != _describe_pool(body):
         raise PreflightError(
-            f"The node pool {pool.name} has other machines "
-            f"({(existing.get('config') or {}).get('machineType')}) than {topology.name}. Remove "
-            f"it with `kinetic pool remove {pool.name}`, then try again."
+            f"The node pool {pool.name} exists with {_describe_pool(existing)}, and not with "
+            f"{_describe_pool(body)}. Remove it with `kinetic pool remove {pool.name}`, then try "
+            "again."
         )
+
+
+def _describe_pool(pool: Document) -> str:
+    config, scaling = pool.get("config") or {}, pool.get("autoscaling") or {}
+    names = (config.get("reservationAffinity") or {}).get("values") or ()
+    nodes = f"{int(scaling.get('minNodeCount') or 0)} to {int(scaling.get('maxNodeCount') or 0)}"
+    return f"{nodes} x {config.get('machineType')}{''.join(f' of {name}' for name in names)}"
 
 
 def _fill(wanted: Wanted, observed: Observed, releases: Mapping[str, Release]) -> Iterator[Step]:
@@ -309,17 +322,23 @@ def _remove_pool(wanted: Wanted, observed: Observed, name: str) -> Step:
             f"The node pool {name} stays: kinetic has not made it, because it lacks the label "
             f"{LABEL}={wanted.name}. Remove it with gcloud if nothing needs it."
         )
+    if name == DEFAULT_POOL:
+        raise PreflightError(
+            f"The node pool {name} stays: GKE's own pods, JobSet and Kueue run there. `kinetic "
+            "down` removes it with the cluster."
+        )
     machine = str((pool.get("config") or {}).get("machineType") or "")
     return Step(Action.REMOVE_POOL, name, machine)
 
 
 def _remove(wanted: Wanted, observed: Observed) -> Iterator[Step]:
-    cluster, bucket = observed.cluster, observed.bucket
+    cluster = observed.cluster
     if cluster is not None and is_own(cluster, wanted.name):
         pools = ", ".join(sorted(observed.pools))
         detail = f"with its node pools {pools}" if pools else "with all that runs in it"
         yield Step(Action.REMOVE_CLUSTER, wanted.name, detail)
-    if bucket is not None and is_own(bucket, wanted.name) and not wanted.keeps_bucket:
+    is_shared = bool(observed.elsewhere)
+    if observed.owns_bucket(wanted.name) and not wanted.keeps_bucket and not is_shared:
         yield Step(Action.REMOVE_BUCKET, wanted.bucket, "with all records and results")
 
 
@@ -329,8 +348,11 @@ def list_remains(wanted: Wanted, observed: Observed) -> list[str]:
     remains = []
     if observed.cluster is not None and not is_own(observed.cluster, wanted.name):
         remains.append(f"The cluster {wanted.name} {lacks}")
-    if observed.bucket is not None and not is_own(observed.bucket, wanted.name):
-        remains.append(f"The bucket {wanted.bucket} {lacks}")
+    if observed.bucket is not None and not observed.owns_bucket(wanted.name):
+        remains.append(f"The bucket {wanted.bucket} stays: kinetic has not made it.")
+    elif observed.bucket is not None and observed.elsewhere:
+        places = ", ".join(observed.elsewhere)
+        remains.append(f"The bucket {wanted.bucket} stays: {wanted.name} in {places} uses it.")
     elif observed.bucket is not None and wanted.keeps_bucket:
         remains.append(
             f"The bucket {wanted.bucket} stays, with all records. Remove it with --delete-store "

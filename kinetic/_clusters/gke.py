@@ -8,6 +8,7 @@ before anything is sent.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,7 +72,8 @@ class Gke:
         except GoogleAPICallError as error:
             code = int(error.code or 500)
             reason = str(error.reason or "")
-            raise explain(self._project, action, code, str(error.message), reason) from error
+            text = re.sub(r"^[A-Z]+ https?://\S+: ", "", str(error.message))
+            raise explain(self._project, action, code, text, reason) from error
         except GoogleAuthError as error:
             raise explain_google(
                 error, "Log in with `gcloud auth application-default login`."
@@ -94,9 +96,10 @@ class Gke:
         clusters = self.list_clusters()
         return next((c for c in clusters if c["name"] == name), None)
 
-    def list_clusters(self) -> list[Document]:
-        """List the clusters of the location."""
-        answer = self._call("list_clusters", "list the clusters", parent=self._parent)
+    def list_clusters(self, location: str = "") -> list[Document]:
+        """List the clusters of the location, or of another one; "-" stands for all."""
+        parent = f"projects/{self._project}/locations/{location or self._location}"
+        answer = self._call("list_clusters", "list the clusters", parent=parent)
         return [_drop_empty(cluster) for cluster in answer.get("clusters") or ()]
 
     def create_cluster(self, body: Document) -> None:

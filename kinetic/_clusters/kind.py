@@ -6,7 +6,8 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from kinetic._backends.kubernetes import kubeconfig
@@ -56,7 +57,8 @@ def make_config(wanted: Wanted, store: Path) -> Document:
             f"The slices need {len(workers)} nodes, and a cluster on one machine has at most "
             f"{MOST_NODES} here. Choose smaller ones."
         )
-    nodes = [{"role": "control-plane", "extraMounts": mounts}, *workers]
+    own = {LABEL: wanted.name}
+    nodes = [{"role": "control-plane", "labels": own, "extraMounts": mounts}, *workers]
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
 
 
@@ -86,18 +88,14 @@ def create(wanted: Wanted, store: Path, variables: Mapping[str, str]) -> kubecon
     """Create a cluster if there is none of this name, give its nodes chips that do nothing, so that
     pods which request chips are scheduled, and return the access to it. The user's kubeconfig stays
     as it is."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kubeconfig")
-        named = ("--name", wanted.name, "--kubeconfig", str(path))
-        if wanted.name in _run(variables, "get", "clusters").split():
-            _run(variables, "export", "kubeconfig", *named)
-        else:
-            store.mkdir(mode=0o700, parents=True, exist_ok=True)
-            config = json.dumps(make_config(wanted, store))
+    if wanted.name not in _run(variables, "get", "clusters").split():
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config = json.dumps(make_config(wanted, store))
+        with _write_elsewhere(wanted) as (_, named):
             _run(
                 variables, "create", "cluster", *named, "--config", "-", "--wait", "5m", text=config
             )
-        entry = kubeconfig.access_of(kubeconfig.read([path]), wanted.context)
+    entry = _require_own(wanted, variables)
     access.write(entry, variables)
     api = HttpApi(entry, variables)
     for node in api.list(NODES).items:
@@ -111,7 +109,32 @@ def create(wanted: Wanted, store: Path, variables: Mapping[str, str]) -> kubecon
     return entry
 
 
+@contextmanager
+def _write_elsewhere(wanted: Wanted) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield a path for a kubeconfig that is not the user's, and kind's options for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kubeconfig")
+        yield path, ("--name", wanted.name, "--kubeconfig", str(path))
+
+
+def _require_own(wanted: Wanted, variables: Mapping[str, str]) -> kubeconfig.Access:
+    """Return the access to a cluster that `up --kind` has made; refuse any other."""
+    with _write_elsewhere(wanted) as (path, named):
+        _run(variables, "export", "kubeconfig", *named)
+        entry = kubeconfig.access_of(kubeconfig.read([path]), wanted.context)
+    nodes = HttpApi(entry, variables).list(NODES).items
+    if not any((n["metadata"].get("labels") or {}).get(LABEL) == wanted.name for n in nodes):
+        raise PreflightError(
+            f"The cluster {wanted.context} stays as it is, because kinetic has not made it: its "
+            f"nodes lack the label {LABEL}={wanted.name}. Choose another name with --cluster, or "
+            f"remove it with `kind delete cluster --name {wanted.name}`."
+        )
+    return entry
+
+
 def remove(wanted: Wanted, variables: Mapping[str, str]) -> None:
-    """Remove a cluster."""
-    _run(variables, "delete", "cluster", "--name", wanted.name)
+    """Remove a cluster that `up --kind` has made."""
+    if wanted.name in _run(variables, "get", "clusters").split():
+        _require_own(wanted, variables)
+        _run(variables, "delete", "cluster", "--name", wanted.name)
     access.remove(wanted.context, variables)

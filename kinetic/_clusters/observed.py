@@ -32,6 +32,7 @@ class Observed:
         machines: the machine types that the cluster's zone has; empty if not asked.
         quotas: the chips or GPUs that the region allows, by quota; missing if unknown.
         cluster: GKE's document of the cluster; None if there is none.
+        elsewhere: the other places that have a cluster of this name; they share the bucket.
         bucket: the bucket's document; None if there is none.
         members: the members of the bucket's role for objects.
         objects: the digest of each object of the cluster that `up` asked for, by kind and name;
@@ -45,6 +46,7 @@ class Observed:
     machines: frozenset[str] = frozenset()
     quotas: Mapping[str, float] = field(default_factory=dict)
     cluster: Document | None = None
+    elsewhere: tuple[str, ...] = ()
     bucket: Document | None = None
     members: frozenset[str] = frozenset()
     objects: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +58,12 @@ class Observed:
         """True if the cluster's API server answers."""
         status = (self.cluster or {}).get("status")
         return status == "RUNNING" or (status == "RECONCILING" and bool(self.caller))
+
+    def owns_bucket(self, name: str) -> bool:
+        """True if the bucket has the label, and is of this project: names of buckets are global,
+        and anybody may have taken this one."""
+        bucket = self.bucket or {}
+        return is_own(bucket, name) and str(bucket.get("projectNumber")) == self.number
 
     @property
     def pools(self) -> dict[str, Document]:

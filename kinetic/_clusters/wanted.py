@@ -188,7 +188,8 @@ def plan_pools(options: Mapping[str, Any]) -> tuple[tuple[Topology, ...], tuple[
 
     Raises:
         UnknownAccelerator: there is no such accelerator.
-        UsageError: the options exclude each other, or the least number of nodes does not fit.
+        UsageError: the options exclude each other, name an accelerator twice, or the least number
+            of nodes does not fit.
     """
     slices: list[Topology] = []
     pools: list[Pool] = []
@@ -197,6 +198,8 @@ def plan_pools(options: Mapping[str, Any]) -> tuple[tuple[Topology, ...], tuple[
         slices += [topology] * options["slices"]
         if topology.kind != "cpu":
             pools += _make_pools(topology, _choose_capacity(topology, options), options)
+    if len({pool.name for pool in pools}) < len(pools):
+        raise UsageError("An accelerator is named twice. Use --slices for several slices of it.")
     return tuple(slices), tuple(pools)
 
 

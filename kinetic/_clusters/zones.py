@@ -35,6 +35,12 @@ def zones_of(family: str) -> tuple[str, ...]:
     return TPU_ZONES.get(family, ())
 
 
+def fits_location(location: str, wanted: str) -> bool:
+    """True if a cluster's location is the wanted zone or region, or the region of the zone, where
+    Autopilot puts it, or a zone of the region; any fits ""."""
+    return wanted in ("", location, region_of(location)) or region_of(wanted) == location
+
+
 def lies_in(location: str, zones: tuple[str, ...]) -> bool:
     """True if a zone is one of these, or a region has one of them."""
     return location in zones or location in map(region_of, zones)

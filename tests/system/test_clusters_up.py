@@ -171,6 +171,50 @@ def test_autopilot_needs_no_pools(google, capsys):
     assert "$43.30 an hour" in printed
 
 
+def test_down_finds_the_cluster_or_says_where_it_is(google, capsys):
+    """Autopilot clusters lie in the region of the zone that was named: `down` with that zone
+    removes it. With another zone it does not say that there is nothing to remove."""
+    up = [*UP, "--accelerator=cpu", "--zone=us-east5-a"]
+    assert call(up) == 0
+    assert call(["down", "-y", "--zone=us-east1-d"]) == 2
+    assert "my-project has one in: us-east5. Name its place" in capsys.readouterr().err
+    assert call([*up, "--zone=us-central1-a"]) == 2
+    assert "both would share a bucket" in capsys.readouterr().err
+    assert call(["down", "-y", "--zone=us-east5-a", "--cluster=gke_my-project_us-east5_dev"]) == 0
+    assert google.clusters == {}
+    assert call(["down", "-y", "--zone=us-east5-a"]) == 0
+    captured = capsys.readouterr()
+    assert "nothing to remove: my-project has no cluster dev" in captured.err
+    assert "missing" not in captured.out
+
+
+def test_what_loses_its_label_during_the_question_stays(google, capsys, monkeypatch):
+    """While `down` and `pool remove` ask, somebody replaces the cluster and the pool by their own:
+    what is there is asked again after the answer, and both stay."""
+    assert call(STANDARD) == 0
+    pool = google.clusters["dev"]["nodePools"][-1]
+    before = list(google.changes)
+    monkeypatch.setattr(
+        "kinetic.cli.commands.clusters._confirm", lambda *_, **__: pool["config"].clear()
+    )
+    assert call(["pool", "remove", "tpu-v6e-16-0"]) == 4
+    monkeypatch.setattr(
+        "kinetic.cli.commands.clusters._confirm",
+        lambda *_, **__: google.clusters["dev"].pop("resourceLabels"),
+    )
+    assert call(["down"]) == 0
+    assert google.changes == before
+
+
+def test_a_cluster_without_an_address_is_named(google, capsys):
+    """The cluster is being created: `status` says its state."""
+    assert call([*UP, "--accelerator=cpu"]) == 0
+    google.clusters["dev"] |= {"status": "PROVISIONING"}
+    del google.clusters["dev"]["endpoint"]
+    assert call(["status"]) == 4
+    assert "no address now; its state is PROVISIONING" in capsys.readouterr().err
+
+
 def test_down_refuses_while_jobs_run(google, capsys):
     """A job has not ended: `down` lists it and removes nothing, unless --force is given."""
     assert call([*UP, "--accelerator=cpu"]) == 0
@@ -182,6 +226,10 @@ def test_down_refuses_while_jobs_run(google, capsys):
     assert call(["down", "-y"]) == 4
     assert "have not ended: job-b." in capsys.readouterr().err
     assert "dev" in google.clusters
+    labels = google.clusters["dev"].pop("resourceLabels")
+    assert call(["down", "-y", "--delete-store=my-project-kn-dev-store"]) == 4
+    assert "have not ended: job-b." in capsys.readouterr().err
+    google.clusters["dev"]["resourceLabels"] = labels
     assert call(["down", "-y", "--force"]) == 0
     assert google.clusters == {}
 
@@ -267,7 +315,7 @@ def test_a_right_that_is_missing_is_named(google, capsys):
     )
     assert call([*UP, "--accelerator=cpu"]) == 4
     error = capsys.readouterr().err
-    assert "container.clusters.create" in error
+    assert 'project my-project: "Required "container.clusters.create"' in error
     assert "roles/container.admin" in error
 
 
@@ -342,7 +390,7 @@ def test_a_cluster_that_does_not_exist_or_exists_twice(google, capsys):
     for zone in ("us-east5-a", "us-east5-b"):
         google.clusters[zone] = {"name": "dev", "location": zone}
     assert call(["status", *place]) == 2
-    assert "in us-east5-a, us-east5-b. Add --zone" in capsys.readouterr().err
+    assert "has one in: us-east5-a, us-east5-b. Name its place" in capsys.readouterr().err
     google.clusters.clear()
     assert call([*UP, "--accelerator=cpu"]) == 0
     assert call([*UP, "--cluster=prod", "--profile-name=dev", "--accelerator=cpu"]) == 2
@@ -498,9 +546,13 @@ def test_a_cluster_on_a_laptop(google, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(folder))
     (folder / "kubeconfig").write_text(json.dumps(google.serve_kube("laptop", "kind-dev")))
     labels = {"cloud.google.com/gke-nodepool": "tpu-v6e-16-0"}
-    for number in range(4):
-        node = {"kind": "Node", "metadata": {"name": f"n{number}", "labels": labels}}
-        google.kubes["laptop"].put("v1", "nodes", "", node)
+
+    def put_nodes(cluster):
+        for number in range(4):
+            meta = {"name": f"n{number}", "labels": labels | {"kinetic-cluster": cluster}}
+            google.kubes["laptop"].put("v1", "nodes", "", {"kind": "Node", "metadata": meta})
+
+    put_nodes("dev")
     up = ["up", "--kind", "--accelerator=v6e-16", "--cluster=dev", "-y", *INSTALLED]
     assert call(up) == 0
     kube = google.kubes["laptop"]
@@ -511,11 +563,20 @@ def test_a_cluster_on_a_laptop(google, capsys, monkeypatch, tmp_path):
     assert len(workers) == 4
     assert workers[0]["labels"]["cloud.google.com/gke-tpu-topology"] == "4x4"
     count = len(google.changes)
+    put_nodes("dev")  # The double's `apply` of a status loses labels.
     assert call(up) == 0
     assert [change for change in google.changes[count:] if "Node" not in change] == []
     assert (folder / "calls").read_text().count("create cluster") == 1
     assert call(["up", "--kind", "--accelerator=v6e-256", "-y", *INSTALLED]) == 4
     assert "at most 16" in capsys.readouterr().err
+    assert call(["status"]) == 2
+    assert "kind-dev is a cluster on this machine" in capsys.readouterr().err
+    put_nodes("another")
+    for words in (["down", "-y"], up):
+        assert call(words) == 4
+        assert "because kinetic has not made it" in capsys.readouterr().err
+    assert (folder / "config").exists()
+    put_nodes("dev")
     assert call(["down", "-y"]) == 0
     assert not (folder / "config").exists()
     (folder / "kind").write_text("#!/bin/sh\necho no daemon >&2\nexit 1\n")

@@ -91,7 +91,7 @@ def complete(wanted, **more):
         "123",
         frozenset(SERVICES),
         cluster=cluster,
-        bucket=bodies.make_bucket(wanted),
+        bucket=bodies.make_bucket(wanted) | {"projectNumber": "123"},
         members=frozenset(bodies.list_members(wanted, "123")),
         objects={key_of(document): digest_of(document, wanted) for document in documents},
         caller="ann",
@@ -232,11 +232,51 @@ def test_a_pool_of_that_name_that_is_another_is_refused():
     name = wanted.pools[0].name
     for config, message in (
         ({"machineType": "ct5lp-hightpu-8t"}, "kinetic has not made it"),
-        ({"machineType": "n1", "resourceLabels": {LABEL: "dev"}}, r"other machines \(n1\)"),
+        (
+            {"machineType": "n1", "resourceLabels": {LABEL: "dev"}},
+            "exists with 0 to 0 x n1, and not",
+        ),
     ):
         cluster = whole.cluster | {"nodePools": [{"name": name, "config": config}]}
         with pytest.raises(PreflightError, match=message):
             difference(wanted, replace(whole, cluster=cluster))
+
+
+def test_a_pool_that_cannot_become_what_is_asked_for_is_refused():
+    """The pool keeps machines without jobs, and the command says that none shall be kept: it must
+    not say that nothing is missing while they cost."""
+    kept = want("v6e-16", zone="us-east5-b", standard=True, min_nodes=4)
+    wanted = want("v6e-16", zone="us-east5-b", standard=True)
+    with pytest.raises(PreflightError, match=r"with 4 to 4 x ct6e.*, and not with 0 to 4 x ct6e"):
+        difference(wanted, complete(kept))
+    reserved = want("v6e-16", zone="us-east5-b", standard=True, reservation="march")
+    with pytest.raises(PreflightError, match="and not with 0 to 4 x ct6e-standard-4t of march"):
+        difference(reserved, complete(wanted))
+
+
+def test_a_bucket_of_another_project_is_not_used_nor_removed():
+    """Somebody has taken the bucket's name, which is global, and given it the label: no code and no
+    results go there."""
+    wanted = CASES["cpu-only"]
+    whole = complete(wanted)
+    taken = replace(whole, bucket=whole.bucket | {"projectNumber": "666"})
+    with pytest.raises(PreflightError, match="or another project has it"):
+        difference(wanted, taken)
+    removing = replace(wanted, exists=False, keeps_bucket=False)
+    assert [s.action for s in difference(removing, taken)] == [Action.REMOVE_CLUSTER]
+    assert "dev-store stays: kinetic has not made it" in list_remains(removing, taken)[0]
+
+
+def test_a_cluster_of_that_name_elsewhere_shares_the_bucket():
+    """A second cluster of the name in another place is refused; where there are two, the bucket of
+    both stays with the other one."""
+    wanted = CASES["cpu-only"]
+    with pytest.raises(UsageError, match="has a cluster dev in us-east5, and both would share"):
+        difference(wanted, Observed(elsewhere=("us-east5",)))
+    both = replace(complete(wanted), elsewhere=("us-east5",))
+    removing = replace(wanted, exists=False, keeps_bucket=False)
+    assert [s.action for s in difference(removing, both)] == [Action.REMOVE_CLUSTER]
+    assert "dev-store stays: dev in us-east5 uses it" in list_remains(removing, both)[0]
 
 
 def test_a_cluster_of_the_other_kind_is_refused():
@@ -290,6 +330,12 @@ def test_a_pool_of_tpu7x_is_refused():
     """Node pools of tpu7x need a resource that `up` does not make."""
     with pytest.raises(UsageError, match="need a workload policy"):
         want("tpu7x-8", zone="us-central1-c", standard=True)
+
+
+def test_an_accelerator_that_is_named_twice_is_refused():
+    """Twice the same accelerator would be one node pool at the price of two."""
+    with pytest.raises(UsageError, match="Use --slices for several slices of it"):
+        want("tpu-v6e-16", "v6e-16")
 
 
 def test_multi_tier_checkpoints_are_for_tpus():
@@ -393,6 +439,8 @@ def test_pool_remove_removes_only_what_has_the_label():
     others = replace(whole, cluster=whole.cluster | {"nodePools": [foreign]})
     with pytest.raises(PreflightError, match="mine stays: kinetic has not made it"):
         difference(replace(wanted, absent=("mine",)), others)
+    with pytest.raises(PreflightError, match="default-pool stays: GKE's own pods"):
+        difference(replace(wanted, absent=("default-pool",)), whole)
     with pytest.raises(PreflightError, match=f"no node pool {pool}; its node pools: mine"):
         difference(wanted, others)
 

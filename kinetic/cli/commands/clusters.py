@@ -23,6 +23,7 @@ from kinetic._clusters.wanted import (
     name_bucket,
     plan_pools,
 )
+from kinetic._clusters.zones import fits_location
 from kinetic._config import profiles, settings
 from kinetic.cli import output
 from kinetic.cli.lazy import Lazy, LazyGroup, complete_with
@@ -194,7 +195,9 @@ def up(**options: Any) -> int | None:
 
     slices, pools = plan_pools(options)
     loaded = settings.load(flags={n: options[n] for n in ("project", "zone", "cluster")})
-    name, standard = check_name(loaded.cluster or CLUSTER), options["standard"]
+    named = loaded.cluster or CLUSTER
+    name = check_name(named.removeprefix("kind-") if options["kind"] else named)
+    standard = options["standard"]
     has_queue = not options["no_queue"]
     manifests = ("jobset", "kueue") if has_queue else ("jobset",)
     space = options["namespace"] or loaded.namespace or "default"
@@ -209,7 +212,7 @@ def up(**options: Any) -> int | None:
     if options["kind"]:
         return _up_on_kind(wanted, releases, options)
     check_mode(pools, options)
-    project = _require_project(loaded.project)
+    project = _require_project(loaded)
     wanted = replace(
         wanted,
         project=project,
@@ -236,12 +239,17 @@ def up(**options: Any) -> int | None:
     return profile.use()
 
 
-def _require_project(project: str | None) -> str:
-    if not project:
+def _require_project(loaded: settings.Settings) -> str:
+    if (loaded.cluster or "").startswith("kind-"):
+        raise UsageError(
+            f"{loaded.cluster} is a cluster on this machine, and this command is for Google Cloud. "
+            "Name another cluster with --cluster."
+        )
+    if not loaded.project:
         raise UsageError(
             "No project is named. Name one with --project; `gcloud projects list` shows yours."
         )
-    return project
+    return loaded.project
 
 
 class _Profile:
@@ -338,16 +346,17 @@ def _find(options: Options, command: str) -> tuple[Wanted, Doors]:
 
     gke.check_installed(command)
     loaded = settings.load(flags={n: options[n] for n in ("project", "zone", "cluster")})
-    project, name, zone = _require_project(loaded.project), loaded.cluster or CLUSTER, loaded.zone
+    project, zone = _require_project(loaded), loaded.zone or ""
+    name = (loaded.cluster or CLUSTER).rpartition("_")[2]  # of a context such as gke_p_zone_dev
     everywhere = convergence.open_doors(project, "-", settings.variables())
-    fitting = [
-        cluster
-        for cluster in everywhere.gke.list_clusters()
-        if cluster["name"] == name and str(cluster["location"]).startswith(zone or "")
-    ]
-    if len(fitting) > 1:
-        places = ", ".join(sorted(str(cluster["location"]) for cluster in fitting))
-        raise UsageError(f"{project} has several clusters {name}: in {places}. Add --zone.")
+    clusters = [c for c in everywhere.gke.list_clusters() if c["name"] == name]
+    fitting = [c for c in clusters if fits_location(str(c["location"]), zone)]
+    if len(fitting) > 1 or (clusters and not fitting):
+        places = ", ".join(sorted(str(cluster["location"]) for cluster in clusters))
+        raise UsageError(
+            f"Which cluster {name} is meant? {project} has one in: {places}. Name its place with "
+            "--zone."
+        )
     location = str(fitting[0]["location"]) if fitting else zone or "-"
     is_autopilot = bool(fitting) and bool((fitting[0].get("autopilot") or {}).get("enabled"))
     mode = Mode.AUTOPILOT if is_autopilot else Mode.STANDARD
@@ -380,6 +389,7 @@ def down(**options: Any) -> None:
     named, store = options["cluster"] or settings.load().cluster or "", options["delete_store"]
     if named.startswith("kind-"):
         name = named.removeprefix("kind-")
+        kind.check_installed(settings.variables())
         _confirm(f"Remove the cluster {name}?", yes=options["yes"], name=name)
         return kind.remove(Wanted(name, "", "", Mode.KIND), settings.variables())
     wanted, doors = _find(options, "down")
@@ -391,9 +401,12 @@ def down(**options: Any) -> None:
         )
     observed = convergence.observe(wanted, doors, whole=False)
     steps = difference(wanted, observed)
-    output.line("\n".join([*preview.list_steps(steps), *list_remains(wanted, observed)]))
+    lines = preview.list_steps(steps) if steps else []
+    for line in [*lines, *list_remains(wanted, observed)]:
+        output.line(line)
     if not steps:
-        return output.notice("There is nothing to remove.")
+        cause = f": {wanted.project} has no cluster {wanted.name}"
+        return output.notice(f"There is nothing to remove{'' if observed.cluster else cause}.")
     jobs = () if options["force"] else convergence.list_jobs(wanted, observed, doors)
     if jobs:
         raise PreflightError(
@@ -401,6 +414,8 @@ def down(**options: Any) -> None:
             f"{', '.join(jobs)}. Cancel them with `kinetic jobs cancel`, or add --force."
         )
     _confirm(f"Remove {wanted.name}?", yes=options["yes"], name=wanted.name)
+    # Somebody may have thought about it for an hour: what is there is asked again.
+    steps = difference(wanted, convergence.observe(wanted, doors, whole=False))
     convergence.carry_out(wanted, doors, steps, output.line)
     stored = profiles.read(settings.profiles_file())
     for name in [n for n, v in stored.by_name.items() if v.get("cluster") == wanted.name]:
@@ -497,6 +512,7 @@ def remove_pool(name: str, **options: Any) -> None:
     if not options["preview"]:
         question = f"Remove the node pool {name} of {wanted.name}? Jobs on it end."
         _confirm(question, yes=options["yes"], name=name)
+        steps = difference(wanted, convergence.observe(wanted, doors, whole=False))
         convergence.carry_out(wanted, doors, steps, output.line)
 
 

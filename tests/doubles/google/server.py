@@ -288,7 +288,11 @@ class GoogleDouble:
         self._of_project(query["project"][0])
         if body["name"] in self.buckets:
             raise Refusal(409, "conflict", "The requested bucket name is not available.")
-        self.buckets[body["name"]] = body | {"etag": "e0", "kind": "storage#bucket"}
+        self.buckets[body["name"]] = body | {
+            "etag": "e0",
+            "kind": "storage#bucket",
+            "projectNumber": NUMBER,
+        }
         self.changes.append(f"bucket {body['name']}")
         return self.buckets[body["name"]]
 
