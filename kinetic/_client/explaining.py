@@ -94,7 +94,8 @@ def explain(
         "Job": f"{ref.display_name} ({ref.job_id}) on {ref.accelerator}",
         "State": standing.state,
         "Waits" if standing.state == JobStatus.PENDING else "Cause": reason,
-        "Programs": attempt.difference,
+        # The first letter may be a capital in a longer reason.
+        "Programs": "" if attempt.difference[1:] in reason else attempt.difference,
     }
     stacks: Mapping[int, str] = {}
     if (

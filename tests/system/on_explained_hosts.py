@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from on_differing_hosts import differ
+
 
 def fail_on_one_host(logs):
     """Print 30 lines on each host; host 1 writes a log of its chips and raises."""
@@ -31,3 +33,9 @@ def return_early():
     """Host 1 returns, and the other goes on."""
     if os.environ["KINETIC_HOST_INDEX"] != "1":
         time.sleep(300)
+
+
+def differ_and_stand():
+    """Hosts run different programs, and stand still then."""
+    differ("shape")
+    time.sleep(300)

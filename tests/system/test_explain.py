@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gangs import wait_until
 from on_differing_hosts import differ
-from on_explained_hosts import fail_on_one_host, hold_the_others_up, return_early
+from on_explained_hosts import differ_and_stand, fail_on_one_host, hold_the_others_up, return_early
 from on_preempted_hosts import save_when_preempted
 from places import Place
 
@@ -91,6 +91,16 @@ def test_hosts_that_run_different_programs_are_on_the_page(home, capsys):
     page = read_page(job, capsys)
     job.cancel()
     assert page["Programs"] in [event["detail"] for event in job.events()]
+
+
+def test_a_difference_that_is_the_cause_is_on_the_page_once(home, capsys):
+    """Host 1 of two traces another shape, and the job is stopped as hung: the cause quotes it."""
+    job = kinetic.run("tpu-v6e-8", hang_timeout=3)(differ_and_stand).run_async()
+    assert job.exception(timeout=LIMIT_S) is not None
+    (event,) = (event for event in job.events() if event["kind"] == "programs")
+    page = read_page(job, capsys)
+    assert event["detail"][1:] in page["Cause"]
+    assert "Programs" not in page
 
 
 def test_a_preempted_job_says_in_which_attempt(home, tmp_path, monkeypatch, capsys):
