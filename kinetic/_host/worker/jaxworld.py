@@ -191,8 +191,10 @@ def enter(world: World, joins: bool | str, slices: ElasticSlices | None = None) 
     if "jax" in sys.modules:
         _configure(world)
 
+    owner = os.getpid()  # A fork that imports JAX first does not join.
+
     def attach() -> None:
-        joining.attach(world, automatic=joins == "lazy", owner=os.getpid())
+        joining.attach(world, automatic=joins == "lazy", owner=owner)
         metric_sender.watch_compiles()
 
     if "jax.distributed" in sys.modules:
