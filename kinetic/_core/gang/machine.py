@@ -282,12 +282,12 @@ class Gang:
         """Stop because hosts differ, even if some of them have returned already."""
         if self._stop_exit is not None:
             return
-        for member in (self._hosts[host] for host in difference.hosts):
+        sentence, hosts = difference
+        for member in map(self._hosts.__getitem__, hosts):
             if member.report is not None:
-                report = stops.blame_difference(member.report, difference.sentence)
-                self._hosts.record(member, report)
+                self._hosts.record(member, stops.blame_difference(member.report, sentence))
         self._blamed_rank = None
-        self._stop(stops.of_difference(difference))
+        self._stop(Stop(Exit.STOPPED, sentence, hosts, dict.fromkeys(hosts, Exit.DIFFERED)))
 
     def _watch_hangs(self) -> None:
         step = self._hangs.step(self._now)

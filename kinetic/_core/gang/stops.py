@@ -114,12 +114,6 @@ def of_hang(
     return stop, blame.format_groups(stacks)
 
 
-def of_difference(difference: Difference) -> Stop:
-    """Return the stop for hosts that run different programs, or give them different inputs."""
-    sentence, hosts = difference
-    return Stop(Exit.STOPPED, sentence, hosts, dict.fromkeys(hosts, Exit.DIFFERED))
-
-
 def blame_difference(report: HostReport, sentence: str) -> HostReport:
     """Return the report of a host that differed, unless it has failed for a cause of its own."""
     is_own = blame_rank(report) < CONSEQUENCE_RANK

@@ -129,22 +129,16 @@ class Fingerprints:
         note = getattr(computation, _NOTE)
         if note is None or not (note.is_main and _is_main_thread()):
             return
-        call = self._calls[note.fingerprint] = self._calls[note.fingerprint] + 1
-        inputs = note.inputs
+        self._thread.computation = None
+        self._calls[note.fingerprint] += 1
+        call, inputs = self._calls[note.fingerprint], note.inputs
         if 1 < call <= self._most_calls:
             inputs = tuple(map(partial(_digest_input, True), values, shardings))
-            self._send(
-                replace(
-                    note,
-                    before=self._before,
-                    operations="",
-                    inputs=inputs,
-                    arguments=_select(note.arguments, inputs),
-                    names=_select(note.names, inputs),
-                    call=call,
-                )
-            )
-        self._thread.computation = computation if call < self._most_calls and any(inputs) else None
+            texts = _select(note.arguments, inputs), _select(note.names, inputs)
+            further = replace(note, before=self._before, call=call, inputs=inputs, operations="")
+            self._send(replace(further, arguments=texts[0], names=texts[1]))
+        if call < self._most_calls and any(inputs):
+            self._thread.computation = computation
 
     def _note_program(
         self, computation: Any, values: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any
