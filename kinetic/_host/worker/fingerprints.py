@@ -100,8 +100,7 @@ class Fingerprints:
         self._number, self._before = 0, hashlib.sha256(programs.encode()).hexdigest()[:16]
 
     def await_call(self, executable: Any) -> None:
-        """Note a program that JAX has just run: its next call must come to Python if its inputs
-        are compared, too."""
+        """Note a program that JAX has just run, in case its next call is compared, too."""
         computation = getattr(self._thread, "computation", None)
         self._thread.awaits = getattr(computation, "_executable", None) is executable is not None
 
