@@ -86,10 +86,11 @@ class Gke:
             ) from error
 
     def _call(self, method: str, action: str, **request: Any) -> Document:
+        from google.protobuf.json_format import MessageToDict
+
         with self._map_errors(action):
             answer = getattr(self._client(), method)(request=request, timeout=REQUEST_S)
-            kind = type(answer)
-            return dict(json.loads(kind.to_json(answer, use_integers_for_enums=False)))
+            return dict(MessageToDict(type(answer).pb(answer)))
 
     def get_cluster(self, name: str) -> Document | None:
         """Return a cluster with its node pools; None if there is none."""
@@ -100,7 +101,7 @@ class Gke:
         """List the clusters of the location, or of another one; "-" stands for all."""
         parent = f"projects/{self._project}/locations/{location or self._location}"
         answer = self._call("list_clusters", "list the clusters", parent=parent)
-        return [_drop_empty(cluster) for cluster in answer.get("clusters") or ()]
+        return list(answer.get("clusters") or ())
 
     def create_cluster(self, body: Document) -> None:
         """Create a cluster, and wait until it runs."""
@@ -175,14 +176,6 @@ class Gke:
         message = error.get("message") or operation.get("statusMessage")
         if message:
             raise explain_operation(self._project, action, str(message))
-
-
-def _drop_empty(document: Any) -> Any:
-    """Return an answer without the fields that hold their default, which GKE leaves out."""
-    if isinstance(document, dict):
-        pairs = ((key, _drop_empty(value)) for key, value in document.items())
-        return {key: value for key, value in pairs if value not in ("", None, {}, [], False)}
-    return [_drop_empty(item) for item in document] if isinstance(document, list) else document
 
 
 def check_installed(command: str) -> None:
