@@ -141,6 +141,15 @@ def test_the_first_operation_that_differs_is_named_with_the_users_lines():
     )
 
 
+def test_collectives_on_another_order_of_devices_do_not_match():
+    """The hosts would wait for each other although both run the same collectives."""
+    one = replace(STEP, mesh="(d: 8), devices 0, 1", collectives="c")
+    other = replace(one, fingerprint="b", mesh="(d: 8), devices 1, 0")
+    difference = watch_of([one], [one], [other]).find_difference(1.0)
+    assert difference is not None
+    assert "wait for each other for ever" in difference.sentence
+
+
 def test_the_gang_says_the_difference_once_and_stores_it():
     """The hosts get the sentence as a notice, and readers of events as the attempt's difference."""
     gang = gang_of(4)
@@ -217,8 +226,8 @@ def test_inputs_that_should_be_the_same_are_compared_once():
     assert event.hosts == (0, 1)
     assert event.detail == (
         "hosts 0 and 1 give train_step at train.py:41 different values for the argument batch "
-        "(i32[4]), which it takes for the same on all hosts: share one batch, or make a global "
-        "array of the parts (jax.make_array_from_process_local_data)."
+        "(i32[4]), which it takes for the same on all hosts: give the same to all, or make a "
+        "global array of the parts (jax.make_array_from_process_local_data)."
     )
     gang.report(raised(1), 9.1)
     gang.sweep(99.0)
@@ -320,3 +329,16 @@ def test_a_strict_gang_whose_collective_breaks_names_the_difference():
         (0, 1),
         {Exit.DIFFERED},
     )
+
+
+def test_long_operations_are_cut_where_they_differ():
+    """The beginning that both have is left out."""
+    begin = "%1 = stablehlo.collective_permute " + "x" * 200
+    one, other = (
+        replace(STEP, fingerprint=end, operations=pack_operations([(begin + end, "train.py:9")]))
+        for end in ("[0, 1]", "[1, 0]")
+    )
+    difference = watch_of([one], [one], [other]).find_difference(1.0)
+    assert difference is not None
+    same = "x" * 19
+    assert f"…{same}[1, 0] at train.py:9 there, …{same}[0, 1] at" in difference.sentence

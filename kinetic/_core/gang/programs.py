@@ -160,7 +160,7 @@ class ProgramWatch:
                     return Difference(
                         f"{_name_hosts(hosts)} give {note.title}{in_call} different values for "
                         f"the argument {name} ({note.arguments[at]}), which it takes for the same "
-                        "on all hosts: share one batch, or make a global array of the parts "
+                        "on all hosts: give the same to all, or make a global array of the parts "
                         "(jax.make_array_from_process_local_data).",
                         hosts,
                     )
@@ -254,6 +254,7 @@ def _describe_sides(
         opening = f"{_name_hosts(hosts)} {compiles} another program than {_name_hosts(others)}"
         description = _describe(one, other, "there", "here")
     matches = one.collectives == other.collectives != "" and one.title == other.title
+    matches = matches and one.mesh == other.mesh
     return Difference(
         f"{opening}: {description}. {_NO_WAIT if matches else _FOR_EVER}",
         tuple(everybody if is_pair else hosts),
@@ -332,7 +333,12 @@ def _shorten(one: _Operation, other: _Operation) -> list[_Operation]:
     texts = [re.sub(r"^((%\S+ )?= )?\W?(stablehlo\.)?", "", text) for text, _ in (one, other)]
     names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in texts]
     if names[0] == names[1] or not all(names):
-        names = [re.sub(_VALUE, "", text)[:_MOST_TEXT] for text in texts]
+        names = [re.sub(_VALUE, "", text) for text in texts]
+        pairs = enumerate(zip(*names, strict=False))
+        same = next((at for at, (left, right) in pairs if left != right), 0)
+        start = 0 if same < _MOST_TEXT // 2 else same - _MOST_TEXT // 4
+        opening = "…" if start else ""
+        names = [f"{opening}{name[start : start + _MOST_TEXT]}" for name in names]
     return [(names[0], one[1]), (names[1], other[1])]
 
 

@@ -39,7 +39,7 @@ _DONATED = 3
 """Index, among the arguments of JAX's function after the shardings, of those that are donated."""
 _COLLECTIVE = re.compile(
     r"= (\(.*?\)|\S+) ((?:all|reduce|ragged)-(?:reduce|gather|scatter|to-all)|collective-\w+|send"
-    r"|recv)(?:-start)?\((?:.*?replica_groups=(\S+))?"
+    r"|recv)(?:-start)?\((?:.*?(?:groups|pairs)=(\S+))?"
 )
 
 _fingerprints: Fingerprints | None = None
