@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("google.cloud.container_v1")
 pytest.importorskip("kubernetes_validate")
 
-from doubles.google import GoogleDouble, Killed, Refusal, serving
+from doubles.google_cloud import GoogleDouble, Killed, Refusal, serving
 
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._client.doctor.examination import Report
@@ -28,7 +28,7 @@ from kinetic._clusters.wanted import Wanted
 from kinetic.cli.root import call
 from kinetic.errors import PreflightError, StoreError, SubmitError
 
-MANIFESTS = Path(__file__).parents[1] / "doubles" / "google"
+MANIFESTS = Path(__file__).parents[1] / "doubles" / "google_cloud"
 INSTALLED = [f"--{name}-manifest={MANIFESTS / f'{name}.yaml'}" for name in ("jobset", "kueue")]
 UP = ["up", "--project=my-project", "--cluster=dev", "-y", *INSTALLED]
 STANDARD = [*UP, "--zone=us-east5-b", "--standard", "--accelerator=tpu-v6e-16"]

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("google.cloud.container_v1")
 pytest.importorskip("kubernetes_validate")
 
-from doubles.google import serving
+from doubles.google_cloud import serving
 
 CLUSTERS = "/v1/projects/my-project/locations/us-east5-b/clusters"
 POOL = {

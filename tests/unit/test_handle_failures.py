@@ -136,6 +136,7 @@ CASES = [
     (HostReport(2, Exit.TIMEOUT, "ran longer than 5 s"), errors.JobTimeout, "longer than 5 s"),
     (HostReport(2, Exit.OVER_BUDGET, "used up its budget"), errors.BudgetUsedUp, "its budget"),
     (HostReport(2, Exit.CANCELLED, "by the caller"), errors.JobCancelled, "by the caller"),
+    (HostReport(2, Exit.DIFFERED, "host 2 compiles another"), errors.JobFailed, "host 2 compiles"),
     (
         HostReport(2, Exit.SETUP_FAILED, "bad bundle"),
         errors.SetupFailed,

@@ -7,6 +7,6 @@ those to GKE are parsed with google-cloud-container's own protobuf types. A fiel
 not know is an error. `double.problems` lists them. It has never been compared with Google itself.
 """
 
-from doubles.google.server import GoogleDouble, Killed, Refusal, serving
+from doubles.google_cloud.server import GoogleDouble, Killed, Refusal, serving
 
 __all__ = ["GoogleDouble", "Killed", "Refusal", "serving"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from doubles.google import schemas
-from doubles.google.kube import Kube
+from doubles.google_cloud import schemas
+from doubles.google_cloud.kube import Kube
 
 Document = dict[str, Any]
 PROJECT, NUMBER = "my-project", "123456789"
