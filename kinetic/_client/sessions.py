@@ -121,7 +121,7 @@ class SessionHandle:
         return self.describe(self._read_standing())
 
     def describe(self, standing: JobStanding) -> SessionStatus:
-        """Return the state of the session, whose own job stands so, its cost and its calls."""
+        """Return the state of the session; `standing` is the standing of its own job."""
         cost = self._plan.cost
         gang, until = self.job._board.gang(self.job.ref), standing.ended_at or time.time()
         paid_s = gang.paid_s(self._plan.options.most_slices, until)
@@ -194,7 +194,7 @@ class SessionHandle:
             "with which it was started."
         )
 
-    def has_options(
+    def _has_options(
         self, idle_timeout_s: float, max_lifetime_s: float, keep: object, budget_usd: float | None
     ) -> bool:
         """True if the session was started with these options, as far as they are not defaults."""
@@ -258,7 +258,7 @@ def session(
         if not _started:
             atexit.register(_name_held, os.getpid())
         _started[handle.job.job_id] = handle
-    elif not handle.has_options(
+    elif not handle._has_options(
         checks.seconds("idle_timeout", idle_timeout) or IDLE_S,
         checks.seconds("max_lifetime", max_lifetime) or LIFETIME_S,
         options.get("keep", False),

@@ -52,8 +52,6 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     # Ignore http_proxy: a proxy cannot reach the coordinator.
     ("grpc.enable_http_proxy", 0),
-    # The thread that reads a stream needs no other one.
-    ("SingleThreadedUnaryStream", 1),
     # The client itself retries, and must not wait for gRPC's pauses of up to a minute.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),

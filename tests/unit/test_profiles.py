@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import kinetic
 from kinetic._config import profiles, settings
 from kinetic._config.profiles import Profiles
-from kinetic.cli.commands.profile import _check_readers
+from kinetic.cli.commands.profile import check_readers
 from kinetic.errors import CorruptRecord, PreflightError, StoreError, StoreFull, UsageError
 
 DEV = {"project": "my-dev", "zone": "us-central2-b", "cluster": "dev"}
@@ -304,9 +304,9 @@ def test_the_profiles_of_keras_kinetic_are_known_where_there_are_no_others(tmp_p
     assert (loaded.profile, loaded.cluster, loaded.project) == ("team", "c", "p")
     assert settings.profiles_file(env) == loaded.profiles_file == theirs
     with pytest.raises(UsageError, match="a profile in it needs project, zone and cluster"):
-        _check_readers(theirs, {"cluster": "c", "store": "gs://b"})
-    _check_readers(theirs, profile)
-    _check_readers(Path(kept_in(tmp_path)["KINETIC_PROFILES_FILE"]), {"store": "gs://b"})
+        check_readers(theirs, {"cluster": "c", "store": "gs://b"})
+    check_readers(theirs, profile)
+    check_readers(Path(kept_in(tmp_path)["KINETIC_PROFILES_FILE"]), {"store": "gs://b"})
     ours = tmp_path / ".config/kinetic/profiles.json"
     profiles.change(ours, lambda before: BOTH)
     assert settings.load(env).profile == BOTH.current
