@@ -264,8 +264,11 @@ class Reporter:
 
     def _put(self, key: str, data: bytes | Path) -> None:
         """Store data; on a full disk, free space that the job's supervisor has reserved."""
-        try:
-            self._store.put(key, data)
-        except StoreFull:
-            processes.free_half(self._reserve)
-            self._store.put(key, data)
+        for _ in range(2):  # The host's output may take the space that is freed first.
+            try:
+                self._store.put(key, data)
+            except StoreFull:
+                processes.free_half(self._reserve)
+            else:
+                return
+        self._store.put(key, data)
