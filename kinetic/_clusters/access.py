@@ -7,14 +7,13 @@ It remembers addresses and certificates only: without the file, `kinetic init` w
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from kinetic._backends.kubernetes import kubeconfig
 from kinetic._backends.kubernetes.kubeconfig import Access
 from kinetic._clusters.observed import Document
+from kinetic._store import files
 from kinetic.errors import PreflightError, StoreError
 
 _LOGIN = {
@@ -61,17 +60,14 @@ def _change(context: str, documents: Mapping[str, object], variables: Mapping[st
         others = [row for row in content.get(kind) or () if row.get("name") != context]
         new = [{"name": context, kind[:-1]: documents[kind]}] if documents else []
         content[kind] = others + new
-    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.new")
     try:
         path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(content, file, indent=2)
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
+        files.save(path, [json.dumps(content, indent=2).encode()])
+    except (OSError, StoreError) as error:
+        cause = error.__cause__ if isinstance(error, StoreError) else error
         raise StoreError(
-            f"The access to the cluster cannot be written: {path}: {error.strerror}. Change the "
-            "folder's owner or mode, or set KINETIC_PROFILES_FILE to a file elsewhere."
+            f"The access to the cluster cannot be written: {path}: "
+            f"{getattr(cause, 'strerror', error)}. Change the folder's owner or mode, or set "
+            "KINETIC_PROFILES_FILE to a file elsewhere."
         ) from error
     return path

@@ -121,7 +121,8 @@ def _check(wanted: Wanted, observed: Observed) -> None:
             "another name with --cluster."
         )
     if cluster is not None:
-        mode = Mode.AUTOPILOT if _is_autopilot(cluster) else Mode.STANDARD
+        is_autopilot = (cluster.get("autopilot") or {}).get("enabled")
+        mode = Mode.AUTOPILOT if is_autopilot else Mode.STANDARD
         if mode is not wanted.mode:
             remedy = "without" if mode is Mode.AUTOPILOT else "with"
             raise UsageError(
@@ -166,10 +167,6 @@ def _check_quota(
         f"{topology.chips}. Ask for more at https://console.cloud.google.com/iam-admin/quotas"
         f"?project={wanted.project}."
     )
-
-
-def _is_autopilot(cluster: Document) -> bool:
-    return bool((cluster.get("autopilot") or {}).get("enabled"))
 
 
 def _explain(document: Document) -> str:

@@ -83,8 +83,7 @@ def _list_costs(wanted: Wanted, steps: Sequence[Step], own: Mapping[str, float])
             fixed = None if fixed is None or idle is None else fixed + idle
     if not counts:
         rows.append(("machines of jobs", "while a job runs, by what its pods request"))
-    kept = f"; records are deleted after {RECORDS_DAYS} days"
-    rows.append(("bucket", f"{BUCKET}{kept}"))
+    rows.append(("bucket", f"{BUCKET}; records are deleted after {RECORDS_DAYS} days"))
     rows.append(("without jobs", f"{_format(fixed)} ({FIXED_SOURCE})"))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {text}" for name, text in rows]

@@ -14,7 +14,7 @@ import base64
 import itertools
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from kinetic._core.outcome import name_hosts as name_many
@@ -142,7 +142,9 @@ class ProgramWatch:
         at = len(programs) - 1
         if at == len(group.first):
             group.first.append(note.fingerprint)
-        elif group.first[at] != note.fingerprint and at < _or_end(group):
+        elif group.first[at] != note.fingerprint and (
+            group.differs_at is None or at < group.differs_at
+        ):
             group.differs_at, group.since = at, now
 
     def _compare_inputs(self, host: int, note: ProgramNote) -> Difference | None:
@@ -273,10 +275,6 @@ def _name_hosts(hosts: Sequence[int]) -> str:
     return f"hosts {', '.join(first)} and {last}"
 
 
-def _or_end(group: _Group) -> int:
-    return len(group.first) if group.differs_at is None else group.differs_at
-
-
 def _describe(one: ProgramNote, other: ProgramNote, in_one: str, in_other: str) -> str:
     """Return the first difference of two programs."""
     if one.name != other.name or len(one.arguments) != len(other.arguments):
@@ -315,17 +313,14 @@ def _describe_operations(one: ProgramNote, other: ProgramNote, in_one: str, in_o
         [(re.sub(_VALUE, "", text), line) for text, line in own if not re.search(_CONSTANT, text)]
         for own in whole
     ]
-    for first, second in (pair for own in (brief, whole) for pair in _pair(*own)):
+    pairs = (itertools.zip_longest(*both, fillvalue=("nothing", "")) for both in (brief, whole))
+    for first, second in itertools.chain.from_iterable(pairs):
         if first[0] != second[0]:
             texts = [
                 f"{text}{' at ' if line else ''}{line}" for text, line in _shorten(first, second)
             ]
             return f"has {texts[0]} {in_one}, {texts[1]} {in_other}"
     return f"has other constants or options {in_one} than {in_other}"
-
-
-def _pair(one: list[_Operation], other: list[_Operation]) -> Iterator[tuple[_Operation, ...]]:
-    return itertools.zip_longest(one, other, fillvalue=("nothing", ""))
 
 
 def _shorten(one: _Operation, other: _Operation) -> list[_Operation]:

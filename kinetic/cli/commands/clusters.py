@@ -556,8 +556,8 @@ def init(ctx: click.Context, /, **options: Any) -> int | None:
     choice = click.prompt("What do you want to do?", type=choices, default="join", err=True)
     if choice == "troubleshoot":
         return int(ctx.invoke(doctor, as_json=False))
-    known = options["project"] or settings.load().project
-    options["project"] = known or click.prompt("Google Cloud project", err=True)
+    project = options["project"] or settings.load().project
+    options["project"] = project or click.prompt("Google Cloud project", err=True)
     if choice == "join":
         return _join(options)
     accelerator = click.prompt("Accelerator of your jobs (cpu for none)", "tpu-v6e-8", err=True)
