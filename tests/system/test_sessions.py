@@ -668,8 +668,8 @@ def test_removed_records_end_what_they_are_of(hold, home, tmp_path, removed):
         assert again.job.job_id != session.job.job_id
 
 
-def fail_between_collectives(_):
-    """Launch a collective on host 0 alone, and keep its result; raise on host 1."""
+def fail_between_collectives(launched):
+    """Launch a collective on host 0 alone, and keep its result; then raise on host 1."""
     import jax
     from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding, PartitionSpec
@@ -680,10 +680,13 @@ def fail_between_collectives(_):
     kinetic.kept.sum = None
     ones = make()
     if jax.process_index():
+        while not launched.exists():
+            time.sleep(0.01)
         raise ValueError("no")
     kinetic.kept.sum = jax.jit(
         lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec())
     )(ones)
+    launched.touch()
     time.sleep(60)
 
 
@@ -694,12 +697,12 @@ def sum_ones():
     return int(multihost_utils.process_allgather(jax.numpy.ones(1)).sum())
 
 
-def test_a_collective_that_one_host_never_joins_costs_the_kept_world(hold):
+def test_a_collective_that_one_host_never_joins_costs_the_kept_world(hold, tmp_path):
     """The next call begins in new processes, instead of waiting for the collective for ever."""
     with hold("gang", "tpu-v6e-8"):
         kept = kinetic.run("tpu-v6e-8", keep=True)
         with pytest.raises(ValueError, match="no"):
-            kept(fail_between_collectives)(0)
+            kept(fail_between_collectives)(tmp_path / "launched")
         handle = kept(sum_ones).run_async()
         assert handle.result(timeout=PATIENCE_S) == 2
         assert GONE in handle.logs()
