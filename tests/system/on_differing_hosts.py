@@ -299,3 +299,48 @@ def train_on_steps(*, steps, differs_at):
         rows = number + (number == differs_at and here.is_odd)
         loss = step(weights, np.full((4, 8), rows))
     return float(loss)
+
+
+def train_from_own_seed(*, are_same):
+    """Make replicated weights from a seed; JAX does not check that all hosts make the same."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    here = Slice()
+    seed = 0 if are_same else jax.process_index()
+    values = np.random.default_rng(seed).normal(size=(8, 8)).astype("float32")
+    replicated = jax.NamedSharding(here.mesh, jax.P())
+    weights = jax.make_array_from_callback((8, 8), replicated, lambda index: values[index])
+
+    @jax.jit
+    def train_step(weights, batch):
+        return weights - 0.1 * jnp.mean(batch), jnp.mean(batch)
+
+    for _ in range(30):
+        weights, loss = train_step(weights, here.array())
+    return float(loss)
+
+
+def return_own_loss(*, are_same):
+    """Declare the loss of a host's own shard to be that of all."""
+    from functools import partial
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    here = Slice()
+    rows = jax.NamedSharding(here.mesh, jax.P("x"))
+    values = np.arange(here.n, dtype="float32") ** (not are_same)
+    batch = jax.make_array_from_callback((here.n,), rows, lambda index: values[index])
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=here.mesh, in_specs=jax.P("x"), out_specs=jax.P(), check_vma=False)
+    def train_step(batch):
+        parts = jax.lax.psum(batch, "x")
+        return {"loss": jnp.mean(batch), "sum": jnp.mean(parts)}
+
+    for _ in range(3):
+        loss = train_step(batch)["loss"]
+    return float(loss)

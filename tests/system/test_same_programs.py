@@ -11,7 +11,14 @@ from pathlib import Path
 import on_differing_hosts
 import pytest
 from gangs import wait_until
-from on_differing_hosts import agree, differ, train_on_own_rows, train_on_steps
+from on_differing_hosts import (
+    agree,
+    differ,
+    return_own_loss,
+    train_from_own_seed,
+    train_on_own_rows,
+    train_on_steps,
+)
 
 import kinetic
 
@@ -78,16 +85,26 @@ def test_programs_are_not_compared_where_that_is_turned_off(home):
 
 
 @pytest.mark.parametrize("are_same", [True, False])
-def test_hosts_that_give_a_program_different_inputs_are_named(home, are_same):
-    """JAX takes a NumPy batch for the same on all hosts and does not check it: the job succeeds,
-    each host with another loss. A rate that a host computes of its own time is no fault."""
-    job = kinetic.run(SLICES[2])(train_on_own_rows).run_async(are_same=are_same)
+@pytest.mark.parametrize(
+    ("train", "differs"),
+    [
+        (train_on_own_rows, "give {} different values for the argument batch['ids'] (i32[4,8])"),
+        (train_from_own_seed, "give {} different values for the argument weights (f32[8,8])"),
+        (return_own_loss, "get different values for result['loss'] (f32[]) of {}"),
+    ],
+)
+def test_hosts_with_different_values_for_the_same_are_named(home, train, differs, are_same):
+    """JAX takes a NumPy batch, replicated weights, and a replicated loss for the same on all hosts
+    and does not check it: the job succeeds, each host with another loss. A rate that a host
+    computes of its own time is no fault."""
+    job = kinetic.run(SLICES[2])(train).run_async(are_same=are_same)
     job.result(timeout=300)
     details = [event["detail"] for event in find_difference(job)]
     assert len(details) == (not are_same)
+    opening, ending = f"hosts 0 and 1 {differs}".split("{}")
     for detail in details:
-        assert detail.startswith("hosts 0 and 1 give train_step at on_differing_hosts.py:")
-        assert "different values for the argument batch['ids'] (i32[4,8]), which" in detail
+        assert detail.startswith(f"{opening}train_step at on_differing_hosts.py:")
+        assert f"{ending}, which" in detail
 
 
 @pytest.mark.parametrize(

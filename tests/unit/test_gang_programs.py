@@ -281,13 +281,40 @@ def test_inputs_of_further_calls_are_compared_by_their_number():
         watch.note(0, further, 1.0)
         watch.note(1, replace(further, inputs=(inputs * (number - 1),)), 1.0)
         watch.note(1, replace(further, inputs=("again",)), 1.0)
-        assert (watch.inputs is not None) == (number == 3)
+        assert (watch.values is not None) == (number == 3)
     assert watch.find_difference(9.0) is None
-    assert watch.inputs is not None
-    assert watch.inputs.sentence.startswith(
+    assert watch.values is not None
+    assert watch.values.sentence.startswith(
         "hosts 0 and 1 give train_step at train.py:41 in call 3 different values for the argument "
         "batch (i32[4])"
     )
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "both"),
+    [
+        ("f32[] 0.3", "f32[] 0.12", "0.3 and 0.12"),
+        ("f32[] 0.3", "f32[] nan", "0.3 and nan"),
+        ("f32[2] 1.0 0.3", "f32[2] 1.0 inf", "0.3 and inf"),
+        ("i32[] 3.0", "i32[] 4.0", "3.0 and 4.0"),
+        ("f32[] 0.3", "f32[] 0.30001", ""),
+        ("f32[2] nan -inf", "f32[2] nan -inf", ""),
+        ("f32[] 0.3", "", ""),
+    ],
+)
+def test_outputs_that_should_be_the_same_are_compared(here, there, both):
+    """Rounding is no difference, and neither are outputs of one host alone."""
+    note = replace(STEP, results=("result[0]",))
+    watch = watch_of([note], [note])
+    for host, output in ((1, there), (0, here)):
+        watch.note(host, replace(note, number=2, call=2, outputs=(output,)), 1.0)
+    assert watch.find_difference(9.0) is None
+    sentence = "" if watch.values is None else watch.values.sentence
+    opening = f"hosts 0 and 1 get different values for result[0] ({here.split()[0]}) of train_step "
+    assert sentence == (both and sentence)
+    if both:
+        assert sentence.startswith(f"{opening}at train.py:41 in call 2, which should be the same")
+        assert f"on all hosts: {both}. " in sentence
 
 
 @pytest.mark.parametrize("returns", [False, True])

@@ -269,7 +269,7 @@ class Gang:
             self._watch_hangs()
 
     def _say_difference(self) -> None:
-        for difference in (self._programs.inputs, self._programs.difference):
+        for difference in (self._programs.values, self._programs.difference):
             if difference is not None and difference not in self._said_differences:
                 self._said_differences.append(difference)
                 self._notice = difference.sentence

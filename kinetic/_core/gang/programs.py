@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import math
 import re
 import zlib
 from collections.abc import Collection, Sequence
@@ -23,6 +24,7 @@ from kinetic._core.values import dataclass
 GRACE_S = 1.0
 """Time in which hosts may run the same programs in another order, in several threads say."""
 _MOST_SINGLY = 4
+_TOLERANCE = 1e-3
 _MOST_TEXT = 80
 _VALUE = r"%\w+(#\d+)?,? ?"
 _CONSTANT = r"\bconstant\b"
@@ -50,9 +52,13 @@ class ProgramNote:
         collectives: digest of the collectives in their order; "" if unknown.
         operations: from `pack_operations`.
         call: number of the host's call of the program, from 1; of further calls, only the inputs
-            are compared.
-        inputs: digest of each argument that is a value of this host, but counts as the same on all
-            hosts; "" for others.
+            and the outputs are compared.
+        inputs: what each argument is that counts as the same on all hosts: a digest of a value of
+            this host; of an array that is replicated, its type and some of its numbers, such as
+            "f32[2] 0.5 nan"; "" for others.
+        results: names of the results.
+        outputs: type and some numbers of each small result that counts as the same on all hosts;
+            "" for others. A note with outputs has nothing else to compare.
     """
 
     number: int
@@ -71,6 +77,8 @@ class ProgramNote:
     collectives: str = ""
     operations: str = ""
     inputs: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     call: int = 1
 
     @property
@@ -110,9 +118,10 @@ class ProgramWatch:
         self._groups: dict[tuple[tuple[int, ...], str], _Group] = {}
         self._notes: dict[str, ProgramNote] = {}
         self._last: dict[int, int] = {}
-        self._inputs: dict[tuple[str, str, int], dict[int, tuple[str, ...]]] = {}
-        self.inputs: Difference | None = None
-        """The first inputs of a program that should be the same on all hosts and are not."""
+        self._values: dict[tuple[str, str, int, bool], dict[int, tuple[str, ...]]] = {}
+        """Inputs or outputs of each host, for each call of a program."""
+        self.values: Difference | None = None
+        """The first inputs or outputs that should be the same on all hosts and are not."""
         self.difference: Difference | None = None
         """The first difference; at most one is named for each gang."""
 
@@ -129,8 +138,8 @@ class ProgramWatch:
         if note.number <= self._last.get(host, 0) or self.difference is not None:
             return
         self._last[host] = note.number
-        self.inputs = self.inputs or self._compare_inputs(host, note)
-        if note.call > 1:
+        self.values = self.values or self._compare_values(host, note)
+        if note.call > 1 or note.outputs:
             return
         self._notes.setdefault(note.fingerprint, note)
         group = self._groups.setdefault((note.processes, note.before), _Group())
@@ -147,25 +156,18 @@ class ProgramWatch:
         ):
             group.differs_at, group.since = at, now
 
-    def _compare_inputs(self, host: int, note: ProgramNote) -> Difference | None:
-        call = note.fingerprint, note.before, note.call
-        of_hosts = self._inputs.setdefault(call, {})
-        of_hosts[host] = note.inputs
+    def _compare_values(self, host: int, note: ProgramNote) -> Difference | None:
+        """Compare the inputs or the outputs of a host's call with those of the other hosts."""
+        call = note.fingerprint, note.before, note.call, bool(note.outputs)
+        of_hosts = self._values.setdefault(call, {})
+        own = of_hosts[host] = note.outputs or note.inputs
         if len(of_hosts) == (len(note.processes) or self._hosts):
-            del self._inputs[call]
-        for other, inputs in of_hosts.items():
-            for at, (own, theirs) in enumerate(zip(note.inputs, inputs, strict=False)):
-                if own and theirs and own != theirs:
-                    name = note.names[at] if at < len(note.names) else f"number {at}"
-                    in_call = f" in call {note.call}" if note.call > 1 else ""
-                    hosts = tuple(sorted((host, other)))
-                    return Difference(
-                        f"{_name_hosts(hosts)} give {note.title}{in_call} different values for "
-                        f"the argument {name} ({note.arguments[at]}), which it takes for the same "
-                        "on all hosts: give the same to all, or make a global array of the parts "
-                        "(jax.make_array_from_process_local_data).",
-                        hosts,
-                    )
+            del self._values[call]
+        for other, values in of_hosts.items():
+            for at, pair in enumerate(zip(own, values, strict=False)):
+                if all(pair) and not _are_close(*pair):
+                    by_host = sorted(zip((host, other), pair, strict=True))
+                    return _describe_values(note, at, *zip(*by_host, strict=True))
         return None
 
     def find_difference(
@@ -238,6 +240,41 @@ class ProgramWatch:
             "hosts.",
             tuple(sorted((*callers, *others)) if is_pair else minority),
         )
+
+
+def _are_close(one: str, other: str) -> bool:
+    """True if two digests are equal, or all numbers nearly; some hardware rounds differently."""
+    (start, *numbers), (other_start, *others) = one.split(), other.split()
+    return start == other_start and all(
+        a == b or math.isclose(float(a), float(b), rel_tol=_TOLERANCE)
+        for a, b in zip(numbers, others, strict=True)
+    )
+
+
+def _describe_values(
+    note: ProgramNote, at: int, hosts: tuple[int, ...], pair: tuple[str, ...]
+) -> Difference:
+    """Return the difference of two hosts' values for the same argument or result."""
+    in_call = f" in call {note.call}" if note.call > 1 else ""
+    names = note.results if note.outputs else note.names
+    name = names[at] if at < len(names) else f"number {at}"
+    if note.outputs:
+        (type_, *numbers), (_, *others) = (text.split() for text in pair)
+        both = next(two for two in zip(numbers, others, strict=True) if two[0] != two[1])
+        sentence = (
+            f"{_name_hosts(hosts)} get different values for {name} ({type_}) of {note.title}"
+            f"{in_call}, which should be the same on all hosts: {both[0]} and {both[1]}. An array "
+            "that counts as replicated differs between them: find it with "
+            "jax.experimental.multihost_utils.assert_equal."
+        )
+    else:
+        sentence = (
+            f"{_name_hosts(hosts)} give {note.title}{in_call} different values for the argument "
+            f"{name} ({note.arguments[at]}), which it takes for the same on all hosts: give the "
+            "same to all, or make a global array of the parts "
+            "(jax.make_array_from_process_local_data)."
+        )
+    return Difference(sentence, hosts)
 
 
 def _describe_sides(

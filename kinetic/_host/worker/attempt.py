@@ -246,6 +246,14 @@ def _watch_programs(channel: Channel, start: Start) -> None:
         fingerprints.record(channel, titles, start.compares)
 
 
+def compare_outputs(start: Start) -> None:
+    """Send what the last programs have returned to the comparison of all hosts."""
+    if start.compares and start.world.processes > 1:
+        from kinetic._host.worker import fingerprints
+
+        fingerprints.finish()
+
+
 def _set_jax_options(start: Start) -> None:
     refused = jaxworld.set_options(start.jax_options)
     if refused and start.world.process == 0:

@@ -2,9 +2,12 @@
 them with those of the other hosts (`_core/gang/programs.py`).
 
 In: JAX's lowering of each program, at its first call. Out: a message with a `ProgramNote`; for some
-further calls, with their inputs. JAX gets to its fast path, which calls no Python, after these.
-Programs that JAX only lowers, for their cost say, are not noted. Programs without collectives wait
-for nobody, so only their first inputs are compared.
+further calls, with their inputs; for the same calls, with their outputs once these are there. JAX
+gets to its fast path, which calls no Python, after these. Programs that JAX only lowers, for their
+cost say, are not noted. Programs without collectives wait for nobody, so only their first inputs
+are compared.
+
+Promise: a program that runs waits for no device.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import hashlib
 import re
 import sys
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,7 +38,15 @@ _SMALL_BYTES = 1 << 12
 _MOST_BYTES = 1 << 18
 """Size above which a program is noted without its operations."""
 _MOST_ELEMENTS = 16
+"""Most elements of a constant that is shown, and of an array on an accelerator that is compared."""
+_MOST_NUMBERS = 4
+"""Most numbers of an array that are compared."""
 _MOST_INPUT_BYTES = 1 << 26
+_OUTPUTS = 2
+"""Index of a program's results among the further arguments of JAX's `_get_fastpath_data`."""
+_MOST_OUTPUTS = 64
+"""Most calls whose outputs are not there yet."""
+_FINISH_S = 0.1
 _DONATED = 3
 """Index, among the arguments of JAX's function after the shardings, of those that are donated."""
 _COLLECTIVE = re.compile(
@@ -57,6 +69,13 @@ def record(channel: Channel, titles: Mapping[str, str], calls: int) -> None:
     act_when_imported("jax._src.pjit", lambda: _install(recorder))
 
 
+def finish() -> None:
+    """Send the outputs of the last programs, as far as they are there."""
+    if _fingerprints is not None:
+        with contextlib.suppress(Exception):
+            _fingerprints.finish()
+
+
 def _install(recorder: Fingerprints) -> None:
     """Have JAX call the recorder. Without the functions that other versions of JAX may lack, only
     the first call of each program comes to Python."""
@@ -68,7 +87,8 @@ def _install(recorder: Fingerprints) -> None:
     get_data, need_to_rebuild = pjit._get_fastpath_data, pjit._need_to_rebuild_with_fdo
 
     def get_fastpath_data(executable: Any, *args: Any, **options: Any) -> Any:
-        recorder.await_call(executable)
+        with contextlib.suppress(Exception):
+            recorder.note_end(executable, *args[_OUTPUTS : _OUTPUTS + 1])
         return get_data(executable, *args, **options)
 
     pjit._get_fastpath_data = get_fastpath_data
@@ -89,6 +109,8 @@ class Fingerprints:
         self._notes: dict[str, ProgramNote] = {}
         """The note of each program, by its fingerprint."""
         self._calls: Counter[str] = Counter()
+        self._outputs: deque[tuple[ProgramNote, list[Any]]] = deque(maxlen=_MOST_OUTPUTS)
+        """Calls whose outputs are not there yet."""
         self._number, self._before = 0, ""
         self._thread = threading.local()
 
@@ -96,13 +118,47 @@ class Fingerprints:
         """Count the programs of the next call, which may use all programs so far."""
         self._most_calls = calls
         self._calls.clear()
+        self._outputs.clear()
         programs = "".join(sorted(self._notes))
         self._number, self._before = 0, hashlib.sha256(programs.encode()).hexdigest()[:16]
 
-    def await_call(self, executable: Any) -> None:
-        """Note a program that JAX has just run, in case its next call is compared, too."""
-        computation = getattr(self._thread, "computation", None)
-        self._thread.awaits = getattr(computation, "_executable", None) is executable is not None
+    def note_end(self, executable: Any, outputs: Sequence[Any] = ()) -> None:
+        """Remember the outputs of a call that JAX has just dispatched, if it is compared."""
+        call: Any = getattr(self._thread, "call", (None, None))
+        computation, note = call
+        self._thread.call, self._thread.awaits = (None, None), False
+        is_last = getattr(computation, "_executable", None) is executable is not None
+        arrays = [
+            array if is_last and _is_replicated(array) and array.size <= _MOST_ELEMENTS else None
+            for array in outputs
+        ]
+        if any(array is not None for array in arrays):
+            self._outputs.append((note, arrays))
+        if _is_main_thread():
+            has_next = is_last and note.call < self._most_calls and any(note.inputs)
+            self._thread.awaits = has_next or bool(self._outputs)
+
+    def finish(self) -> None:
+        """Send the outputs that are there soon: a host that prints no loss returns early."""
+        until = time.monotonic() + _FINISH_S
+        while self._send_outputs() and time.monotonic() < until:
+            time.sleep(_FINISH_S / 20)
+
+    def _send_outputs(self) -> bool:
+        """Send the outputs that are there; return True if others are not."""
+        waiting = [*self._outputs]
+        self._outputs.clear()
+        for note, arrays in waiting:
+            computed = [array for array in arrays if array is not None]
+            # A program that has got an array as a donation may use its memory.
+            if any(array.is_deleted() for array in computed):
+                continue
+            if all(array.is_ready() for array in computed):
+                outputs = tuple(map(_read_numbers, arrays))
+                self._send(replace(note, outputs=outputs, results=_select(note.results, outputs)))
+            else:
+                self._outputs.append((note, arrays))
+        return bool(self._outputs)
 
     @property
     def awaits_call(self) -> bool:
@@ -128,16 +184,19 @@ class Fingerprints:
         note = getattr(computation, _NOTE)
         if note is None or not (note.is_main and _is_main_thread()):
             return
-        self._thread.computation = None
+        self._send_outputs()
         self._calls[note.fingerprint] += 1
         call, inputs = self._calls[note.fingerprint], note.inputs
-        if 1 < call <= self._most_calls:
+        if call > self._most_calls:
+            return
+        if call > 1:
             inputs = tuple(map(partial(_digest_input, True), values, shardings))
-            texts = _select(note.arguments, inputs), _select(note.names, inputs)
-            further = replace(note, before=self._before, call=call, inputs=inputs, operations="")
-            self._send(replace(further, arguments=texts[0], names=texts[1]))
-        if call < self._most_calls and any(inputs):
-            self._thread.computation = computation
+        texts = _select(note.arguments, inputs), _select(note.names, inputs)
+        further = replace(note, before=self._before, call=call, inputs=inputs, operations="")
+        further = replace(further, arguments=texts[0], names=texts[1], shardings=(), flags=())
+        if call > 1 and any(inputs):
+            self._send(further)
+        self._thread.call = computation, further
 
     def _note_program(
         self, computation: Any, values: Any, jaxpr: Any, shardings: Sequence[Any], *rest: Any
@@ -163,9 +222,10 @@ class Fingerprints:
             collectives = hashlib.sha256(str(operations).encode()).hexdigest()[:16]
         inputs: tuple[str, ...] = ()
         if waits or not hlo.is_library(lowering.find_origin(jaxpr)[1]):
-            inputs = tuple(map(partial(_digest_input, waits), values, shardings))
+            inputs = tuple(map(partial(_digest_first_input, waits), values, shardings))
         if not waits and not any(inputs):
             return None
+        debug_info = jaxpr.jaxpr.debug_info
         everybody = len(processes) == xla_bridge.process_count()
         mesh = lowering.find_mesh(computation.compile_args)
         note = ProgramNote(
@@ -182,8 +242,9 @@ class Fingerprints:
             mesh=_describe_mesh(mesh, numbers),
             flags=flags,
             collectives=collectives,
-            names=tuple(map(str, jaxpr.jaxpr.debug_info.arg_names or ())),
+            names=tuple(map(str, debug_info.arg_names or ())),
             inputs=inputs,
+            results=tuple(map(str, getattr(debug_info, "result_paths", None) or ())),
             operations=self._read_operations(computation) if len(code) < _MOST_BYTES else "",
         )
         self._send(note)
@@ -238,9 +299,9 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _select(texts: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
-    """Return these texts about arguments, without those of inputs that are not compared."""
-    return tuple(text if digest else "" for text, digest in zip(texts, inputs, strict=False))
+def _select(texts: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
+    """Return these texts about values, without those of values that are not compared."""
+    return tuple(text if value else "" for text, value in zip(texts, values, strict=False))
 
 
 def _find_call() -> Any:
@@ -267,6 +328,15 @@ def _is_sharded(about: dict[str, Any]) -> bool:
     return not all(getattr(sharding, "is_fully_replicated", True) for sharding in shardings)
 
 
+def _digest_first_input(waits: bool, value: Any, sharding: Any) -> str:
+    """Return what is compared of a value at its program's first call: for an array that counts as
+    replicated, a few of its numbers, too."""
+    if waits and _is_replicated(value) and value.is_ready():
+        is_on_host = next(iter(value.devices())).platform == "cpu"
+        return _read_numbers(value) if is_on_host or value.size <= _MOST_ELEMENTS else ""
+    return _digest_input(waits, value, sharding)
+
+
 def _digest_input(waits: bool, value: Any, sharding: Any) -> str:
     """Return the digest of a value of this host that its program takes for the same on all hosts;
     "" for other values, and for numbers in programs that wait for nobody, such as elapsed times."""
@@ -286,6 +356,32 @@ def _digest_input(waits: bool, value: Any, sharding: Any) -> str:
     if array.nbytes > _MOST_INPUT_BYTES or not (waits or array.ndim):
         return ""
     return hashlib.sha256(array.tobytes()).hexdigest()[:16]
+
+
+def _is_replicated(value: Any) -> bool:
+    """True for an array of real numbers that several processes have, each of them all of it."""
+    import jax
+    import numpy as np
+
+    return (
+        isinstance(value, jax.Array)
+        and not value.is_fully_addressable
+        and value.is_fully_replicated
+        and value.size > 0
+        and jax.dtypes.issubdtype(value.dtype, np.number)
+        and not jax.dtypes.issubdtype(value.dtype, np.complexfloating)
+    )
+
+
+def _read_numbers(array: Any) -> str:
+    """Return the type and a few numbers of a replicated array that is there; "" for None."""
+    import numpy as np
+
+    if array is None:
+        return ""
+    numbers = np.asarray(array.addressable_data(0)).ravel()
+    numbers = numbers[:: -(-len(numbers) // _MOST_NUMBERS)].astype(float).tolist()
+    return " ".join((_describe_type(array.aval, False), *map(repr, numbers)))
 
 
 def _describe_type(aval: Any, is_donated: bool) -> str:

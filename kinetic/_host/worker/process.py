@@ -131,6 +131,7 @@ def _serve(
     """Make the call, and send the message about its end; return the agent's reply. The message is
     sent before the interpreter winds down."""
     message = call if isinstance(call, dict) else forks.run(calling.run, channel, call, start)
+    attempt.compare_outputs(start)
     streams.flush()
     imports = libraries.list_imports(start, before)
     channel.send(message | compilation_cache.take_savings() | imports)
