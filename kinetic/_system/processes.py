@@ -455,16 +455,15 @@ def cpu_s(pid: int) -> float:
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return the nanoseconds in which the main thread has run or waited for a processor; None if
-    unknown.
+def main_thread_ns(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
+    """Return the nanoseconds in which the main thread has run, and in which it has waited for a
+    processor; None if unknown.
 
-    The number does not grow while the thread sleeps or waits in native code. It does while the
-    thread runs a training loop, however busy the machine.
+    The numbers do not grow while the thread sleeps or waits in native code.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         ran, waited, *_ = _read(f"{proc}/{pid}/task/{pid}/schedstat").split()
-        return int(ran) + int(waited)
+        return int(ran), int(waited)
     return None
 
 

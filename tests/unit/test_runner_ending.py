@@ -107,24 +107,25 @@ def test_a_death_is_named(status, memory, peak, kind, words):
     assert words in report.detail or re.search(words, report.detail)
 
 
-BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=10**9, log_bytes=100)
+MAIN = (10**9, 0)
+BASE = Sample(time_s=100.0, cpu_s=5.0, main_ns=MAIN, log_bytes=100)
 
 
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
-        (Sample(110.0, 5.0, 10**9, 100), False),  # The worker sleeps.
-        (Sample(110.0, 5.0, 10**9, 101), True),  # The worker prints.
-        (Sample(110.0, 7.0, 10**9, 100), True),  # The worker computes.
-        (Sample(110.0, 5.3, 10**9, 100), False),  # Threads in the background wake up.
+        (Sample(110.0, 5.0, MAIN, 100), False),  # The worker sleeps.
+        (Sample(110.0, 5.0, MAIN, 101), True),  # The worker prints.
+        (Sample(110.0, 7.0, MAIN, 100), True),  # The worker computes.
+        (Sample(110.0, 5.3, MAIN, 100), False),  # Threads in the background wake up.
         (
-            Sample(110.0, 5.01, 10**9 + 5_000_000, 100),
+            Sample(110.0, 5.01, (10**9 + 5_000_000, 0), 100),
             True,
         ),  # The worker feeds an accelerator in a loop.
-        (Sample(110.0, 5.0, 10**9 + 400_000, 100), False),  # The worker wakes once a second.
+        (Sample(110.0, 5.0, (10**9 + 400_000, 0), 100), False),  # The worker wakes once a second.
         (Sample(110.0, 5.0, None, 100), False),
-        (Sample(90.0, 5.0, 10**9, 100), False),  # The clock was set back.
-        (Sample(110.0, 4.9, 10**9, 100), True),  # An ended child no longer counts.
+        (Sample(90.0, 5.0, MAIN, 100), False),  # The clock was set back.
+        (Sample(110.0, 4.9, MAIN, 100), True),  # An ended child no longer counts.
     ],
 )
 def test_standing_still(second, expected):

@@ -12,7 +12,7 @@ from kinetic._host.agent.stall import Sample, StallDetector, measure_starvation
 from kinetic._system import processes
 
 
-def at(time_s, *, main_ns=0, cpu_s=0.0, log_bytes=0, **more):
+def at(time_s, *, main_ns=(0, 0), cpu_s=0.0, log_bytes=0, **more):
     return Sample(time_s, cpu_s, main_ns, log_bytes, **more)
 
 
@@ -32,7 +32,8 @@ def test_a_worker_that_sleeps_stands_still_for_longer_and_longer():
         {"row_bytes": 1},
         {"saving_step": 0},
         {"cpu_s": 0.9},
-        {"main_ns": 5_000_000},
+        {"main_ns": (5_000_000, 0)},
+        {"main_ns": (0, 300_000_000)},
         {"starved_s": 1.2},
     ],
 )
@@ -48,14 +49,23 @@ def test_beats_that_come_a_little_late_do_count():
     assert looks(at(0), at(3), at(6), at(9)) == [3, 6, 9]
 
 
-def test_a_main_thread_that_gets_no_processor_does_not_stand_still(tmp_path):
-    """A main thread that waits for a processor is not hanging: kinetic counts the waiting time as
-    activity."""
+def test_the_time_of_a_main_thread_is_read(tmp_path):
     folder = tmp_path / "7" / "task" / "7"
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text("1000 9000000 12\n")
-    assert processes.main_thread_ns(7, tmp_path) == 9_001_000
+    assert processes.main_thread_ns(7, tmp_path) == (1000, 9_000_000)
     assert processes.main_thread_ns(8, tmp_path) is None
+
+
+def test_a_main_thread_that_gets_no_processor_does_not_stand_still():
+    starved = [at(t, main_ns=(0, int(0.9e9 * t))) for t in range(30)]
+    assert max(looks(*starved)) <= 1
+
+
+def test_a_main_thread_that_wakes_up_behind_others_does_not_hide_a_hang():
+    """Measured in `jax.block_until_ready` beside ten busy processes for each processor."""
+    waiting = [at(t, main_ns=(int(0.25e6 * t), int(9e6 * t))) for t in range(60)]
+    assert looks(*waiting)[-1] == 59
 
 
 def test_a_worker_whose_threads_compile_and_get_no_processor_does_not_stand_still():

@@ -4,8 +4,9 @@ In: samples of counters; time is an argument. Out: seconds for which the worker 
 
 A worker is stalled while all of this holds: it prints and logs nothing, and begins or ends no save;
 its process and its children use less than `BUSY_SHARE` of one processor, and wait for one for less
-than `STARVED_SHARE` of the time; its main thread uses, or waits for, less than `MAIN_SHARE` of one.
-A host that sleeps or waits in a broken collective uses no processor time at all. A loop that feeds
+than `STARVED_SHARE` of the time; its main thread uses less than `MAIN_SHARE` of one, and waits less
+than `MAIN_WAITING_SHARE` of the time. A host that sleeps or waits in a broken collective uses no
+processor time at all, or wakes up five times a second (`jax.block_until_ready`). A loop that feeds
 an accelerator returns to Python at every step, and so always uses some.
 """
 
@@ -15,6 +16,7 @@ from kinetic._core.values import dataclass
 
 BUSY_SHARE = 0.10
 MAIN_SHARE = 0.0003
+MAIN_WAITING_SHARE = 0.05
 STARVED_SHARE = 0.5
 """Share of waiting for a processor above which a worker is starved; idle threads wait less."""
 _MAIN_FLOOR_NS = 1_000_000
@@ -32,8 +34,8 @@ class Sample:
     Attributes:
         time_s: monotonic time of the sample.
         cpu_s: processor time of the worker and its children.
-        main_ns: time for which its main thread has run, or has waited for a processor, in
-            nanoseconds; None if unknown.
+        main_ns: time for which its main thread has run, and time for which it has waited for a
+            processor, in nanoseconds; None if unknown.
         log_bytes: output so far.
         row_bytes: rows of metrics logged so far.
         saving_step: step of the checkpoint that it is saving; None for none.
@@ -42,7 +44,7 @@ class Sample:
 
     time_s: float
     cpu_s: float
-    main_ns: int | None
+    main_ns: tuple[int, int] | None
     log_bytes: int
     row_bytes: int = 0
     saving_step: int | None = None
@@ -64,7 +66,11 @@ def has_moved(since: Sample, now: Sample) -> bool:
         return True
     if now.main_ns is None or since.main_ns is None:
         return False
-    return now.main_ns - since.main_ns > _MAIN_FLOOR_NS + MAIN_SHARE * elapsed * 1e9
+    ran, waited = (after - before for before, after in zip(since.main_ns, now.main_ns, strict=True))
+    return (
+        ran > _MAIN_FLOOR_NS + MAIN_SHARE * elapsed * 1e9
+        or waited > (_BUSY_FLOOR_S + MAIN_WAITING_SHARE * elapsed) * 1e9
+    )
 
 
 def measure_starvation(before: Sample, now: Sample) -> float:
